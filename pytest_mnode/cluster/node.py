@@ -1,0 +1,71 @@
+"""What a node is, and what a launcher can do with nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine: something a command can be run on.
+
+    name: host name, as the node itself reports it.
+    index: 0 … N-1, the order in which worlds are filled.
+    address: where other nodes reach it for control traffic (MASTER_ADDR).
+    fabric_address: its address on the training fabric; None where not known.
+    fabric_interface: the interface collectives should use (GLOO_SOCKET_IFNAME …); None: backend's choice.
+    """
+
+    name: str
+    index: int
+    address: str
+    fabric_address: str | None = None
+    fabric_interface: str | None = None
+
+
+class Launcher(Protocol):
+    """Knows which local commands start one command on given nodes."""
+
+    name: str
+    """"local", "rack", …"""
+    nodes: Sequence[Node]
+    """Known after `start`."""
+    shared_kernel: bool
+    """All nodes are on this kernel, so one agent program can serve them all."""
+
+    def start(self) -> None:
+        """Bring the nodes up. Raises ClusterError that names what is missing."""
+
+    def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
+        """Local commands, one a node, that together run `argv` once on every node.
+
+        The command keeps the caller's environment, working directory and standard streams, and
+        ends with the exit status of `argv` (128 + signal where a signal ended it).
+        """
+
+    def agent_command(self, argv: Sequence[str]) -> list[str]:
+        """The local command for the one agent program that serves all nodes (shared kernel)."""
+
+    def doorway(self, node: Node) -> int | None:
+        """Pid, as the agent program sees it, whose namespaces are the node; None: nothing to enter."""
+
+    def watch(self, on_lost: Callable[[str, str], None]) -> None:
+        """Call `on_lost(node name, reason)` from any thread when a node is gone."""
+
+    def close(self) -> None:
+        """Take everything down; idempotent; bounded in time."""
+
+
+class PowerSwitch(Protocol):
+    """What launchers offer that can switch nodes off and on."""
+
+    def power_off(self, node: Node) -> None:
+        """As a pulled plug: everything on the node is gone at once."""
+
+    def power_on(self, node: Node) -> None:
+        """Boot it again, with the same name, addresses and links."""
+
+
+Environment = Mapping[str, str]

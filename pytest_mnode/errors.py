@@ -1,0 +1,51 @@
+"""Every error a user can meet.
+
+    MnodeError                 base: says what, the value met, and the remedy
+    ├── UsageError             a setting or a file the user wrote is wrong
+    │   └── SpecError          the page that says what the cluster promises
+    ├── ClusterError           nodes could not be had, reached or kept
+    │   └── NodeLostError      a node was there and is gone
+    ├── WorldError             ranks could not be started or did not answer
+    │   └── RankError          a function run in the ranks of a world failed in some
+    └── TimeLimitError         a wait reached its limit; names who did not arrive
+
+Messages are one line unless they carry a traceback of somebody else.
+"""
+
+from __future__ import annotations
+
+
+class MnodeError(Exception):
+    """Base of all errors of this package; its text is meant for the user as it stands."""
+
+
+class UsageError(MnodeError):
+    """A setting or a file the user wrote is wrong: names it, its value and the accepted form."""
+
+
+class SpecError(UsageError):
+    """A cluster spec cannot be used: names file, key, value and the accepted form."""
+
+
+class ClusterError(MnodeError):
+    """Nodes could not be had, reached or kept."""
+
+
+class NodeLostError(ClusterError):
+    """A node that was there is gone; `node` is its name."""
+
+    def __init__(self, node: str, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class WorldError(MnodeError):
+    """Ranks of a world could not be started, or did not answer."""
+
+
+class RankError(WorldError):
+    """A function that ran in every rank of a world failed in some of them."""
+
+
+class TimeLimitError(MnodeError):
+    """A wait reached its limit; the text names who did not arrive."""
