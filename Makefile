@@ -1,0 +1,46 @@
+# make certify   certify the embedded cluster: four nodes on this machine
+# make test      formatting, lint, types, tests
+# make bench     times against other ways to run distributed tests
+# make lint      put right what the tools can, then format
+# make clean     remove the environment and everything built
+
+PYTHON ?= python3
+NODES ?= 4
+REPORT ?= mnode-report
+VENV := .venv
+BIN := $(VENV)/bin
+# Written last: an environment without it is half made, and is made anew.
+READY := $(VENV)/.ready
+
+.DELETE_ON_ERROR:
+.PHONY: certify test lint bench clean environment
+
+certify: environment
+	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
+
+test: environment
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+lint: environment
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: environment
+	$(BIN)/python -m benchmarks
+
+environment: $(READY)
+
+# torch first and alone: resolved together with the rest, pip may weigh one more build of it.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "pytest-mnode needs Python 3.11 or later, and %s is %d.%d; name another: make PYTHON=/path/to/python3.12" % (sys.executable, v[0], v[1]))'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(REPORT) build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
