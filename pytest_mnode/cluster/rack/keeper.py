@@ -1,0 +1,93 @@
+"""Keeps a rack from outlasting its controller: `python -m …keeper FD`, FD a connected socket.
+
+This outer process leaves the host's namespaces, forks the rack's first process into them and
+from then on only waits: for the controller to end or hang up, or for the first process to end.
+All that a rack is hangs on that one process by the kernel's own rules: PID namespaces end with
+their first process, network namespaces with their last user, mounts with their namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.cluster.rack.inside import Inside
+from pytest_mnode.cluster.rack.protocol import PACKET_BYTES, Reply, Setup, decode, encode
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    data = channel.recv(PACKET_BYTES)
+    if not data:
+        return
+    setup = decode(data)
+    assert isinstance(setup, Setup)
+    os.chdir("/")
+    namespaces.set_process_name("mnode-keeper")
+    inside: int | None = None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        controller = os.pidfd_open(setup.controller_pid)
+        if os.getppid() != setup.controller_pid:
+            return
+        namespaces.leave_host(setup.rootless)
+        inside = fork_inside(channel, setup)
+        wait(controller, channel, os.pidfd_open(inside))
+    except OSError as error:
+        channel.send(encode(Reply(0, str(error))))
+    finally:
+        # A second SIGTERM must not cut this short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if inside is not None:
+            os.kill(inside, signal.SIGKILL)
+            os.waitpid(inside, 0)
+        for directory in setup.cleanup_dirs:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def fork_inside(channel: socket.socket, setup: Setup) -> int:
+    """Start the rack's first process; its pid out here."""
+    name_read, name_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(name_write)
+        run_inside(channel, setup, name_read)
+    os.close(name_read)
+    os.write(name_write, str(pid).encode())
+    os.close(name_write)
+    return pid
+
+
+def run_inside(channel: socket.socket, setup: Setup, name_read: int) -> NoReturn:
+    """Be the rack's first process."""
+    try:
+        namespaces.die_with_parent()
+        own_pid = os.read(name_read, 32)
+        if own_pid:  # else the parent ended before it could be asked to take us along
+            os.close(name_read)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            namespaces.set_process_name("mnode-rack")
+            Inside(channel, setup).serve(int(own_pid))
+    except Exception as error:
+        channel.send(encode(Reply(0, str(error))))
+    finally:
+        os._exit(0)
+
+
+def wait(controller: int, channel: socket.socket, inside: int) -> None:
+    """Return when the controller is gone or has hung up, or when the rack is gone."""
+    poll = select.poll()
+    poll.register(controller, select.POLLIN)
+    poll.register(channel, 0)  # POLLHUP and POLLERR come unasked
+    poll.register(inside, select.POLLIN)
+    poll.poll()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The rack as a launcher: N nodes on this machine, each a set of namespaces with real links."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.rack import namespaces, probe
+from pytest_mnode.cluster.rack.line import Line
+from pytest_mnode.cluster.rack.plan import Link, Plan, check_rate
+from pytest_mnode.cluster.rack.protocol import Booted, Lost, Setup
+from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
+
+ENTER = str(Path(__file__).with_name("enter.py"))
+FABRIC = Link("fab0", 200.0)
+SHM_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class Seat:
+    """Where a node is, or why it is not."""
+
+    doorway: int | None = None
+    reason: str = "not started"
+    outside: tuple[int, int] | None = None
+    """Pid and start time as the controller sees them, once somebody asked."""
+
+
+class Rack:
+    """N nodes on this machine. Implements Launcher and PowerSwitch; thread-safe.
+
+    nodes: how many.
+    fabric, management: the two links of every node; management is a tenth of the fabric's rate
+        where not given.
+    mode: "root", "rootless" (by a user namespace), or "auto": by root where we are.
+    shm_bytes: limit of each node's /dev/shm.
+    cleanup_dirs: removed when the rack is down, however that came about.
+    """
+
+    name = "rack"
+    shared_kernel = True
+
+    def __init__(
+        self,
+        nodes: int,
+        fabric: Link = FABRIC,
+        management: Link | None = None,
+        mode: str = "auto",
+        shm_bytes: int = SHM_BYTES,
+        cleanup_dirs: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
+        if management is None:
+            management = Link("mgmt0", fabric.rate_mbit_s / 10, fabric.mtu)
+        self.plan = Plan(nodes, fabric, management, shm_bytes)
+        self.nodes: Sequence[Node] = self.plan.members()
+        self._rootless = probe.is_rootless(mode)
+        self._cleanup_dirs = tuple(str(Path(path).absolute()) for path in cleanup_dirs)
+        self._seats = [Seat() for _ in self.nodes]
+        self._seats_lock = threading.Lock()
+        self._watchers: list[Callable[[str, str], None]] = []
+        self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._line: Line | None = None
+        self._keeper: tuple[int, int] | None = None
+        self._closed = False
+
+    @staticmethod
+    def unavailable(mode: str = "auto") -> str | None:
+        """Why this machine gives no rack, in one line; None where it does (as far as rights go)."""
+        return probe.unavailable(mode)
+
+    def start(self) -> None:
+        """Boot all nodes. Raises ClusterError that says which step of what failed."""
+        if self._line is not None:
+            raise ClusterError("rack: started already")
+        threading.Thread(target=self._tell, name="rack-watch", daemon=True).start()
+        setup = Setup(self.plan, self._rootless, os.getpid(), self._cleanup_dirs)
+        self._line = Line(setup, self._on_event)
+        try:
+            pid = self._line.await_up()
+            self._keeper = (pid, namespaces.process_start(pid))
+        except OSError as error:
+            self.close()
+            raise ClusterError(f"rack: gone right after its start: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
+        """See Launcher. A command made before its node was booted again fails, and says so."""
+        return [
+            _enter(self._outside(node), namespaces.NODE_KINDS, node.name, argv) for node in nodes
+        ]
+
+    def agent_command(self, argv: Sequence[str]) -> list[str]:
+        """See Launcher. The agent is in the rack but on no node; its network is the switch.
+
+        From there it reaches a node by `namespaces.enter(doorway)` in a forked child.
+        """
+        if self._keeper is None:
+            raise ClusterError("rack: not started" if not self._closed else "rack: closed")
+        return _enter(self._keeper, namespaces.RACK_KINDS, "rack", argv)
+
+    def doorway(self, node: Node) -> int:
+        """Pid of the node's first process inside the rack; raises NodeLostError if it is off."""
+        seat = self._seat(node)
+        with self._seats_lock:
+            if seat.doorway is None:
+                raise NodeLostError(node.name, f"{node.name} is not there: {seat.reason}")
+            return seat.doorway
+
+    def watch(self, on_lost: Callable[[str, str], None]) -> None:
+        """See Launcher. `on_lost` may use the rack; it is not called for nodes that close() ends."""
+        self._watchers.append(on_lost)
+
+    def power_off(self, node: Node) -> None:
+        """Links down, then everything on the node killed; no-op where it is off."""
+        self._ask("power_off", node)
+
+    def power_on(self, node: Node) -> None:
+        """Boot it, with the rates last set; no-op where it is on."""
+        self._ask("power_on", node)
+
+    def set_rate(self, node: Node, link_name: str, rate_mbit_s: float) -> None:
+        """Line rate of one node's link in both directions, from now on."""
+        check_rate(self.plan.link(link_name).name, rate_mbit_s)
+        self._ask("set_rate", node, link=link_name, rate_mbit_s=rate_mbit_s)
+
+    def set_link(self, node: Node, link_name: str, up: bool) -> None:
+        """Switch port of one node's link up or down; the node sees a carrier, or none."""
+        self._ask("set_link", node, link=self.plan.link(link_name).name, up=up)
+
+    def switch_port(self, node: Node, link_name: str) -> str:
+        """Interface at the switch in which this node's link ends."""
+        self._seat(node)
+        return self.plan.port(node.index, self.plan.link(link_name).name)
+
+    def switch(self, argv: Sequence[str], timeout_s: float = 10.0) -> str:
+        """Run a command at the switch; its output. Raises ClusterError where it fails."""
+        try:
+            done = subprocess.run(
+                self.agent_command(argv),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeLimitError(f"switch: {argv[0]} took more than {timeout_s:g} s") from None
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ClusterError(f"switch: {argv[0]} ended with status {done.returncode}: {last}")
+        return done.stdout
+
+    def close(self) -> None:
+        """See Launcher. Nothing of the rack is left when this returns."""
+        if self._closed:
+            return
+        self._closed = True
+        self._keeper = None
+        try:
+            if self._line is not None:
+                self._line.close()
+        finally:
+            with self._seats_lock:
+                for seat in self._seats:
+                    seat.doorway, seat.reason = None, "the rack is closed"
+            self._losses.put(None)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _seat(self, node: Node) -> Seat:
+        if node not in self.nodes:
+            names = f"{self.nodes[0].name} to {self.nodes[-1].name}"
+            raise UsageError(f"rack: no node {node.name!r} (there are: {names})")
+        return self._seats[node.index]
+
+    def _ask(
+        self, do: str, node: Node, *, link: str = "", rate_mbit_s: float = 0.0, up: bool = True
+    ) -> None:
+        self._seat(node)
+        if self._line is None or self._closed:
+            raise ClusterError(f"rack: {do}: " + ("closed" if self._closed else "not started"))
+        self._line.ask(do, node.index, link=link, rate_mbit_s=rate_mbit_s, up=up)
+
+    def _outside(self, node: Node) -> tuple[int, int]:
+        doorway, seat = self.doorway(node), self._seat(node)
+        with self._seats_lock:
+            if seat.outside is None and self._keeper is not None:
+                seat.outside = _child_outside(self._keeper[0], doorway)
+            if seat.outside is None:
+                raise NodeLostError(node.name, f"{node.name} is not there: its first process ended")
+            return seat.outside
+
+    def _on_event(self, event: Booted | Lost | None) -> None:
+        lost: list[tuple[int, str]] = []
+        with self._seats_lock:
+            if isinstance(event, Booted):
+                self._seats[event.node] = Seat(event.pid)
+            elif isinstance(event, Lost):
+                lost = [(event.node, event.reason)]
+            else:
+                running = [i for i, seat in enumerate(self._seats) if seat.doorway is not None]
+                lost = [(index, "the rack's keeper ended") for index in running]
+            for index, reason in lost:
+                self._seats[index] = Seat(None, reason)
+        for index, reason in lost:
+            self._losses.put((self.nodes[index].name, reason))
+
+    def _tell(self) -> None:
+        """Calls watchers from a thread of its own, so that they may use the rack."""
+        while (loss := self._losses.get()) is not None:
+            for watcher in list(self._watchers):
+                watcher(*loss)
+
+
+def _enter(
+    process: tuple[int, int], kinds: Sequence[str], where: str, argv: Sequence[str]
+) -> list[str]:
+    pid, start = process
+    # No site-packages and no environment for the entering itself: the command gets both.
+    python = [sys.executable, "-S", "-E", "-s"]
+    return [*python, ENTER, str(pid), str(start), ",".join(kinds), where, *argv]
+
+
+def _child_outside(parent: int, inside: int) -> tuple[int, int] | None:
+    """Pid and start time, as seen here, of the child of `parent` that calls itself `inside`."""
+    try:
+        children = (
+            Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
+        )
+    except OSError:  # a kernel without it: look at everybody
+        children = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    for child in children:
+        try:
+            status = Path(f"/proc/{child}/status").read_text(encoding="utf-8", errors="replace")
+            start = namespaces.process_start(int(child))
+        except (OSError, IndexError):
+            continue
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        # NSpid lists its pids from our namespace inwards: here, in the rack, on the node.
+        pids = fields.get("NSpid", "").split()
+        if fields["PPid"].strip() == str(parent) and len(pids) == 3 and int(pids[1]) == inside:
+            return int(child), start
+    return None

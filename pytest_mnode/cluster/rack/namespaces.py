@@ -1,0 +1,237 @@
+"""Linux namespaces by system call: leave them, enter them, and mount what belongs in them.
+
+Python has `os.unshare` and `os.setns` only from 3.12, hence ctypes. Needs nothing but the
+standard library and nothing of this package, so that a program can start from it in no time.
+Every failure is an OSError whose file name says which step it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator, Sequence
+
+NEWNS = 0x00020000
+NEWUTS = 0x04000000
+NEWIPC = 0x08000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+KINDS = {
+    "user": NEWUSER,
+    "net": NEWNET,
+    "uts": NEWUTS,
+    "ipc": NEWIPC,
+    "mnt": NEWNS,
+    "pid": NEWPID,
+}
+"""Names as in /proc/PID/ns; entered in this order: rights come with the user namespace."""
+NODE_KINDS = ("net", "uts", "ipc", "mnt", "pid")
+RACK_KINDS = ("net", "ipc", "mnt", "pid")
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+]
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def _check(result: int, step: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), step)
+
+
+def _names(flags: int) -> str:
+    return "+".join(kind for kind, flag in KINDS.items() if flags & flag)
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces for fresh ones; a fresh PID namespace starts with the next child."""
+    _check(_libc.unshare(flags), f"unshare({_names(flags)})")
+
+
+def setns(fd: int, flag: int) -> None:
+    """Enter the namespace behind `fd`; a PID namespace is entered by the next child."""
+    _check(_libc.setns(fd, flag), f"setns({_names(flag)})")
+
+
+def mount(
+    source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
+) -> None:
+    """mount(2)."""
+    _check(
+        _libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            kind.encode() if kind else None,
+            flags,
+            data.encode() if data else None,
+        ),
+        f"mount {kind or source} on {target}",
+    )
+
+
+def unmount(target: str) -> None:
+    """Take the uppermost mount off `target`; what is bound elsewhere stays."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2)."""
+    encoded = name.encode()
+    _check(_libc.sethostname(encoded, len(encoded)), f"sethostname({name})")
+
+
+def set_process_name(name: str) -> None:
+    """The name that process listings show (15 bytes of it)."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _check(_libc.prctl(PR_SET_NAME, ctypes.addressof(buffer), 0, 0, 0), "prctl(PR_SET_NAME)")
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this signal when the thread that forked this process ends.
+
+    A parent that ended before this call goes unnoticed: the caller must look for itself.
+    """
+    _check(_libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def leave_host(rootless: bool) -> None:
+    """Leave the host's network, mounts, IPC and, for the next child, its processes.
+
+    With `rootless` in a fresh user namespace, in which the caller is root.
+    """
+    if rootless:
+        _become_root()
+    unshare(NEWNET | NEWNS | NEWIPC | NEWPID)
+    # Without this, mounts made from here on would show up on the host.
+    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+
+
+def _become_root() -> None:
+    """Enter a fresh user namespace as its root."""
+    uid, gid = os.geteuid(), os.getegid()
+    if uid != 0:
+        unshare(NEWUSER)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {uid} 1")
+        _write("/proc/self/gid_map", f"0 {gid} 1")
+        return
+    # Root maps everybody, so that files keep their owners. Only a process that stayed behind
+    # has the right to write such a map.
+    target = os.getpid()
+    maps = {kind: _identity_map(f"/proc/self/{kind}") for kind in ("uid_map", "gid_map")}
+    ready_read, ready_write = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        try:
+            os.close(ready_write)
+            if os.read(ready_read, 1):
+                for kind, text in maps.items():
+                    _write(f"/proc/{target}/{kind}", text)
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(ready_read)
+    try:
+        unshare(NEWUSER)
+        os.write(ready_write, b"x")
+    finally:
+        os.close(ready_write)
+        _, status = os.waitpid(helper, 0)
+    if status != 0:
+        raise PermissionError(1, os.strerror(1), "write /proc/PID/uid_map")
+
+
+def _identity_map(path: str) -> str:
+    with open(path, encoding="ascii") as file:  # noqa: PTH123  pathlib costs 10 ms at start-up
+        ranges = [line.split() for line in file]
+    return "\n".join(f"{inside} {inside} {count}" for inside, _, count in ranges)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def enter(pid: int) -> None:
+    """Enter the node whose first process is `pid`: network, name, IPC, mounts and processes.
+
+    The caller's next child is in the node's PID namespace; the caller itself cannot be. Keeps
+    the working directory where the node has it too, else `/`. The caller must be
+    single-threaded, and in the rack's user namespace. Raises ProcessLookupError or
+    FileNotFoundError where there is no such process (any more).
+    """
+    enter_kinds(pid, NODE_KINDS)
+
+
+def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -> None:
+    """Enter these namespaces of `pid`, and its user namespace first where that is another.
+
+    start_time: what `process_start` said of the process meant; a later process that got the
+    same pid raises ProcessLookupError.
+    """
+    directory = os.getcwd()
+    wanted = list(kinds)
+    if not _same_user_namespace(pid):
+        wanted.insert(0, "user")
+    with contextlib.ExitStack() as stack:
+        files = []
+        for kind in wanted:
+            fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            files.append((fd, KINDS[kind]))
+        # Checked after opening: had the pid gone to another process before, it shows now.
+        if start_time is not None and process_start(pid) != start_time:
+            raise ProcessLookupError(3, os.strerror(3), f"process {pid} of that time")
+        for fd, flag in files:
+            setns(fd, flag)
+    try:
+        os.chdir(directory)  # entering a mount namespace moved the caller to /
+    except OSError:
+        os.chdir("/")
+
+
+def _same_user_namespace(pid: int) -> bool:
+    return os.stat(f"/proc/{pid}/ns/user").st_ino == os.stat("/proc/self/ns/user").st_ino  # noqa: PTH116
+
+
+@contextlib.contextmanager
+def network_of(pid: int) -> Iterator[None]:
+    """Sockets opened in this block belong to the network of process `pid`."""
+    home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            setns(there, NEWNET)
+        finally:
+            os.close(there)
+        try:
+            yield
+        finally:
+            setns(home, NEWNET)
+    finally:
+        os.close(home)
+
+
+def process_start(pid: int) -> int:
+    """When `pid` started, in clock ticks since boot: with the pid, a name never used twice."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        text = file.read()
+    # The second field is the command's name and may hold anything, blanks and brackets too.
+    return int(text.rpartition(")")[2].split()[19])

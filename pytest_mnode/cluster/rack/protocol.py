@@ -1,0 +1,91 @@
+"""What controller and keeper say to each other: one JSON text per packet of a local socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_mnode.cluster.rack.plan import Link, Plan
+
+PACKET_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Controller to keeper, first and once."""
+
+    plan: Plan
+    rootless: bool
+    controller_pid: int
+    cleanup_dirs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Controller to keeper: `do` is power_off, power_on, set_rate or set_link; answered by Reply."""
+
+    id: int
+    do: str
+    node: int
+    link: str = ""
+    rate_mbit_s: float = 0.0
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Keeper to controller: done, or why not. `id` 0 is the answer to Setup."""
+
+    id: int
+    error: str | None = None
+    keeper_pid: int | None = None
+    """Answer to Setup only: the rack's first process, as the controller sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """Keeper to controller: a node is up; `pid` of its first process as the rack sees it."""
+
+    node: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Keeper to controller: a node is gone."""
+
+    node: int
+    reason: str
+
+
+Packet = Setup | Request | Reply | Booted | Lost
+
+
+def encode(packet: Packet) -> bytes:
+    """Bytes of one packet."""
+    return json.dumps({"is": type(packet).__name__, **asdict(packet)}).encode()
+
+
+def decode(data: bytes) -> Packet:
+    """The packet of these bytes."""
+    fields = json.loads(data)
+    return _DECODERS[fields.pop("is")](fields)
+
+
+def _setup(fields: dict[str, Any]) -> Setup:
+    plan = fields.pop("plan")
+    for link in ("fabric", "management"):
+        plan[link] = Link(**plan[link])
+    fields["cleanup_dirs"] = tuple(fields["cleanup_dirs"])
+    return Setup(plan=Plan(**plan), **fields)
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any]], Packet]] = {
+    "Setup": _setup,
+    "Request": lambda fields: Request(**fields),
+    "Reply": lambda fields: Reply(**fields),
+    "Booted": lambda fields: Booted(**fields),
+    "Lost": lambda fields: Lost(**fields),
+}
