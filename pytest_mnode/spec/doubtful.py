@@ -1,0 +1,117 @@
+"""Promises that the wire cannot keep, or that ask so little that they would hide a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_mnode.spec import wire
+from pytest_mnode.spec.criteria import BusbwPromise, Criteria
+from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.models import Fabric, Spec
+from pytest_mnode.spec.quantity import RATE
+
+_PATTERN = frozenset("*?[")
+
+
+def doubts(spec: Spec) -> list[str]:
+    """One line for each promise that cannot be right: its key, its value, what the wire allows.
+
+    A doubtful spec is used as it stands; who reads the certificate is told. Empty for a sound one.
+    """
+    return [*_bounds(spec), *_links(spec), *_words(spec)]
+
+
+def wire_allows_fraction(spec: Spec) -> tuple[float, str]:
+    """The part of the line rate that a collective on a ring can reach, and why.
+
+    On ethernet the payload share of TCP, by what a shaper counts where links are emulated; on RDMA
+    fabrics 1, as headers there differ by kind and are a few per cent.
+    """
+    fabric = spec.fabric
+    if fabric.kind != "ethernet":
+        return 1.0, "the line rate itself"
+    framing = wire.ETHERNET_HEADER_BYTES if spec.emulated else wire.ETHERNET_WIRE_BYTES
+    share = wire.tcp_payload_share(fabric.mtu_bytes, framing_bytes=framing)
+    return share, f"TCP payload at MTU {fabric.mtu_bytes}"
+
+
+def _promises(page: Page, key: str) -> Iterator[tuple[str, BusbwPromise]]:
+    if isinstance(page, BusbwPromise):
+        yield key, page
+    for name in type(page).model_fields:
+        value = getattr(page, name)
+        if isinstance(value, Page):
+            yield from _promises(value, f"{key}.{name}")
+
+
+def _bounds(spec: Spec) -> Iterator[str]:
+    allowed, why = wire_allows_fraction(spec)
+    for key, promise in _promises(spec.criteria, "criteria"):
+        asked = promise.at_least_fraction
+        least = asked - promise.tolerance_fraction
+        if asked > allowed:
+            yield (
+                f"{key}.at_least_fraction: {asked:g} is more than the wire allows, "
+                f"{allowed:.3f} of the line rate ({why}): no healthy cluster reaches it"
+            )
+        if least < allowed / 2:
+            less = f" less tolerance_fraction {promise.tolerance_fraction:g}"
+            yield (
+                f"{key}.at_least_fraction: {asked:g}{less if promise.tolerance_fraction else ''} "
+                f"is below half of what the wire allows, {allowed:.3f} of the line rate ({why}): "
+                f"a cluster at half speed passes"
+            )
+
+
+def _links(spec: Spec) -> Iterator[str]:
+    fabric, management = spec.fabric, spec.management
+    named = len(fabric.interfaces)
+    if named != fabric.nics_per_node and not any(map(_is_pattern, fabric.interfaces)):
+        yield (
+            f"fabric.nics_per_node: {fabric.nics_per_node}, but fabric.interfaces names "
+            f"{named} ({', '.join(fabric.interfaces)})"
+        )
+    if management is None:
+        return
+    if management.line_rate_bits_s >= fabric.line_rate_bits_s * fabric.nics_per_node:
+        yield (
+            f"management.line_rate: {RATE.text(management.line_rate_bits_s)} is no slower than "
+            f"the fabric's {_total(fabric)}: traffic on the wrong network would not show"
+        )
+    shared = [name for name in management.interfaces if fabric.has_interface(name)]
+    shared += [
+        name for name in fabric.interfaces if management.has_interface(name) and name not in shared
+    ]
+    if shared:
+        yield (
+            f"management.interfaces: {', '.join(shared)} is in fabric.interfaces too: "
+            f"traffic on the wrong network would not show"
+        )
+
+
+def _words(spec: Spec) -> Iterator[str]:
+    if not spec.promised_criteria:
+        yield f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"
+    if spec.nodes == 1 and spec.promised("fabric"):
+        yield "criteria.fabric: promised for nodes: 1, which has no other node to send to"
+    if spec.accelerators.per_node == 0:
+        for key in ("model", "memory"):
+            if getattr(spec.accelerators, {"memory": "memory_bytes"}.get(key, key)) is not None:
+                yield f"accelerators.{key}: given, but accelerators.per_node is 0"
+    asked: set[str] = set()
+    for i, entry in enumerate(spec.not_promised):
+        key = f"not_promised[{i}].question"
+        if spec.promised(entry.question):
+            yield f"{key}: {entry.question} is promised by criteria.{entry.question} at once"
+        if entry.question in asked:
+            yield f"{key}: {entry.question} is listed twice"
+        asked.add(entry.question)
+
+
+def _is_pattern(interface: str) -> bool:
+    return not _PATTERN.isdisjoint(interface)
+
+
+def _total(fabric: Fabric) -> str:
+    nics = f" × {fabric.nics_per_node} NICs" if fabric.nics_per_node > 1 else ""
+    return f"{RATE.text(fabric.line_rate_bits_s)}{nics}"

@@ -1,0 +1,152 @@
+"""The page that says what a cluster promises, as frozen values.
+
+YAML keys carry no unit and their values do (`line_rate: 200 Mbit/s`); attributes hold plain numbers
+and carry the unit in their name (`line_rate_bits_s`). Read a page with `load_spec`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import Field
+
+from pytest_mnode.spec.criteria import Criteria
+from pytest_mnode.spec.fields import (
+    AbsolutePath,
+    BitsPerSecond,
+    Bytes,
+    Count,
+    Interface,
+    Mtu,
+    Page,
+    Seconds,
+    Some,
+    Text,
+)
+
+
+class Accelerators(Page):
+    """The accelerators of each node."""
+
+    per_node: Count
+    """How many; 0 where ranks compute on CPUs."""
+    model: Text | None = None
+    """As the driver names it, such as NVIDIA H100 80GB HBM3."""
+    memory_bytes: Bytes | None = Field(None, alias="memory")
+    """Memory of one accelerator, such as 80 GB."""
+
+
+class Network(Page):
+    """Links of one kind, the same on each node."""
+
+    interfaces: tuple[Interface, ...] = Field(min_length=1)
+    """Names or shell patterns (fab0, mlx5_*) of the interfaces, or of the RDMA devices."""
+    line_rate_bits_s: BitsPerSecond = Field(alias="line_rate")
+    """Of one NIC, in each direction, such as 400 Gbit/s."""
+
+    @property
+    def line_rate_gbits_s(self) -> float:
+        """Line rate of one NIC, Gbit/s."""
+        return self.line_rate_bits_s / 1e9
+
+    @property
+    def line_rate_mbits_s(self) -> float:
+        """Line rate of one NIC, Mbit/s."""
+        return self.line_rate_bits_s / 1e6
+
+    def has_interface(self, name: str) -> bool:
+        """Whether the interface `name` belongs to this network, by name or pattern."""
+        return any(fnmatchcase(name, pattern) for pattern in self.interfaces)
+
+
+class Fabric(Network):
+    """The network that training traffic must use."""
+
+    kind: Literal["ethernet", "roce", "infiniband", "efa"]
+    """What the traffic runs on: TCP on ethernet, RDMA on the others."""
+    nics_per_node: Some
+    """How many NICs of each node carry training traffic."""
+    mtu_bytes: Mtu = Field(alias="mtu")
+    """Largest packet in bytes, without the frame: 1500, or 9000 for jumbo frames."""
+
+
+class Management(Network):
+    """The network for everything else: ssh, the scheduler, this controller."""
+
+    mtu_bytes: Mtu | None = Field(None, alias="mtu")
+    """Largest packet in bytes, without the frame."""
+
+
+class Storage(Page):
+    """Absolute paths that every node sees."""
+
+    datasets: AbsolutePath | None = None
+    """Where training data is read from."""
+    checkpoints: AbsolutePath | None = None
+    """Where checkpoints are kept, shared by all nodes."""
+    scratch: AbsolutePath | None = None
+    """Where a job may write what it does not keep."""
+
+
+class Scheduler(Page):
+    """Who hands out nodes."""
+
+    kind: Literal["slurm", "kubernetes"]
+    """The scheduler that jobs are submitted to."""
+    names: Mapping[str, Text] = Field(default_factory=dict)
+    """Free-form names that a submission needs: partition, account, queue, namespace."""
+
+
+class NotPromised(Page):
+    """One question that the cluster's owner does not answer for."""
+
+    question: Text
+    """A criterion's name, or the question in words."""
+    reason: Text
+    """Why it is not promised."""
+
+
+class Certificate(Page):
+    """How long the answers hold."""
+
+    valid_for_s: Seconds = Field(alias="valid_for")
+    """From the end of the run, such as 7 days."""
+
+
+class Spec(Page):
+    """What a cluster promises."""
+
+    name: Text
+    """What the cluster is called."""
+    emulated: tuple[Text, ...] = ()
+    """What is emulated and not real, a line each; said on the certificate."""
+    nodes: Some
+    """How many nodes the cluster has."""
+    accelerators: Accelerators
+    fabric: Fabric
+    management: Management | None = None
+    storage: Storage | None = None
+    scheduler: Scheduler | None = None
+    criteria: Criteria
+    not_promised: tuple[NotPromised, ...] = ()
+    """Questions left open on purpose: reported as such, never as passed."""
+    certificate: Certificate
+
+    @property
+    def promised_criteria(self) -> tuple[str, ...]:
+        """Names of the criteria that this cluster promises, in the order they are judged."""
+        criteria = self.criteria
+        return tuple(name for name in Criteria.model_fields if getattr(criteria, name) is not None)
+
+    def promised(self, criterion: str) -> bool:
+        """Whether this cluster promises `criterion`; an unknown name is not promised."""
+        return criterion in self.promised_criteria
+
+    def digest(self) -> str:
+        """sha256 (hexadecimal) of what is promised: comments, order and spelling do not count."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()

@@ -1,0 +1,48 @@
+"""The JSON Schema of a spec, for editors and for whoever writes specs by program.
+
+python -m pytest_mnode.spec.schema > fixtures/clusters/spec.schema.json
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from pytest_mnode.spec.models import Spec
+
+
+class _NoNull(GenerateJsonSchema):
+    """A key that is not wanted is left out: no null, neither as a value nor as a default."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        if schema.get("default", ...) is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002
+        return False  # "Per Node" says no more than per_node
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the YAML page that `load_spec` reads."""
+    schema = Spec.model_json_schema(schema_generator=_NoNull)
+    return {
+        "$schema": _NoNull.schema_dialect,
+        "title": "pytest-mnode cluster spec",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }
+
+
+def published() -> str:
+    """The text of the published schema file."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(published(), end="")

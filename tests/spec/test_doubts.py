@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.spec import default_spec_path, doubts, load_spec
+from tests.spec.conftest import Load
+
+FRACTION = "criteria.fabric.all_reduce_busbw.at_least_fraction"
+ALLOWED = "0.956 of the line rate (TCP payload at MTU 1500)"
+
+
+def test_the_rack_is_beyond_doubt() -> None:
+    assert doubts(load_spec(default_spec_path())) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            "fraction: 0.85",
+            "fraction: 0.96",
+            f"{FRACTION}: 0.96 is more than the wire allows, {ALLOWED}: no healthy cluster ",
+        ),
+        (
+            "fraction: 0.85",
+            "fraction: 0.47",
+            f"{FRACTION}: 0.47 is below half of what the wire allows, {ALLOWED}: a cluster at half",
+        ),
+        (
+            "tolerance_fraction: 0",
+            "tolerance_fraction: 0.4",
+            f"{FRACTION}: 0.85 less tolerance_fraction 0.4 is below half of what the wire allows, ",
+        ),
+        (
+            "20 Mbit/s",
+            "200 Mbit/s",
+            "management.line_rate: 200 Mbit/s is no slower than the fabric's 200 Mbit/s: ",
+        ),
+        ("[mgmt0]", "['*b0']", "management.interfaces: fab0 is in fabric.interfaces too: "),
+        ("[fab0]", "['*0']", "management.interfaces: mgmt0 is in fabric.interfaces too: "),
+        (
+            "[fab0]",
+            "[a, b]",
+            "fabric.nics_per_node: 1, but fabric.interfaces names 2 (a, b)",
+        ),
+        ("nodes: 4", "nodes: 1", "criteria.fabric: promised for nodes: 1, "),
+        ("per_node: 0", "per_node: 0\n  memory: 80 GB", "accelerators.memory: given, but "),
+        ("per_node: 0", "per_node: 0\n  model: H100", "accelerators.model: given, but "),
+        (
+            "question: gang",
+            "question: mesh",
+            "not_promised[2].question: mesh is promised by criteria.mesh at once",
+        ),
+        ("question: gang", "question: storage", "not_promised[2].question: storage is listed tw"),
+    ],
+)
+def test_a_doubt_names_key_value_and_what_the_wire_allows(
+    load: Load, old: str, new: str, line: str
+) -> None:
+    found = doubts(load(old, new))
+    assert len(found) == 1
+    assert found[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fraction: 0.85", "fraction: 0.95"),
+        ("fraction: 0.85", "fraction: 0.48"),
+        ("20 Mbit/s", "199 Mbit/s"),
+        ("[fab0]", "['fab*']"),
+        ("kind: ethernet", "kind: roce"),
+        ("management:\n  interfaces: [mgmt0]\n  line_rate: 20 Mbit/s\n  mtu: 1500\n", ""),
+    ],
+)
+def test_what_the_wire_allows_is_not_doubted(load: Load, old: str, new: str) -> None:
+    assert doubts(load(old, new)) == []
+
+
+def test_rdma_may_promise_the_line_rate_and_no_more(load: Load) -> None:
+    spec = load("kind: ethernet", "kind: roce")
+    busbw = spec.criteria.fabric
+    assert busbw is not None
+    for fraction, count in ((1.0, 0), (1.01, 1)):
+        promise = busbw.all_reduce_busbw.model_copy(update={"at_least_fraction": fraction})
+        fabric = busbw.model_copy(update={"all_reduce_busbw": promise})
+        criteria = spec.criteria.model_copy(update={"fabric": fabric})
+        found = doubts(spec.model_copy(update={"criteria": criteria}))
+        assert len(found) == count, found
+
+
+def test_real_wires_carry_preamble_and_gap_too(load: Load) -> None:
+    spec = load("fraction: 0.85", "fraction: 0.95")
+    found = doubts(spec.model_copy(update={"emulated": ()}))
+    assert [line.partition(" (")[0] for line in found] == [
+        f"{FRACTION}: 0.95 is more than the wire allows, 0.941 of the line rate"
+    ]
+
+
+def test_a_spec_that_promises_nothing_is_doubtful(load: Load) -> None:
+    spec = load("  mesh: {}\n", "")
+    criteria = spec.criteria.model_copy(update={"fabric": None})
+    assert doubts(spec.model_copy(update={"criteria": criteria})) == [
+        "criteria: none is promised; known are mesh, fabric"
+    ]

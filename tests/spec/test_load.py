@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.errors import SpecError
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from tests.spec.conftest import Page
+
+RACK = default_spec_path().read_text()
+BUSBW = "criteria.fabric.all_reduce_busbw"
+RATES = (
+    "accepted: bits a second, such as '400 Gbit/s' (units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s)"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("nodes: 4", "nodez: 4", "nodez: unknown key; did you mean nodes? (and 1 more)"),
+        ("mesh: {}", "mash: {}", "criteria.mash: unknown key; did you mean mesh?"),
+        ("mesh: {}", "qqq: {}", "criteria.qqq: unknown key; accepted: mesh, fabric"),
+        ("mesh: {}", "mesh: {at: 1}", "criteria.mesh.at: unknown key; accepted: {}"),
+        ("nodes: 4", '"a\\nb": 4', r"'a\nb': unknown key; accepted: name, "),
+        ("nodes: 4", "no: 4", "no: line 7: this key is no text; accepted: text, or quote it"),
+        ("nodes: 4", "", "nodes: missing; needed: How many nodes the cluster has"),
+        (
+            "reason: the rack has none",
+            "",
+            "not_promised[0].reason: missing; needed: Why it is not promised",
+        ),
+        ("nodes: 4", "nodes: '4'", "nodes: '4'; accepted: a whole number"),
+        ("nodes: 4", "nodes: true", "nodes: True; accepted: a whole number"),
+        ("nodes: 4", "nodes: 0", "nodes: 0; accepted: a number of 1 or more"),
+        ("kind: ethernet", "kind: eth", "fabric.kind: 'eth'; accepted: 'ethernet', 'roce', "),
+        ("[fab0]", "fab0", "fabric.interfaces: 'fab0'; accepted: a list, such as [a, b]"),
+        ("[fab0]", "[]", "fabric.interfaces: []; accepted: a list of 1 or more"),
+        (
+            "[fab0]",
+            "[a b]",
+            "fabric.interfaces[0]: 'a b'; accepted: the name or shell pattern of an interface",
+        ),
+        ("mesh: {}", "mesh: []", "criteria.mesh: []; accepted: a mapping of keys to values"),
+        (
+            "mesh: {}",
+            "mesh:",
+            "criteria.mesh: no value; needed: Does every rank meet and sum right?, "
+            "or {} where nothing is to be set",
+        ),
+        (
+            "200 Mbit/s",
+            "",
+            "fabric.line_rate: no value; needed: Of one NIC, in each direction, such as 400 Gbit/s",
+        ),
+        ("200 Mbit/s", "200", f"fabric.line_rate: 200 has no unit; {RATES}"),
+        (
+            "200 Mbit/s",
+            "25 MB/s",
+            f"fabric.line_rate: '25 MB/s' is in bytes a second, not bits; {RATES}",
+        ),
+        (
+            "7 days",
+            "7 MB",
+            "certificate.valid_for: '7 MB' is in bytes; accepted: a time, such as '30 s' (units ",
+        ),
+        ("64 KiB", "64", f"{BUSBW}.sizes[0]: 64 has no unit; accepted: bytes, such as '1 MiB'"),
+        (
+            "[64 KiB, ",
+            "[1 GiB, ",
+            f"{BUSBW}.sizes: [1 GiB, 256 KiB, 1 MiB, 4 MiB] does not rise; accepted: each size ",
+        ),
+        (
+            "plateau_from: 1 MiB",
+            "plateau_from: 8 MiB",
+            f"{BUSBW}.plateau_from: '8 MiB' leaves nothing to judge; "
+            "accepted: at most the largest of sizes, '4 MiB'",
+        ),
+        (
+            "tolerance_fraction: 0",
+            "tolerance_fraction: 0.9",
+            f"{BUSBW}.tolerance_fraction: 0.9 leaves a bound that nothing can miss; "
+            "accepted: less than at_least_fraction, 0.85",
+        ),
+        ("fraction: 0.85", "fraction: 0", "at_least_fraction: 0; accepted: a number above 0"),
+        ("fraction: 0.85", "fraction: .nan", "at_least_fraction: nan; accepted: a finite number"),
+        (
+            "fraction: 0.85",
+            "fraction: 85%",
+            "at_least_fraction: '85%'; accepted: a number, such as 0.85",
+        ),
+        ("name: rack", 'name: "a\\nb"', r"name: 'a\nb'; accepted: one line of text"),
+        ("name: rack", "name: 4", "name: 4; accepted: text"),
+        ("name: rack", "name: &a [*a]", "name: [[...]]; accepted: text"),
+        (
+            "name: rack",
+            "name: rack\nname: b",
+            "name: key met twice, on lines 2 and 3; accepted: each key once",
+        ),
+        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key met twice, on lines 12 and 15; "),
+        ("name: rack", "name: [rack", "line 3, column 9: not YAML: expected ',' or ']', "),
+        (
+            "name: rack",
+            "name: 2026-13-45",
+            "line 2, column 7: not YAML: '2026-13-45' is no timestamp; quote what is text",
+        ),
+        ("name: rack", "name: \0", "line 2: not YAML: special characters are not allowed"),
+        ("name: rack", "name: !!python/name:os.system x", "line 2, column 7: not YAML: could "),
+        ("name: rack", f"name: {'[' * 3000}", "nested too deep; accepted: a mapping"),
+    ],
+)
+def test_a_wrong_spec_is_one_line_with_file_key_value_and_form(
+    page: Page, old: str, new: str, message: str
+) -> None:
+    path = page(old, new)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ")
+    assert message in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty; accepted: a mapping of keys to values"),
+        (b"- a", "met ['a']; accepted: a mapping of keys to values"),
+        (b"name: \xff", r"b'\xff' at byte 6 is not UTF-8; accepted: YAML in UTF-8"),
+        (b"a: 1\n---\nb: 1", "not YAML: but found another document"),
+    ],
+)
+def test_a_file_that_is_no_page_says_what_it_is(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"none\.yaml: no such file or directory; accepted: a YAML"):
+        load_spec(tmp_path / "none.yaml")
+    with pytest.raises(SpecError, match="is a directory; accepted: a YAML file"):
+        load_spec(tmp_path)
+
+
+def spec_or_error(path: Path) -> Spec | SpecError:
+    try:
+        return load_spec(path)
+    except SpecError as error:
+        return error
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.tuples(
+            st.integers(0, len(RACK)),
+            st.integers(0, 20),
+            st.text("{}[]:&*!|>-?#'\"\n\t ,0a%@`<=é\x85", max_size=6),
+        ).map(lambda cut: RACK[: cut[0]] + cut[2] + RACK[cut[0] + cut[1] :]),
+    )
+)
+def test_any_text_is_a_spec_or_one_printable_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text, encoding="utf-8")
+    read = spec_or_error(path)
+    assert isinstance(read, Spec) or str(read).isprintable()
+
+
+def test_the_installed_copy_is_preferred_to_the_repositorys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "pytest_mnode"
+    monkeypatch.setattr("pytest_mnode.spec.load.__file__", str(package / "spec" / "load.py"))
+    assert default_spec_path() == tmp_path / "site/fixtures/clusters/rack.yaml"
+    (package / "clusters").mkdir(parents=True)
+    (package / "clusters" / "rack.yaml").write_text(RACK)
+    assert default_spec_path() == package / "clusters" / "rack.yaml"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from tests.spec.conftest import Load
+
+
+@pytest.fixture(scope="module")
+def rack() -> Spec:
+    return load_spec(default_spec_path())
+
+
+def test_the_racks_promise_is_read_in_plain_units(rack: Spec) -> None:
+    assert (rack.name, rack.nodes, rack.accelerators.per_node) == ("rack", 4, 0)
+    assert rack.emulated
+    fabric, management = rack.fabric, rack.management
+    assert (fabric.kind, fabric.interfaces, fabric.nics_per_node) == ("ethernet", ("fab0",), 1)
+    assert (fabric.line_rate_bits_s, fabric.line_rate_mbits_s) == (200_000_000, 200.0)
+    assert (fabric.line_rate_gbits_s, fabric.mtu_bytes) == (0.2, 1500)
+    assert management is not None
+    assert (management.interfaces, management.line_rate_mbits_s) == (("mgmt0",), 20.0)
+    assert rack.certificate.valid_for_s == 7 * 86400
+
+
+def test_the_racks_bound_is_in_gigabytes_and_says_its_source(rack: Spec) -> None:
+    assert rack.criteria.fabric is not None
+    promise = rack.criteria.fabric.all_reduce_busbw
+    bound = promise.bound_gbytes_s(rack.fabric)
+    assert bound.limit == pytest.approx(0.2 / 8 * 0.85)
+    assert bound.tolerance == 0
+    assert promise.source(rack.fabric) == "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85"
+    assert promise.plateau_sizes_bytes == (1 << 20, 4 << 20)
+
+
+def test_a_bound_counts_every_nic_and_the_tolerance(load: Load) -> None:
+    spec = load("nics_per_node: 1", "nics_per_node: 8")
+    assert spec.criteria.fabric is not None
+    promise = spec.criteria.fabric.all_reduce_busbw
+    assert promise.bound_gbytes_s(spec.fabric).limit == pytest.approx(8 * 0.2 / 8 * 0.85)
+    assert promise.source(spec.fabric).startswith("fabric.line_rate 200 Mbit/s × 8 NICs × at_least")
+    spec = load("tolerance_fraction: 0", "tolerance_fraction: 0.1")
+    assert spec.criteria.fabric is not None
+    bound = spec.criteria.fabric.all_reduce_busbw.bound_gbytes_s(spec.fabric)
+    assert bound.tolerance == pytest.approx(0.2 / 8 * 0.1)
+
+
+def test_only_what_is_written_is_promised(load: Load, rack: Spec) -> None:
+    assert rack.promised_criteria == ("mesh", "fabric")
+    assert rack.promised("mesh")
+    assert not rack.promised("gang")
+    spec = load("  mesh: {}\n", "")
+    assert spec.promised_criteria == ("fabric",)
+    assert not spec.promised("mesh")
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "name", "has"),
+    [
+        ("[fab0]", "fab0", True),
+        ("[fab0]", "fab01", False),
+        ("['mlx5_*']", "mlx5_3", True),
+        ("['mlx5_[0-3]', eth1]", "mlx5_4", False),
+        ("['mlx5_[0-3]', eth1]", "eth1", True),
+        ("['FAB*']", "fab0", False),
+    ],
+)
+def test_interfaces_are_names_or_patterns(
+    load: Load, interfaces: str, name: str, has: bool
+) -> None:
+    assert load("[fab0]", interfaces).fabric.has_interface(name) is has
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("name: rack\n", "name:   'rack' # said otherwise\n", True),
+        ("200 Mbit/s", "0.2 Gbit/s", True),
+        ("      repeats: 5\n", "", True),
+        ("200 Mbit/s", "201 Mbit/s", False),
+        ("  mesh: {}\n", "", False),
+        ("the rack has no scheduler", "nobody asked", False),
+    ],
+)
+def test_the_digest_is_of_what_is_promised_not_of_its_spelling(
+    load: Load, rack: Spec, old: str, new: str, same: bool
+) -> None:
+    digest = load(old, new).digest()
+    assert len(digest) == 64
+    assert (digest == rack.digest()) is same
+
+
+def test_a_spec_is_frozen_and_travels(rack: Spec) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(rack.fabric, "mtu_bytes", 9000)  # noqa: B010
+    copy = pickle.loads(pickle.dumps(rack))
+    assert copy == rack
+    assert copy.digest() == rack.digest()
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import pytest_mnode.spec.wire", ("pydantic", "yaml", "torch")),
+        ("from pytest_mnode.spec import default_spec_path", ("pydantic", "yaml", "torch")),
+        (
+            "from pytest_mnode.spec import *; load_spec(default_spec_path()); json_schema()",
+            ("torch",),
+        ),
+    ],
+)
+def test_imports_only_what_is_needed(statement: str, absent: tuple[str, ...]) -> None:
+    check = f"{statement}\nimport sys\nprint(*(set({absent!r}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
+
+
+def test_the_order_of_free_names_does_not_count(load: Load) -> None:
+    one, two = "partition: gpu", "account: x"
+    scheduler = "nodes: 4\nscheduler: {{kind: slurm, names: {{{}, {}}}}}"
+    digests = {load("nodes: 4", scheduler.format(*n)).digest() for n in ((one, two), (two, one))}
+    assert len(digests) == 1

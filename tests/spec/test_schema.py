@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_mnode.spec import default_spec_path, json_schema
+from tests.spec.conftest import Page
+
+CLUSTERS = Path(__file__).parents[2] / "fixtures" / "clusters"
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    draft = import_module("jsonschema").Draft202012Validator
+    draft.check_schema(json_schema())
+    return draft(json_schema())
+
+
+def test_the_published_schema_is_current() -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "pytest_mnode.spec.schema"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert made.stderr == ""
+    published = (CLUSTERS / "spec.schema.json").read_text()
+    again = "python -m pytest_mnode.spec.schema > fixtures/clusters/spec.schema.json"
+    assert made.stdout == published, f"out of date; run {again}"
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_published_spec_keeps_the_schema(validator: Any, path: Path) -> None:
+    assert [
+        error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))
+    ] == []
+
+
+def test_the_rack_is_among_the_published() -> None:
+    assert default_spec_path() in CLUSTERS.glob("*.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("200 Mbit/s", "200", "200 is not of type 'string'"),
+        ("200 Mbit/s", "25 MB/s", "'25 MB/s' does not match"),
+        ("1 MiB, 4 MiB", "1 MiB, 4", "4 is not of type 'string'"),
+        ("7 days", "7 MB", "'7 MB' does not match"),
+        ("mesh: {}", "mesh:", "None is not of type 'object'"),
+        ("nodes: 4", "nodez: 4", "'nodez' was unexpected"),
+        ("nodes: 4", "", "'nodes' is a required property"),
+        ("[fab0]", "[]", "[] should be non-empty"),
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(
+    validator: Any, page: Page, old: str, new: str, message: str
+) -> None:
+    errors = [e.message for e in validator.iter_errors(yaml.safe_load(page(old, new).read_text()))]
+    assert any(message in error for error in errors), errors
