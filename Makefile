@@ -42,5 +42,5 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(REPORT) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(REPORT) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,7 +29,7 @@ class Bound:
     """What is expected of a value: its relation to `limit`, give or take `tolerance`.
 
     `limit` and `tolerance` are in the unit of the measurement. The tolerance widens the bound:
-    at least 10 with tolerance 1 accepts 9 and more.
+    at least 10 with tolerance 1 accepts 9 and more. Both edges are accepted.
     """
 
     relation: Relation
@@ -37,34 +37,46 @@ class Bound:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "limit", _number("a bound", self.limit))
+        object.__setattr__(self, "tolerance", _number("a tolerance", self.tolerance))
         if not math.isfinite(self.limit):
             raise ValueError(f"a bound of {self.limit} cannot be judged; give a finite number")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(f"tolerance {self.tolerance} is not a finite number of 0 or more")
 
+    @property
+    def accepted(self) -> tuple[float, float]:
+        """Lowest and highest value that keep this bound; infinite where there is no such edge."""
+        low, high = self.limit - self.tolerance, self.limit + self.tolerance
+        match self.relation:
+            case Relation.AT_LEAST:
+                return low, math.inf
+            case Relation.AT_MOST:
+                return -math.inf, high
+            case Relation.EQUALS:
+                return low, high
+
     def holds(self, value: float) -> bool:
         """Whether `value` (finite, same unit) keeps this bound."""
-        match self.relation:
-            case Relation.AT_LEAST:
-                return value >= self.limit - self.tolerance
-            case Relation.AT_MOST:
-                return value <= self.limit + self.tolerance
-            case Relation.EQUALS:
-                return abs(value - self.limit) <= self.tolerance
+        return self.margin(value) >= 0
 
     def margin(self, value: float) -> float:
-        """Distance from `value` to the accepted range's edge; negative where the bound is broken."""
-        match self.relation:
-            case Relation.AT_LEAST:
-                return value - (self.limit - self.tolerance)
-            case Relation.AT_MOST:
-                return (self.limit + self.tolerance) - value
-            case Relation.EQUALS:
-                return self.tolerance - abs(value - self.limit)
+        """Distance from `value` to the nearest edge; negative where the bound is broken."""
+        low, high = self.accepted
+        return min(value - low, high - value)
+
+    def relative_margin(self, value: float) -> float | None:
+        """`margin` as a share of the limit; None where a pass has no room to lose: 0, or exact."""
+        exact = self.relation is Relation.EQUALS and not self.tolerance
+        return None if exact or not self.limit else self.margin(value) / abs(self.limit)
+
+    def text(self, unit: str = "") -> str:
+        """Relation, limit, unit and tolerance, such as "at least 170 Mbit/s (tolerance 0)"."""
+        limit = f"{_digits(self.limit)} {unit}".rstrip()
+        return f"{self.relation.value} {limit} (tolerance {_digits(self.tolerance)})"
 
     def __str__(self) -> str:
-        give = f" ± {self.tolerance:g}" if self.tolerance else ""
-        return f"{self.relation.value} {self.limit:g}{give}"
+        return self.text()
 
 
 def at_least(limit: float, tolerance: float = 0.0) -> Bound:
@@ -92,6 +104,8 @@ class Measurement:
     culprit: node, NIC, rank or setting to blame where the bound is broken.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
+
+    Raises TypeError for a value that is neither a number nor None.
     """
 
     name: str
@@ -103,44 +117,64 @@ class Measurement:
     note: str = ""
     where: str = ""
 
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            object.__setattr__(self, "value", _number(f"measurement {self.name!r}", self.value))
+
     @property
     def verdict(self) -> Verdict | None:
         """Pass, fail or inconclusive; None for a recorded value that nothing was asked of."""
-        if self.value is None or not math.isfinite(self.value):
-            return Verdict.INCONCLUSIVE if self.expected is not None else None
         if self.expected is None:
             return None
+        if self.value is None or not math.isfinite(self.value):
+            return Verdict.INCONCLUSIVE
         return Verdict.PASS if self.expected.holds(self.value) else Verdict.FAIL
 
+    @property
+    def margin(self) -> float | None:
+        """Distance to the bound in `unit`, negative where it is broken; None if not judged."""
+        if self.expected is None or self.value is None or not math.isfinite(self.value):
+            return None
+        return self.expected.margin(self.value)
+
+    @property
+    def measured(self) -> str:
+        """The value with its unit, or "not measured"."""
+        return (
+            "not measured" if self.value is None else f"{_digits(self.value)} {self.unit}".strip()
+        )
+
     def __str__(self) -> str:
-        measured = "not measured" if self.value is None else f"{self.value:.4g} {self.unit}".strip()
-        parts = [f"{self.name}: {measured}"]
+        parts = [f"{self.name}: {self.measured}"]
         if self.expected is not None:
-            parts.append(f"expected {self.expected} {self.unit}".rstrip())
-            if self.source:
-                parts.append(f"source {self.source}")
-            if self.value is not None and math.isfinite(self.value):
-                parts.append(f"margin {self.expected.margin(self.value):+.3g}")
+            parts.append(f"expected {self.expected.text(self.unit)}")
+            parts.append(f"source {self.source or 'not given'}")
+            if self.margin is not None:
+                parts.append(f"margin {self.margin:+.4g} {self.unit}".rstrip())
         if self.note:
             parts.append(self.note)
         if self.culprit and self.verdict is not Verdict.PASS:
             parts.append(f"culprit {self.culprit}")
+        if self.where:
+            parts.append(f"measured by {self.where}")
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; not-finite numbers become null."""
+        """Plain values for JSON, with verdict and margin; a not-finite value becomes a note."""
         out = asdict(self)
         if self.value is not None and not math.isfinite(self.value):
             out["value"] = None
+            out["note"] = "; ".join(filter(None, [self.note, f"measured {self.value}"]))
         if self.expected is not None:
             out["expected"]["relation"] = self.expected.relation.value
+        out["margin"] = self.margin
         out["verdict"] = self.verdict.value if self.verdict else None
         return out
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
-        fields = {k: v for k, v in data.items() if k not in ("verdict", "expected")}
+        """The inverse of `to_dict`; verdict and margin are judged anew, not read."""
+        fields = {k: v for k, v in data.items() if k not in ("verdict", "margin", "expected")}
         expected = data.get("expected")
         bound = (
             Bound(Relation(expected["relation"]), expected["limit"], expected["tolerance"])
@@ -148,3 +182,19 @@ class Measurement:
             else None
         )
         return cls(**fields, expected=bound)
+
+
+def _number(what: str, value: Any) -> float:
+    """A plain int or float; scalars of numpy and torch are numbers too, text is not."""
+    if type(value) in (int, float):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{what} of {value!r} is a {type(value).__name__}; give a number")
+    return float(value)
+
+
+def _digits(value: float) -> str:
+    """Whole numbers in full, so that 1234567 and 1234568 differ to the eye; else six digits."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.6g}"

@@ -1,0 +1,85 @@
+"""The certificate on a terminal: one line a criterion, then what it all amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC
+
+from pytest_mnode.report.certificate import Certificate, CertificateVerdict
+from pytest_mnode.report.criterion import CriterionResult, CriterionVerdict
+from pytest_mnode.report.text import first_line
+
+_HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
+# Columns that give way on a narrow terminal, and how far; a culprit is never cut.
+_SHRINKS = ((1, 20), (2, 16))
+_GAP = "  "
+
+
+def print_summary(
+    certificate: Certificate, write_line: Callable[[str], None], width: int | None = None
+) -> None:
+    """Hand each line of the summary to `write_line`."""
+    for line in summary_lines(certificate, width):
+        write_line(line)
+
+
+def summary_lines(certificate: Certificate, width: int | None = None) -> list[str]:
+    """Aligned plain text: a line per criterion, doubts about the spec, the certificate's line.
+
+    width: columns of the terminal; what is measured and expected is cut to fit. None cuts nothing.
+    """
+    rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    if width is not None:
+        for column, least in _SHRINKS:
+            excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+            widths[column] -= max(0, min(excess, widths[column] - least))
+    return [
+        *(
+            _GAP.join(
+                _cut(cell, size).ljust(size) for cell, size in zip(row, widths, strict=True)
+            ).rstrip()
+            for row in rows
+        ),
+        *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
+        certificate_line(certificate),
+    ]
+
+
+def certificate_line(certificate: Certificate) -> str:
+    """The verdict of the run in one line, with what it holds for or what stands in its way."""
+    if certificate.expiry is not None:
+        run = certificate.run
+        until = certificate.expiry.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        count = f"{len(run.nodes)} node{'s' if len(run.nodes) != 1 else ''}"
+        about = f"spec {run.spec.name}, {count}, {run.launcher} launcher"
+        return f"certified until {until} ({about}{f'; {run.emulated}' if run.emulated else ''})"
+    not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
+    said = "NOT certified" if not_certified else certificate.verdict.value
+    return f"{said}: {'; '.join(certificate.reasons)}"
+
+
+def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:
+    verdict = criterion.verdict
+    word = "FAIL" if verdict is CriterionVerdict.FAIL else verdict.value
+    measured, expected = _told(criterion)
+    return criterion.name, measured, expected, word, ", ".join(criterion.culprits)
+
+
+def _told(criterion: CriterionResult) -> tuple[str, str]:
+    """What was measured and what was expected: of the worst measurement, else of the tests."""
+    if criterion.not_promised is not None:
+        return first_line(criterion.not_promised), ""
+    case = criterion.worst
+    if case is None:
+        return "", ""
+    worst, count = case.worst, len(criterion.cases)
+    if worst is not None and worst.expected is not None:
+        return case.told, worst.expected.text(worst.unit)
+    if criterion.verdict is CriterionVerdict.PASS and count > 1:
+        return f"{count} tests passed", ""
+    return case.told, case.question
+
+
+def _cut(cell: str, size: int) -> str:
+    return cell if len(cell) <= size else cell[: size - 1] + "…"

@@ -1,0 +1,186 @@
+"""What a value is judged on, and how the judgement reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.verdict import Bound, Measurement, Relation, Verdict, at_least, at_most, equals
+
+NUMBERS = st.floats(min_value=-1e9, max_value=1e9)
+BOUNDS = st.builds(Bound, st.sampled_from(Relation), NUMBERS, st.floats(min_value=0, max_value=1e6))
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "holds"),
+    [
+        (at_least(10), 10, True),
+        (at_least(10), math.nextafter(10, 0), False),
+        (at_least(10, 1), 9, True),
+        (at_least(10, 1), 8.999, False),
+        (at_most(10), 10, True),
+        (at_most(10), math.nextafter(10, 11), False),
+        (at_most(10, 1), 11, True),
+        (at_most(10, 1), 11.001, False),
+        (equals(0), 0, True),
+        (equals(0), 5e-324, False),
+        (equals(10, 1), 9, True),
+        (equals(10, 1), 11, True),
+        (equals(1, 0.1), 1.1, True),
+        (equals(10, 1), 11.001, False),
+        (equals(10, 1), 8.999, False),
+    ],
+)
+def test_a_bound_accepts_up_to_and_with_its_edges(bound: Bound, value: float, holds: bool) -> None:
+    assert bound.holds(value) is holds
+
+
+@given(BOUNDS, NUMBERS)
+def test_the_margin_is_negative_exactly_where_the_bound_is_broken(
+    bound: Bound, value: float
+) -> None:
+    assert (bound.margin(value) < 0) is not bound.holds(value)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "margin", "relative"),
+    [
+        (at_least(200, 10), 180, -10, -0.05),
+        (at_most(200, 10), 180, 30, 0.15),
+        (at_most(-200), -150, -50, -0.25),
+        (equals(200, 10), 206, 4, 0.02),
+        (equals(200), 200, 0, None),
+        (at_most(0), 3, -3, None),
+    ],
+)
+def test_the_margin_is_the_distance_to_the_nearest_edge(
+    bound: Bound, value: float, margin: float, relative: float | None
+) -> None:
+    assert bound.margin(value) == margin
+    assert bound.relative_margin(value) == relative
+
+
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [
+        (at_least(170), "at least 170 GB/s (tolerance 0)"),
+        (at_most(0.25, 0.05), "at most 0.25 GB/s (tolerance 0.05)"),
+        (equals(1234567, 2), "equals 1234567 GB/s (tolerance 2)"),
+    ],
+)
+def test_a_bound_reads_with_relation_limit_unit_and_tolerance(bound: Bound, text: str) -> None:
+    assert bound.text("GB/s") == text
+    assert str(bound) == text.replace(" GB/s", "")
+
+
+@pytest.mark.parametrize(
+    ("limit", "tolerance", "error", "message"),
+    [
+        (math.nan, 0, ValueError, "a bound of nan cannot be judged; give a finite number"),
+        (math.inf, 0, ValueError, "a bound of inf cannot be judged"),
+        (1, -1, ValueError, "tolerance -1 is not a finite number of 0 or more"),
+        (1, math.nan, ValueError, "tolerance nan is not a finite number"),
+        ("200", 0, TypeError, "a bound of '200' is a str; give a number"),
+        (None, 0, TypeError, "a bound of None is a NoneType; give a number"),
+    ],
+)
+def test_a_bound_that_cannot_be_judged_is_refused(
+    limit: Any, tolerance: float, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        at_least(limit, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "verdict"),
+    [
+        (170, at_least(170), Verdict.PASS),
+        (169.9, at_least(170), Verdict.FAIL),
+        (None, at_least(170), Verdict.INCONCLUSIVE),
+        (math.nan, at_least(170), Verdict.INCONCLUSIVE),
+        (math.inf, at_least(170), Verdict.INCONCLUSIVE),
+        (-math.inf, at_most(170), Verdict.INCONCLUSIVE),
+        (math.nan, equals(0), Verdict.INCONCLUSIVE),
+        (170, None, None),
+        (None, None, None),
+    ],
+)
+def test_only_a_finite_value_within_its_bound_passes(
+    value: float | None, expected: Bound | None, verdict: Verdict | None
+) -> None:
+    assert Measurement("busbw", value, "Mbit/s", expected).verdict is verdict
+
+
+def test_a_failed_measurement_reads_with_everything_needed_to_dispute_it() -> None:
+    measurement = Measurement(
+        "busbw", 48.125, "Mbit/s", at_least(170, 5), "line 200 × 0.85", "node2 fab0", where="rank 0"
+    )
+    assert str(measurement) == (
+        "busbw: 48.125 Mbit/s, expected at least 170 Mbit/s (tolerance 5), source line 200 × 0.85, "
+        "margin -116.9 Mbit/s, culprit node2 fab0, measured by rank 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measurement", "text"),
+    [
+        (
+            Measurement("errors", 0, "", at_most(0), culprit="node2"),
+            "errors: 0, expected at most 0 (tolerance 0), source not given, margin +0",
+        ),
+        (
+            Measurement("skew", None, "ms", at_most(1), "spec", note="no clock", culprit="node2"),
+            "skew: not measured, expected at most 1 ms (tolerance 0), source spec, no clock, "
+            "culprit node2",
+        ),
+        (Measurement("MTU", 9000, "bytes"), "MTU: 9000 bytes"),
+    ],
+)
+def test_a_measurement_reads_in_one_line(measurement: Measurement, text: str) -> None:
+    assert str(measurement) == text
+
+
+class Scalar:
+    """A number of another library."""
+
+    def __float__(self) -> float:
+        return 1.5
+
+
+@pytest.mark.parametrize(("value", "kept"), [(Scalar(), 1.5), (True, 1.0), (2**60 + 1, 2**60 + 1)])
+def test_a_scalar_becomes_a_plain_number(value: Any, kept: float) -> None:
+    measurement = Measurement("x", value, "")
+    assert measurement.value == kept
+    assert type(measurement.value) in (int, float)
+
+
+@pytest.mark.parametrize("value", ["12", b"12", [12], object()])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"measurement 'x' of .* is a \w+; give a number"):
+        Measurement("x", value, "")
+
+
+@given(st.builds(Measurement, st.text(), st.none() | NUMBERS, st.text(), st.none() | BOUNDS))
+def test_a_measurement_survives_json(measurement: Measurement) -> None:
+    data = json.loads(json.dumps(measurement.to_dict(), allow_nan=False))
+    assert Measurement.from_dict(data) == measurement
+
+
+def test_a_value_that_is_not_finite_stays_inconclusive_in_json() -> None:
+    data = Measurement("busbw", math.nan, "", at_least(1), note="0 s").to_dict()
+    assert (data["value"], data["note"], data["verdict"]) == (
+        None,
+        "0 s; measured nan",
+        "inconclusive",
+    )
+    assert Measurement.from_dict(data).verdict is Verdict.INCONCLUSIVE
+
+
+def test_an_edited_verdict_is_judged_anew() -> None:
+    data = Measurement("busbw", 1, "", at_least(2)).to_dict() | {"verdict": "pass", "margin": 5}
+    assert Measurement.from_dict(data).verdict is Verdict.FAIL
