@@ -161,6 +161,12 @@ def test_the_worst_measurement_is_the_one_to_show(
     assert (shown.name if shown and isinstance(worst, str) else shown) == worst
 
 
+def test_a_good_measurement_does_not_stand_for_a_test_that_failed_otherwise() -> None:
+    failed = case("fabric", "failed", FAST, message="wrong sum")
+    assert failed.worst is None
+    assert failed.told == "wrong sum"
+
+
 def test_culprits_are_named_once_and_only_for_what_decided() -> None:
     other = Measurement("busbw", 50, "Mbit/s", at_least(170), "spec", "node3 fab0")
     cases = (

@@ -49,6 +49,15 @@ def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path: Path) -> None:
+    path = write_report(tmp_path, certify())[0]
+    before = path.read_text()
+    with path.open() as old:
+        write_report(tmp_path, certify(promised=["mesh"]))
+        assert old.read() == before
+    assert path.read_text() != before
+
+
 def test_a_report_can_be_read_by_others(certify: Certify, tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
