@@ -15,7 +15,7 @@ class Node:
     index: 0 … N-1, the order in which worlds are filled.
     address: where other nodes reach it for control traffic (MASTER_ADDR).
     fabric_address: its address on the training fabric; None where not known.
-    fabric_interface: the interface collectives should use (GLOO_SOCKET_IFNAME …); None: backend's choice.
+    fabric_interface: what collectives should use (GLOO_SOCKET_IFNAME …); None: backend's choice.
     """
 
     name: str
@@ -41,6 +41,8 @@ class Launcher(Protocol):
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         """Local commands, one a node, that together run `argv` once on every node.
 
+        Raises NodeLostError where one is off.
+
         The command keeps the caller's environment, working directory and standard streams, and
         ends with the exit status of `argv` (128 + signal where a signal ended it).
         """
@@ -49,7 +51,10 @@ class Launcher(Protocol):
         """The local command for the one agent program that serves all nodes (shared kernel)."""
 
     def doorway(self, node: Node) -> int | None:
-        """Pid, as the agent program sees it, whose namespaces are the node; None: nothing to enter."""
+        """Pid, as the agent program sees it, whose namespaces are the node; None: none to enter.
+
+        Changes when the node is booted again. Raises NodeLostError where the node is off.
+        """
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
         """Call `on_lost(node name, reason)` from any thread when a node is gone."""

@@ -20,7 +20,8 @@ if __package__:
 else:  # run by path: this folder is sys.path[0], and the package need not be imported
     import namespaces  # type: ignore[import-not-found,no-redef]
 
-FORWARDED = {
+WATCHED = {
+    signal.SIGCHLD,
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -33,7 +34,7 @@ FORWARDED = {
 def main(arguments: Sequence[str]) -> NoReturn:
     pid, start_time, kinds, where, *command = arguments
     # Held back from here on, so that none is lost between the fork and the first wait.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
+    mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would cost us the exit status
     try:
         namespaces.enter_kinds(int(pid), kinds.split(","), int(start_time))
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     os._exit(status_of(child))
 
 
-def run(command: Sequence[str], where: str, mask: set[signal.Signals], alive: int) -> NoReturn:
+def run(command: list[str], where: str, mask: set[int], alive: int) -> NoReturn:
     """Become the command."""
     namespaces.die_with_parent()
     os.set_blocking(alive, False)
@@ -74,7 +75,7 @@ def run(command: Sequence[str], where: str, mask: set[signal.Signals], alive: in
 def status_of(child: int) -> int:
     """Wait for the child, passing on the signals that somebody sends; its status as a shell's."""
     while True:
-        info = signal.sigwaitinfo(FORWARDED | {signal.SIGCHLD})
+        info = signal.sigwaitinfo(WATCHED)
         if info.si_signo != signal.SIGCHLD:
             # A terminal's Ctrl-C (si_code > 0) has reached the whole group, the child too.
             if info.si_code <= 0:

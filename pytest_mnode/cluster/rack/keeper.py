@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from pytest_mnode.cluster.rack import namespaces
@@ -30,25 +31,37 @@ def main() -> None:
     assert isinstance(setup, Setup)
     os.chdir("/")
     namespaces.set_process_name("mnode-keeper")
-    inside: int | None = None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # how the controller closes
     try:
         controller = os.pidfd_open(setup.controller_pid)
-        if os.getppid() != setup.controller_pid:
-            return
+    except ProcessLookupError:
+        controller = None
+    # A pid that went to somebody else meanwhile is not our parent's.
+    if controller is not None and os.getppid() == setup.controller_pid:
+        keep(controller, channel, setup)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if setup.cleanup_dirs:
+            await_first([controller])
+    for directory in setup.cleanup_dirs:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def keep(controller: int, channel: socket.socket, setup: Setup) -> None:
+    """Run the rack until the controller or the rack itself ends; leaves nothing running."""
+    inside: int | None = None
+    try:
         namespaces.leave_host(setup.rootless)
         inside = fork_inside(channel, setup)
-        wait(controller, channel, os.pidfd_open(inside))
+        await_first([controller, os.pidfd_open(inside)], channel)
     except OSError as error:
         channel.send(encode(Reply(0, str(error))))
+        sys.exit(1)
     finally:
-        # A second SIGTERM must not cut this short.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut this short
         if inside is not None:
             os.kill(inside, signal.SIGKILL)
-            os.waitpid(inside, 0)
-        for directory in setup.cleanup_dirs:
-            shutil.rmtree(directory, ignore_errors=True)
+            os.waitpid(inside, 0)  # returns when all that was in the rack is dead
+        channel.close()  # tells the controller
 
 
 def fork_inside(channel: socket.socket, setup: Setup) -> int:
@@ -80,12 +93,13 @@ def run_inside(channel: socket.socket, setup: Setup, name_read: int) -> NoReturn
         os._exit(0)
 
 
-def wait(controller: int, channel: socket.socket, inside: int) -> None:
-    """Return when the controller is gone or has hung up, or when the rack is gone."""
+def await_first(processes: Sequence[int], channel: socket.socket | None = None) -> None:
+    """Return when one of the processes (pidfds) has ended, or the channel is hung up."""
     poll = select.poll()
-    poll.register(controller, select.POLLIN)
-    poll.register(channel, 0)  # POLLHUP and POLLERR come unasked
-    poll.register(inside, select.POLLIN)
+    for process in processes:
+        poll.register(process, select.POLLIN)
+    if channel is not None:
+        poll.register(channel, 0)  # hanging up is told unasked
     poll.poll()
 
 

@@ -43,7 +43,8 @@ class Rack:
         where not given.
     mode: "root", "rootless" (by a user namespace), or "auto": by root where we are.
     shm_bytes: limit of each node's /dev/shm.
-    cleanup_dirs: removed when the rack is down, however that came about.
+    cleanup_dirs: removed once the controller is gone, however it went; after close() they are
+        the caller's to remove.
     """
 
     name = "rack"
@@ -54,6 +55,7 @@ class Rack:
         nodes: int,
         fabric: Link = FABRIC,
         management: Link | None = None,
+        *,
         mode: str = "auto",
         shm_bytes: int = SHM_BYTES,
         cleanup_dirs: Sequence[str | os.PathLike[str]] = (),
@@ -118,7 +120,7 @@ class Rack:
             return seat.doorway
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
-        """See Launcher. `on_lost` may use the rack; it is not called for nodes that close() ends."""
+        """See Launcher. `on_lost` may use the rack; close() itself loses no node."""
         self._watchers.append(on_lost)
 
     def power_off(self, node: Node) -> None:
@@ -206,7 +208,7 @@ class Rack:
         doorway, seat = self.doorway(node), self._seat(node)
         with self._seats_lock:
             if seat.outside is None and self._keeper is not None:
-                seat.outside = _child_outside(self._keeper[0], doorway)
+                seat.outside = namespaces.child_outside(self._keeper[0], doorway)
             if seat.outside is None:
                 raise NodeLostError(node.name, f"{node.name} is not there: its first process ended")
             return seat.outside
@@ -240,25 +242,3 @@ def _enter(
     # No site-packages and no environment for the entering itself: the command gets both.
     python = [sys.executable, "-S", "-E", "-s"]
     return [*python, ENTER, str(pid), str(start), ",".join(kinds), where, *argv]
-
-
-def _child_outside(parent: int, inside: int) -> tuple[int, int] | None:
-    """Pid and start time, as seen here, of the child of `parent` that calls itself `inside`."""
-    try:
-        children = (
-            Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
-        )
-    except OSError:  # a kernel without it: look at everybody
-        children = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    for child in children:
-        try:
-            status = Path(f"/proc/{child}/status").read_text(encoding="utf-8", errors="replace")
-            start = namespaces.process_start(int(child))
-        except (OSError, IndexError):
-            continue
-        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        # NSpid lists its pids from our namespace inwards: here, in the rack, on the node.
-        pids = fields.get("NSpid", "").split()
-        if fields["PPid"].strip() == str(parent) and len(pids) == 3 and int(pids[1]) == inside:
-            return int(child), start
-    return None

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import queue
-import shutil
 import socket
 import subprocess
 import sys
@@ -38,7 +37,6 @@ class Line:
 
     def __init__(self, setup: Setup, on_event: Callable[[Booted | Lost | None], None]) -> None:
         self._on_event = on_event
-        self._setup = setup
         self._lock = threading.Lock()
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._ids = itertools.count(1)
@@ -127,6 +125,7 @@ class Line:
     def close(self) -> None:
         """End the rack and wait until nothing of it is left; must be called once."""
         self._closing = True
+        self._process.terminate()
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         try:
@@ -144,6 +143,3 @@ class Line:
             self._thread.join(CLOSE_LIMIT_S)
             self._channel.close()
             os.close(self._complaints)
-        # The keeper has done this, unless it was killed.
-        for directory in self._setup.cleanup_dirs:
-            shutil.rmtree(directory, ignore_errors=True)

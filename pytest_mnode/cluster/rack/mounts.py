@@ -50,7 +50,8 @@ def mount_names(hosts: str) -> None:
         files[str(switch)] = re.sub(r"(?m)^hosts:.*$", "hosts: files", text)
     namespaces.mount("names", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     for target, text in files.items():
-        if Path(target).exists():
+        # Without a resolv.conf, resolvers ask 127.0.0.1: as dead an end as ours.
+        if target == "/etc/hosts" or Path(target).exists():
             private = Path("/dev/shm", Path(target).name)
             private.write_text(text, encoding="utf-8")
             namespaces.mount(str(private), target, flags=MS_BIND)

@@ -186,7 +186,7 @@ def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -
     start_time: what `process_start` said of the process meant; a later process that got the
     same pid raises ProcessLookupError.
     """
-    directory = os.getcwd()
+    directory = os.getcwd()  # noqa: PTH109
     wanted = list(kinds)
     if not _same_user_namespace(pid):
         wanted.insert(0, "user")
@@ -235,3 +235,25 @@ def process_start(pid: int) -> int:
         text = file.read()
     # The second field is the command's name and may hold anything, blanks and brackets too.
     return int(text.rpartition(")")[2].split()[19])
+
+
+def child_outside(parent: int, inside: int) -> tuple[int, int] | None:
+    """Pid, as seen here, and start time of the child of `parent` whom `parent` calls `inside`."""
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:  # noqa: PTH123
+            children = file.read().split()
+    except OSError:  # a kernel without that file: look at everybody
+        children = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    for child in children:
+        try:
+            with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                fields = dict(line.split(":", 1) for line in file if ":" in line)
+            start = process_start(int(child))
+        except OSError:
+            continue  # gone meanwhile
+        # NSpid lists the pids of a process from our namespace inwards: … here, in the rack, on
+        # the node.
+        pids = fields.get("NSpid", "").split()
+        if int(fields["PPid"]) == parent and pids[-2:-1] == [str(inside)]:
+            return int(child), start
+    return None

@@ -35,7 +35,7 @@ def run(plan: Plan, index: int, report: int) -> NoReturn:
     step = "fork"
     try:
         namespaces.set_process_name(name)
-        for step, action in steps:  # noqa: B007
+        for step, action in steps:
             os.write(report, f"{step}\n".encode())
             action()
         os.write(report, f"{READY}\n".encode())

@@ -83,6 +83,7 @@ def _try(rootless: bool) -> str:
 
 def _try_inside(rootless: bool) -> str:
     try:
+        namespaces.die_with_parent()
         mounts.mount_proc()
         namespaces.unshare(
             namespaces.NEWUTS | namespaces.NEWIPC | namespaces.NEWNS | namespaces.NEWNET

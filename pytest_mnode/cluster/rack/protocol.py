@@ -24,7 +24,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Controller to keeper: `do` is power_off, power_on, set_rate or set_link; answered by Reply."""
+    """Controller to keeper: `do` is power_off, power_on, set_rate or set_link."""
 
     id: int
     do: str

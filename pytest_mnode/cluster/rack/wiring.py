@@ -5,8 +5,11 @@ Runs in the rack's first process, whose network namespace is the switch.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
+from collections.abc import Iterator
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -43,34 +46,38 @@ class Switch:
         self._pulled: set[tuple[int, str]] = set()
         self._up("lo")
         for link in plan.links:
-            self._netlink.link(
-                "add", ifname=link.name, kind="bridge", br_stp_state=0, br_forward_delay=0
-            )
+            with _step(f"bridge {link.name} at the switch"):
+                self._netlink.link(
+                    "add", ifname=link.name, kind="bridge", br_stp_state=0, br_forward_delay=0
+                )
             self._up(link.name)
 
     def plug_in(self, index: int, pid: int) -> None:
         """Cable the node whose first process is `pid`, with the rates last set."""
         plan = self._plan
         for link in plan.links:
-            self._netlink.link(
-                "add",
-                ifname=plan.port(index, link.name),
-                kind="veth",
-                mtu=link.mtu,
-                master=socket.if_nametoindex(link.name),
-                peer={
-                    "ifname": link.name,
-                    "address": plan.mac(index, link.name),
-                    "mtu": link.mtu,
-                    "net_ns_pid": pid,
-                },
-            )
+            port = plan.port(index, link.name)
+            with _step(f"veth {port}"):
+                self._netlink.link(
+                    "add",
+                    ifname=port,
+                    kind="veth",
+                    mtu=link.mtu,
+                    master=socket.if_nametoindex(link.name),
+                    peer={
+                        "ifname": link.name,
+                        "address": plan.mac(index, link.name),
+                        "mtu": link.mtu,
+                        "net_ns_pid": pid,
+                    },
+                )
         with namespaces.network_of(pid), IPRoute() as there:
             there.link("set", index=socket.if_nametoindex("lo"), state="up")
             for link in plan.links:
                 interface = socket.if_nametoindex(link.name)
                 address = plan.address(index, link.name)
-                there.addr("add", index=interface, address=address, prefixlen=24)
+                with _step(f"address {address}"):
+                    there.addr("add", index=interface, address=address, prefixlen=24)
                 _shape(there, interface, self._rates[index, link.name])
                 there.link("set", index=interface, state="up")
         for link in plan.links:
@@ -106,11 +113,10 @@ class Switch:
     def unplug(self, index: int) -> None:
         """Remove the cables of a node that is gone."""
         for link in self._plan.links:
-            try:
+            # The kernel may have taken it away already, together with the node's end.
+            with contextlib.suppress(OSError, NetlinkError):
                 port = socket.if_nametoindex(self._plan.port(index, link.name))
                 self._netlink.link("del", index=port)
-            except (OSError, NetlinkError):
-                pass  # the kernel took it away together with the node's end
 
     def set_rate(self, index: int, pid: int | None, link_name: str, rate_mbit_s: float) -> None:
         """Another rate in both directions; a node that is off (pid None) gets it when it boots."""
@@ -140,12 +146,22 @@ def _shape(netlink: IPRoute, interface: int, rate_mbit_s: float) -> None:
     """Limit what leaves this interface."""
     rate_bytes_s = rate_mbit_s * 1e6 / 8
     burst = burst_bytes(rate_mbit_s)
-    netlink.tc(
-        "replace",
-        "tbf",
-        interface,
-        0x10000,
-        rate=f"{int(rate_mbit_s * 1e6)}bit",
-        burst=burst,
-        limit=int(rate_bytes_s * QUEUE_S) + burst,
-    )
+    with _step(f"tbf queue of {rate_mbit_s:g} Mbit/s"):
+        netlink.tc(
+            "replace",
+            "tbf",
+            interface,
+            0x10000,
+            rate=f"{int(rate_mbit_s * 1e6)}bit",
+            burst=burst,
+            limit=int(rate_bytes_s * QUEUE_S) + burst,
+        )
+
+
+@contextlib.contextmanager
+def _step(what: str) -> Iterator[None]:
+    """Name the step in what the kernel refuses."""
+    try:
+        yield
+    except NetlinkError as error:
+        raise OSError(error.code, os.strerror(error.code), what) from error
