@@ -5,8 +5,8 @@
 # make clean     remove the environment and everything built
 
 PYTHON ?= python3
-NODES ?= 4
-REPORT ?= mnode-report
+NODES := 4
+REPORT := mnode-report
 VENV := .venv
 BIN := $(VENV)/bin
 # Written last: an environment without it is half made, and is made anew.
@@ -42,5 +42,5 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(REPORT) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) mnode-report build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
