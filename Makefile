@@ -33,7 +33,7 @@ bench: environment
 
 environment: $(READY)
 
-# torch first and alone: resolved together with the rest, pip may weigh one more build of it.
+# torch first and alone: its version is fixed here, and what follows takes the one that is there.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "pytest-mnode needs Python 3.11 or later, and %s is %d.%d; name another: make PYTHON=/path/to/python3.12" % (sys.executable, v[0], v[1]))'
 	$(PYTHON) -m venv --clear $(VENV)
