@@ -123,6 +123,15 @@ class Rack:
         """See Launcher. `on_lost` may use the rack; close() itself loses no node."""
         self._watchers.append(on_lost)
 
+    def unwatch(self, on_lost: Callable[[str, str], None]) -> None:
+        """Take back a `watch`."""
+        self._watchers.remove(on_lost)
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """Pid of the process that the whole rack hangs on; None before the start and after close."""
+        return None if self._line is None or self._closed else self._line.pid
+
     def power_off(self, node: Node) -> None:
         """Links down, then everything on the node killed; no-op where it is off."""
         self._ask("power_off", node)

@@ -65,6 +65,11 @@ class Line:
         self._thread = threading.Thread(target=self._listen, name="rack-line", daemon=True)
         self._thread.start()
 
+    @property
+    def pid(self) -> int:
+        """The keeper's."""
+        return self._process.pid
+
     def await_up(self) -> int:
         """Pid of the rack's first process, once all nodes are up; raises ClusterError if not."""
         reply = self._await_reply(0, "start")
