@@ -6,7 +6,8 @@
     ├── ClusterError           nodes could not be had, reached or kept
     │   └── NodeLostError      a node was there and is gone
     ├── WorldError             ranks could not be started or did not answer
-    │   └── RankError          a function run in the ranks of a world failed in some
+    │   ├── RankError          a function run in the ranks of a world failed in some
+    │   └── EnvironmentContractError   RANK, WORLD_SIZE … are missing or contradict each other
     └── TimeLimitError         a wait reached its limit; names who did not arrive
 
 Messages are one line unless they carry a traceback of somebody else.
@@ -45,6 +46,10 @@ class WorldError(MnodeError):
 
 class RankError(WorldError):
     """A function that ran in every rank of a world failed in some of them."""
+
+
+class EnvironmentContractError(WorldError):
+    """RANK, WORLD_SIZE and the like are missing, not numbers, or contradict each other."""
 
 
 class TimeLimitError(MnodeError):

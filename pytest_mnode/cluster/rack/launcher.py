@@ -129,7 +129,7 @@ class Rack:
 
     @property
     def keeper_pid(self) -> int | None:
-        """Pid of the process that the whole rack hangs on; None before the start and after close."""
+        """Pid of the process that the whole rack hangs on; None while there is none."""
         return None if self._line is None or self._closed else self._line.pid
 
     def power_off(self, node: Node) -> None:

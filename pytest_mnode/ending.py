@@ -1,0 +1,147 @@
+"""How a run ends: cases gathered from reports, the certificate written and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from pytest_mnode.report import (
+    CaseResult,
+    Certificate,
+    RunFacts,
+    SpecFacts,
+    build_certificate,
+    git_commit,
+    installed_versions,
+    print_summary,
+    write_report,
+)
+from pytest_mnode.spec import doubts
+from pytest_mnode.verdict import Measurement
+
+if TYPE_CHECKING:
+    from pytest_mnode.run import Run
+
+Result = Literal["passed", "failed", "error", "skipped"]
+
+
+@dataclass(slots=True)
+class _Case:
+    outcome: Result = "passed"
+    message: str = ""
+    culprit: str | None = None
+    duration_s: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Ending:
+    """Listens to reports of criteria, and ends a run with a certificate."""
+
+    def __init__(self) -> None:
+        self.started = datetime.now(UTC)
+        self.cases: dict[str, _Case] = {}
+        self.certificate: Certificate | None = None
+        self._deselected = 0
+        self._written: list[str] = []
+
+    def deselected(self, items: Sequence[pytest.Item]) -> None:
+        self._deselected += sum(i.get_closest_marker("criterion") is not None for i in items)
+
+    def take(self, report: pytest.TestReport) -> None:
+        if "criterion" not in report.keywords:
+            return
+        case = self.cases.setdefault(report.nodeid, _Case())
+        case.duration_s += report.duration
+        case.facts = getattr(report, "mnode", case.facts)
+        outcome = _outcome(report)
+        if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
+            case.outcome, case.message = outcome, _message(report)
+            case.culprit = getattr(report, "mnode_culprit", None)
+
+    def finish(self, session: pytest.Session, run: Run, exitstatus: int) -> None:
+        """Build and write the certificate; a run that was to certify and did not, fails."""
+        self.certificate = build_certificate(
+            run=self._facts(session, run, exitstatus),
+            cases=[_result(test, case) for test, case in self.cases.items()],
+            promised=run.spec.promised_criteria,
+            not_promised={n.question: n.reason for n in run.spec.not_promised},
+        )
+        directory = run.settings.report_dir
+        if directory is not None:
+            self._written = [str(path) for path in write_report(directory, self.certificate)]
+            if exitstatus == pytest.ExitCode.OK and self.certificate.verdict != "certified":
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
+        config = session.config
+        nodes = tuple(n.name for n in run.pool.launcher.nodes) if run.pool else ()
+        return RunFacts(
+            launcher=run.launcher or "none",
+            launcher_reason=run.reason,
+            nodes=nodes,
+            ranks=len(nodes) * run.procs_per_node,
+            backend=run.backend,
+            spec=SpecFacts(run.spec.name, str(run.spec_path), run.spec.digest()),
+            versions=installed_versions(),
+            start=self.started,
+            end=datetime.now(UTC),
+            commit=git_commit(config.rootpath),
+            emulated="; ".join(run.spec.emulated) or None,
+            doubts=tuple(doubts(run.spec)),
+            cut_short=tuple(self._cut_short(session, exitstatus)),
+            validity=timedelta(seconds=run.spec.certificate.valid_for_s),
+        )
+
+    def _cut_short(self, session: pytest.Session, exitstatus: int) -> list[str]:
+        why = []
+        if self._deselected:
+            why.append(f"{self._deselected} tests deselected")
+        if chosen := [a for a in session.config.args if "::" in a]:
+            why.append(f"only {', '.join(chosen)}")
+        if exitstatus == pytest.ExitCode.INTERRUPTED:
+            why.append("interrupted")
+        for stop in (session.shouldstop, session.shouldfail):
+            if stop:
+                why.append(str(stop))
+        return why
+
+    def show(self, terminal: Any) -> None:
+        if self.certificate is None:
+            return
+        terminal.section("certificate")
+        print_summary(self.certificate, terminal.write_line, terminal._tw.fullwidth)
+        for path in self._written:
+            terminal.write_line(f"written: {path}")
+
+
+_SEVERITY: dict[str, int] = {"passed": 0, "skipped": 1, "error": 2, "failed": 3}
+
+
+def _outcome(report: pytest.TestReport) -> Result:
+    if report.failed:
+        return "failed" if report.when == "call" else "error"
+    return "skipped" if report.skipped else "passed"
+
+
+def _message(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message) if crash is not None else report.longreprtext
+
+
+def _result(test: str, case: _Case) -> CaseResult:
+    return CaseResult(
+        test=test,
+        question=case.facts.get("question", ""),
+        outcome=case.outcome,
+        message=case.message,
+        culprit=case.culprit,
+        measurements=tuple(Measurement.from_dict(m) for m in case.facts.get("measurements", ())),
+        nodes=tuple(case.facts.get("nodes", ())),
+        duration_s=case.duration_s,
+    )
+
+

@@ -1,0 +1,109 @@
+"""What tests can ask for. Rank-side fixtures live in ranks, `cluster` in the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.marks import NODES_FIXTURE
+from pytest_mnode.measure import Measure, measure_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.cluster.handle import Cluster
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.world.contract import World
+    from pytest_mnode.world.rank import Rank
+
+
+def _rank_of(request: pytest.FixtureRequest) -> Rank:
+    follower: Any = request.config.pluginmanager.getplugin("mnode-follower")
+    rank: Rank | None = follower.rank if follower is not None else None
+    if rank is None:
+        pytest.fail(
+            f"{request.fixturename} lives in ranks, and this is the controller: a test or fixture "
+            "that asks for it runs in ranks",
+            pytrace=False,
+        )
+    return rank
+
+
+@pytest.fixture(scope="session")
+def world(request: pytest.FixtureRequest) -> World:
+    """This rank's place in its world: rank, size, local_rank, local_size, node, nodes."""
+    return _rank_of(request).world
+
+
+@pytest.fixture(scope="session")
+def rank(world: World) -> int:
+    """0 … world_size-1, counted over all nodes of the world."""
+    return world.rank
+
+
+@pytest.fixture(scope="session")
+def world_size(world: World) -> int:
+    """Number of ranks of the world."""
+    return world.size
+
+
+@pytest.fixture(scope="session")
+def local_rank(world: World) -> int:
+    """0 … local_size-1, counted on this node."""
+    return world.local_rank
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """This rank's accelerator, by local rank; the CPU where the spec promises none."""
+    return _rank_of(request).groups.device
+
+
+@pytest.fixture
+def process_group(request: pytest.FixtureRequest) -> Any:
+    """The default process group, initialised over all ranks of the world."""
+    return _rank_of(request).groups.get()
+
+
+@pytest.fixture
+def measure(request: pytest.FixtureRequest) -> Measure:
+    """Record a measured value with what is expected of it; see Measure.__call__."""
+    follower: Any = request.config.pluginmanager.getplugin("mnode-follower")
+    where = ""
+    if follower is not None and follower.rank is not None:
+        place = follower.rank.world
+        where = f"rank {place.rank} on {place.node}"
+    return measure_of(request.node, where)
+
+
+@pytest.fixture(scope="session")
+def spec(request: pytest.FixtureRequest) -> Spec:
+    """The page of what the cluster promises."""
+    from pytest_mnode.run import spec_of
+
+    return spec_of(request.config)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The nodes, from the controller: run commands, start worlds and jobs, switch power.
+
+    All nodes, or as many as the mnode mark says, are this test's alone until it ends.
+    """
+    from pytest_mnode.run import run_of
+
+    try:
+        handle = run_of(request.config).lease_cluster(request.node)
+    except MnodeError as error:
+        pytest.fail(str(error), pytrace=False)
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(name=NODES_FIXTURE)
+def _mnode_nodes(request: pytest.FixtureRequest) -> int:
+    """How many nodes this variant of a test has; set by the mnode mark."""
+    return int(request.param)

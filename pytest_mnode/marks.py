@@ -1,0 +1,121 @@
+"""What `@pytest.mark.mnode(...)` and a test's fixtures say of where its body runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pytest_mnode.options import REUSE, Settings
+
+RANK_FIXTURES = frozenset(
+    {"world", "rank", "world_size", "local_rank", "device", "process_group"}
+)
+CLUSTER_FIXTURE = "cluster"
+NODES_FIXTURE = "_mnode_nodes"
+
+MARKER = (
+    "mnode(nodes=N or [N, …], procs_per_node=G, reuse='warm'|'group'|'fresh', timeout=SECONDS, "
+    "exclusive=True): run the test's body in every rank of a world of N nodes × G ranks; a list "
+    "of nodes parametrises. Without nodes the test gets all."
+)
+_ACCEPTED = ("nodes", "procs_per_node", "reuse", "timeout", "exclusive")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The world a test asks for; None: all there is, the run's default."""
+
+    nodes: int | None
+    procs_per_node: int | None
+    reuse: str
+    timeout_s: float
+    exclusive: bool
+
+
+def fixture_names(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+def runs_in_ranks(item: pytest.Item) -> bool:
+    """Whether the body of this test runs in ranks, not in the controller."""
+    names = fixture_names(item)
+    if not RANK_FIXTURES.isdisjoint(names):
+        return True
+    return item.get_closest_marker("mnode") is not None and CLUSTER_FIXTURE not in names
+
+
+def contradiction(item: pytest.Item) -> str | None:
+    """Why this test cannot run anywhere: it asks for both sides."""
+    names = fixture_names(item)
+    mixed = sorted(RANK_FIXTURES.intersection(names))
+    if CLUSTER_FIXTURE in names and mixed:
+        return (
+            f"asks for cluster, which lives in the controller, and for {', '.join(mixed)}, which "
+            "live in ranks: a test runs in one or the other; use cluster.world(...).run(function) "
+            "to do something in ranks from the controller"
+        )
+    return None
+
+
+def need_of(item: pytest.Item, settings: Settings) -> Need:
+    """Raises pytest.UsageError, one line, for a marker that makes no sense."""
+    said: dict[str, Any] = {}
+    for mark in reversed(list(item.iter_markers("mnode"))):  # the closest has the last word
+        _check(item.nodeid, mark)
+        said.update(mark.kwargs)
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    nodes = params.get(NODES_FIXTURE, said.get("nodes"))
+    return Need(
+        nodes,
+        said.get("procs_per_node", settings.procs_per_node),
+        said.get("reuse", settings.reuse),
+        float(said.get("timeout", settings.timeout_s)),
+        bool(said.get("exclusive", False)) or "measure" in fixture_names(item),
+    )
+
+
+def _check(nodeid: str, mark: pytest.Mark) -> None:
+    def wrong(what: str, accepted: str) -> pytest.UsageError:
+        return pytest.UsageError(f"{nodeid}: @pytest.mark.mnode({what}): accepted: {accepted}")
+
+    if mark.args:
+        raise wrong(repr(mark.args[0]), "keywords only, such as nodes=2")
+    for name, value in mark.kwargs.items():
+        text = f"{name}={value!r}"
+        if name not in _ACCEPTED:
+            raise wrong(text, ", ".join(_ACCEPTED))
+        if name == "nodes" and isinstance(value, list | tuple) and value:
+            if not all(_is_count(n) for n in value):
+                raise wrong(text, "whole numbers of 1 or more")
+        elif name in ("nodes", "procs_per_node") and not _is_count(value):
+            raise wrong(text, "a whole number of 1 or more")
+        elif name == "reuse" and value not in REUSE:
+            raise wrong(text, ", ".join(REUSE))
+        elif name == "timeout" and not (
+            isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        ):
+            raise wrong(text, "seconds, more than 0")
+        elif name == "exclusive" and not isinstance(value, bool):
+            raise wrong(text, "True or False")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def parametrise_nodes(metafunc: pytest.Metafunc) -> None:
+    """`nodes=[1, 2, 4]` makes one test of each number."""
+    for mark in metafunc.definition.iter_markers("mnode"):
+        nodes = mark.kwargs.get("nodes")
+        if nodes is None:
+            continue
+        if isinstance(nodes, list | tuple):
+            _check(metafunc.definition.nodeid, mark)
+            metafunc.fixturenames.append(NODES_FIXTURE)
+            metafunc.parametrize(
+                NODES_FIXTURE, nodes, ids=[f"nodes{n}" for n in nodes], indirect=True
+            )
+        return

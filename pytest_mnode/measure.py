@@ -1,0 +1,111 @@
+"""What tests measure, kept with the test and judged when its body has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.verdict import Bound, Measurement, Verdict, at_least as _at_least
+from pytest_mnode.verdict import at_most as _at_most
+from pytest_mnode.verdict import equals as _equals
+
+KEPT = pytest.StashKey[list[Measurement]]()
+
+
+class Measure:
+    """The `measure` fixture: call it with what was measured and what was expected."""
+
+    def __init__(self, kept: list[Measurement], where: str) -> None:
+        self._kept = kept
+        self._where = where
+
+    def __call__(
+        self,
+        name: str,
+        value: float | None,
+        unit: str = "",
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        equals: float | None = None,
+        tolerance: float = 0.0,
+        source: str = "",
+        culprit: str | None = None,
+        note: str = "",
+    ) -> Measurement:
+        """Record a value, judged when the test's body has ended.
+
+        value: None where it could not be measured, which is inconclusive and never passes.
+        at_least, at_most, equals: at most one of them, in `unit`, widened by `tolerance`.
+        source: where the bound comes from. culprit: what to blame where it is broken.
+        Raises TypeError for more than one bound, ValueError for one that cannot be judged.
+        """
+        measurement = Measurement(
+            name=name,
+            value=None if value is None else float(value),
+            unit=unit,
+            expected=_bound(at_least, at_most, equals, tolerance),
+            source=source,
+            culprit=culprit,
+            note=note,
+            where=self._where,
+        )
+        self._kept.append(measurement)
+        return measurement
+
+
+def _bound(
+    at_least: float | None, at_most: float | None, equals: float | None, tolerance: float
+) -> Bound | None:
+    given = {
+        name: (make, limit)
+        for name, make, limit in (
+            ("at_least", _at_least, at_least),
+            ("at_most", _at_most, at_most),
+            ("equals", _equals, equals),
+        )
+        if limit is not None
+    }
+    if len(given) > 1:
+        raise TypeError(f"give one of {', '.join(given)}, not {len(given)}")
+    for make, limit in given.values():
+        return make(float(limit), float(tolerance))
+    return None
+
+
+def measure_of(item: pytest.Item, where: str) -> Measure:
+    """The measure of a test; what it keeps goes with the test."""
+    return Measure(item.stash.setdefault(KEPT, []), where)
+
+
+def kept_by(item: pytest.Item) -> list[Measurement]:
+    return item.stash.get(KEPT, [])
+
+
+def forget(item: pytest.Item) -> None:
+    """A test that runs again starts with nothing measured."""
+    item.stash.setdefault(KEPT, []).clear()
+
+
+def judged(measurements: list[Measurement], verdict: Verdict) -> str:
+    """Lines of the measurements with this verdict; "" where there are none."""
+    return "\n".join(str(m) for m in measurements if m.verdict is verdict)
+
+
+def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
+    """Measurements of all ranks, one for each name: the worst, which says which rank it was."""
+    best: dict[str, Measurement] = {}
+    for measurements in by_rank.values():
+        for measurement in measurements:
+            other = best.get(measurement.name)
+            if other is None or _worse(measurement, other):
+                best[measurement.name] = measurement
+    return list(best.values())
+
+
+def _worse(one: Measurement, other: Measurement) -> bool:
+    order = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2, None: 3}
+    if one.verdict is not other.verdict:
+        return order[one.verdict] < order[other.verdict]
+    if one.value is None or other.value is None or one.expected is None:
+        return False
+    return one.expected.margin(one.value) < other.expected.margin(other.value) if other.expected else False

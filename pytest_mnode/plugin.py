@@ -1,0 +1,345 @@
+"""pytest's hooks, thin: what runs where, and what is told at the end.
+
+Loaded by every pytest run of an environment that has this package, so what a run without ranks
+does not need is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode import marks, options
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
+    _mnode_nodes,
+    cluster,
+    device,
+    local_rank,
+    measure,
+    process_group,
+    rank,
+    spec,
+    world,
+    world_size,
+)
+
+if TYPE_CHECKING:
+    from pytest_mnode.ending import Ending
+    from pytest_mnode.run import Run
+
+SETTINGS = pytest.StashKey[options.Settings]()
+ENDING = pytest.StashKey["Ending"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", marks.MARKER)
+    config.addinivalue_line(
+        "markers", "criterion: this file is a question of the acceptance suite; certified"
+    )
+    settings = config.stash[SETTINGS] = options.read_settings(config)
+    if _follows(config):
+        return
+    if settings.nodes is not None or settings.spec is not None or settings.report_dir is not None:
+        _make_run(config)
+    if not _is_xdist_worker(config) and settings.report_dir is not None:
+        _make_ending(config)
+
+
+def _follows(config: pytest.Config) -> bool:
+    """Whether this session is a forge's or a rank's."""
+    return config.pluginmanager.has_plugin("mnode-follower")
+
+
+def _is_xdist_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput") and not _follows(config)
+
+
+def _uses_xdist(config: pytest.Config) -> bool:
+    return bool(getattr(config.option, "tx", None)) and not hasattr(config, "workerinput")
+
+
+def _run(config: pytest.Config) -> Run | None:
+    from pytest_mnode.run import RUN
+
+    return config.stash.get(RUN, None)
+
+
+def _make_run(config: pytest.Config) -> Run:
+    from pytest_mnode.run import RUN, Run
+
+    if RUN in config.stash:
+        return config.stash[RUN]
+    try:
+        run = config.stash[RUN] = Run(config, config.stash[SETTINGS])
+        if _is_xdist_worker(config):
+            _join(run, config.workerinput.get("mnode"))  # type: ignore[attr-defined]
+    except MnodeError as error:
+        raise pytest.UsageError(str(error)) from None
+    return run
+
+
+def _join(run: Run, told: dict[str, Any] | None) -> None:
+    """In a pytest-xdist worker: speak to the hub of the process that started it."""
+    from pytest_mnode.world.channel import Keys
+    from pytest_mnode.world.client import Client
+
+    if told is not None:
+        run.client = Client(told["endpoint"], Keys.from_dict(told["keys"]), told["client"])
+        run.launcher, run.reason = told["launcher"], told["reason"]
+
+
+def _make_ending(config: pytest.Config) -> Ending:
+    from pytest_mnode.ending import Ending
+
+    if ENDING not in config.stash:
+        config.stash[ENDING] = Ending()
+    return config.stash[ENDING]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Nodes come up and torch is imported while pytest collects."""
+    config = session.config
+    run = None if _follows(config) else _run_if_made(config)
+    if run is None or _is_xdist_worker(config) or run.nodes is None:
+        return
+    if config.getoption("collectonly"):
+        return
+    try:
+        run.make_pool().start_early()
+    except MnodeError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _run_if_made(config: pytest.Config) -> Run | None:
+    return _run(config) if SETTINGS in config.stash and "pytest_mnode.run" in _loaded() else None
+
+
+def _loaded() -> dict[str, Any]:
+    import sys
+
+    return sys.modules
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    run = None if _follows(config) else _run_if_made(config)
+    if run is None or not run.launcher:
+        return []
+    from pytest_mnode.spec import doubts
+
+    return [run.header(), *(f"mnode: doubtful spec: {line}" for line in doubts(run.spec))]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks.parametrise_nodes(metafunc)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    if _follows(config) or config.getoption("collectonly"):
+        return
+    items = [i for i in session.items if _needs_pool(i)]
+    if not items:
+        return
+    for item in items:
+        marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
+    run = _make_run(config)
+    if any(item.get_closest_marker("criterion") for item in items) and not _is_xdist_worker(config):
+        _make_ending(config)
+    if not _is_xdist_worker(config):
+        run.decide_nodes(items)
+        try:
+            run.make_pool()
+        except MnodeError as error:
+            raise pytest.UsageError(str(error)) from None
+    if run.client is not None:
+        run.send_collect(items)
+
+
+def _needs_pool(item: pytest.Item) -> bool:
+    return marks.runs_in_ranks(item) or marks.CLUSTER_FIXTURE in marks.fixture_names(item)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    run = None if _follows(config) else _run_if_made(config)
+    if run is None or run.settings.nodes is not None or not run.launcher:
+        return []
+    return [run.header()]  # only now it is known how many nodes the tests ask for
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    config = item.config
+    if _follows(config) or not marks.runs_in_ranks(item) or marks.contradiction(item):
+        return None
+    run = _make_run(config)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in run.run_item(item, nextitem):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not _follows(item.config) and (why := marks.contradiction(item)):
+        pytest.fail(f"{item.nodeid} {why}", pytrace=False)
+    if "measure" in marks.fixture_names(item):
+        from pytest_mnode.measure import forget
+
+        forget(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A measurement that breaks its bound fails the test, when its body has ended."""
+    result = yield
+    if "measure" in marks.fixture_names(item):
+        from pytest_mnode.measure import judged, kept_by
+        from pytest_mnode.verdict import Verdict
+
+        if failing := judged(kept_by(item), Verdict.FAIL):
+            pytest.fail(failing, pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """What could not be measured is an error: inconclusive never passes."""
+    result = yield
+    if "measure" in marks.fixture_names(item):
+        from pytest_mnode.measure import judged, kept_by
+        from pytest_mnode.verdict import Verdict
+
+        if missing := judged(kept_by(item), Verdict.INCONCLUSIVE):
+            pytest.fail(f"inconclusive: {missing}", pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "teardown" and not _follows(item.config):
+        criterion = item.get_closest_marker("criterion") is not None
+        if criterion or "measure" in marks.fixture_names(item):
+            from pytest_mnode.measure import kept_by
+            from pytest_mnode.run import describe
+
+            describe(report, item, kept_by(item), ())
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_to_serializable(
+    config: pytest.Config, report: pytest.CollectReport | pytest.TestReport
+) -> dict[str, Any] | None:
+    longrepr: Any = getattr(report, "longrepr", None)
+    if not hasattr(longrepr, "parts"):
+        return None
+    import copy
+
+    plain = copy.copy(report)
+    plain.longrepr = str(longrepr)
+    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=plain)
+    data["mnode_ranks"] = longrepr.to_dict(
+        lambda r: config.hook.pytest_report_to_serializable(config=config, report=r)
+    )
+    return data
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_from_serializable(
+    config: pytest.Config, data: dict[str, Any]
+) -> pytest.CollectReport | pytest.TestReport | None:
+    if "mnode_ranks" not in data:
+        return None
+    from pytest_mnode.world.ranksrepr import RanksRepr
+
+    data = dict(data)
+    parts = data.pop("mnode_ranks")
+    hook = config.hook.pytest_report_from_serializable
+    report: Any = hook(config=config, data=data)
+    report.longrepr = RanksRepr.from_dict(parts, lambda d: hook(config=config, data=d))
+    return report  # type: ignore[no-any-return]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if _SESSION_ENDING:
+        _SESSION_ENDING[-1].take(report)
+
+
+_SESSION_ENDING: list[Any] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if ENDING in session.config.stash:
+        _SESSION_ENDING.append(session.config.stash[ENDING])
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    if items and ENDING in items[0].config.stash:
+        items[0].config.stash[ENDING].deselected(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    config = session.config
+    ending = config.stash.get(ENDING, None)
+    run = None if _follows(config) else _run_if_made(config)
+    if ending is not None and run is not None and not _is_xdist_worker(config):
+        ending.finish(session, run, exitstatus)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    run = None if _follows(config) else _run_if_made(config)
+    if run is not None and run.pool is not None:
+        for notice in run.pool.hub.notices:
+            terminalreporter.write_line(f"mnode: {notice}", yellow=True)
+    if ENDING in config.stash:
+        config.stash[ENDING].show(terminalreporter)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SETTINGS not in config.stash or _follows(config):
+        return
+    if (run := _run_if_made(config)) is not None:
+        run.close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist is about to start a worker: it gets its way to the hub by standard input."""
+    run = _run_if_made(node.config)
+    if run is None or run.nodes is None:
+        return
+    pool = run.make_pool()
+    node.workerinput["mnode"] = {
+        "endpoint": pool.address.endpoint,
+        "keys": pool.address.keys.to_dict(),
+        "client": f"client/{node.gateway.id}-{os.getpid()}",
+        "launcher": run.launcher,
+        "reason": run.reason,
+    }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A pytest-xdist worker ended: the nodes it held are free."""
+    told = node.workerinput.get("mnode")
+    run = _run_if_made(node.config)
+    if told is not None and run is not None and run.client is not None:
+        from pytest_mnode.world.messages import ClientGone
+
+        run.client.tell(ClientGone(told["client"]))

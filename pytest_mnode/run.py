@@ -1,0 +1,313 @@
+"""A run as one pytest process sees it: its settings, its way to the hub, tests sent to ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.errors import MnodeError, NodeLostError
+from pytest_mnode.marks import Need, need_of, runs_in_ranks
+from pytest_mnode.measure import summed_up
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.verdict import Measurement
+from pytest_mnode.world.client import Client, Lease
+from pytest_mnode.world.conduct import Conductor, Outcome
+from pytest_mnode.world.messages import Collect, WorldInfo
+from pytest_mnode.world.pool import Pool, backend_of, procs_per_node_of
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+
+RUN = pytest.StashKey["Run"]()
+_FEWEST_NODES = 2
+_BOOT_AGAIN = 2
+
+
+def run_of(config: pytest.Config) -> Run:
+    return config.stash[RUN]
+
+
+def spec_of(config: pytest.Config) -> Spec:
+    """The spec, in the controller as in a rank."""
+    if RUN in config.stash:
+        return config.stash[RUN].spec
+    from pytest_mnode.options import read_settings
+
+    return load_spec(read_settings(config).spec or default_spec_path())
+
+
+class Run:
+    """Made once in each pytest process that has, or may have, tests for ranks."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.spec_path = settings.spec or default_spec_path()
+        self.spec = load_spec(self.spec_path)
+        self.nodes = settings.nodes
+        if self.nodes is not None and self.nodes > self.spec.nodes:
+            raise pytest.UsageError(
+                f"--mnode-nodes={self.nodes}: {self.spec_path.name} says nodes: {self.spec.nodes}; "
+                f"accepted: 1 to {self.spec.nodes}"
+            )
+        self.pool: Pool | None = None
+        self.client: Client | None = None
+        self.launcher = ""
+        self.reason = ""
+        self.backend = backend_of(settings, self.spec)
+        self.procs_per_node = procs_per_node_of(settings, self.spec)
+        self._warned: set[str] = set()
+        self._collect_sent = False
+
+    # The pool.
+
+    def make_pool(self) -> Pool:
+        """The pool this process owns. Raises MnodeError where there can be none."""
+        if self.pool is None:
+            assert self.nodes is not None
+            self.pool = Pool(self.settings, self.spec, self.nodes)
+            self.launcher, self.reason = self.pool.launcher.name, self.pool.reason
+            self.client = self.pool.client
+        return self.pool
+
+    def decide_nodes(self, items: Sequence[pytest.Item]) -> None:
+        """Without --mnode-nodes: as many as the most demanding test asks for, two at least."""
+        if self.nodes is None:
+            asked = [need_of(item, self.settings).nodes or 0 for item in items]
+            self.nodes = min(max([_FEWEST_NODES, *asked]), self.spec.nodes)
+
+    def send_collect(self, items: Sequence[pytest.Item]) -> None:
+        """Have the ranks collect the files of these tests as this process did."""
+        assert self.client is not None
+        if self._collect_sent:
+            return
+        self._collect_sent = True
+        files = tuple(dict.fromkeys(str(item.path) for item in items))
+        factory = self.config._tmp_path_factory  # type: ignore[attr-defined]
+        self.client.tell(
+            Collect(
+                args=files,
+                options=_picklable(vars(self.config.option)),
+                inifile=str(self.config.inipath) if self.config.inipath else None,
+                rootdir=str(self.config.rootpath),
+                cwd=str(self.config.invocation_params.dir),
+                sys_path=_sys_path(),
+                basetemp=str(factory.getbasetemp() / "ranks"),
+            )
+        )
+
+    def header(self) -> str:
+        """What a reader must know to judge the results that follow."""
+        assert self.nodes is not None
+        per_node = self.procs_per_node
+        return (
+            f"mnode: launcher {self.launcher} ({self.reason}), {self.nodes} nodes × {per_node} = "
+            f"{self.nodes * per_node} ranks, backend {self.backend}, "
+            f"spec {self.spec.name} ({_shown(self.spec_path, self.config)})"
+        )
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
+        elif self.client is not None:
+            self.client.close()
+        self.client = None
+
+    # Tests in ranks.
+
+    def run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        """Run a test in the ranks it asks for: its reports, merged."""
+        need = need_of(item, self.settings)
+        following = self._follows(need, nextitem)
+        try:
+            outcome = self._conduct(item, need, following)
+        except MnodeError as error:
+            self._repair(error)
+            return [_error_report(item, str(error))]
+        reports = self._reports(item, outcome)
+        self._after(outcome)
+        return reports
+
+    def _conduct(self, item: pytest.Item, need: Need, following: str | None) -> Outcome:
+        client = self.client
+        if client is None:
+            raise MnodeError(
+                "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
+            )
+        lease = self._lease(need, item.nodeid)
+        try:
+            fresh = need.reuse == "fresh"
+            world = client.open_world(lease, need.procs_per_node or self.procs_per_node, fresh)
+            conductor = Conductor(client, world, need.timeout_s)
+            keep_group = need.reuse == "warm" and not world.fresh
+            outcome = conductor.run_item(item.nodeid, following, keep_group)
+            client.close_world(world, outcome.clean and not fresh)
+        finally:
+            client.release(lease)
+        return outcome
+
+    def _lease(self, need: Need, label: str) -> Lease:
+        assert self.client is not None
+        for attempt in range(_BOOT_AGAIN):
+            try:
+                return self.client.lease(need.nodes, need.exclusive, label)
+            except NodeLostError as error:
+                if attempt or not self._boot(error.node):
+                    raise
+        raise AssertionError
+
+    def _follows(self, need: Need, nextitem: pytest.Item | None) -> str | None:
+        """The next test's id where it will share this one's ranks, and so fixtures of wide scope."""
+        if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
+            return None
+        other = need_of(nextitem, self.settings)
+        same = (need.nodes, need.procs_per_node) == (other.nodes, other.procs_per_node)
+        return nextitem.nodeid if same and other.reuse != "fresh" else None
+
+    def _reports(self, item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
+        from pytest_mnode.world.merge import merge
+
+        own = {
+            rank: {when: self._deserialize(r.data) for when, r in state.reports.items()}
+            for rank, state in outcome.states.items()
+        }
+        keywords = {name: 1 for name in item.keywords}
+        reports = merge(outcome, own, item.nodeid, item.location, keywords)
+        measurements = summed_up(
+            {r: s.torn.measurements for r, s in outcome.states.items() if s.torn is not None}
+        )
+        describe(reports[-1], item, measurements, outcome.world.nodes)
+        return reports
+
+    def _deserialize(self, data: dict[str, Any]) -> pytest.TestReport:
+        report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+        assert isinstance(report, pytest.TestReport)
+        return report
+
+    def _after(self, outcome: Outcome) -> None:
+        for state in outcome.states.values():
+            for warning in state.torn.warnings if state.torn else ():
+                self._warn(*warning)
+        for node in {s.node for s in outcome.states.values() if s.lost}:
+            self._repair(NodeLostError(node, f"node {node} was lost"))
+
+    def _warn(  # noqa: PLR0917  the fields of a warning as the rank sent them
+        self,
+        message: Warning,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        when: str,
+        nodeid: str,
+        location: Any,
+    ) -> None:
+        key = f"{category}{message}{filename}{lineno}{nodeid}"
+        if key in self._warned:  # the same from another rank
+            return
+        self._warned.add(key)
+        self.config.hook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": warnings.WarningMessage(message, category, filename, lineno),
+                "when": when,
+                "nodeid": nodeid,
+                "location": location,
+            }
+        )
+
+    def _repair(self, error: MnodeError) -> None:
+        """Boot a lost node again, or end the run with its name."""
+        if isinstance(error, NodeLostError) and not self._boot(error.node):
+            session: Any = self.config.pluginmanager.getplugin("session")
+            if session is not None:
+                session.shouldstop = f"{error}; this launcher cannot boot it again"
+
+    def _boot(self, node: str) -> bool:
+        assert self.client is not None
+        with contextlib.suppress(MnodeError):
+            self.client.ask_launcher("power_on", node)
+            return True
+        return False
+
+    # Tests in the controller.
+
+    def lease_cluster(self, item: pytest.Item) -> Cluster:
+        """The nodes for a test that runs in the controller."""
+        from pytest_mnode.handle import Cluster
+
+        need = need_of(item, self.settings)
+        if self.client is None:
+            raise MnodeError(
+                "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
+            )
+        lease = self._lease(need, item.nodeid)
+        return Cluster(self, lease, need)
+
+    def run_function(
+        self, world: WorldInfo, timeout_s: float, message: Any
+    ) -> tuple[Outcome, Conductor]:
+        assert self.client is not None
+        conductor = Conductor(self.client, world, timeout_s)
+        return conductor.run_function(message(conductor.ordinal, self.client.name)), conductor
+
+
+def describe(
+    report: pytest.TestReport,
+    item: pytest.Item,
+    measurements: Sequence[Measurement],
+    nodes: Sequence[str],
+) -> None:
+    """Attach to a test's last report what a certificate needs of it; survives pytest-xdist."""
+    from pytest_mnode.report import measurement_properties
+
+    if measurements:
+        report.user_properties.extend(measurement_properties(measurements))
+    function = getattr(item, "obj", None)
+    question = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
+    report.mnode = {  # type: ignore[attr-defined]
+        "question": question,
+        "nodes": list(nodes),
+        "measurements": [m.to_dict() for m in measurements],
+    }
+
+
+def _error_report(item: pytest.Item, text: str) -> pytest.TestReport:
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={name: 1 for name in item.keywords},
+        outcome="failed",
+        longrepr=text,
+        when="setup",
+    )
+    describe(report, item, (), ())
+    return report
+
+
+def _picklable(options: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, value in options.items():
+        with contextlib.suppress(Exception):
+            pickle.dumps(value)
+            kept[name] = value
+    return kept
+
+
+def _sys_path() -> tuple[str, ...]:
+    import sys
+
+    return tuple(sys.path)
+
+
+def _shown(path: Path, config: pytest.Config) -> str:
+    try:
+        return str(path.relative_to(config.invocation_params.dir))
+    except ValueError:
+        return path.name

@@ -1,0 +1,196 @@
+"""One a node, inside it: forks worlds, stops them with all they started, takes stacks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.world import elastic, process
+from pytest_mnode.world.messages import (
+    AgentUp,
+    GateOrder,
+    Launch,
+    LaunchFailed,
+    NodeEntry,
+    RanksStarted,
+    StackTexts,
+    StopWorld,
+    StorePort,
+    TakeStacks,
+)
+
+if TYPE_CHECKING:
+    from pytest_mnode.world.follow import Follower
+
+STACK_SIGNAL = signal.SIGRTMIN + 5
+"""Asks a rank for its stacks: high enough that no library uses it."""
+
+_STACKS_LIMIT_S = 0.6
+
+
+def main(order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follower) -> None:
+    """Entry of the forked process, still outside its node."""
+    if entry.doorway is not None:
+        namespaces.enter(entry.doorway)
+        outside = os.getpid()
+        inside = os.fork()
+        if inside:  # only a child is in the PID namespace; this one stays as its parent
+            process.close_all_but(set())
+            process.name_process("mnode-door")
+            os.waitpid(inside, 0)
+            os._exit(0)
+        process.die_with_parent(outside)
+    process.name_process("mnode-agent")
+    process.adopt_orphans()
+    try:
+        Agent(order, entry, forge, follower).serve()
+    except (EOFError, ConnectionError):
+        pass
+    except BaseException:
+        traceback.print_exc()
+    process.kill_descendants()
+
+
+@dataclass(slots=True)
+class _Running:
+    """What this node has of a world."""
+
+    launch: Launch
+    elastic_pid: int
+    connection: Connection
+    pids: dict[int, int] = field(default_factory=dict)
+
+
+class Agent:
+    """Serves the orders of the hub for one node."""
+
+    def __init__(
+        self, order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follower
+    ) -> None:
+        self.order = order
+        self.entry = entry
+        self.forge = forge
+        self.follower = follower
+        self.worlds: dict[str, _Running] = {}
+        self.store = self._new_store_socket()
+
+    def _new_store_socket(self) -> socket.socket:
+        """A listening socket on a port the system chose, for the next world led from here."""
+        return socket.create_server((self.entry.address, 0), backlog=2048)
+
+    def _send(self, message: Any) -> None:
+        self.forge.send_bytes(pickle.dumps(message))
+
+    def serve(self) -> None:
+        port = self.store.getsockname()[1]
+        self._send(AgentUp(self.entry.name, socket.gethostname(), port))
+        while True:
+            for ready in wait([self.forge, *(w.connection for w in self.worlds.values())]):
+                if ready is self.forge:
+                    self._obey(pickle.loads(self.forge.recv_bytes()))
+                else:
+                    self._from_elastic(ready)
+            process.reap()
+
+    def _obey(self, message: Any) -> None:
+        match message:
+            case Launch():
+                self._launch(message)
+            case StopWorld(world=world):
+                self._stop(world)
+            case TakeStacks(world=world):
+                self._send(StackTexts(self.entry.name, world, self._stacks(world)))
+
+    def _from_elastic(self, connection: Any) -> None:
+        world = next((w for w in self.worlds.values() if w.connection is connection), None)
+        if world is None:
+            return  # stopped meanwhile
+        try:
+            message = connection.recv()
+        except (EOFError, ConnectionError):
+            self._stop(world.launch.world.id)
+            text = "the elastic launcher of this node ended"
+            self._send(LaunchFailed(self.entry.name, world.launch.world.id, text))
+            return
+        if isinstance(message, RanksStarted):
+            world.pids = message.pids
+        self._send(message)
+
+    def _launch(self, launch: Launch) -> None:
+        leads = launch.node_rank == 0
+        listening = self.store if leads else None
+        ours, theirs = Pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            keep = {theirs.fileno()} | ({listening.fileno()} if listening else set())
+            self._close_mine(keep | {ours.fileno()})
+            ours.close()
+            process.die_with_parent(parent)
+            elastic.main(self.order, launch, theirs, listening, self.follower)
+            os._exit(0)
+        theirs.close()
+        self.worlds[launch.world.id] = _Running(launch, pid, ours)
+        if leads:
+            self.store.close()
+            self.store = self._new_store_socket()
+            self._send(StorePort(self.entry.name, self.store.getsockname()[1]))
+
+    def _close_mine(self, keep: set[int]) -> None:
+        for connection in (self.forge, *(w.connection for w in self.worlds.values())):
+            if connection.fileno() not in keep:
+                connection.close()
+        if self.store.fileno() not in keep:
+            self.store.close()
+
+    def _stop(self, world_id: str) -> None:
+        world = self.worlds.pop(world_id, None)
+        if world is None:
+            return
+        world.connection.close()
+        # Ranks first, then what they started, which the kernel gave to this process by then.
+        doomed = [world.elastic_pid, *process.descendants(world.elastic_pid)]
+        for pid in doomed:
+            process.kill(pid)
+        process.reap()
+        elastics = {w.elastic_pid for w in self.worlds.values()}
+        for pid in process.children(os.getpid()):
+            if pid not in elastics:
+                for lost in (pid, *process.descendants(pid)):
+                    process.kill(lost)
+        process.reap()
+
+    def _stacks(self, world_id: str) -> dict[int, str]:
+        """What faulthandler writes in each rank of this node, all asked at once."""
+        world = self.worlds.get(world_id)
+        if world is None:
+            return {}
+        info = world.launch.world
+        first = world.launch.node_rank * info.shape.procs_per_node
+        files = {first + local: elastic.stack_file(info, first + local) for local in world.pids}
+        for local, pid in world.pids.items():
+            files[first + local].write_text("")
+            process.kill(pid, STACK_SIGNAL)
+        end = time.monotonic() + _STACKS_LIMIT_S
+        sizes = dict.fromkeys(files, 0)
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            now = {rank: _size(path) for rank, path in files.items()}
+            if all(now.values()) and now == sizes:
+                break
+            sizes = now
+        return {rank: path.read_text(errors="replace") for rank, path in files.items()}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,136 @@
+"""A pytest process's side of the hub: leases, worlds, and messages to and from ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mnode import errors
+from pytest_mnode.world.channel import Keys, Line
+from pytest_mnode.world.messages import (
+    HUB,
+    Answer,
+    AskLauncher,
+    CloseWorld,
+    Granted,
+    LeaseNodes,
+    Opened,
+    OpenWorld,
+    Refused,
+    ReleaseNodes,
+    StopHub,
+    TakeStacks,
+    WorldInfo,
+)
+
+LEASE_LIMIT_S = 3600.0
+"""Longest wait for nodes that other tests use: with pytest-xdist they may all be long."""
+ANSWER_LIMIT_S = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Nodes that are this client's until it gives them back."""
+
+    id: int
+    nodes: tuple[str, ...]
+
+
+class Client:
+    """One per pytest process; used by its main thread only."""
+
+    def __init__(self, endpoint: str, keys: Keys, name: str = "") -> None:
+        self.name = name or f"client/{os.getpid()}"
+        self.line = Line(self.name, endpoint, keys)
+        self.ordinals = itertools.count(1)
+        self._seq = itertools.count(1)
+        self._inbox: deque[Any] = deque()
+
+    def tell(self, message: Any) -> None:
+        """To the hub."""
+        self.line.send(HUB, message)
+
+    def tell_ranks(self, world: WorldInfo, message: Any) -> None:
+        self.line.send(f"world/{world.id}", message)
+
+    def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
+        self.line.send(f"rank/{world.id}/{rank}", message)
+
+    def next_message(self, timeout_s: float) -> Any | None:
+        """The next message that is not an answer of the hub, None after `timeout_s`."""
+        if self._inbox:
+            return self._inbox.popleft()
+        return self.line.receive(timeout_s)
+
+    def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
+        """Wait until nodes are this client's. Raises what the hub says where they cannot be."""
+        seq = next(self._seq)
+        self.tell(LeaseNodes(seq, nodes, exclusive, label))
+        granted = self._answer(seq, LEASE_LIMIT_S, f"{nodes or 'all'} nodes for {label}")
+        return Lease(granted.lease, granted.nodes)
+
+    def release(self, lease: Lease) -> None:
+        self.tell(ReleaseNodes(lease.id))
+
+    def open_world(
+        self,
+        lease: Lease,
+        procs_per_node: int,
+        fresh: bool,
+        nodes: tuple[str, ...] | None = None,
+    ) -> WorldInfo:
+        """A world on nodes of the lease, its ranks up. Raises WorldError naming who is missing."""
+        seq = next(self._seq)
+        self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes))
+        world = self._answer(seq, ANSWER_LIMIT_S, "a world").world
+        assert isinstance(world, WorldInfo)
+        return world
+
+    def close_world(self, world: WorldInfo, reusable: bool) -> None:
+        self.tell(CloseWorld(world.id, reusable))
+
+    def take_stacks(self, world: WorldInfo) -> None:
+        """Ask all ranks for their stacks; they come as StackTexts, one a node."""
+        for node in world.nodes:
+            self.tell(TakeStacks(node, world.id))
+
+    def ask_launcher(self, method: str, *args: Any) -> Any:
+        """Call a method of the launcher where it runs. Raises MnodeError where it has none."""
+        seq = next(self._seq)
+        self.tell(AskLauncher(seq, method, args))
+        return self._answer(seq, ANSWER_LIMIT_S, f"the launcher to {method.replace('_', ' ')}").value
+
+    def stop_hub(self) -> None:
+        self.tell(StopHub())
+
+    def close(self) -> None:
+        self.line.close()
+
+    def _answer(self, seq: int, limit_s: float, what: str) -> Any:
+        end = time.monotonic() + limit_s
+        while (left := end - time.monotonic()) > 0:
+            message = self.line.receive(left)
+            match message:
+                case None:
+                    break
+                case Granted() | Opened() | Answer() if message.seq == seq:
+                    return message
+                case Refused() if message.seq == seq:
+                    raise _error(message)
+                case Granted() | Opened() | Answer() | Refused():
+                    continue  # the answer to a question that was given up
+                case _:
+                    self._inbox.append(message)
+        raise errors.TimeLimitError(f"waited {limit_s:.0f} s for {what}, and it did not come")
+
+
+def _error(message: Refused) -> errors.MnodeError:
+    if message.kind == "NodeLostError":
+        return errors.NodeLostError(message.node, message.text)
+    kind = getattr(errors, message.kind, errors.WorldError)
+    assert issubclass(kind, errors.MnodeError)
+    return kind(message.text)

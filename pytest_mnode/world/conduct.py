@@ -1,0 +1,246 @@
+"""Drives one test through the ranks of a world, and keeps what each of them said.
+
+Setup and body run in all ranks at once; teardown starts when all have ended their bodies, and the
+test is over when each has torn down and then still answers. A first failure starts a short grace,
+in which the others may end by themselves; whoever has not by then is asked for its stacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_mnode.world.client import Client
+from pytest_mnode.world.messages import (
+    AgentLost,
+    BodyDone,
+    Death,
+    LaunchFailed,
+    PhaseReport,
+    Ping,
+    Pong,
+    Returned,
+    RunItem,
+    StackTexts,
+    TearDown,
+    TornDown,
+    WorldInfo,
+)
+
+GRACE_S = 1.0
+"""How long other ranks may go on after the first failure."""
+STACKS_LIMIT_S = 0.9
+UNCLEAN_TEARDOWN_LIMIT_S = 5.0
+PONG_LIMIT_S = 5.0
+
+
+@dataclass(slots=True)
+class RankState:
+    """What one rank has said of one test. Times are the controller's monotonic seconds."""
+
+    rank: int
+    node: str
+    reports: dict[str, PhaseReport] = field(default_factory=dict)
+    failed_at: float | None = None
+    body_done: bool = False
+    torn: TornDown | None = None
+    pong: bool = False
+    death: Death | None = None
+    lost: str = ""
+    stack: str | None = None
+    stuck_in: str = ""
+    returned: Returned | None = None
+
+    @property
+    def gone(self) -> bool:
+        return self.death is not None or bool(self.lost)
+
+    @property
+    def phase(self) -> str:
+        """The phase this rank is in, or was in when it was last heard of."""
+        if "teardown" in self.reports or self.body_done:
+            return "teardown"
+        return "call" if "setup" in self.reports else "setup"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that is known of a test that was run in a world."""
+
+    world: WorldInfo
+    states: dict[int, RankState]
+    timeout_s: float
+    timed_out: str = ""
+    """The phase in which the limit was reached; empty where it was not."""
+    started: float = field(default_factory=time.time)
+    stopped: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed, died, hung or leaked: the world may serve again."""
+        return not self.timed_out and all(
+            s.failed_at is None
+            and not s.gone
+            and s.pong
+            and s.torn is not None
+            and not s.torn.leaks
+            and s.torn.reusable
+            for s in self.states.values()
+        )
+
+
+class Conductor:
+    """Runs one test, or one function, in a world that is this client's."""
+
+    def __init__(self, client: Client, world: WorldInfo, timeout_s: float) -> None:
+        self.client = client
+        self.world = world
+        self.timeout_s = timeout_s
+        states = {
+            rank: RankState(rank, world.node_of(rank)) for rank in range(world.shape.size)
+        }
+        self.outcome = Outcome(world, states, timeout_s)
+        self.states = states
+        self.ordinal = next(client.ordinals)
+        self._grace_end: float | None = None
+
+    def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
+        deadline = time.monotonic() + self.timeout_s
+        self.client.tell_ranks(
+            self.world,
+            RunItem(
+                self.ordinal, self.client.name, nodeid, next_nodeid, keep_group, self.timeout_s
+            ),
+        )
+        self._wait(lambda s: s.body_done or s.torn is not None, deadline, "call")
+        dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
+        for state in self._alive():
+            if state.body_done:
+                last = dirty or next_nodeid is None
+                self.client.tell_rank(self.world, state.rank, TearDown(self.ordinal, last))
+        limit = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
+        self._grace_end = None
+        self._wait(lambda s: s.torn is not None, time.monotonic() + limit, "teardown")
+        self._last_words()
+        self.outcome.stopped = time.time()
+        return self.outcome
+
+    def run_function(self, message: Any) -> Outcome:
+        deadline = time.monotonic() + self.timeout_s
+        self.client.tell_ranks(self.world, message)
+        self._wait(lambda s: s.returned is not None, deadline, "call")
+        self._last_words()
+        self.outcome.stopped = time.time()
+        return self.outcome
+
+    def _alive(self) -> list[RankState]:
+        """Ranks that are there and not stuck."""
+        return [s for s in self.states.values() if not s.gone and not s.stuck_in]
+
+    def _wait(self, settled: Callable[[RankState], bool], deadline: float, phase: str) -> None:
+        """Until all living ranks are settled, or the limit or the grace is over."""
+        while True:
+            open_ranks = [s for s in self._alive() if not settled(s)]
+            if not open_ranks:
+                return
+            now = time.monotonic()
+            end = deadline if self._grace_end is None else min(deadline, self._grace_end)
+            if now >= end:
+                break
+            self._take(self.client.next_message(end - now))
+        if self._grace_end is None or deadline <= self._grace_end:
+            self.outcome.timed_out = phase
+        for state in open_ranks:
+            state.stuck_in = state.phase
+        self._collect_stacks(open_ranks)
+
+    def _last_words(self) -> None:
+        """A rank that ended after its last report must not have passed."""
+        for state in self._alive():
+            self.client.tell_rank(self.world, state.rank, Ping(self.ordinal))
+        deadline = time.monotonic() + PONG_LIMIT_S
+        self._grace_end = None
+        while any(not s.pong for s in self._alive()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._take(self.client.next_message(left))
+        silent = [s for s in self._alive() if not s.pong]
+        for state in silent:
+            state.stuck_in = "teardown"
+        if silent:
+            self.outcome.timed_out = self.outcome.timed_out or "teardown"
+            self._collect_stacks(silent)
+
+    def _collect_stacks(self, wanted: list[RankState]) -> None:
+        self.client.take_stacks(self.world)
+        deadline = time.monotonic() + STACKS_LIMIT_S
+        while any(s.stack is None and not s.gone for s in wanted):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._take(self.client.next_message(left))
+
+    def _take(self, message: Any) -> None:
+        now = time.monotonic()
+        match message:
+            case Death(world=world) if world == self.world.id:
+                self._died(message, now)
+            case AgentLost(node=node):
+                for state in self.states.values():
+                    if state.node == node and not state.gone:
+                        state.lost, state.failed_at = f"node {node} is gone", state.failed_at or now
+                self._start_grace(now)
+            case LaunchFailed(world=world, text=text) if world == self.world.id:
+                for state in self.states.values():
+                    if not state.gone and message.node in ("", state.node):
+                        state.lost, state.failed_at = text, state.failed_at or now
+                self._start_grace(now)
+            case StackTexts(world=world, texts=texts) if world == self.world.id:
+                for rank, text in texts.items():
+                    self.states[rank].stack = text
+            case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
+                if message.ordinal == self.ordinal:
+                    self._said(self.states[message.rank], message, now)
+
+    def _died(self, death: Death, now: float) -> None:
+        state = self.states.get(death.rank)
+        if state is not None and state.death is None:
+            state.death, state.failed_at = death, state.failed_at or now
+            self._start_grace(now)
+
+    def _said(self, state: RankState, message: Any, now: float) -> None:
+        match message:
+            case PhaseReport():
+                state.reports[message.when] = message
+                if message.outcome == "failed":
+                    state.failed_at = state.failed_at or now
+                    self._start_grace(now)
+                elif self._skipped_on_some(message.when):
+                    self._start_grace(now)
+            case BodyDone():
+                state.body_done = True
+            case TornDown():
+                state.torn = message
+                if message.problem or message.leaks:
+                    state.failed_at = state.failed_at or now
+                if message.problem:
+                    self._start_grace(now)
+            case Pong():
+                state.pong = True
+            case Returned():
+                state.returned = message
+                if message.value is None:
+                    state.failed_at = state.failed_at or now
+                    self._start_grace(now)
+
+    def _skipped_on_some(self, when: str) -> bool:
+        reports = [s.reports[when] for s in self.states.values() if when in s.reports]
+        skipped = [r for r in reports if r.outcome == "skipped" and "wasxfail" not in str(r.data)]
+        return 0 < len(skipped) < len(reports)
+
+    def _start_grace(self, now: float) -> None:
+        if self._grace_end is None:
+            self._grace_end = now + GRACE_S

@@ -1,0 +1,302 @@
+"""One process a world and node: starts its ranks by torchrun's elastic launcher, and watches them.
+
+`torch.distributed.launcher.api` is the code behind the torchrun command. Two things are ours: the
+rendezvous (who is where is decided by the hub, so there is nothing to negotiate) and the watch,
+which sees a death at once and keeps the other ranks running until the hub says stop. Left alone,
+the launcher polls ten times a second and ends the neighbours of a dead rank before anyone could
+ask them where they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import HashStore, TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.launcher import api
+
+from pytest_mnode.world import process
+from pytest_mnode.world.messages import (
+    Death,
+    GateOrder,
+    Launch,
+    LaunchFailed,
+    RanksStarted,
+    WorldInfo,
+)
+
+if TYPE_CHECKING:
+    from pytest_mnode.world.follow import Follower
+
+BACKEND = "mnode"
+_TAIL_BYTES = 8192
+
+
+def world_dir(world: WorldInfo) -> Path:
+    return Path(world.log_dir) / world.id
+
+
+def stack_file(world: WorldInfo, rank: int) -> Path:
+    """Where faulthandler of this rank writes when asked for its stacks."""
+    return world_dir(world) / f"rank{rank}.stacks"
+
+
+def fault_file(world: WorldInfo, rank: int) -> Path:
+    """Where faulthandler of this rank writes when it crashes."""
+    return world_dir(world) / f"rank{rank}.fault"
+
+
+class OurRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """Group rank, world size and store as the hub decided them."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        self._rank = int(parameters.get("rank"))
+        self._size = parameters.min_nodes
+        self._store = RendezvousStoreInfo(parameters.get("addr"), int(parameters.get("port")))
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks are clients of the store of the first node's launcher, as under torchrun."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # The launcher's own use of a store is left out by TORCH_ELASTIC_WORKER_IDENTICAL.
+        return RendezvousInfo(HashStore(), self._rank, self._size, self._store)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return str(self._run_id)
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class WatchfulAgent(LocalElasticAgent):  # type: ignore[misc]
+    """torch's agent of one node, with a watch that sees deaths at once."""
+
+    launch: Launch
+    agent: Connection
+    listening: socket.socket | None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._captured_r, self._captured_w = os.pipe()
+        os.set_blocking(self._captured_r, False)
+        os.environ["MNODE_CAPTURED_FD"] = str(self._captured_w)
+        self._oom_before = _oom_kills()
+        ids: dict[int, Any] = super()._start_workers(worker_group)
+        os.close(self._captured_w)
+        if self.listening is not None:
+            # Only now: its server thread must not be there when ranks are forked.
+            self._world_store = TCPStore(
+                self.launch.master_addr,
+                self.launch.master_port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=self.listening.detach(),
+            )
+        self._pids = {int(local): int(pid) for local, pid in ids.items()}
+        self._fds = {os.pidfd_open(pid): local for local, pid in self._pids.items()}
+        self._outputs: dict[int, list[int]] = {}
+        self._poll = select.poll()
+        for fd in (*self._fds, self._captured_r, self.agent.fileno()):
+            self._poll.register(fd, select.POLLIN)
+        self.agent.send(RanksStarted(self.launch.node, self.launch.world.id, self._pids))
+        return ids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        while True:
+            for fd, _ in self._poll.poll(1000):
+                if fd == self.agent.fileno():
+                    # Either end of this pipe closing means stop; the agent kills what is left.
+                    os._exit(0)
+                elif fd == self._captured_r:
+                    self._open_outputs()
+                else:
+                    self._poll.unregister(fd)
+                    self._report(self._fds[fd], worker_group)
+
+    def _get_fq_hostname(self) -> str:
+        # torch looks itself up in the DNS for its event log, which nobody reads here.
+        return socket.gethostname()
+
+    def _open_outputs(self) -> None:
+        """Hold the files that ranks' captured output goes to, which die with the ranks."""
+        ranks = os.read(self._captured_r, 4096)
+        if not ranks:
+            self._poll.unregister(self._captured_r)
+        for local in ranks:
+            with contextlib.suppress(OSError):
+                self._outputs[local] = [
+                    os.open(f"/proc/{self._pids[local]}/fd/{fd}", os.O_RDONLY) for fd in (1, 2)
+                ]
+
+    def _report(self, local: int, worker_group: WorkerGroup) -> None:
+        pid = self._pids[local]
+        # Looked at, not reaped: reaping is the launcher's, if it ever gets there.
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert info is not None
+        exited = info.si_code == os.CLD_EXITED
+        rank = worker_group.workers[local].global_rank
+        world = self.launch.world
+        log = "".join(
+            _tail(Path(path)) for path in (self._pcontext.stdouts[local], self._pcontext.stderrs[local])
+        )
+        output = "".join(_tail_of_fd(fd) for fd in self._outputs.get(local, ()))
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        self.agent.send(
+            Death(
+                node=self.launch.node,
+                world=world.id,
+                rank=rank,
+                pid=pid,
+                code=info.si_status if exited else None,
+                signal=None if exited else info.si_status,
+                output=output,
+                log=log,
+                fault=_tail(fault_file(world, rank)),
+                peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+                oom_kills=_oom_kills() - self._oom_before,
+                error=_error_file(Path(self._pcontext.error_files[local])),
+            )
+        )
+
+
+def main(
+    order: GateOrder,
+    launch: Launch,
+    agent: Connection,
+    listening: socket.socket | None,
+    follower: Follower,
+) -> None:
+    """Entry of the forked process: runs the launcher until the world is stopped."""
+    process.name_process("mnode-elastic")
+    world = launch.world
+    user_tmp = os.environ.get("TMPDIR")
+    scratch = world_dir(world) / launch.node
+    scratch.mkdir(parents=True, exist_ok=True)
+    # The launcher leaves temporary files behind when it is killed: keep them in our folder.
+    tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)
+    os.environ.update(launch.env)
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    elastic_pid = os.getpid()
+
+    def rank() -> None:
+        from pytest_mnode.world import rank as rank_module
+
+        agent.close()
+        if listening is not None:
+            listening.close()
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+        if user_tmp is not None:
+            os.environ["TMPDIR"] = user_tmp
+        os.environ.pop("TORCH_ELASTIC_WORKER_IDENTICAL")
+        rank_module.main(order, launch, follower, elastic_pid)
+
+    WatchfulAgent.launch = launch
+    WatchfulAgent.agent = agent
+    WatchfulAgent.listening = listening
+    # launch_agent names its agent class itself; this process runs nothing else.
+    api.LocalElasticAgent = WatchfulAgent
+    config = api.LaunchConfig(
+        min_nodes=world.shape.nodes,
+        max_nodes=world.shape.nodes,
+        nproc_per_node=world.shape.procs_per_node,
+        run_id=world.id,
+        rdzv_backend=BACKEND,
+        rdzv_configs={
+            "rank": launch.node_rank,
+            "addr": launch.master_addr,
+            "port": launch.master_port,
+        },
+        max_restarts=0,
+        monitor_interval=0.001,  # the watch itself waits; torch wants more than 0
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ALL),
+        local_addr=launch.master_addr if launch.node_rank == 0 else None,
+    )
+    try:
+        _run(config, rank)
+    except ChildFailedError:
+        pass
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            agent.send(LaunchFailed(launch.node, world.id, f"{type(error).__name__}: {error}"))
+        traceback.print_exc()
+        sys.stderr.flush()
+
+
+def _run(config: Any, rank: Callable[[], None]) -> None:
+    api.elastic_launch(config, rank)()
+
+
+def _oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has killed on this machine."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return _tail_of_fd(file.fileno())
+    except OSError:
+        return ""
+
+
+def _tail_of_fd(fd: int) -> str:
+    try:
+        size = os.fstat(fd).st_size
+        text = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    except OSError:
+        return ""
+    return text.decode(errors="replace")
+
+
+def _error_file(path: Path) -> str:
+    """The message of torchrun's error file, where a rank's own loop raised."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return ""
+    message = data.get("message", "")
+    text = message.get("message", "") if isinstance(message, dict) else message
+    return str(text)

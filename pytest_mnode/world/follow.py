@@ -1,0 +1,229 @@
+"""The pytest session of a forge and its ranks: collects, then runs what the controller asks.
+
+Registered in the forge before anything is collected. In a rank it sends every report on, and holds
+a test between its body and its teardown until the controller has heard from all ranks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.world import leaks
+from pytest_mnode.world.elastic import world_dir
+from pytest_mnode.world.messages import (
+    BodyDone,
+    Collect,
+    PhaseReport,
+    RunItem,
+    TearDown,
+    TornDown,
+)
+
+if TYPE_CHECKING:
+    from pytest_mnode.world.forge import Forge
+    from pytest_mnode.world.rank import Rank
+
+OUTPUT_LIMIT_CHARS = 64 * 1024
+"""What of a test's output travels in a report; all of it is in the log directory."""
+
+
+class _WorkerInput(dict[str, Any]):
+    """pytest and its plugins take a session that has one for a worker's: it writes no files."""
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+class Follower:
+    """pytest plugin of a forge; becomes a rank's after the fork."""
+
+    def __init__(self, forge: Forge, collect: Collect) -> None:
+        self.forge = forge
+        self.collect = collect
+        self.rank: Rank | None = None
+        self.items: dict[str, pytest.Item] = {}
+        self.broken: list[str] = []
+        self.session: pytest.Session
+        self._torn_down: TornDown | None = None
+
+    # In the forge.
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.workerinput = _WorkerInput(workerid="master")  # type: ignore[attr-defined]
+        self.config = config
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.broken.append(f"{report.nodeid}:\n{report.longreprtext}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.session = session
+        self.items = {item.nodeid: item for item in session.items}
+        self._capture("stop_global_capturing")
+        self.forge.serve(self)
+        return True
+
+    @pytest.hookimpl
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self.forge.fail(f"pytest failed where the ranks collect:\n{excrepr}")
+
+    @pytest.hookimpl
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.forge.fail(f"pytest was ended where the ranks collect: {excinfo.value}")
+
+    def _capture(self, method: str) -> None:
+        if (manager := self.config.pluginmanager.getplugin("capturemanager")) is not None:
+            getattr(manager, method)()
+
+    # In a rank.
+
+    def become(self, rank: Rank) -> None:
+        """Called once after the fork: from now on this session is `rank`'s."""
+        self.rank = rank
+        info = rank.launch.world
+        base = Path(self.collect.basetemp) / info.id / f"rank{rank.world.rank}"
+        factory = self.config._tmp_path_factory  # type: ignore[attr-defined]
+        base.parent.mkdir(parents=True, exist_ok=True)
+        factory._given_basetemp, factory._basetemp = base, None
+        self._capture("start_global_capturing")
+
+    def run(self, order: RunItem) -> None:
+        """Run one test from setup to teardown, reporting as it goes."""
+        assert self.rank is not None
+        rank = self.rank
+        rank.measurements = []
+        self._warnings: list[tuple[Any, ...]] = []
+        self._torn_down = None
+        if not order.keep_group:
+            rank.groups.renew()
+        item = self.items.get(order.nodeid)
+        if item is None:
+            rank.tell(self._not_collected(order))
+            return
+        following = self.items.get(order.next_nodeid) if order.next_nodeid else None
+        self.order = order
+        self._body_leaks: leaks.Snapshot | None = None
+        self._keys = (
+            None if "process_group" in getattr(item, "fixturenames", ())
+            else rank.groups.foreign_keys() if rank.world.rank == 0 else None
+        )
+        problem = ""
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except BaseException as error:
+            problem = f"{type(error).__name__}: {error}"
+        done = self._torn_down or TornDown(
+            rank.world.rank, order.ordinal, problem=problem or "the test ended without teardown"
+        )
+        rank.tell(replace(done, warnings=tuple(self._warnings)))  # pytest tells them last
+
+    def _not_collected(self, order: RunItem) -> TornDown:
+        assert self.rank is not None
+        broken = "; these could not be collected there:\n" + "\n".join(self.broken)
+        text = (
+            f"{order.nodeid} was collected by the controller but not where the ranks are"
+            + (broken if self.broken else "; are the parameters the same in every process?")
+        )
+        return TornDown(self.rank.world.rank, order.ordinal, problem=text)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._body_leaks = leaks.snapshot()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Between body and teardown all ranks meet, so that none is torn down under the others."""
+        assert self.rank is not None
+        self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal))
+        self._last = self.rank.wait_for(TearDown).last
+        result = yield
+        if self._last:
+            # pytest kept what the next test would have shared; there is none in this world.
+            self.session._setupstate.teardown_exact(None)
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.rank is None:
+            return
+        rank = self.rank
+        if report.when == "teardown":
+            self._torn_down = self._finish()
+        self._trim(report)
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        rank.tell(
+            PhaseReport(
+                rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data
+            )
+        )
+
+    def _finish(self) -> TornDown:
+        assert self.rank is not None
+        rank = self.rank
+        found: list[str] = []
+        if self._body_leaks is not None:
+            found = leaks.leaks_since(self._body_leaks, group_may_stay=False)
+        keys = rank.groups.foreign_keys() if self._keys is not None else None
+        # A group that a test makes from the environment leaves keys that the next would trip over.
+        reusable = keys is None or keys == self._keys
+        return TornDown(
+            rank.world.rank,
+            self.order.ordinal,
+            tuple(found),
+            tuple(rank.measurements),
+            reusable=reusable,
+        )
+
+    def _trim(self, report: pytest.TestReport) -> None:
+        assert self.rank is not None
+        sections = []
+        for name, text in report.sections:
+            if len(text) > OUTPUT_LIMIT_CHARS:
+                path = self._keep(report, name, text)
+                cut = len(text) - OUTPUT_LIMIT_CHARS
+                text = f"({cut:,} characters before this are in {path})\n{text[-OUTPUT_LIMIT_CHARS:]}"
+            sections.append((name, text))
+        report.sections = sections
+
+    def _keep(self, report: pytest.TestReport, section: str, text: str) -> Path:
+        assert self.rank is not None
+        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in report.nodeid)[-100:]
+        words = section.lower().replace(" ", "-")
+        folder = world_dir(self.rank.launch.world)
+        path = folder / f"{safe}.rank{self.rank.world.rank}.{words}.log"
+        path.write_text(text, errors="replace")
+        return path
+
+    @pytest.hookimpl
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        if self.rank is None:
+            return
+        warning = (
+            warning_message.message,
+            warning_message.category,
+            warning_message.filename,
+            warning_message.lineno,
+        )
+        try:
+            pickle.loads(pickle.dumps(warning))
+        except Exception:
+            text = f"{warning_message.category.__name__}: {warning_message.message}"
+            warning = (UserWarning(text), UserWarning, *warning[2:])
+        self._warnings.append((*warning, when, nodeid, location))

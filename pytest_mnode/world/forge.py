@@ -1,0 +1,197 @@
+"""Imports torch and the test modules once, then forks an agent for every node it serves.
+
+Stays single-threaded and never touches a device: both would break in a forked child. It collects
+as the controller did, through pytest's own `Config.fromdictargs`, and serves instead of running.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import traceback
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import WorldError
+from pytest_mnode.world import agent, process
+from pytest_mnode.world.follow import Follower
+from pytest_mnode.world.messages import (
+    AgentLost,
+    BootAgent,
+    Collect,
+    GateFailed,
+    GateOrder,
+    Launch,
+    NodeEntry,
+    StopWorld,
+    TakeStacks,
+)
+
+# What selects, prints, writes files or starts processes is the controller's business alone.
+_NOT_IN_RANKS: dict[str, Any] = {
+    "keyword": "",
+    "markexpr": "",
+    "deselect": None,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "cacheclear": False,
+    "cacheshow": None,
+    "collectonly": False,
+    "maxfail": 0,
+    "usepdb": False,
+    "trace": False,
+    "xmlpath": None,
+    "pastebin": None,
+    "dist": "no",
+    "tx": [],
+    "numprocesses": None,
+    "maxprocesses": None,
+    "looponfail": False,
+    "no_cov": True,
+}
+
+
+def main(order: GateOrder, gate: Connection) -> None:
+    """Entry of the forked process; never returns to the gate's code."""
+    process.name_process("mnode-forge")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    forge = Forge(order, gate)
+    try:
+        forge.prepare()
+        collect = pickle.loads(gate.recv_bytes())
+        forge.collect(collect)
+    except EOFError:
+        os._exit(0)
+    except WorldError as error:
+        forge.fail(str(error))
+    except BaseException:
+        forge.fail(f"could not import or collect the tests:\n{traceback.format_exc()}")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Forge:
+    """Imports, collects, forks agents, relays between them and the gate."""
+
+    def __init__(self, order: GateOrder, gate: Connection) -> None:
+        self.order = order
+        self.gate = gate
+        self.agents: dict[str, Connection] = {}
+
+    def fail(self, text: str) -> None:
+        self.gate.send_bytes(pickle.dumps(GateFailed(self.order.gate, text)))
+
+    def prepare(self) -> None:
+        try:
+            import torch.distributed.launcher.api
+            from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
+            from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+            from pytest_mnode.world.elastic import BACKEND, OurRendezvous
+        except ImportError as error:
+            raise WorldError(
+                f"torch cannot be imported by {sys.executable}: {error}; install torch>=2.6"
+            ) from None
+        rendezvous_handler_registry.register(BACKEND, OurRendezvous)
+
+    def collect(self, collect: Collect) -> None:
+        os.chdir(collect.cwd)
+        sys.path[:] = collect.sys_path
+        options = {**collect.options, **_NOT_IN_RANKS}
+        options.pop("file_or_dir", None)
+        options["plugins"] = [*options.get("plugins", []), "no:terminal"]
+        options["basetemp"] = collect.basetemp
+        options["capture"] = "no" if options.get("capture") == "no" else "fd"
+        options["inifilename"] = collect.inifile
+        options["rootdir"] = collect.rootdir
+        config = pytest.Config.fromdictargs(options, list(collect.args))
+        config.args = list(collect.args)
+        config.pluginmanager.register(Follower(self, collect), "mnode-follower")
+        config.hook.pytest_cmdline_main(config=config)
+
+    def serve(self, follower: Follower) -> None:
+        """Called by pytest's run loop, with everything collected: fork and relay for ever."""
+        self.follower = follower
+        check_can_fork("the test modules were imported")
+        gc.collect()
+        gc.freeze()  # a collection in a child would touch, and so copy, every page
+        for entry in self.order.nodes:
+            self.boot(entry)
+        while True:
+            for ready in wait([self.gate, *self.agents.values()]):
+                assert isinstance(ready, Connection)
+                if ready is self.gate:
+                    self._from_gate(self.gate.recv_bytes())
+                else:
+                    self._from_agent(ready)
+            process.reap()
+
+    def _from_gate(self, payload: bytes) -> None:
+        match pickle.loads(payload):
+            case BootAgent(entry):
+                self.boot(entry)
+            case Launch(node=node) | StopWorld(node=node) | TakeStacks(node=node):
+                if (connection := self.agents.get(node)) is not None:
+                    try:
+                        connection.send_bytes(payload)
+                    except OSError:
+                        self._lost(node)
+
+    def _from_agent(self, connection: Connection) -> None:
+        try:
+            self.gate.send_bytes(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            for node in [n for n, c in self.agents.items() if c is connection]:
+                self._lost(node)
+
+    def _lost(self, node: str) -> None:
+        self.agents.pop(node).close()
+        self.gate.send_bytes(pickle.dumps(AgentLost(node)))
+
+    def boot(self, entry: NodeEntry) -> None:
+        if (old := self.agents.pop(entry.name, None)) is not None:
+            old.close()
+        ours, theirs = Pipe()
+        forge_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            process.close_all_but({theirs.fileno(), *self._inherited()})
+            process.die_with_parent(forge_pid)
+            agent.main(self.order, entry, theirs, self.follower)
+            os._exit(0)
+        theirs.close()
+        self.agents[entry.name] = ours
+
+    def _inherited(self) -> set[int]:
+        """Descriptors that tests opened at import, which their ranks may use."""
+        mine = {self.gate.fileno(), *(c.fileno() for c in self.agents.values())}
+        return {int(fd) for fd in os.listdir("/proc/self/fd")} - mine
+
+
+def check_can_fork(when: str) -> None:
+    """Raise WorldError if a forked child would inherit a thread's locks or a device's state."""
+    names = process.threads()
+    if len(names) > 1:
+        import threading
+
+        python = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        raise WorldError(
+            f"after {when} {len(names) - 1} more threads run ({', '.join(python or names[1:])}); "
+            "ranks are forked from this process and need it single-threaded: start threads in a "
+            "fixture or in the test, not when a module is imported"
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise WorldError(
+            f"after {when} a CUDA device is in use; ranks are forked from this process and could "
+            "not use it: touch devices in a fixture or in the test, not when a module is imported"
+        )

@@ -1,0 +1,116 @@
+"""The program a launcher starts on a node: speaks zmq for its tree, and guards it.
+
+It is light (no torch) and never blocks, so it notices at once when the controller is gone (its
+standard input ends) and takes everything below it down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import zmq
+
+from pytest_mnode.world import process
+from pytest_mnode.world.channel import Keys, Line
+from pytest_mnode.world.messages import HUB, GateAlive, GateFailed, GateOrder, NodeEntry
+
+_BEAT_S = 1.0
+
+
+def read_order(text: str) -> GateOrder:
+    """A GateOrder from the JSON line on standard input."""
+    data = json.loads(text)
+    nodes = tuple(NodeEntry(**entry) for entry in data.pop("nodes"))
+    return GateOrder(**{**data, "nodes": nodes, "sys_path": tuple(data["sys_path"])})
+
+
+def main() -> None:
+    line = sys.stdin.readline()
+    if not line:
+        return
+    order = read_order(line)
+    sys.path[:] = order.sys_path
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends a gate
+    process.name_process("mnode-gate")
+    process.adopt_orphans()
+    ours, theirs = Pipe()
+    gate_pid = os.getpid()
+    forge_pid = os.fork()
+    if forge_pid == 0:
+        ours.close()
+        process.die_with_parent(gate_pid)
+        from pytest_mnode.world import forge
+
+        forge.main(order, theirs)
+        os._exit(0)
+    theirs.close()
+    try:
+        _relay(order, ours, forge_pid)
+    finally:
+        process.kill_descendants()
+        if order.remove_run_dir:
+            shutil.rmtree(order.run_dir, ignore_errors=True)
+
+
+def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
+    line = Line(f"gate/{order.gate}", order.endpoint, Keys.from_dict(order.keys))
+    poller = zmq.Poller()
+    poller.register(0, zmq.POLLIN)
+    poller.register(line.socket, zmq.POLLIN)
+    poller.register(forge.fileno(), zmq.POLLIN)
+    beat = pickle.dumps(GateAlive(order.gate))
+    next_beat = 0.0
+    forge_alive = True
+    ended: dict[int, int] = {}
+    while True:
+        now = time.monotonic()
+        if now >= next_beat:
+            line.send_bytes(HUB, beat)
+            next_beat = now + _BEAT_S
+        ready = dict(poller.poll(max(0.0, next_beat - now) * 1000))
+        if ready.get(0) is not None and not os.read(0, 4096):
+            return
+        if line.socket in ready:
+            payload = line.socket.recv_multipart()[-1]
+            if forge_alive:
+                forge.send_bytes(payload)
+        if forge.fileno() in ready:
+            try:
+                line.send_bytes(HUB, forge.recv_bytes())
+            except (EOFError, OSError):
+                poller.unregister(forge.fileno())
+                forge_alive = False
+                line.send(HUB, GateFailed(order.gate, _how_it_ended(ended, forge_pid, order)))
+        ended.update(process.reap())
+
+
+def _how_it_ended(ended: dict[int, int], forge_pid: int, order: GateOrder) -> str:
+    limit = time.monotonic() + 1.0
+    while forge_pid not in ended and time.monotonic() < limit:
+        ended.update(process.reap())
+        time.sleep(0.01)
+    code = os.waitstatus_to_exitcode(ended[forge_pid]) if forge_pid in ended else None
+    how = (
+        "ended"
+        if code is None
+        else f"was ended by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    log = Path(order.log_dir) / f"gate{order.gate}.log"
+    tail = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""
+    return f"the process that imports torch and the tests {how}" + (f":\n{tail}" if tail else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The default process group of a rank: made when a test asks, kept while tests may share it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.world.contract import World
+
+
+class GroupKeeper:
+    """Makes, keeps and ends the default process group of one rank."""
+
+    def __init__(self, world: World, backend: str, use_accelerator: bool) -> None:
+        self.world = world
+        self.backend = backend
+        self.use_accelerator = use_accelerator
+        self.generation = 0
+        self.made: Any = None
+        self._store: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's accelerator by local rank, or the CPU where the spec promises none."""
+        accelerator = torch.accelerator.current_accelerator() if self.use_accelerator else None
+        if accelerator is None:
+            return torch.device("cpu")
+        count = torch.accelerator.device_count()
+        return torch.device(accelerator.type, self.world.local_rank % max(1, count))
+
+    def get(self) -> Any:
+        """The default process group over all ranks of the world, made where there is none."""
+        if self.made is not None and dist.is_initialized():
+            return self.made
+        if dist.is_initialized():
+            raise RuntimeError(
+                "a process group exists that this test did not get from the process_group fixture; "
+                "destroy it first, or use the fixture alone"
+            )
+        if self.device.type != "cpu":
+            torch.accelerator.set_device_index(self.device.index)
+        # A prefix of its own for every group: keys of the one before must not be met again.
+        store = dist.PrefixStore(f"mnode/{self.generation}", self._connect())
+        dist.init_process_group(
+            self.backend,
+            store=store,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        self.made = dist.group.WORLD
+        return self.made
+
+    def _connect(self) -> Any:
+        if self._store is None:
+            self._store = dist.TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=300),
+            )
+        return self._store
+
+    def renew(self) -> None:
+        """End the group, if any, so that the next test gets a new one. All ranks must call this."""
+        self.generation += 1
+        if self.made is not None and dist.is_initialized():
+            dist.destroy_process_group()
+        self.made = None
+
+    def foreign_keys(self) -> int | None:
+        """How many keys the store holds; None where it cannot be asked."""
+        with contextlib.suppress(RuntimeError, OSError):
+            return int(self._connect().num_keys())
+        return None

@@ -1,0 +1,390 @@
+"""What the processes of a run say to each other: frozen values, pickled, authenticated before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_mnode.verdict import Measurement
+
+HUB = "hub"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a world is: `nodes` × `procs_per_node` ranks."""
+
+    nodes: int
+    procs_per_node: int
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.procs_per_node
+
+    def __str__(self) -> str:
+        return f"{self.nodes}×{self.procs_per_node}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldInfo:
+    """A world as the controller knows it. `nodes` holds one name a group rank."""
+
+    id: str
+    shape: Shape
+    nodes: tuple[str, ...]
+    fresh: bool = True
+    log_dir: str = ""
+
+    def node_of(self, rank: int) -> str:
+        return self.nodes[rank // self.shape.procs_per_node]
+
+    def place(self, rank: int) -> str:
+        return f"rank {rank} on {self.node_of(rank)}"
+
+
+# Controller to hub.
+
+
+@dataclass(frozen=True, slots=True)
+class StartPool:
+    """Bring nodes, gates and torch up, before anything asks for a world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """How the controller's pytest was configured, so that forges collect the same items."""
+
+    args: tuple[str, ...]
+    options: dict[str, Any]
+    inifile: str | None
+    rootdir: str
+    cwd: str
+    sys_path: tuple[str, ...]
+    basetemp: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseNodes:
+    """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`."""
+
+    seq: int
+    nodes: int | None
+    exclusive: bool
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseNodes:
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWorld:
+    """Ask for a world on nodes of a lease (None: all of them in order)."""
+
+    seq: int
+    lease: int
+    procs_per_node: int
+    fresh: bool
+    nodes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWorld:
+    world: str
+    reusable: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AskLauncher:
+    """Call a method of the launcher: power, link rates, commands."""
+
+    seq: int
+    method: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """A pytest-xdist worker ended; what it held is free."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopHub:
+    pass
+
+
+# Hub to controller.
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    seq: int
+    lease: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    seq: int
+    world: WorldInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    seq: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`kind` is the name of the class in errors.py to raise."""
+
+    seq: int
+    kind: str
+    text: str
+    node: str = ""
+
+
+# Hub to gate, forge, agent.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """A node as its agent needs it; `doorway` is the pid whose namespaces it is."""
+
+    name: str
+    index: int
+    address: str
+    fabric_interface: str | None
+    doorway: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BootAgent:
+    entry: NodeEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start the ranks of one node of a world."""
+
+    node: str
+    world: WorldInfo
+    node_rank: int
+    master_addr: str
+    master_port: int
+    backend: str
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorld:
+    node: str
+    world: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStacks:
+    node: str
+    world: str
+
+
+# Gate, forge, agent to hub.
+
+
+@dataclass(frozen=True, slots=True)
+class GateAlive:
+    gate: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateFailed:
+    """A gate's forge ended or could not do its work; `text` is for the user."""
+
+    gate: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentUp:
+    """An agent is ready; `store_port` is where the next world led from here has its store."""
+
+    node: str
+    hostname: str
+    store_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorePort:
+    node: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    node: str
+    world: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """Pids by local rank, in the node's PID namespace."""
+
+    node: str
+    world: str
+    pids: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank ended. Exactly one of `code` and `signal` is not None.
+
+    output: end of what the test printed; log: end of the rank's own log; fault: the stacks that
+    faulthandler wrote; peak_rss_bytes: its resident memory at its largest, None where not known.
+    """
+
+    node: str
+    world: str
+    rank: int
+    pid: int
+    code: int | None
+    signal: int | None
+    output: str = ""
+    log: str = ""
+    fault: str = ""
+    peak_rss_bytes: int | None = None
+    oom_kills: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StackTexts:
+    """Raw faulthandler dumps by rank; "" where a rank gave none in time."""
+
+    node: str
+    world: str
+    texts: dict[int, str]
+
+
+# Rank to hub, controller.
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    world: str
+    rank: int
+    pid: int
+    main_thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """A serialised pytest report of one phase, and when it came by the rank's monotonic clock."""
+
+    rank: int
+    ordinal: int
+    when: str
+    outcome: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyDone:
+    """Setup and call are over in this rank, whatever their outcome; it waits for TearDown."""
+
+    rank: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class TornDown:
+    """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused."""
+
+    rank: int
+    ordinal: int
+    leaks: tuple[str, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    warnings: tuple[tuple[Any, ...], ...] = ()
+    reusable: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    rank: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text."""
+
+    rank: int
+    ordinal: int
+    value: bytes | None
+    error: str = ""
+    summary: str = ""
+    measurements: tuple[Measurement, ...] = ()
+
+
+# Controller to ranks.
+
+
+@dataclass(frozen=True, slots=True)
+class RunItem:
+    """Run one test. `keep_group` False: a new process group if the test asks for one."""
+
+    ordinal: int
+    reply_to: str
+    nodeid: str
+    next_nodeid: str | None
+    keep_group: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TearDown:
+    """`last`: nothing of this world's fixtures is to survive."""
+
+    ordinal: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallFunction:
+    """Call a function pickled by cloudpickle with its arguments, in every rank."""
+
+    ordinal: int
+    reply_to: str
+    blob: bytes
+    group: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateOrder:
+    """Everything a gate is told on its standard input, as JSON."""
+
+    gate: int
+    endpoint: str
+    keys: dict[str, str]
+    run_dir: str
+    log_dir: str
+    nodes: tuple[NodeEntry, ...] = ()
+    sys_path: tuple[str, ...] = field(default=())
+    remove_run_dir: bool = False

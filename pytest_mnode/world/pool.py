@@ -1,0 +1,89 @@
+"""The pool of a run: the hub with all it needs, made by the process that owns the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.cluster.choose import choose
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import Spec
+from pytest_mnode.world.channel import Keys, Switchboard, new_keys
+from pytest_mnode.world.client import Client
+from pytest_mnode.world.hub import Hub, PoolFacts
+from pytest_mnode.world.messages import StartPool
+
+_STOP_LIMIT_S = 20.0
+_LONGEST_SOCKET_PATH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the hub is and how to speak to it; goes to pytest-xdist workers."""
+
+    endpoint: str
+    keys: Keys
+
+
+def backend_of(settings: Settings, spec: Spec) -> str:
+    """What process groups run on: nccl where the spec promises accelerators, else gloo."""
+    if settings.backend != "auto":
+        return settings.backend
+    return "nccl" if spec.accelerators.per_node else "gloo"
+
+
+def procs_per_node_of(settings: Settings, spec: Spec) -> int:
+    """Ranks a node: as asked for, else one an accelerator, else one."""
+    return settings.procs_per_node or spec.accelerators.per_node or 1
+
+
+class Pool:
+    """Owns nodes and hub from construction to `close`."""
+
+    def __init__(self, settings: Settings, spec: Spec, nodes: int) -> None:
+        self.run_dir = Path(_short_temporary_directory())
+        try:
+            self.launcher, self.reason = choose(
+                settings.launcher, nodes, spec, [str(self.run_dir)]
+            )
+            log_dir = settings.log_dir or self.run_dir / "logs"
+            log_dir.mkdir(parents=True, exist_ok=True)
+            secret, keys = new_keys()
+            switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
+        except BaseException:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            raise
+        self.address = Address(switchboard.endpoint, keys)
+        facts = PoolFacts(
+            backend=backend_of(settings, spec),
+            env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
+            log_dir=str(log_dir.absolute()),
+            idle_worlds=1 if spec.accelerators.per_node else 4,
+        )
+        self.hub = Hub(self.launcher, switchboard, keys, facts, str(self.run_dir))
+        self.hub.start()
+        self.client = Client(self.address.endpoint, keys)
+
+    def start_early(self) -> None:
+        """Bring nodes up and torch in while pytest collects."""
+        self.client.tell(StartPool())
+
+    def close(self) -> None:
+        """End everything; nothing of the pool is left when this returns."""
+        self.client.stop_hub()
+        self.hub.join(_STOP_LIMIT_S)
+        self.client.close()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.run_dir)
+
+
+def _short_temporary_directory() -> str:
+    """A private directory whose path leaves room for a socket's name (108 bytes in all)."""
+    path = tempfile.mkdtemp(prefix="mnode-")
+    if len(path) <= _LONGEST_SOCKET_PATH - len("/hub"):
+        return path
+    Path(path).rmdir()
+    return tempfile.mkdtemp(prefix="mnode-", dir="/tmp")

@@ -1,0 +1,105 @@
+"""Small things about Linux processes: dying with a parent, naming, finding and killing trees."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when `parent`, which forked it, ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # A parent of 0 is one outside this PID namespace: alive, or the namespace is about to end.
+    if os.getppid() not in (parent, 0):
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """What `ps` shows (15 bytes)."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ended, so that none escapes a clean-up."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the direct children of all threads of `pid`; empty where it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of all descendants of `pid`, parents before children."""
+    found = children(pid)
+    for child in found:
+        found += [c for c in children(child) if c not in found]
+    return found
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def reap() -> list[tuple[int, int]]:
+    """(pid, wait status) of every child that has ended."""
+    ended = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def kill_descendants(limit_s: float = 5.0) -> None:
+    """SIGKILL and reap everything below this process (which adopts orphans), within `limit_s`."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        below = descendants(os.getpid())
+        if not below:
+            return
+        for pid in below:
+            kill(pid)
+        reap()
+        time.sleep(0.005)
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor above 2 that is not in `keep`."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def threads() -> list[str]:
+    """Names of this process's kernel threads, the main one first."""
+    names = []
+    for task in sorted(Path("/proc/self/task").iterdir(), key=lambda p: int(p.name)):
+        with contextlib.suppress(OSError):
+            names.append((task / "comm").read_text().strip())
+    return names

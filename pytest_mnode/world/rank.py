@@ -1,0 +1,146 @@
+"""The loop of a rank: says hello, then does what the controller asks, one thing at a time."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from pytest_mnode.verdict import Measurement
+from pytest_mnode.world import elastic, leaks, process
+from pytest_mnode.world.agent import STACK_SIGNAL
+from pytest_mnode.world.channel import Keys, Line
+from pytest_mnode.world.contract import World
+from pytest_mnode.world.group import GroupKeeper
+from pytest_mnode.world.messages import (
+    HUB,
+    CallFunction,
+    GateOrder,
+    Hello,
+    Launch,
+    Ping,
+    Pong,
+    Returned,
+    RunItem,
+)
+
+if TYPE_CHECKING:
+    from pytest_mnode.world.follow import Follower
+
+
+def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int) -> None:
+    """Entry of a rank, called by torchrun's elastic launcher with its environment in place."""
+    process.die_with_parent(elastic_pid)
+    process.name_process(f"mnode-rank{os.environ['RANK']}")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # the launcher's handlers came along with the fork
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    world = World.from_env(os.environ, launch.world.nodes)
+    # Kept open for the life of the process: faulthandler writes to the descriptor.
+    stacks = elastic.stack_file(launch.world, world.rank).open("a")
+    fault = elastic.fault_file(launch.world, world.rank).open("a")
+    faulthandler.enable(fault, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
+    captured = int(os.environ.pop("MNODE_CAPTURED_FD"))
+    rank = Rank(order, launch, world, follower)
+    os.write(captured, bytes([world.local_rank]))
+    os.close(captured)
+    rank.serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Rank:
+    """One rank, between the hub and pytest."""
+
+    def __init__(
+        self, order: GateOrder, launch: Launch, world: World, follower: Follower
+    ) -> None:
+        self.launch = launch
+        self.world = world
+        self.order = order
+        use_accelerator = launch.backend != "gloo" or launch.env.get("MNODE_DEVICE") == "auto"
+        self.groups = GroupKeeper(world, launch.backend, use_accelerator)
+        self.measurements: list[Measurement] = []
+        name = f"rank/{launch.world.id}/{world.rank}"
+        self.line = Line(name, order.endpoint, Keys.from_dict(order.keys))
+        self.reply_to = HUB
+        self.ordinal = -1
+        self.follower = follower
+        follower.become(self)
+        self.at_birth = leaks.snapshot()
+
+    def tell(self, message: Any) -> None:
+        self.line.send(self.reply_to, message)
+
+    def serve(self) -> None:
+        main_thread = threading.main_thread().ident or 0
+        self.line.send(HUB, Hello(self.launch.world.id, self.world.rank, os.getpid(), main_thread))
+        while True:
+            message = self.line.receive(None)
+            match message:
+                case RunItem():
+                    self.reply_to, self.ordinal = message.reply_to, message.ordinal
+                    self.follower.run(message)
+                case CallFunction():
+                    self.reply_to, self.ordinal = message.reply_to, message.ordinal
+                    self._call(message)
+                case Ping(ordinal):
+                    self.tell(Pong(self.world.rank, ordinal))
+
+    def wait_for(self, kind: type[Any]) -> Any:
+        """The next message, which must be of `kind`; pings in between are answered."""
+        while True:
+            message = self.line.receive(None)
+            if isinstance(message, kind):
+                return message
+            if isinstance(message, Ping):
+                self.tell(Pong(self.world.rank, message.ordinal))
+
+    def _call(self, message: CallFunction) -> None:
+        self.measurements = []
+        try:
+            if message.group:
+                self.groups.get()
+            function, args, kwargs = cloudpickle.loads(message.blob)
+            value = _with_world(function, self.world)(*args, **kwargs)
+            answer = Returned(
+                self.world.rank,
+                message.ordinal,
+                cloudpickle.dumps(value),
+                measurements=tuple(self.measurements),
+            )
+        except BaseException as error:
+            # The frames above the function are ours and tell the reader nothing.
+            trace = error.__traceback__.tb_next if error.__traceback__ else None
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            answer = Returned(self.world.rank, message.ordinal, None, text, summary)
+        self.tell(answer)
+
+
+def _with_world(function: Callable[..., Any], world: World) -> Callable[..., Any]:
+    """`function`, given `world` by name where it asks for it as a keyword-only parameter."""
+    import inspect
+
+    try:
+        parameter = inspect.signature(function).parameters.get("world")
+    except (TypeError, ValueError):
+        return function
+    if parameter is None or parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        return function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{"world": world, **kwargs})
+
+    return call
+
+

@@ -1,0 +1,78 @@
+"""How a failure of several ranks is shown: pytest's own tracebacks, each under whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What happened to some ranks: a pytest report with its traceback, or a text."""
+
+    title: str
+    report: pytest.TestReport | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """What pytest's summary line and junit take from a longrepr."""
+
+    path: str
+    lineno: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lineno}: {self.message}" if self.path else self.message
+
+
+class RanksRepr:
+    """A pytest longrepr made of parts, the culprit's first."""
+
+    def __init__(self, parts: tuple[Part, ...], message: str, path: str, lineno: int) -> None:
+        self.parts = parts
+        self.reprcrash = Crash(path, lineno, message)
+
+    def toterminal(self, tw: Any) -> None:
+        for number, part in enumerate(self.parts):
+            if number:
+                tw.line("")
+            tw.line(f"[{part.title}]", bold=True, red=number == 0)
+            if part.report is not None:
+                longrepr: Any = part.report.longrepr
+                if hasattr(longrepr, "toterminal"):
+                    longrepr.toterminal(tw)
+                else:
+                    tw.line(str(longrepr))
+            elif part.text:
+                tw.line(part.text)
+
+    def __str__(self) -> str:
+        blocks = []
+        for part in self.parts:
+            text = part.text if part.report is None else part.report.longreprtext
+            blocks.append(f"[{part.title}]\n{text}".rstrip())
+        return "\n\n".join(blocks)
+
+    def to_dict(self, serialize: Callable[[pytest.TestReport], Any]) -> dict[str, Any]:
+        return {
+            "parts": [
+                [p.title, None if p.report is None else serialize(p.report), p.text]
+                for p in self.parts
+            ],
+            "crash": [self.reprcrash.message, self.reprcrash.path, self.reprcrash.lineno],
+        }
+
+    @classmethod
+    def from_dict(
+        cls, data: dict[str, Any], deserialize: Callable[[Any], pytest.TestReport]
+    ) -> RanksRepr:
+        parts = tuple(
+            Part(title, None if report is None else deserialize(report), text)
+            for title, report, text in data["parts"]
+        )
+        return cls(parts, *data["crash"])
