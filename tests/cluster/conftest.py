@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -55,16 +56,10 @@ def run_on() -> RunOn:
     """run_on(rack, node, argv, …): what a command did on a node."""
 
     def run_on(
-        rack: Rack, node: Node, argv: Sequence[str], **options: object
+        rack: Rack, node: Node, argv: Sequence[str], **options: Any
     ) -> subprocess.CompletedProcess[str]:
         (command,) = rack.commands([node], argv)
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-            **options,  # type: ignore[call-overload]
-        )
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 20}
+        return subprocess.run(command, check=False, **settings, **options)
 
     return run_on

@@ -20,8 +20,9 @@ import subprocess, sys, time
 from pytest_mnode.cluster.rack import Rack
 rack = Rack(2, mode=sys.argv[1], cleanup_dirs=[sys.argv[2]])
 rack.start()
-on_node = subprocess.Popen(rack.commands(rack.nodes[:1], ["sh", "-c", "setsid sleep 61 & sleep 62"])[0])
-agent = subprocess.Popen(rack.agent_command(["sh", "-c", "setsid sleep 63 & sleep 64"]))
+argv = ["sh", "-c", "setsid sleep 61 & sleep 62"]
+on_node = subprocess.Popen(rack.commands(rack.nodes[:1], argv)[0])
+agent = subprocess.Popen(rack.agent_command(argv))
 time.sleep(0.2)
 print(rack.keeper_pid, flush=True)
 if sys.argv[3] == "close":

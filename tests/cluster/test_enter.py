@@ -82,14 +82,23 @@ def test_signals_are_passed_on_once(rack: Rack, number: signal.Signals) -> None:
     assert process.returncode == 0
 
 
-def test_the_command_dies_with_what_entered_it(rack: Rack) -> None:
+@pytest.mark.parametrize("group", [False, True])
+def test_the_command_dies_and_is_buried_with_what_entered_it(
+    rack: Rack, run_on: RunOn, group: bool
+) -> None:
     (command,) = rack.commands(rack.nodes[:1], ["sh", "-c", "echo up; exec sleep 60"])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        process.kill()
+        (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         start = time.monotonic()
         assert process.stdout.read() == ""  # the sleeper held the other end
+        assert time.monotonic() - start < 1
+    # A corpse would keep the node from ending until the host's init got round to it.
+    script = "import os; print(*(name for name in os.listdir('/proc') if name.isdigit()))"
+    while len(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]).stdout.split()) != 2:
         assert time.monotonic() - start < 1
 
 

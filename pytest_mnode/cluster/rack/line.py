@@ -61,7 +61,8 @@ class Line:
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        self._channel.send(encode(setup))
+        with contextlib.suppress(OSError):  # dead already: `await_up` tells its last words
+            self._channel.send(encode(setup))
         self._thread = threading.Thread(target=self._listen, name="rack-line", daemon=True)
         self._thread.start()
 

@@ -58,8 +58,9 @@ class Plan:
             raise UsageError(f"rack: {self.nodes} nodes: needs 1 to {MAX_NODES} (one /24 a link)")
         if self.fabric.name == self.management.name:
             raise UsageError(f"rack: both links are named {self.fabric.name!r}")
-        if self.shm_bytes < 1:
-            raise UsageError(f"rack: shm_bytes {self.shm_bytes}: needs at least 1")
+        # 0 means no limit to tmpfs; beyond 63 bits it would count from 0 again.
+        if not 1 <= self.shm_bytes < 1 << 63:
+            raise UsageError(f"rack: shm_bytes {self.shm_bytes}: needs 1 to 2**63 - 1")
 
     @property
     def links(self) -> tuple[Link, Link]:
