@@ -1,0 +1,3 @@
+"""What the acceptance suite and the tests share."""
+
+pytest_plugins = ["pytester"]
