@@ -39,19 +39,21 @@ class _Case:
 
 
 class Ending:
-    """Listens to reports of criteria, and ends a run with a certificate."""
+    """pytest plugin: listens to reports of criteria, and ends a run with a certificate."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.started = datetime.now(UTC)
         self.cases: dict[str, _Case] = {}
         self.certificate: Certificate | None = None
         self._deselected = 0
         self._written: list[str] = []
 
-    def deselected(self, items: Sequence[pytest.Item]) -> None:
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         self._deselected += sum(i.get_closest_marker("criterion") is not None for i in items)
 
-    def take(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "criterion" not in report.keywords:
             return
         case = self.cases.setdefault(report.nodeid, _Case())
@@ -62,8 +64,12 @@ class Ending:
             case.outcome, case.message = outcome, _message(report)
             case.culprit = getattr(report, "mnode_culprit", None)
 
-    def finish(self, session: pytest.Session, run: Run, exitstatus: int) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Build and write the certificate; a run that was to certify and did not, fails."""
+        run = self.run
+        if not self.cases and run.settings.report_dir is None:
+            return
         self.certificate = build_certificate(
             run=self._facts(session, run, exitstatus),
             cases=[_result(test, case) for test, case in self.cases.items()],
@@ -109,13 +115,13 @@ class Ending:
                 why.append(str(stop))
         return why
 
-    def show(self, terminal: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.certificate is None:
             return
-        terminal.section("certificate")
-        print_summary(self.certificate, terminal.write_line, terminal._tw.fullwidth)
+        terminalreporter.section("certificate")
+        print_summary(self.certificate, terminalreporter.write_line, terminalreporter._tw.fullwidth)
         for path in self._written:
-            terminal.write_line(f"written: {path}")
+            terminalreporter.write_line(f"written: {path}")
 
 
 _SEVERITY: dict[str, int] = {"passed": 0, "skipped": 1, "error": 2, "failed": 3}
@@ -143,5 +149,3 @@ def _result(test: str, case: _Case) -> CaseResult:
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )
-
-

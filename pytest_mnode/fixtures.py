@@ -14,7 +14,7 @@ from pytest_mnode.measure import Measure, measure_of
 if TYPE_CHECKING:
     import torch
 
-    from pytest_mnode.cluster.handle import Cluster
+    from pytest_mnode.handle import Cluster
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
     from pytest_mnode.world.rank import Rank

@@ -159,7 +159,11 @@ class Cluster:
             world.close()
         spec = self._run.spec
         for node, link in self._rates:
-            line = spec.management if spec.management and spec.management.has_interface(link) else spec.fabric
+            line = (
+                spec.management
+                if spec.management and spec.management.has_interface(link)
+                else spec.fabric
+            )
             with contextlib.suppress(MnodeError):
                 self._ask("set_rate", node, link, line.line_rate_mbits_s)
         for node in list(self._off):
@@ -169,7 +173,9 @@ class Cluster:
             self._run.client.release(self._lease)
 
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
-        names = self.nodes if nodes is None else (nodes,) if isinstance(nodes, str) else tuple(nodes)
+        names = (
+            self.nodes if nodes is None else (nodes,) if isinstance(nodes, str) else tuple(nodes)
+        )
         for name in names:
             if name not in self.nodes:
                 raise UsageError(f"no node {name!r} in this test; it has {', '.join(self.nodes)}")

@@ -10,9 +10,7 @@ import pytest
 
 from pytest_mnode.options import REUSE, Settings
 
-RANK_FIXTURES = frozenset(
-    {"world", "rank", "world_size", "local_rank", "device", "process_group"}
-)
+RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
 CLUSTER_FIXTURE = "cluster"
 NODES_FIXTURE = "_mnode_nodes"
 
@@ -39,19 +37,37 @@ def fixture_names(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
 
+def asks_for(item: pytest.Item, name: str) -> bool:
+    """Whether this test gets our fixture of that name, and not one that somebody else defines.
+
+    `device` and `rank` are names that many test suites have fixtures of.
+    """
+    if name not in fixture_names(item):
+        return False
+    definitions = getattr(item, "_fixtureinfo", None)
+    for definition in reversed(definitions.name2fixturedefs.get(name, ()) if definitions else ()):
+        if definition.func.__module__ == "pytest_mnode.fixtures":
+            return True
+        if name not in definition.argnames:
+            return False  # overridden, without asking for ours underneath
+    return False
+
+
+def _rank_fixtures(item: pytest.Item) -> list[str]:
+    return [name for name in sorted(RANK_FIXTURES) if asks_for(item, name)]
+
+
 def runs_in_ranks(item: pytest.Item) -> bool:
     """Whether the body of this test runs in ranks, not in the controller."""
-    names = fixture_names(item)
-    if not RANK_FIXTURES.isdisjoint(names):
+    if _rank_fixtures(item):
         return True
-    return item.get_closest_marker("mnode") is not None and CLUSTER_FIXTURE not in names
+    return item.get_closest_marker("mnode") is not None and not asks_for(item, CLUSTER_FIXTURE)
 
 
 def contradiction(item: pytest.Item) -> str | None:
     """Why this test cannot run anywhere: it asks for both sides."""
-    names = fixture_names(item)
-    mixed = sorted(RANK_FIXTURES.intersection(names))
-    if CLUSTER_FIXTURE in names and mixed:
+    mixed = _rank_fixtures(item)
+    if mixed and asks_for(item, CLUSTER_FIXTURE):
         return (
             f"asks for cluster, which lives in the controller, and for {', '.join(mixed)}, which "
             "live in ranks: a test runs in one or the other; use cluster.world(...).run(function) "
@@ -73,7 +89,7 @@ def need_of(item: pytest.Item, settings: Settings) -> Need:
         said.get("procs_per_node", settings.procs_per_node),
         said.get("reuse", settings.reuse),
         float(said.get("timeout", settings.timeout_s)),
-        bool(said.get("exclusive", False)) or "measure" in fixture_names(item),
+        bool(said.get("exclusive", False)) or asks_for(item, "measure"),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.verdict import Bound, Measurement, Verdict, at_least as _at_least
+from pytest_mnode.verdict import Bound, Measurement, Verdict
+from pytest_mnode.verdict import at_least as _at_least
 from pytest_mnode.verdict import at_most as _at_most
 from pytest_mnode.verdict import equals as _equals
 
@@ -108,4 +109,8 @@ def _worse(one: Measurement, other: Measurement) -> bool:
         return order[one.verdict] < order[other.verdict]
     if one.value is None or other.value is None or one.expected is None:
         return False
-    return one.expected.margin(one.value) < other.expected.margin(other.value) if other.expected else False
+    return (
+        one.expected.margin(one.value) < other.expected.margin(other.value)
+        if other.expected
+        else False
+    )

@@ -7,7 +7,7 @@ does not need is imported where it is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,11 +28,9 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
 )
 
 if TYPE_CHECKING:
-    from pytest_mnode.ending import Ending
     from pytest_mnode.run import Run
 
 SETTINGS = pytest.StashKey[options.Settings]()
-ENDING = pytest.StashKey["Ending"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,8 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if settings.nodes is not None or settings.spec is not None or settings.report_dir is not None:
         _make_run(config)
-    if not _is_xdist_worker(config) and settings.report_dir is not None:
-        _make_ending(config)
 
 
 def _follows(config: pytest.Config) -> bool:
@@ -83,6 +79,10 @@ def _make_run(config: pytest.Config) -> Run:
             _join(run, config.workerinput.get("mnode"))  # type: ignore[attr-defined]
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
+    if not _is_xdist_worker(config):
+        from pytest_mnode.ending import Ending
+
+        config.pluginmanager.register(Ending(run), "mnode-ending")
     return run
 
 
@@ -94,14 +94,6 @@ def _join(run: Run, told: dict[str, Any] | None) -> None:
     if told is not None:
         run.client = Client(told["endpoint"], Keys.from_dict(told["keys"]), told["client"])
         run.launcher, run.reason = told["launcher"], told["reason"]
-
-
-def _make_ending(config: pytest.Config) -> Ending:
-    from pytest_mnode.ending import Ending
-
-    if ENDING not in config.stash:
-        config.stash[ENDING] = Ending()
-    return config.stash[ENDING]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -152,8 +144,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in items:
         marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
     run = _make_run(config)
-    if any(item.get_closest_marker("criterion") for item in items) and not _is_xdist_worker(config):
-        _make_ending(config)
     if not _is_xdist_worker(config):
         run.decide_nodes(items)
         try:
@@ -165,7 +155,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _needs_pool(item: pytest.Item) -> bool:
-    return marks.runs_in_ranks(item) or marks.CLUSTER_FIXTURE in marks.fixture_names(item)
+    return marks.runs_in_ranks(item) or marks.asks_for(item, marks.CLUSTER_FIXTURE)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -184,15 +174,24 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in run.run_item(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
+        if config.getoption("capture") == "no":
+            _show_output(config, report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _show_output(config: pytest.Config, report: pytest.TestReport) -> None:
+    """With -s: what ranks printed, when their test is over."""
+    terminal: Any = config.pluginmanager.getplugin("terminalreporter")
+    for name, text in report.sections if terminal is not None and not report.failed else ():
+        terminal.write_line(f"\n[{name}]\n{text.rstrip()}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _follows(item.config) and (why := marks.contradiction(item)):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
-    if "measure" in marks.fixture_names(item):
+    if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import forget
 
         forget(item)
@@ -202,7 +201,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A measurement that breaks its bound fails the test, when its body has ended."""
     result = yield
-    if "measure" in marks.fixture_names(item):
+    if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import judged, kept_by
         from pytest_mnode.verdict import Verdict
 
@@ -215,7 +214,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """What could not be measured is an error: inconclusive never passes."""
     result = yield
-    if "measure" in marks.fixture_names(item):
+    if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import judged, kept_by
         from pytest_mnode.verdict import Verdict
 
@@ -231,7 +230,7 @@ def pytest_runtest_makereport(
     report = yield
     if call.when == "teardown" and not _follows(item.config):
         criterion = item.get_closest_marker("criterion") is not None
-        if criterion or "measure" in marks.fixture_names(item):
+        if criterion or marks.asks_for(item, "measure"):
             from pytest_mnode.measure import kept_by
             from pytest_mnode.run import describe
 
@@ -273,42 +272,11 @@ def pytest_report_from_serializable(
     return report  # type: ignore[no-any-return]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if _SESSION_ENDING:
-        _SESSION_ENDING[-1].take(report)
-
-
-_SESSION_ENDING: list[Any] = []
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    if ENDING in session.config.stash:
-        _SESSION_ENDING.append(session.config.stash[ENDING])
-
-
-def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    if items and ENDING in items[0].config.stash:
-        items[0].config.stash[ENDING].deselected(items)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    config = session.config
-    ending = config.stash.get(ENDING, None)
-    run = None if _follows(config) else _run_if_made(config)
-    if ending is not None and run is not None and not _is_xdist_worker(config):
-        ending.finish(session, run, exitstatus)
-
-
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = None if _follows(config) else _run_if_made(config)
     if run is not None and run.pool is not None:
         for notice in run.pool.hub.notices:
             terminalreporter.write_line(f"mnode: {notice}", yellow=True)
-    if ENDING in config.stash:
-        config.stash[ENDING].show(terminalreporter)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -335,7 +303,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
+def pytest_testnodedown(node: Any) -> None:
     """A pytest-xdist worker ended: the nodes it held are free."""
     told = node.workerinput.get("mnode")
     run = _run_if_made(node.config)

@@ -7,7 +7,7 @@ import pickle
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -165,7 +165,7 @@ class Run:
         raise AssertionError
 
     def _follows(self, need: Need, nextitem: pytest.Item | None) -> str | None:
-        """The next test's id where it will share this one's ranks, and so fixtures of wide scope."""
+        """The next test's id where it will share this one's ranks and fixtures of wide scope."""
         if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
             return None
         other = need_of(nextitem, self.settings)
@@ -179,7 +179,7 @@ class Run:
             rank: {when: self._deserialize(r.data) for when, r in state.reports.items()}
             for rank, state in outcome.states.items()
         }
-        keywords = {name: 1 for name in item.keywords}
+        keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
         reports = merge(outcome, own, item.nodeid, item.location, keywords)
         measurements = summed_up(
             {r: s.torn.measurements for r, s in outcome.states.items() if s.torn is not None}
@@ -228,6 +228,10 @@ class Run:
             session: Any = self.config.pluginmanager.getplugin("session")
             if session is not None:
                 session.shouldstop = f"{error}; this launcher cannot boot it again"
+        elif self.pool is not None and self.pool.hub.failure:
+            session = self.config.pluginmanager.getplugin("session")
+            if session is not None:
+                session.shouldstop = f"no ranks can be had: {error}"
 
     def _boot(self, node: str) -> bool:
         assert self.client is not None
@@ -282,7 +286,7 @@ def _error_report(item: pytest.Item, text: str) -> pytest.TestReport:
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
-        keywords={name: 1 for name in item.keywords},
+        keywords=dict.fromkeys(item.keywords, 1),
         outcome="failed",
         longrepr=text,
         when="setup",

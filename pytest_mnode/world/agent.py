@@ -7,7 +7,6 @@ import pickle
 import signal
 import socket
 import time
-import traceback
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -55,10 +54,9 @@ def main(order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follow
     try:
         Agent(order, entry, forge, follower).serve()
     except (EOFError, ConnectionError):
-        pass
-    except BaseException:
-        traceback.print_exc()
-    process.kill_descendants()
+        pass  # the forge is gone, or closed this agent's line to boot another
+    finally:
+        process.kill_descendants()
 
 
 @dataclass(slots=True)
@@ -137,8 +135,9 @@ class Agent:
             self._close_mine(keep | {ours.fileno()})
             ours.close()
             process.die_with_parent(parent)
-            elastic.main(self.order, launch, theirs, listening, self.follower)
-            os._exit(0)
+            process.run_and_exit(
+                lambda: elastic.main(self.order, launch, theirs, listening, self.follower)
+            )
         theirs.close()
         self.worlds[launch.world.id] = _Running(launch, pid, ours)
         if leads:

@@ -46,7 +46,7 @@ class _OneKey:
     def __init__(self, public: bytes) -> None:
         self._public = public
 
-    def callback(self, domain: str, key: bytes) -> bool:
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002  zmq's signature
         return key == self._public
 
 
@@ -70,6 +70,11 @@ class Switchboard:
         self.socket.rcvhwm = 0
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a message is there."""
+        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> tuple[str, str, bytes] | None:
         """(source, destination, payload) of the next message; None where it is malformed."""

@@ -102,7 +102,9 @@ class Client:
         """Call a method of the launcher where it runs. Raises MnodeError where it has none."""
         seq = next(self._seq)
         self.tell(AskLauncher(seq, method, args))
-        return self._answer(seq, ANSWER_LIMIT_S, f"the launcher to {method.replace('_', ' ')}").value
+        return self._answer(
+            seq, ANSWER_LIMIT_S, f"the launcher to {method.replace('_', ' ')}"
+        ).value
 
     def stop_hub(self) -> None:
         self.tell(StopHub())

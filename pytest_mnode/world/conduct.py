@@ -98,9 +98,7 @@ class Conductor:
         self.client = client
         self.world = world
         self.timeout_s = timeout_s
-        states = {
-            rank: RankState(rank, world.node_of(rank)) for rank in range(world.shape.size)
-        }
+        states = {rank: RankState(rank, world.node_of(rank)) for rank in range(world.shape.size)}
         self.outcome = Outcome(world, states, timeout_s)
         self.states = states
         self.ordinal = next(client.ordinals)

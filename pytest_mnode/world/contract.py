@@ -26,7 +26,7 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], nodes: Sequence[str]) -> Self:
-        """A world from torchrun's variables. Raises EnvironmentContractError naming the wrong one."""
+        """Read torchrun's variables. Raises EnvironmentContractError naming the wrong one."""
         size = _number(env, "WORLD_SIZE", lowest=1)
         rank = _number(env, "RANK", below=("WORLD_SIZE", size))
         local_size = _number(env, "LOCAL_WORLD_SIZE", lowest=1)

@@ -10,7 +10,7 @@ from pytest_mnode.world.messages import Death
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """"rank 2" or "ranks 0-1,5-7"."""
+    """ "rank 2" or "ranks 0-1,5-7"."""
     ordered = sorted(set(ranks))
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
@@ -18,7 +18,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def compact(numbers: Iterable[int]) -> str:
-    """"0-1,5-7" for 0, 1, 5, 6, 7."""
+    """ "0-1,5-7" for 0, 1, 5, 6, 7."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -29,7 +29,7 @@ def compact(numbers: Iterable[int]) -> str:
 
 
 def places(ranks: Iterable[int], nodes: Mapping[int, str], size: int) -> str:
-    """"ranks 1,5-7 of 8 on node1,node3"; a rank's node is given by `nodes`."""
+    """ "ranks 1,5-7 of 8 on node1,node3"; a rank's node is given by `nodes`."""
     ordered = sorted(set(ranks))
     names = list(dict.fromkeys(nodes[rank] for rank in ordered))
     shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
@@ -48,7 +48,11 @@ def ended_text(code: int | None, number: int | None) -> str:
 def death_line(death: Death) -> str:
     """One line: rank, node, how it ended, and what else is known of the cause."""
     text = f"rank {death.rank} on {death.node} {ended_text(death.code, death.signal)}"
-    peak = f", its memory at most {death.peak_rss_bytes / 2**20:.0f} MiB" if death.peak_rss_bytes else ""
+    peak = (
+        f", its memory at most {death.peak_rss_bytes / 2**20:.0f} MiB"
+        if death.peak_rss_bytes
+        else ""
+    )
     if death.signal == signal.SIGKILL:
         if death.oom_kills > 0:
             return text + f" by the kernel: out of memory{peak}"

@@ -15,15 +15,13 @@ import os
 import resource
 import select
 import socket
-import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import HashStore, TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -67,7 +65,7 @@ def fault_file(world: WorldInfo, rank: int) -> Path:
     return world_dir(world) / f"rank{rank}.fault"
 
 
-class OurRendezvous(RendezvousHandler):  # type: ignore[misc]
+class OurRendezvous(RendezvousHandler):
     """Group rank, world size and store as the hub decided them."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
@@ -104,7 +102,7 @@ class OurRendezvous(RendezvousHandler):  # type: ignore[misc]
         return True
 
 
-class WatchfulAgent(LocalElasticAgent):  # type: ignore[misc]
+class WatchfulAgent(LocalElasticAgent):
     """torch's agent of one node, with a watch that sees deaths at once."""
 
     launch: Launch
@@ -171,9 +169,9 @@ class WatchfulAgent(LocalElasticAgent):  # type: ignore[misc]
         exited = info.si_code == os.CLD_EXITED
         rank = worker_group.workers[local].global_rank
         world = self.launch.world
-        log = "".join(
-            _tail(Path(path)) for path in (self._pcontext.stdouts[local], self._pcontext.stderrs[local])
-        )
+        ranks = self._pcontext
+        assert ranks is not None
+        log = "".join(_tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local]))
         output = "".join(_tail_of_fd(fd) for fd in self._outputs.get(local, ()))
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
@@ -190,7 +188,7 @@ class WatchfulAgent(LocalElasticAgent):  # type: ignore[misc]
                 fault=_tail(fault_file(world, rank)),
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
                 oom_kills=_oom_kills() - self._oom_before,
-                error=_error_file(Path(self._pcontext.error_files[local])),
+                error=_error_file(Path(ranks.error_files[local])),
             )
         )
 
@@ -210,7 +208,8 @@ def main(
     scratch.mkdir(parents=True, exist_ok=True)
     # The launcher leaves temporary files behind when it is killed: keep them in our folder.
     tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)
-    os.environ.update(launch.env)
+    for name, value in launch.env.items():
+        os.environ.setdefault(name, value)  # what the user pinned is left alone
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     elastic_pid = os.getpid()
@@ -232,7 +231,7 @@ def main(
     WatchfulAgent.agent = agent
     WatchfulAgent.listening = listening
     # launch_agent names its agent class itself; this process runs nothing else.
-    api.LocalElasticAgent = WatchfulAgent
+    api.LocalElasticAgent = WatchfulAgent  # type: ignore[attr-defined]
     config = api.LaunchConfig(
         min_nodes=world.shape.nodes,
         max_nodes=world.shape.nodes,
@@ -257,8 +256,7 @@ def main(
     except BaseException as error:
         with contextlib.suppress(OSError):
             agent.send(LaunchFailed(launch.node, world.id, f"{type(error).__name__}: {error}"))
-        traceback.print_exc()
-        sys.stderr.flush()
+        raise
 
 
 def _run(config: Any, rank: Callable[[], None]) -> None:

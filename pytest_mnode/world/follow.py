@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_mnode.measure import kept_by
 from pytest_mnode.world import leaks
 from pytest_mnode.world.elastic import world_dir
 from pytest_mnode.world.messages import (
@@ -101,7 +102,6 @@ class Follower:
         """Run one test from setup to teardown, reporting as it goes."""
         assert self.rank is not None
         rank = self.rank
-        rank.measurements = []
         self._warnings: list[tuple[Any, ...]] = []
         self._torn_down = None
         if not order.keep_group:
@@ -114,8 +114,11 @@ class Follower:
         self.order = order
         self._body_leaks: leaks.Snapshot | None = None
         self._keys = (
-            None if "process_group" in getattr(item, "fixturenames", ())
-            else rank.groups.foreign_keys() if rank.world.rank == 0 else None
+            None
+            if "process_group" in getattr(item, "fixturenames", ())
+            else rank.groups.foreign_keys()
+            if rank.world.rank == 0
+            else None
         )
         problem = ""
         try:
@@ -130,19 +133,18 @@ class Follower:
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
         broken = "; these could not be collected there:\n" + "\n".join(self.broken)
-        text = (
-            f"{order.nodeid} was collected by the controller but not where the ranks are"
-            + (broken if self.broken else "; are the parameters the same in every process?")
+        text = f"{order.nodeid} was collected by the controller but not where the ranks are" + (
+            broken if self.broken else "; are the parameters the same in every process?"
         )
         return TornDown(self.rank.world.rank, order.ordinal, problem=text)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
         self._body_leaks = leaks.snapshot()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Between body and teardown all ranks meet, so that none is torn down under the others."""
         assert self.rank is not None
         self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal))
@@ -163,9 +165,7 @@ class Follower:
         self._trim(report)
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         rank.tell(
-            PhaseReport(
-                rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data
-            )
+            PhaseReport(rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data)
         )
 
     def _finish(self) -> TornDown:
@@ -181,18 +181,21 @@ class Follower:
             rank.world.rank,
             self.order.ordinal,
             tuple(found),
-            tuple(rank.measurements),
+            tuple(kept_by(self.items[self.order.nodeid])),
             reusable=reusable,
         )
 
     def _trim(self, report: pytest.TestReport) -> None:
         assert self.rank is not None
         sections = []
-        for name, text in report.sections:
+        for name, whole in report.sections:
+            text = whole
             if len(text) > OUTPUT_LIMIT_CHARS:
-                path = self._keep(report, name, text)
-                cut = len(text) - OUTPUT_LIMIT_CHARS
-                text = f"({cut:,} characters before this are in {path})\n{text[-OUTPUT_LIMIT_CHARS:]}"
+                cut = f"{len(text) - OUTPUT_LIMIT_CHARS:,} characters before this"
+                where = f"are in {self._keep(report, name, text)}"
+                if self.forge.order.logs_are_temporary:
+                    where = "are not shown; --mnode-log-dir=DIR keeps them"
+                text = f"({cut} {where})\n{text[-OUTPUT_LIMIT_CHARS:]}"
             sections.append((name, text))
         report.sections = sections
 

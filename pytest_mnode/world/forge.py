@@ -14,6 +14,7 @@ import sys
 import traceback
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ class Forge:
 
     def prepare(self) -> None:
         try:
-            import torch.distributed.launcher.api
+            import torch.distributed.launcher.api  # noqa: F401
             from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
             from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
@@ -110,7 +111,7 @@ class Forge:
         options.pop("file_or_dir", None)
         options["plugins"] = [*options.get("plugins", []), "no:terminal"]
         options["basetemp"] = collect.basetemp
-        options["capture"] = "no" if options.get("capture") == "no" else "fd"
+        options["capture"] = "fd"  # with -s the controller shows what was captured
         options["inifilename"] = collect.inifile
         options["rootdir"] = collect.rootdir
         config = pytest.Config.fromdictargs(options, list(collect.args))
@@ -166,15 +167,14 @@ class Forge:
         if pid == 0:
             process.close_all_but({theirs.fileno(), *self._inherited()})
             process.die_with_parent(forge_pid)
-            agent.main(self.order, entry, theirs, self.follower)
-            os._exit(0)
+            process.run_and_exit(lambda: agent.main(self.order, entry, theirs, self.follower))
         theirs.close()
         self.agents[entry.name] = ours
 
     def _inherited(self) -> set[int]:
         """Descriptors that tests opened at import, which their ranks may use."""
         mine = {self.gate.fileno(), *(c.fileno() for c in self.agents.values())}
-        return {int(fd) for fd in os.listdir("/proc/self/fd")} - mine
+        return {int(path.name) for path in Path("/proc/self/fd").iterdir()} - mine
 
 
 def check_can_fork(when: str) -> None:

@@ -51,8 +51,7 @@ def main() -> None:
         process.die_with_parent(gate_pid)
         from pytest_mnode.world import forge
 
-        forge.main(order, theirs)
-        os._exit(0)
+        process.run_and_exit(lambda: forge.main(order, theirs))
     theirs.close()
     try:
         _relay(order, ours, forge_pid)
@@ -77,7 +76,7 @@ def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
         if now >= next_beat:
             line.send_bytes(HUB, beat)
             next_beat = now + _BEAT_S
-        ready = dict(poller.poll(max(0.0, next_beat - now) * 1000))
+        ready = dict(poller.poll(int(max(0.0, next_beat - now) * 1000) + 1))
         if ready.get(0) is not None and not os.read(0, 4096):
             return
         if line.socket in ready:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pytest_mnode.world.contract import World
 
@@ -45,7 +46,7 @@ class GroupKeeper:
         if self.device.type != "cpu":
             torch.accelerator.set_device_index(self.device.index)
         # A prefix of its own for every group: keys of the one before must not be met again.
-        store = dist.PrefixStore(f"mnode/{self.generation}", self._connect())
+        store = PrefixStore(f"mnode/{self.generation}", self._connect())
         dist.init_process_group(
             self.backend,
             store=store,
@@ -58,7 +59,7 @@ class GroupKeeper:
 
     def _connect(self) -> Any:
         if self._store is None:
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 os.environ["MASTER_ADDR"],
                 int(os.environ["MASTER_PORT"]),
                 is_master=False,

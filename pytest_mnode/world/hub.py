@@ -15,6 +15,7 @@ import os
 import pickle
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +60,7 @@ from pytest_mnode.world.messages import (
 )
 
 _LAUNCH_LIMIT_S = 60.0
-_BOOT_LIMIT_S = 120.0
+_BOOT_LIMIT_S = 300.0
 _SILENCE_LIMIT_S = 15.0
 
 
@@ -142,18 +143,26 @@ class Hub(threading.Thread):
         poller.register(self._wake_r, zmq.POLLIN)
         while self._running:
             ready = dict(poller.poll(500))
-            if self._wake_r in ready:
-                os.read(self._wake_r, 4096)
-                while self._calls:
-                    self._calls.popleft()()
-            if self.switchboard.socket in ready:
-                # All that is there, so that one wake-up serves a burst of reports.
-                while self._running and self.switchboard.socket.get(zmq.EVENTS) & zmq.POLLIN:
-                    received = self.switchboard.receive()
-                    if received is not None:
-                        self._route(*received)
-            self._check_limits()
+            try:
+                self._turn(self._wake_r in ready, self.switchboard.socket in ready)
+            except Exception as error:
+                # A hub that ends would leave everybody waiting: say so, and go on to the end.
+                traceback.print_exc()
+                self._fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
         self._close()
+
+    def _turn(self, woken: bool, messages: bool) -> None:
+        if woken:
+            os.read(self._wake_r, 4096)
+            while self._calls:
+                self._calls.popleft()()
+        if messages:
+            # All that is there, so that one wake-up serves a burst of reports.
+            while self._running and self.switchboard.waiting:
+                received = self.switchboard.receive()
+                if received is not None:
+                    self._route(*received)
+        self._check_limits()
 
     def _close(self) -> None:
         with contextlib.suppress(Exception):
@@ -194,7 +203,7 @@ class Hub(threading.Thread):
         node = getattr(error, "node", "")
         self._send(client, Refused(seq, type(error).__name__, str(error), node))
 
-    def _handle(self, source: str, message: Any) -> None:  # noqa: PLR0912  one case a message
+    def _handle(self, source: str, message: Any) -> None:
         match message:
             case StartPool():
                 self._start()
@@ -237,7 +246,7 @@ class Hub(threading.Thread):
             case AgentLost(node=name):
                 self._node_lost(name, "its agent ended")
             case Hello(world=name, rank=rank):
-                self._hello(name, rank, message)
+                self._hello(name, rank)
             case Death() | LaunchFailed():
                 self._broken(message)
             case StackTexts() | RanksStarted():
@@ -299,7 +308,8 @@ class Hub(threading.Thread):
         """The pool cannot work: everybody who waits, and who asks later, is told why."""
         if self.failure is None:
             self.failure = (kind, text)
-        for client, message in (*self.queue, *self.opening):
+        waiting: list[tuple[str, LeaseNodes | OpenWorld]] = [*self.queue, *self.opening]
+        for client, message in waiting:
             self._send(client, Refused(message.seq, *self.failure))
         self.queue.clear()
         self.opening.clear()
@@ -397,18 +407,16 @@ class Hub(threading.Thread):
 
     def _idle(self, shape: Shape, names: Sequence[str]) -> _World | None:
         for world in self.worlds.values():
-            if world.ready and world.lease is None and not world.dead:
-                if (world.info.shape, world.info.nodes) == (shape, tuple(names)):
-                    return world
+            idle = world.ready and world.lease is None and not world.dead
+            if idle and (world.info.shape, world.info.nodes) == (shape, tuple(names)):
+                return world
         return None
 
     def _launch(
         self, client: str, request: OpenWorld, lease: _Lease, names: Sequence[str], shape: Shape
     ) -> None:
         self._make_room(names)
-        info = WorldInfo(
-            f"w{next(self._numbers)}", shape, tuple(names), log_dir=self.facts.log_dir
-        )
+        info = WorldInfo(f"w{next(self._numbers)}", shape, tuple(names), log_dir=self.facts.log_dir)
         self.worlds[info.id] = _World(
             info, lease.id, (client, request), time.monotonic() + _LAUNCH_LIMIT_S
         )
@@ -419,24 +427,22 @@ class Hub(threading.Thread):
         for node_rank, name in enumerate(names):
             self._to_agent(name, self._order(info, name, node_rank, leader.node.address, port))
 
-    def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
+    def _order(self, info: WorldInfo, node: str, node_rank: int, addr: str, port: int) -> Launch:
         env = dict(self.facts.env)
-        interface = self.nodes[name].node.fabric_interface
+        interface = self.nodes[node].node.fabric_interface
         if interface:
-            env.setdefault("GLOO_SOCKET_IFNAME", interface)
-            env.setdefault("NCCL_SOCKET_IFNAME", interface)
-        return Launch(name, info, node_rank, addr, port, self.facts.backend, env)
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                env.setdefault(name, os.environ.get(name, interface))  # the user's own wins
+        return Launch(node, info, node_rank, addr, port, self.facts.backend, env)
 
     def _make_room(self, names: Sequence[str]) -> None:
         """Stop the oldest idle worlds of nodes that hold as many as they may."""
         for name in names:
-            idle = [
-                w for w in self.worlds.values() if w.lease is None and name in w.info.nodes
-            ]
+            idle = [w for w in self.worlds.values() if w.lease is None and name in w.info.nodes]
             for world in idle[: max(0, len(idle) - self.facts.idle_worlds + 1)]:
                 self._stop_world(world.info.id)
 
-    def _hello(self, name: str, rank: int, message: Hello) -> None:
+    def _hello(self, name: str, rank: int) -> None:
         world = self.worlds.get(name)
         if world is None:
             return

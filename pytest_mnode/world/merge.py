@@ -119,9 +119,7 @@ def _sections(have: dict[int, pytest.TestReport], first: set[int]) -> list[tuple
     return [(f"{name} ({ranks_text(ranks)})", text) for (name, text), ranks in by_text.items()]
 
 
-def _failures(
-    outcome: Outcome, reports: dict[int, dict[str, pytest.TestReport]]
-) -> list[Group]:
+def _failures(outcome: Outcome, reports: dict[int, dict[str, pytest.TestReport]]) -> list[Group]:
     """All that went wrong, culprits first, each in the order of time."""
     groups = _raised(outcome, reports)
     groups += [_death(state) for state in outcome.states.values() if state.death]
@@ -136,9 +134,7 @@ def _failures(
     return sorted(groups, key=lambda g: (g.victim, g.time))
 
 
-def _raised(
-    outcome: Outcome, reports: dict[int, dict[str, pytest.TestReport]]
-) -> list[Group]:
+def _raised(outcome: Outcome, reports: dict[int, dict[str, pytest.TestReport]]) -> list[Group]:
     xfailed = any(
         r.skipped and hasattr(r, "wasxfail") for phases in reports.values() for r in phases.values()
     )

@@ -388,3 +388,8 @@ class GateOrder:
     nodes: tuple[NodeEntry, ...] = ()
     sys_path: tuple[str, ...] = field(default=())
     remove_run_dir: bool = False
+
+    @property
+    def logs_are_temporary(self) -> bool:
+        """Logs go with the run's directory unless the user named one for them."""
+        return self.log_dir.startswith(self.run_dir)

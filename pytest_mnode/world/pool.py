@@ -46,9 +46,7 @@ class Pool:
     def __init__(self, settings: Settings, spec: Spec, nodes: int) -> None:
         self.run_dir = Path(_short_temporary_directory())
         try:
-            self.launcher, self.reason = choose(
-                settings.launcher, nodes, spec, [str(self.run_dir)]
-            )
+            self.launcher, self.reason = choose(settings.launcher, nodes, spec, [str(self.run_dir)])
             log_dir = settings.log_dir or self.run_dir / "logs"
             log_dir.mkdir(parents=True, exist_ok=True)
             secret, keys = new_keys()

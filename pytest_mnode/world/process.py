@@ -6,8 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -63,7 +67,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 def reap() -> list[tuple[int, int]]:
     """(pid, wait status) of every child that has ended."""
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -89,11 +93,25 @@ def kill_descendants(limit_s: float = 5.0) -> None:
 
 def close_all_but(keep: set[int]) -> None:
     """Close every descriptor above 2 that is not in `keep`."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > 2 and fd not in keep:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    low = 3
+    for fd in (*sorted(fd for fd in keep if fd > 2), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(low, fd)
+        low = fd + 1
+
+
+def run_and_exit(function: Callable[[], None]) -> NoReturn:
+    """What a forked child does: `function`, then nothing more of the code it was forked from."""
+    code = 1
+    try:
+        function()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def threads() -> list[str]:

@@ -61,9 +61,7 @@ def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int)
 class Rank:
     """One rank, between the hub and pytest."""
 
-    def __init__(
-        self, order: GateOrder, launch: Launch, world: World, follower: Follower
-    ) -> None:
+    def __init__(self, order: GateOrder, launch: Launch, world: World, follower: Follower) -> None:
         self.launch = launch
         self.world = world
         self.order = order
@@ -142,5 +140,3 @@ def _with_world(function: Callable[..., Any], world: World) -> Callable[..., Any
         return function(*args, **{"world": world, **kwargs})
 
     return call
-
-
