@@ -23,8 +23,8 @@ rack.start()
 argv = ["sh", "-c", "setsid sleep 61 & sleep 62"]
 on_node = subprocess.Popen(rack.commands(rack.nodes[:1], argv)[0])
 agent = subprocess.Popen(rack.agent_command(argv))
-time.sleep(0.2)
 print(rack.keeper_pid, flush=True)
+input()
 if sys.argv[3] == "close":
     rack.close()
     print("closed", flush=True)
@@ -49,11 +49,15 @@ def interfaces() -> list[str]:
     return sorted(line.split(":")[0] for line in Path("/proc/net/dev").read_text().splitlines())
 
 
-def await_none(tag: str, besides: int | None = None) -> None:
+def await_that(condition: Callable[[], bool], state: Callable[[], str]) -> None:
     deadline = time.monotonic() + 3
-    while left := {pid: text for pid, text in carriers(tag).items() if pid != besides}:
-        assert time.monotonic() < deadline, f"left behind: {left}"
+    while not condition():
+        assert time.monotonic() < deadline, state()
         time.sleep(0.02)
+
+
+def await_none(tag: str, besides: int | None = None) -> None:
+    await_that(lambda: set(carriers(tag)) <= {besides}, lambda: f"left behind: {carriers(tag)}")
 
 
 Start = Callable[[str], tuple["subprocess.Popen[str]", int]]
@@ -81,6 +85,7 @@ def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
     def start(then: str) -> tuple[subprocess.Popen[str], int]:
         process = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER, mode, str(run_dir), then],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={
@@ -91,9 +96,13 @@ def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
         )
         started.append(process)
         assert process.stdout is not None
+        assert process.stdin is not None
         keeper = int(process.stdout.readline())
-        # Controller, keeper, rack, 2 nodes, 2 enters, and their children: else we look in vain.
-        assert len(carriers(tag)) >= 10
+        # Controller, keeper, rack, 2 nodes, 2 commands of 5 processes each: else looking for
+        # what is left would be in vain.
+        await_that(lambda: len(carriers(tag)) == 15, lambda: f"running: {carriers(tag)}")
+        process.stdin.write("\n")
+        process.stdin.flush()
         return process, keeper
 
     yield start
@@ -145,10 +154,8 @@ def test_the_racks_first_process_is_killed(start: Start, tag: str, run_dir: Path
     controller, keeper = start("sleep")
     (inside,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
     os.kill(int(inside), signal.SIGKILL)
-    deadline = time.monotonic() + 3
-    while set(carriers(tag)) != {controller.pid, keeper}:  # it still has a directory to remove
-        assert time.monotonic() < deadline, carriers(tag)
-        time.sleep(0.02)
+    # The keeper still has a directory to remove.
+    await_that(lambda: set(carriers(tag)) == {controller.pid, keeper}, lambda: str(carriers(tag)))
     assert run_dir.exists()
     controller.kill()
     controller.wait(5)

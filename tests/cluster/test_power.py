@@ -42,19 +42,19 @@ def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> 
         subprocess.Popen(command) for command in rack.commands(rack.nodes[:2], ["sleep", "60"])
     ]
     deadline = time.monotonic() + 5
-    while "sleep" not in rack.switch(["ps", "ax", "-o", "comm"]).split():
+    while rack.switch(["ps", "ax", "-o", "comm"]).split().count("sleep") < 2:
         assert time.monotonic() < deadline
     rack.power_off(rack.nodes[1])
-    assert sleepers[1].wait(2) == 137
+    assert sleepers[1].wait(5) == 137
     assert sleepers[0].poll() is None
     sleepers[0].terminate()
-    assert sleepers[0].wait(2) == 143
+    assert sleepers[0].wait(5) == 143
 
 
 def test_a_node_that_is_off_is_named(rack: Rack, losses: Losses) -> None:
     node = rack.nodes[1]
     rack.power_off(node)
-    assert losses.get(timeout=2) == ("node1", "powered off")
+    assert losses.get(timeout=5) == ("node1", "powered off")
     with pytest.raises(NodeLostError, match="node1 is not there: powered off") as caught:
         rack.commands(rack.nodes, ["true"])
     assert caught.value.node == "node1"
@@ -70,7 +70,7 @@ def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> No
     rack.power_off(node)
     start = time.monotonic()
     rack.power_on(node)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 3
     assert rack.doorway(node) != old
     done = run_on(
         rack, node, ["sh", "-c", "uname -n; ls /dev/shm; cat /sys/class/net/fab0/address"]
@@ -84,7 +84,7 @@ def test_off_and_on_twice_is_no_harm(rack: Rack, losses: Losses) -> None:
     rack.power_off(node)
     rack.power_off(node)
     rack.power_on(node)
-    assert losses.get(timeout=2) == ("node0", "powered off")
+    assert losses.get(timeout=5) == ("node0", "powered off")
     assert losses.empty()
 
 
@@ -93,7 +93,7 @@ def test_a_node_that_dies_by_itself_is_told(rack: Rack, losses: Losses, run_on: 
     (command,) = rack.commands([node], ["true"])
     place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
     os.kill(int(command[place + 1]), signal.SIGKILL)
-    assert losses.get(timeout=2) == ("node2", "its first process ended (SIGKILL)")
+    assert losses.get(timeout=5) == ("node2", "its first process ended (SIGKILL)")
     with pytest.raises(NodeLostError, match=r"node2 is not there: its first process ended"):
         rack.doorway(node)
     rack.power_on(node)
@@ -140,8 +140,8 @@ def test_the_end_of_the_keeper_is_the_end_of_all_nodes(one_node: Rack) -> None:
     sleeper = subprocess.Popen(one_node.agent_command(["sleep", "60"]))
     assert one_node.keeper_pid is not None
     os.kill(one_node.keeper_pid, signal.SIGKILL)
-    assert losses.get(timeout=2) == ("node0", "the rack's keeper ended")
-    assert sleeper.wait(2) in (125, 137)
+    assert losses.get(timeout=5) == ("node0", "the rack's keeper ended")
+    assert sleeper.wait(5) in (125, 137)
     with pytest.raises(ClusterError, match="node0 is not there: the rack's keeper ended"):
         one_node.commands(one_node.nodes, ["true"])
     with pytest.raises(ClusterError, match="power_on: the rack is down"):

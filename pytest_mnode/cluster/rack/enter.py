@@ -71,7 +71,7 @@ def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoRet
         stop_without_parent(alive_read)
         run(command, where, mask)
     os.close(alive_read)
-    pass
+    os.setsid()  # a kill of the whole process group is for the command, not for its guard
     os._exit(status_of(child, signal.SIGKILL))
 
 
