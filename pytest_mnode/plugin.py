@@ -134,6 +134,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks.parametrise_nodes(metafunc)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the terminal asks what to say of it
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if _follows(config) or config.getoption("collectonly"):

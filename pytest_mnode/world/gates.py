@@ -8,10 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.world.channel import Keys
@@ -34,6 +33,7 @@ class Gates:
         self.nodes: list[tuple[Node, ...]] = []
         self._programs: list[subprocess.Popen[bytes]] = []
         self._heard: list[float] = []
+        self.known: set[int] = set()
 
     def open(self) -> Sequence[tuple[Node, ...]]:
         """Start all gates; the nodes that each serves."""
@@ -88,12 +88,12 @@ class Gates:
             node.name, node.index, node.address, node.fabric_interface, self.launcher.doorway(node)
         )
 
-    def send_all(self, send: Callable[[str, Any], None], message: Any) -> None:
-        for number in range(len(self._programs)):
-            send(f"gate/{number}", message)
-
-    def heard(self, gate: int) -> None:
+    def heard(self, gate: int) -> bool:
+        """Note a sign of life; whether it was the first."""
         self._heard[gate] = time.monotonic()
+        first = gate not in self.known
+        self.known.add(gate)
+        return first
 
     def silent(self, limit_s: float) -> list[int]:
         """Gates that have not been heard of for `limit_s`."""

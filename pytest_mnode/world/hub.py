@@ -229,7 +229,9 @@ class Hub(threading.Thread):
             case TakeStacks() | StopWorld():
                 self._to_agent(message.node, message)
             case GateAlive(gate):
-                self.gates.heard(gate)
+                # Nothing can be sent to a gate before it was heard of.
+                if self.gates.heard(gate) and self.collect is not None:
+                    self._send(source, self.collect)
             case _:
                 self._from_below(message)
 
@@ -270,15 +272,13 @@ class Hub(threading.Thread):
             self._fail(type(error).__name__, str(error))
             return
         self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
-        if self.collect is not None:
-            self.gates.send_all(self._send, self.collect)
 
     def _set_collect(self, collect: Collect) -> None:
         if self.collect is None:
             self.collect = collect
             self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
-            if self.started and not self.failure:
-                self.gates.send_all(self._send, collect)
+            for gate in self.gates.known:
+                self._send(f"gate/{gate}", collect)
 
     def _check_limits(self) -> None:
         now = time.monotonic()

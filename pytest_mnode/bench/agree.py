@@ -1,0 +1,20 @@
+"""Numbers that every rank knows of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+
+def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
+    """The `numbers` of each rank, by rank, the same on all; all must give equally many.
+
+    Returns when every rank has called it, so it is a barrier as well. Whole numbers are exact up
+    to 2^53.
+    """
+    mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return [numbers_of_one.tolist() for numbers_of_one in every]
