@@ -261,7 +261,6 @@ class Hub(threading.Thread):
             return
         self.started = True
         try:
-            self.launcher.start()
             self.launcher.watch(
                 lambda name, reason: self.soon(lambda: self._node_lost(name, reason))
             )

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.cluster.choose import choose
+from pytest_mnode.cluster.local import Local
+from pytest_mnode.cluster.node import Launcher
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 from pytest_mnode.world.channel import Keys, Switchboard, new_keys
@@ -46,7 +49,9 @@ class Pool:
     def __init__(self, settings: Settings, spec: Spec, nodes: int) -> None:
         self.run_dir = Path(_short_temporary_directory())
         try:
-            self.launcher, self.reason = choose(settings.launcher, nodes, spec, [str(self.run_dir)])
+            self.launcher, self.reason = _started(
+                settings.launcher, nodes, spec, str(self.run_dir)
+            )
             log_dir = settings.log_dir or self.run_dir / "logs"
             log_dir.mkdir(parents=True, exist_ok=True)
             secret, keys = new_keys()
@@ -76,6 +81,20 @@ class Pool:
         self.client.close()
         with contextlib.suppress(OSError):
             shutil.rmtree(self.run_dir)
+
+
+def _started(wanted: str, nodes: int, spec: Spec, run_dir: str) -> tuple[Launcher, str]:
+    """A launcher whose nodes are up, and why it was chosen."""
+    launcher, reason = choose(wanted, nodes, spec, [run_dir])
+    try:
+        launcher.start()
+    except ClusterError as error:
+        # Rights can be there and the kernel lack a part, such as a kind of link.
+        if wanted != "auto" or launcher.name == "local":
+            raise
+        launcher, reason = Local(nodes), f"no rack: {error}"
+        launcher.start()
+    return launcher, reason
 
 
 def _short_temporary_directory() -> str:

@@ -1,0 +1,85 @@
+"""Runs pytest on test files of its own in a subprocess, and reads what became of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_mnode.cluster.rack import Rack
+
+LIMIT_S = 120
+
+
+def need_rack() -> None:
+    """Skip where there can be no rack; in CI that is a failure."""
+    reason = Rack.unavailable()
+    if reason is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@dataclass(frozen=True)
+class InnerRun:
+    """What a run of pytest printed, and its junit."""
+
+    returncode: int
+    output: str
+    junit: Path
+
+    def cases(self) -> dict[str, ElementTree.Element]:
+        """junit cases by test name, parameters included."""
+        root = ElementTree.parse(self.junit).getroot()
+        return {str(case.get("name")): case for case in root.iter("testcase")}
+
+    def outcomes(self) -> dict[str, str]:
+        """"passed", "failure", "error" or "skipped", by test name."""
+        found = {}
+        for name, case in self.cases().items():
+            kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+            found[name] = kinds[0] if kinds else "passed"
+        return found
+
+    def properties(self, name: str) -> dict[str, str]:
+        return {
+            str(p.get("name")): str(p.get("value")) for p in self.cases()[name].iter("property")
+        }
+
+
+def write_files(directory: Path, **files: str) -> None:
+    """`test_a="…"` becomes test_a.py."""
+    for name, text in files.items():
+        (directory / f"{name}.py").write_text(textwrap.dedent(text))
+
+
+def clean_env() -> dict[str, str]:
+    """The environment without what an outer pytest left in it."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "MNODE"))}
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+
+
+def run_pytest(directory: Path, *args: str, env: dict[str, str] | None = None) -> InnerRun:
+    """Run pytest in `directory`; fails the calling test where it does not end in time."""
+    junit = directory / "junit.xml"
+    junit.unlink(missing_ok=True)
+    (directory / "pytest.ini").touch()
+    done = subprocess.run(
+        command(f"--junitxml={junit}", *args),
+        cwd=directory,
+        env={**clean_env(), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return InnerRun(done.returncode, done.stdout, junit)

@@ -1,0 +1,118 @@
+"""Bad input gets one clear line, pytest's usage-error exit code, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.spec import default_spec_path
+
+NODES = "accepted: a whole number of 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--mnode-nodes=0"], f"ERROR: --mnode-nodes=0: {NODES}"),
+        (["--mnode-nodes=four"], f"ERROR: --mnode-nodes=four: {NODES}"),
+        (["--mnode-nodes="], f"ERROR: --mnode-nodes=: {NODES}"),
+        (["--mnode-nodes=99"], "ERROR: --mnode-nodes=99: rack.yaml says nodes: 16; accepted: 1*"),
+        (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
+        (
+            ["--mnode-launcher=cloud"],
+            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack",
+        ),
+        (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
+        (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
+        (["--mnode-timeout=soon"], "ERROR: --mnode-timeout=soon: accepted: seconds, more than 0"),
+        (["--mnode-timeout=nan"], "ERROR: --mnode-timeout=nan: accepted: seconds, more than 0"),
+        (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
+        (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
+    ],
+)
+def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> None:
+    pytester.makefile(".txt", file="")
+    pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = [text for text in result.errlines if text.strip()]
+    result.stderr.fnmatch_lines([line])
+    assert len(said) == 1, said
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("nodez: 4", "ERROR: *spec.yaml: nodez: *"),
+        ("name: x\nname: y", "ERROR: *spec.yaml: name: key met twice*"),
+        ("nodes: [", "ERROR: *spec.yaml: *line *"),
+    ],
+)
+def test_a_spec(pytester: pytest.Pytester, change: str, line: str) -> None:
+    pytester.makefile(".yaml", spec=change)
+    result = pytester.runpytest("--mnode-spec=spec.yaml")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([line])
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+
+
+def test_a_spec_with_a_wrong_unit(pytester: pytest.Pytester) -> None:
+    text = default_spec_path().read_text().replace("200 Mbit/s", "25 MB/s")
+    pytester.makefile(".yaml", spec=text)
+    result = pytester.runpytest("--mnode-spec=spec.yaml")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: *spec.yaml: fabric.line_rate: '25 MB/s' is in bytes*accepted: bits a second*"]
+    )
+
+
+def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmnode_launcher = cloud\n")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: mnode_launcher in tox.ini=cloud: accepted: auto, local, rack"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mark", "line"),
+    [
+        ("nodes=0", "*::test_it: @pytest.mark.mnode(nodes=0): accepted: a whole number of 1*"),
+        ("nodes=[1, 'x']", "*@pytest.mark.mnode(nodes=[[]1, 'x']): accepted: whole numbers*"),
+        ("2", "*@pytest.mark.mnode(2): accepted: keywords only, such as nodes=2"),
+        ("node=2", "*@pytest.mark.mnode(node=2): accepted: nodes, procs_per_node, reuse, *"),
+        ("reuse='hot'", "*@pytest.mark.mnode(reuse='hot'): accepted: warm, group, fresh"),
+        ("timeout=-1", "*@pytest.mark.mnode(timeout=-1): accepted: seconds, more than 0"),
+    ],
+)
+def test_a_mark(pytester: pytest.Pytester, mark: str, line: str) -> None:
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.mnode({mark})
+        def test_it(world):
+            pass
+        """
+    )
+    result = pytester.runpytest()
+    assert result.ret != pytest.ExitCode.OK
+    assert any(line_matches(text, line) for text in (*result.errlines, *result.outlines))
+    assert "Traceback" not in result.stderr.str()
+
+
+def line_matches(text: str, pattern: str) -> bool:
+    from fnmatch import fnmatch
+
+    return fnmatch(text.removeprefix("ERROR: ").removeprefix("E   "), pattern)
+
+
+def test_a_test_that_asks_for_both_sides(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makepyfile("def test_it(cluster, world, rank): pass")
+    result = pytester.runpytest("--mnode-launcher=local")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*test_it asks for cluster, which lives in the controller, and for rank, world, which*"]
+    )
