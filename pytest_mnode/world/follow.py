@@ -104,12 +104,13 @@ class Follower:
         rank = self.rank
         self._warnings: list[tuple[Any, ...]] = []
         self._torn_down = None
-        if not order.keep_group:
-            rank.groups.renew()
         item = self.items.get(order.nodeid)
         if item is None:
             rank.tell(self._not_collected(order))
             return
+        grouped = "process_group" in getattr(item, "fixturenames", ())
+        if not (order.keep_group and grouped):
+            rank.groups.renew()  # a test that does not ask for a group may make its own
         following = self.items.get(order.next_nodeid) if order.next_nodeid else None
         self.order = order
         self._body_leaks: leaks.Snapshot | None = None

@@ -1,0 +1,250 @@
+"""Test bodies in ranks: worlds, reuse, and everything people do in tests, in one run on the rack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+
+CONFTEST = """
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def counter(tmp_path_factory):
+        return {"value": 0, "path": tmp_path_factory.mktemp("module")}
+
+    @pytest.fixture
+    def tell(request, world):
+        '''Rank 0 leaves facts where the outer test reads them.'''
+        import json, pathlib
+        def write(**facts):
+            name = request.node.name.replace("/", "_")
+            path = pathlib.Path(request.config.rootpath) / f"{name}.{world.rank}.json"
+            path.write_text(json.dumps(facts))
+        return write
+"""
+
+TESTS = """
+    import logging, os, socket, threading, warnings
+    import pytest, torch, torch.distributed as dist
+
+    def test_contract(world, rank, world_size, local_rank, device, tell):
+        e = os.environ
+        assert (int(e["RANK"]), int(e["WORLD_SIZE"])) == (rank, world_size) == (world.rank, 4)
+        assert int(e["LOCAL_RANK"]) == local_rank == 0 and int(e["LOCAL_WORLD_SIZE"]) == 1
+        assert int(e["GROUP_RANK"]) == rank and e["GLOO_SOCKET_IFNAME"] == "fab0"
+        assert socket.gethostname() == world.node == world.nodes[rank] == f"node{rank}"
+        assert device == torch.device("cpu")
+        assert not dist.is_initialized()
+        names = [k for k in e if "RANK" in k or "WORLD" in k or k.startswith(("MASTER", "TORCHEL"))]
+        tell(env=sorted(names))
+
+    def test_sum(process_group, world, rank):
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x, group=process_group)
+        assert x.item() == sum(range(world.size)) and dist.get_world_size() == 4
+
+    def test_warm_first(process_group, tell):
+        tell(pid=os.getpid(), group=id(process_group))
+
+    def test_warm_second(process_group, tell):
+        tell(pid=os.getpid(), group=id(process_group))
+
+    @pytest.mark.mnode(reuse="group")
+    def test_new_group(process_group, tell):
+        x = torch.ones(1); dist.all_reduce(x); assert x.item() == 4
+        tell(pid=os.getpid())
+
+    @pytest.mark.mnode(reuse="fresh")
+    def test_fresh(process_group, tell):
+        x = torch.ones(1); dist.all_reduce(x); assert x.item() == 4
+        tell(pid=os.getpid())
+
+    def test_after_fresh(process_group, tell):
+        tell(pid=os.getpid())
+
+    @pytest.mark.mnode(nodes=[1, 2, 4])
+    def test_sizes(world, process_group):
+        x = torch.ones(1); dist.all_reduce(x)
+        assert x.item() == world.size == len(world.nodes)
+
+    @pytest.mark.mnode(nodes=2, procs_per_node=2)
+    def test_two_by_two(world, local_rank, process_group):
+        assert world.size == 4 and world.rank == 2 * world.nodes.index(world.node) + local_rank
+        assert os.environ["MASTER_ADDR"] and os.environ["GROUP_WORLD_SIZE"] == "2"
+        x = torch.ones(1); dist.all_reduce(x); assert x.item() == 4
+
+    @pytest.mark.mnode(nodes=2)
+    def test_own_group_from_environment(world):
+        dist.init_process_group("gloo")
+        x = torch.ones(1); dist.all_reduce(x); assert x.item() == 2
+        dist.destroy_process_group()
+
+    @pytest.mark.mnode(nodes=2)
+    def test_own_group_again(world):
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+
+    class TestClass:
+        state = 0
+
+        @pytest.mark.parametrize("a, b", [(1, 2), (3, 4)], ids=["low", "high"])
+        def test_method(self, world, a, b):
+            assert b - a == 1
+
+    def test_module_fixture(world, counter):
+        counter["value"] += 1
+        assert counter["value"] == 1 and counter["path"].is_dir()
+
+    def test_module_fixture_shared(world, counter):
+        counter["value"] += 1
+        assert counter["value"] == 2
+
+    def test_capture(rank, capsys):
+        print("out", rank)
+        assert capsys.readouterr().out == f"out {rank}\\n"
+
+    def test_caplog(rank, caplog):
+        logging.getLogger("x").warning("rank %s", rank)
+        assert caplog.messages == [f"rank {rank}"]
+
+    def test_tmp_path(rank, tmp_path, tell):
+        (tmp_path / "mine").write_text(str(rank))
+        assert (tmp_path / "mine").read_text() == str(rank)
+        tell(path=str(tmp_path))
+
+    def test_monkeypatch(world, monkeypatch):
+        monkeypatch.setenv("RANK", "7")
+
+    def test_environment_is_back(world):
+        assert os.environ["RANK"] == str(world.rank)
+
+    @pytest.mark.skip(reason="not today")
+    def test_skip_mark(world): assert False
+
+    @pytest.mark.skipif("os.environ['WORLD_SIZE'] == '4'", reason="four")
+    def test_skipif(world): assert False
+
+    @pytest.mark.xfail(reason="known")
+    def test_xfail(world): assert False
+
+    @pytest.mark.xfail(reason="one rank is enough", strict=True)
+    def test_xfail_one_rank(rank): assert rank != 2
+
+    @pytest.mark.xfail(reason="not so", strict=True)
+    def test_xpass_strict(world): pass
+
+    def test_warning(world):
+        warnings.warn("from a rank", UserWarning)
+
+    def test_record_property(rank, record_property):
+        record_property("told", rank)
+
+    def test_raises(world):
+        with pytest.raises(ValueError, match="no"):
+            raise ValueError("no")
+
+    def test_here(request):
+        assert not request.config.pluginmanager.has_plugin("mnode-follower")
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.fixture(scope="module")
+def run(directory: Path) -> InnerRun:
+    need_rack()
+    write_files(directory, conftest=CONFTEST, test_it=TESTS)
+    return run_pytest(directory, "--mnode-nodes=4", "--mnode-launcher=rack", "-rA")
+
+
+def facts(directory: Path, test: str) -> list[dict[str, object]]:
+    """What each rank told in a test, by rank."""
+    return [json.loads(path.read_text()) for path in sorted(directory.glob(f"{test}.*.json"))]
+
+
+EXPECTED = {
+    "test_skip_mark": "skipped",
+    "test_skipif": "skipped",
+    "test_xfail": "skipped",
+    "test_xfail_one_rank": "skipped",
+    "test_xpass_strict": "failure",
+}
+
+
+def test_all_end_as_they_would_anywhere(run: InnerRun) -> None:
+    outcomes = run.outcomes()
+    assert {name: outcomes[name] for name in EXPECTED} == EXPECTED
+    others = {name: o for name, o in outcomes.items() if name not in EXPECTED and o != "passed"}
+    assert not others, run.output
+    assert len(outcomes) == 31, sorted(outcomes)
+
+
+def test_header_says_what_was_chosen_and_why(run: InnerRun) -> None:
+    assert (
+        "mnode: launcher rack (asked for), 4 nodes × 1 = 4 ranks, backend gloo, spec rack"
+        in run.output
+    )
+
+
+def test_warm_tests_share_ranks_and_group(run: InnerRun, directory: Path) -> None:
+    assert facts(directory, "test_warm_first") == facts(directory, "test_warm_second")
+    assert len(facts(directory, "test_warm_first")) == 4
+
+
+def test_levels_of_reuse(run: InnerRun, directory: Path) -> None:
+    def pids(test: str) -> list[object]:
+        return [told["pid"] for told in facts(directory, test)]
+
+    assert pids("test_new_group") == pids("test_warm_second")
+    assert not set(pids("test_fresh")) & set(pids("test_warm_second"))
+    assert not set(pids("test_after_fresh")) & set(pids("test_fresh"))
+
+
+def test_each_rank_has_a_tmp_path_of_its_own(run: InnerRun, directory: Path) -> None:
+    assert len({told["path"] for told in facts(directory, "test_tmp_path")}) == 4
+
+
+def test_nodes_are_part_of_the_report(run: InnerRun) -> None:
+    assert run.properties("test_sum")["mnode.nodes"] == "node0,node1,node2,node3"
+    assert run.properties("test_two_by_two")["mnode.nodes"] == "node0,node1"
+    assert run.properties("test_two_by_two")["mnode.ranks"] == "4"
+    assert run.properties("test_record_property")["told"] == "0"
+
+
+def test_a_warning_of_all_ranks_is_told_once(run: InnerRun) -> None:
+    assert run.output.count("UserWarning: from a rank") == 1
+
+
+def test_strict_xpass_is_told_for_all_ranks(run: InnerRun) -> None:
+    assert "[XPASS(strict)] not so" in run.output
+
+
+def test_the_torchrun_command_gives_the_same_world(run: InnerRun, directory: Path) -> None:
+    """The variables of a rank of ours are those of a rank of the literal torchrun command."""
+    import os
+    import subprocess
+    import sys
+
+    script = directory / "env.py"
+    script.write_text(
+        "import json, os; print(json.dumps(sorted(k for k in os.environ if 'RANK' in k or 'WORLD'"
+        " in k or k.startswith(('MASTER', 'TORCHEL')))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", str(script)],
+        env={k: v for k, v in os.environ.items() if not k.startswith("TORCHEL")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    [told, *_] = facts(directory, "test_contract")
+    assert told["env"] == json.loads(done.stdout)
