@@ -9,11 +9,13 @@ import torch.distributed as dist
 
 
 def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
-    """The `numbers` of each rank, by rank, the same on all; all must give equally many.
+    """The `numbers` of each rank, by rank, the same on all; all give equally many, one at least.
 
     Returns when every rank has called it, so it is a barrier as well. Whole numbers are exact up
     to 2^53.
     """
+    if not numbers:
+        raise ValueError("no numbers: ranks that exchange nothing do not wait for each other")
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)

@@ -35,6 +35,11 @@ class Row:
     wrong: int
 
     @property
+    def timed_bytes(self) -> int:
+        """Size of all timed calls together."""
+        return self.size_bytes * self.calls * len(self.times_s)
+
+    @property
     def median_s(self) -> float:
         """Of the repeats; what the bandwidths are computed from."""
         return statistics.median(self.times_s)
@@ -90,16 +95,15 @@ def _row(
     measured: Measured, size_bytes: int, warmup: int, repeats: int, device: torch.device
 ) -> Row:
     prepared = measured.prepare(size_bytes, device)
-    wrong = _wrong(prepared, device)
+    wrong = _called_once(prepared, device)
     warmup = max(1, warmup)
     warm_s = by_rank([elapsed_s(prepared.run, warmup, device) / warmup], device)
     calls = calls_of_a_repeat(max(times[0] for times in warm_s))
-    times_s = []
-    for _ in range(repeats):
-        by_rank([], device)
-        times_s.append(elapsed_s(prepared.run, calls, device) / calls)
+    # Ranks meet before the first repeat only: a pause between two would refill a shaper's burst.
+    by_rank([0], device)
+    times_s = [elapsed_s(prepared.run, calls, device) / calls for _ in range(repeats)]
     slowest_s = tuple(max(of_repeat) for of_repeat in zip(*by_rank(times_s, device), strict=True))
-    wrong += _wrong(prepared, device)  # and once more with everything warm
+    wrong += _called_once(prepared, device)  # and once more with everything warm
     return Row(measured.collective, dist.get_world_size(), size_bytes, calls, slowest_s, wrong)
 
 
@@ -108,8 +112,12 @@ def calls_of_a_repeat(call_s: float) -> int:
     return max(1, min(MOST_CALLS, math.ceil(REPEAT_S / max(call_s, 1e-9))))
 
 
-def _wrong(prepared: Prepared, device: torch.device) -> int:
-    """Values that are not right after one call, over all ranks."""
+def wrong_values(measured: Measured, size_bytes: int, device: torch.device) -> int:
+    """How many values are not right after one call, over all ranks. All ranks call this."""
+    return _called_once(measured.prepare(size_bytes, device), device)
+
+
+def _called_once(prepared: Prepared, device: torch.device) -> int:
     prepared.fill()
     prepared.run()
     mine = prepared.wrong()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,14 +23,14 @@ def elapsed_s(call: Callable[[], object], calls: int, device: torch.device) -> f
     """
     finish(device)
     if device.type == "cuda":
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        new_event: Any = torch.cuda.Event
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         begin.record()
         for _ in range(calls):
             call()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1000
+        return float(begin.elapsed_time(end)) / 1000
     started = time.perf_counter()
     for _ in range(calls):
         call()

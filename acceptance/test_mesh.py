@@ -1,0 +1,52 @@
+"""Does every rank meet every other, and sum right?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode import bench
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.world.contract import World
+
+pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+
+
+@pytest.fixture(autouse=True)
+def _promised(spec: Spec) -> None:
+    if spec.criteria.mesh is None:
+        pytest.skip("not promised by the spec")
+
+
+def test_every_rank_is_there(world: World) -> None:
+    """Is every rank there, on the node it should be on?"""
+    import torch.distributed as dist
+
+    there: list[Any] = [None] * world.size
+    dist.all_gather_object(there, (world.rank, world.node))
+    assert there == [(r, world.nodes[r // world.local_size]) for r in range(world.size)]
+
+
+def test_every_rank_meets_every_other(world: World, device: torch.device, measure: Measure) -> None:
+    """Does every rank hear every other, as it spoke?"""
+    met = bench.exchange(world, device)
+    measure(
+        "messages that came right",
+        met.right,
+        equals=world.size * (world.size - 1),
+        source="one from every rank to every other",
+        culprit=met.culprit,
+    )
+
+
+@pytest.mark.parametrize("size_bytes", [4, (1 << 20) + 4])
+def test_sum_is_right(device: torch.device, size_bytes: int, measure: Measure) -> None:
+    """Does a sum over all ranks come back right, at every position?"""
+    wrong = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
+    measure("#wrong", wrong, equals=0, source="a sum of whole numbers is exact")
