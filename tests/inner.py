@@ -63,7 +63,7 @@ def clean_env() -> dict[str, str]:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    return [sys.executable, "-m", "pytest", *args]
 
 
 def run_pytest(directory: Path, *args: str, env: dict[str, str] | None = None) -> InnerRun:

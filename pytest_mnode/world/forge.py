@@ -109,12 +109,15 @@ class Forge:
         sys.path[:] = collect.sys_path
         options = {**collect.options, **_NOT_IN_RANKS}
         options.pop("file_or_dir", None)
-        options["plugins"] = [*options.get("plugins", []), "no:terminal"]
+        # As words of the command line, so that their order means what it meant there.
+        plugins = [*options.pop("plugins", []), "no:terminal"]
+        options["plugins"] = []
+        args = [word for name in plugins for word in ("-p", name)] + list(collect.args)
         options["basetemp"] = collect.basetemp
         options["capture"] = "fd"  # with -s the controller shows what was captured
         options["inifilename"] = collect.inifile
         options["rootdir"] = collect.rootdir
-        config = pytest.Config.fromdictargs(options, list(collect.args))
+        config = pytest.Config.fromdictargs(options, args)
         config.args = list(collect.args)
         config.pluginmanager.register(Follower(self, collect), "mnode-follower")
         config.hook.pytest_cmdline_main(config=config)

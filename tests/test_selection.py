@@ -1,0 +1,131 @@
+"""-k, -x, --lf, --collect-only, -p no:mnode and the like behave as people expect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.inner import clean_env, run_pytest, write_files
+
+TESTS = """
+    import pytest
+
+    def test_a(world): pass
+    def test_b(world): assert world.rank != 1
+    def test_c(world): pass
+    def test_d(): pass
+"""
+LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
+
+
+def test_first_failure_stops_and_lf_repeats_it(tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=TESTS)
+    run = run_pytest(tmp_path, *LOCAL, "-x", "-k", "not test_a")
+    assert run.outcomes() == {"test_b": "failure"}
+    assert "stopping after 1 failures" in run.output
+    again = run_pytest(tmp_path, *LOCAL, "--lf")
+    assert again.outcomes() == {"test_b": "failure"}
+    assert again.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def test_default_number_of_nodes_is_what_tests_ask_for(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        test_it="""
+            import pytest
+
+            @pytest.mark.mnode(nodes=3)
+            def test_three(world): assert world.size == 3
+            def test_all(world): assert world.size == 3
+        """,
+    )
+    run = run_pytest(tmp_path, "--mnode-launcher=local")
+    assert set(run.outcomes().values()) == {"passed"}, run.output
+    assert "launcher local (asked for), 3 nodes × 1 = 3 ranks" in run.output
+
+
+def test_collect_only_starts_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.mnode(nodes=[1, 2])\ndef test_it(world): pass")
+    result = pytester.runpytest("--collect-only", "--mnode-nodes=2", "-q")
+    result.stdout.fnmatch_lines(["*::test_it[[]nodes1]", "*::test_it[[]nodes2]"])
+    assert not any("launcher" in line for line in result.outlines)
+
+
+def test_without_the_plugin_its_fixtures_are_unknown(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(world): pass")
+    result = pytester.runpytest_subprocess("-p", "no:mnode")
+    result.stdout.fnmatch_lines(["*fixture 'world' not found*"])
+
+
+def test_fixtures_of_the_same_name_are_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def device(): return "mine"
+
+        def test_it(device): assert device == "mine"
+        """
+    )
+    pytester.runpytest().assert_outcomes(passed=1)
+
+
+def test_a_run_without_ranks_imports_and_starts_nothing(tmp_path: Path) -> None:
+    code = """
+        import sys, pytest
+        status = pytest.main(["-q", "-p", "no:cacheprovider", "test_it.py"])
+        import os
+        from pathlib import Path
+        heavy = [m for m in ("torch", "zmq", "pydantic", "yaml", "numpy", "cloudpickle",
+                             "pyroute2", "psutil", "rich") if m in sys.modules]
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        print("heavy", heavy, "children", children, "status", int(status))
+    """
+    write_files(tmp_path, test_it="def test_it(): pass", main=code)
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env={**clean_env(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", "PYTEST_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "heavy [] children [] status 0" in done.stdout, done.stdout + done.stderr
+
+
+def test_threads_at_import_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        test_it="""
+            import threading, time
+            threading.Thread(target=time.sleep, args=(60,), daemon=True, name="mine").start()
+            def test_it(world): pass
+        """,
+    )
+    run = run_pytest(tmp_path, *LOCAL)
+    assert run.outcomes() == {"test_it": "error"}
+    assert "1 more threads run (mine)" in run.output
+    assert "start threads in a fixture or in the test, not when a module is imported" in run.output
+
+
+def test_a_module_that_only_breaks_where_ranks_collect(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        test_it="""
+            import threading
+            if threading.current_thread() is threading.main_thread():
+                import sys
+                if "torch.distributed.launcher.api" in sys.modules:
+                    raise RuntimeError("only here")
+            def test_it(world): pass
+        """,
+    )
+    run = run_pytest(tmp_path, *LOCAL)
+    assert run.outcomes() == {"test_it": "error"}
+    assert "collected by the controller but not where the ranks are" in run.output
+    assert "only here" in run.output

@@ -1,0 +1,127 @@
+"""pytest-xdist: disjoint nodes at the same time, the fabric alone for those who measure."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+
+pytest.importorskip("xdist")
+
+TESTS = """
+    import json, pathlib, time
+    import pytest, torch, torch.distributed as dist
+
+    @pytest.fixture
+    def noted(request, world):
+        start = time.monotonic()
+        yield
+        if world.rank == 0:
+            facts = dict(nodes=world.nodes, start=start, end=time.monotonic())
+            path = pathlib.Path(request.config.rootpath) / (request.node.name + ".json")
+            path.write_text(json.dumps(facts))
+
+    def work():
+        x = torch.ones(1); dist.all_reduce(x); time.sleep(0.25)
+
+    @pytest.mark.mnode(nodes=2)
+    @pytest.mark.parametrize("i", range(6))
+    def test_two(noted, process_group, i): work()
+
+    @pytest.mark.mnode(nodes=4)
+    @pytest.mark.parametrize("i", range(2))
+    def test_all(noted, process_group, i): work()
+
+    @pytest.mark.mnode(nodes=3)
+    @pytest.mark.parametrize("i", range(2))
+    def test_three(noted, process_group, i): work()
+
+    @pytest.mark.mnode(nodes=1)
+    @pytest.mark.parametrize("i", range(2))
+    def test_measuring(noted, process_group, measure, i):
+        work()
+        measure("speed", 3.0, "GB/s", at_least=2.0, source="the test")
+
+    def test_in_the_controller(cluster):
+        assert [r.stdout.strip() for r in cluster.run(["hostname"])] == list(cluster.nodes)
+
+    @pytest.mark.mnode(nodes=5)
+    def test_too_many(world): pass
+
+    def test_fails_on_one(world):
+        assert world.rank != 1
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("xdist")
+
+
+@pytest.fixture(scope="module")
+def run(directory: Path) -> InnerRun:
+    need_rack()
+    write_files(directory, test_it=TESTS)
+    return run_pytest(directory, "--mnode-nodes=4", "-n2", "-v")
+
+
+def test_all_run_whatever_the_order(run: InnerRun) -> None:
+    wrong = {n: o for n, o in run.outcomes().items() if o != "passed"}
+    assert wrong == {"test_too_many": "error", "test_fails_on_one": "failure"}, run.output
+    assert len(run.outcomes()) == 15
+
+
+def test_nodes_are_never_shared_and_measuring_is_alone(run: InnerRun, directory: Path) -> None:
+    spans = {p.stem: json.loads(p.read_text()) for p in directory.glob("test_*.json")}
+    assert len(spans) == 12
+    together = 0
+    for (a, one), (b, other) in combinations(spans.items(), 2):
+        if one["start"] < other["end"] and other["start"] < one["end"]:
+            together += 1
+            assert not set(one["nodes"]) & set(other["nodes"]), (a, b)
+            assert "measuring" not in a + b, (a, b)
+    assert together, "nothing ran at the same time"
+
+
+def test_more_nodes_than_there_are_is_one_line(run: InnerRun) -> None:
+    assert "test_too_many needs 5 nodes and there are 4; ask for more with" in run.output
+
+
+def test_reports_keep_their_form_across_processes(run: InnerRun) -> None:
+    failure = run.cases()["test_fails_on_one"].find("failure")
+    assert failure is not None
+    assert str(failure.get("message")).startswith("rank 1 of 4 on node1: AssertionError: assert 1 != 1")
+    assert "[ranks 0,2-3 of 4 on node0,node2,node3: passed]" in str(failure.text)
+    assert run.properties("test_all[0]")["mnode.nodes"] == "node0,node1,node2,node3"
+    assert '"value": 3.0' in run.properties("test_measuring[0]")["mnode.measurement"]
+
+
+def test_a_worker_that_dies_gives_its_nodes_back(tmp_path: Path) -> None:
+    need_rack()
+    write_files(
+        tmp_path,
+        test_it="""
+            import os, pytest
+
+            def test_worker_dies(cluster):
+                os._exit(7)
+
+            @pytest.mark.parametrize("i", range(3))
+            def test_others(world, i): pass
+        """,
+    )
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "-n2")
+    outcomes = run.outcomes()
+    assert outcomes.pop("test_worker_dies") != "passed"
+    assert set(outcomes.values()) == {"passed"} and len(outcomes) == 3, run.output
+
+
+def test_without_a_number_of_nodes_the_remedy_is_named(tmp_path: Path) -> None:
+    write_files(tmp_path, test_it="def test_it(world): pass")
+    run = run_pytest(tmp_path, "-n1")
+    assert run.outcomes() == {"test_it": "error"}
+    assert "give --mnode-nodes" in run.output
