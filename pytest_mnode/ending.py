@@ -15,6 +15,7 @@ from pytest_mnode.report import (
     RunFacts,
     SpecFacts,
     build_certificate,
+    criterion_name,
     git_commit,
     installed_versions,
     print_summary,
@@ -70,11 +71,16 @@ class Ending:
         run = self.run
         if not self.cases and run.settings.report_dir is None:
             return
+        cases = [_result(test, case) for test, case in self.cases.items()]
+        promised = run.spec.promised_criteria
         self.certificate = build_certificate(
             run=self._facts(session, run, exitstatus),
-            cases=[_result(test, case) for test, case in self.cases.items()],
-            promised=run.spec.promised_criteria,
-            not_promised={n.question: n.reason for n in run.spec.not_promised},
+            cases=cases,
+            promised=promised,
+            not_promised={
+                **dict.fromkeys(_skipped_whole(cases) - set(promised), _SILENT),
+                **{n.question: n.reason for n in run.spec.not_promised},
+            },
         )
         directory = run.settings.report_dir
         if directory is not None:
@@ -122,6 +128,15 @@ class Ending:
         print_summary(self.certificate, terminalreporter.write_line, terminalreporter._tw.fullwidth)
         for path in self._written:
             terminalreporter.write_line(f"written: {path}")
+
+
+_SILENT = "not promised by the spec"
+
+
+def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
+    """Criteria of which nothing ran."""
+    ran = {criterion_name(case.test) for case in cases if case.outcome != "skipped"}
+    return {criterion_name(case.test) for case in cases} - ran
 
 
 _SEVERITY: dict[str, int] = {"passed": 0, "skipped": 1, "error": 2, "failed": 3}

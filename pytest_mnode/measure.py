@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_mnode.verdict import Bound, Measurement, Verdict
@@ -88,19 +90,32 @@ def forget(item: pytest.Item) -> None:
 
 
 def judged(measurements: list[Measurement], verdict: Verdict) -> str:
-    """Lines of the measurements with this verdict; "" where there are none."""
-    return "\n".join(str(m) for m in measurements if m.verdict is verdict)
+    """Lines of the measurements with this verdict; "" where there are none.
+
+    Without the rank that measured, which heads the report: equal lines of ranks are shown once.
+    """
+    return "\n".join(str(replace(m, where="")) for m in measurements if m.verdict is verdict)
 
 
 def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
-    """Measurements of all ranks, one for each name: the worst, which says which rank it was."""
+    """Measurements of all ranks, one for each name: the worst, which says which rank it was.
+
+    What all ranks agree on was measured by all of them.
+    """
     best: dict[str, Measurement] = {}
+    met: dict[str, list[Measurement]] = {}
     for measurements in by_rank.values():
         for measurement in measurements:
             other = best.get(measurement.name)
             if other is None or _worse(measurement, other):
                 best[measurement.name] = measurement
-    return list(best.values())
+            met.setdefault(measurement.name, []).append(replace(measurement, where=""))
+    return [_of_all(worst, met[name], len(by_rank)) for name, worst in best.items()]
+
+
+def _of_all(worst: Measurement, met: list[Measurement], ranks: int) -> Measurement:
+    agreed = ranks > 1 and len(met) == ranks and all(m == met[0] for m in met)
+    return replace(worst, where=f"all {ranks} ranks") if agreed else worst
 
 
 def _worse(one: Measurement, other: Measurement) -> bool:

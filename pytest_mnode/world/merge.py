@@ -57,6 +57,7 @@ def merge(
             report.outcome = "failed"
             report.longrepr = _repr(outcome, groups)  # type: ignore[assignment]
             report.sections = _sections(have, {r for g in groups for r in g.ranks})
+            report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
         elif template is not None and blamed is None:
             _take_over(report, have)
         elif template is not None:
@@ -67,6 +68,12 @@ def merge(
             continue
         merged.append(report)
     return merged
+
+
+def _culprit(outcome: Outcome, first: Group) -> str | None:
+    """Where it began; nothing that happened to all ranks points at one."""
+    nodes = {rank: s.node for rank, s in outcome.states.items()}
+    return None if len(first.ranks) == len(nodes) else places(first.ranks, nodes, len(nodes))
 
 
 def _blank(
