@@ -8,15 +8,21 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
+
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.world.channel import Keys
+from pytest_mnode.world.describe import ended_text
 from pytest_mnode.world.messages import GateOrder, NodeEntry
 
 _STOP_LIMIT_S = 5.0
+_MARK = "MNODE_RUN"
+"""Every process of a run inherits it: how those are found that lost their parents."""
 
 
 class Gates:
@@ -34,6 +40,7 @@ class Gates:
         self._programs: list[subprocess.Popen[bytes]] = []
         self._heard: list[float] = []
         self.known: set[int] = set()
+        self._mark = uuid.uuid4().hex
 
     def open(self) -> Sequence[tuple[Node, ...]]:
         """Start all gates; the nodes that each serves."""
@@ -50,7 +57,7 @@ class Gates:
         return self.nodes
 
     def _start(self, number: int, command: list[str]) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", _MARK: self._mark}
         # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
@@ -100,6 +107,11 @@ class Gates:
         now = time.monotonic()
         return [gate for gate, last in enumerate(self._heard) if now - last > limit_s]
 
+    def ended(self) -> dict[int, str]:
+        """Gates that are not there any more, and how they ended."""
+        codes = {gate: program.poll() for gate, program in enumerate(self._programs)}
+        return {gate: _ended_text(code) for gate, code in codes.items() if code is not None}
+
     def place(self, gate: int) -> str:
         """The nodes of a gate, in words."""
         names = [node.name for node in self.nodes[gate]]
@@ -118,3 +130,16 @@ class Gates:
             except subprocess.TimeoutExpired:
                 program.kill()
                 program.wait()
+        if any(program.returncode != 0 for program in self._programs):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Kill what a gate left that could not clean up: it carries this run's mark."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == self._mark:
+                    process.kill()
+
+
+def _ended_text(code: int) -> str:
+    return ended_text(code, None) if code >= 0 else ended_text(None, -code)

@@ -289,6 +289,9 @@ class Hub(threading.Thread):
                     f"no agent came up on {', '.join(waiting)} within {_BOOT_LIMIT_S:.0f} s; "
                     f"see the logs in {self.facts.log_dir}",
                 )
+            for gate, how in self.gates.ended().items():
+                text = f"the process that guards the ranks there {how}"
+                self._fail("WorldError", f"{self.gates.place(gate)}: {text}")
             for gate in self.gates.silent(_SILENCE_LIMIT_S):
                 for state in self.nodes.values():
                     if state.gate == gate and not state.lost:

@@ -1,0 +1,140 @@
+"""After any end of a run, also a violent one, nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.inner import clean_env, command, need_rack, write_files
+
+TESTS = """
+    import os, pathlib, subprocess, time
+    import torch, torch.distributed as dist
+
+    def test_quick(world, process_group): pass
+
+    def test_long(world, process_group, request):
+        # A child in a session of its own, as a stubborn data loader would be.
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
+        time.sleep(120)
+"""
+GONE_LIMIT_S = 6.0
+
+
+class Watched:
+    """A pytest run whose processes are known by a variable in their environment."""
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self.directory = directory
+        self.mark = f"MARK_{uuid.uuid4().hex}"
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
+        (directory / "pytest.ini").touch()
+        self.interfaces = Path("/proc/net/dev").read_text().count("\n")
+        self.process = subprocess.Popen(
+            command("-q", *args),
+            cwd=directory,
+            env={**clean_env(), self.mark: "1", "TMPDIR": str(self.temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_until_busy(self, ranks: int) -> None:
+        self._until(lambda: len(list(self.directory.glob("busy*"))) == ranks, 60, "ranks are busy")
+
+    def alive(self) -> list[str]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} {process.name()}")
+            except psutil.Error:
+                continue
+        return found
+
+    def left(self) -> list[str]:
+        """Processes, temporary files and interfaces of the run that are still there."""
+        files = [str(p) for p in self.temporary.glob("mnode-*")]
+        files += [str(p) for p in self.temporary.glob("torchelastic*")]
+        files += [str(p) for p in self.temporary.glob("pytorch-errorfile*")]
+        more = Path("/proc/net/dev").read_text().count("\n") - self.interfaces
+        return [*self.alive(), *files, *(["an interface"] if more else [])]
+
+    def expect_nothing_left(self) -> None:
+        self._until(lambda: not self.left(), GONE_LIMIT_S, "nothing is left", self.left)
+
+    def _until(
+        self,
+        condition: Callable[[], bool],
+        limit_s: float,
+        what: str,
+        detail: Callable[[], object] = lambda: "",
+    ) -> None:
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit_s} s: {what}; {detail()}"
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(params=["local", "rack"])
+def launcher(request: pytest.FixtureRequest) -> str:
+    if request.param == "rack":
+        need_rack()
+    return str(request.param)
+
+
+@pytest.fixture
+def busy(tmp_path: Path, launcher: str) -> Iterator[Watched]:
+    write_files(tmp_path, test_it=TESTS)
+    run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}")
+    try:
+        run.wait_until_busy(2)
+        yield run
+    finally:
+        run.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended(busy: Watched, number: signal.Signals) -> None:
+    assert len(busy.alive()) > 5
+    os.kill(busy.process.pid, number)
+    output, _ = busy.process.communicate(timeout=30)
+    busy.expect_nothing_left()
+    if number is signal.SIGINT:
+        assert "KeyboardInterrupt" in output
+        assert busy.process.returncode == pytest.ExitCode.INTERRUPTED
+
+
+def test_a_run_whose_gate_is_killed(busy: Watched) -> None:
+    """The process that guards the ranks dies: the test fails with the reason, the run ends."""
+    [gate] = [int(line.split()[0]) for line in busy.alive() if line.endswith("mnode-gate")]
+    os.kill(gate, signal.SIGKILL)
+    output, _ = busy.process.communicate(timeout=60)
+    assert busy.process.returncode not in (0, None)
+    assert "test_long" in output
+    busy.expect_nothing_left()
+
+
+def test_a_run_that_ends_well(tmp_path: Path, launcher: str) -> None:
+    write_files(tmp_path, test_it=TESTS)
+    run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}", "-k", "quick")
+    output, _ = run.process.communicate(timeout=60)
+    assert run.process.returncode == 0, output
+    run.expect_nothing_left()
