@@ -1,3 +1,56 @@
-"""Certify multi-node training clusters with pytest."""
+"""Certify multi-node training clusters with pytest.
+
+Fixtures come with the plugin; the names here are for annotations and for `cluster.launch(Job(…))`.
+They are imported on first use, so that having this package costs other pytest runs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster, CommandResult, RankWorld
+    from pytest_mnode.job import Job, JobResult, RunningJob
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.verdict import Bound, Measurement, Verdict
+    from pytest_mnode.world.contract import World
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Bound",
+    "Cluster",
+    "CommandResult",
+    "Job",
+    "JobResult",
+    "Measure",
+    "Measurement",
+    "RankWorld",
+    "RunningJob",
+    "Spec",
+    "Verdict",
+    "World",
+]
+
+_HOME = {
+    "Bound": "verdict",
+    "Cluster": "handle",
+    "CommandResult": "handle",
+    "Job": "job",
+    "JobResult": "job",
+    "Measure": "measure",
+    "Measurement": "verdict",
+    "RankWorld": "handle",
+    "RunningJob": "job",
+    "Spec": "spec",
+    "Verdict": "verdict",
+    "World": "world.contract",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,156 @@
+"""`cluster`, from the controller: commands, worlds, jobs, power and links, in one run on the rack."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+
+TESTS = """
+    import os, pathlib, signal, sys, time
+    import pytest
+    from pytest_mnode import Job
+    from pytest_mnode.errors import ClusterError, MnodeError, RankError, TimeLimitError, UsageError
+
+    def rank_and_node(*, world): return world.rank, world.node, os.getpid()
+    def total(x):
+        import torch, torch.distributed as dist
+        t = torch.tensor([float(x)]); dist.all_reduce(t); return t.item()
+    def fails_on(bad, *, world):
+        if world.rank == bad: raise ValueError(f"bad rank {bad}")
+        return world.rank
+    def dies_on(bad, *, world):
+        if world.rank == bad: os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+    def naps(): time.sleep(60)
+
+    def test_run(cluster):
+        results = cluster.run(["sh", "-c", "hostname; echo err >&2; exit $0", "3"])
+        assert [(r.node, r.returncode, r.stdout.strip(), r.stderr.strip()) for r in results] == [
+            (name, 3, name, "err") for name in ("node0", "node1", "node2", "node3")]
+        [one] = cluster.run(["sleep", "30"], nodes="node2", timeout_s=0.5)
+        assert one.node == "node2" and one.returncode is None and one.duration_s < 10
+        with pytest.raises(UsageError, match="no node 'node9' in this test; it has node0, node1"):
+            cluster.run(["true"], nodes=["node9"])
+
+    @pytest.mark.mnode(nodes=2)
+    def test_nodes_of_the_mark(cluster):
+        assert cluster.nodes == ("node0", "node1")
+
+    def test_world(cluster):
+        with cluster.world(nodes=2, procs_per_node=2) as world:
+            told = world.run(rank_and_node)
+            assert [t[:2] for t in told] == [(0, "node0"), (1, "node0"), (2, "node1"), (3, "node1")]
+            assert world.run(total, 2, group=True) == [8.0] * 4
+            assert world.run(lambda a, b=0: a + b, 1, b=2) == [3] * 4
+        with cluster.world(nodes=["node3", "node1"]) as world:
+            assert [t[1] for t in world.run(rank_and_node)] == ["node3", "node1"]
+
+    def test_world_that_fails(cluster):
+        world = cluster.world()
+        with pytest.raises(RankError, match=r"(?s)\\[rank 2 of 4 on node2\\].*ValueError: bad rank 2"):
+            world.run(fails_on, 2)
+        with pytest.raises(RankError, match="this world has ended"):
+            world.run(total, 1)
+        with pytest.raises(RankError, match=r"rank 1 on node1 killed by SIGKILL"):
+            cluster.world().run(dies_on, 1)
+        with pytest.raises(RankError, match=r"no end within 0.5 s: it is at test_it.py:\\d+ in naps"):
+            cluster.world().run(naps, timeout_s=0.5)
+        assert len(cluster.world().run(rank_and_node)) == 4
+
+    def test_power(cluster):
+        world = cluster.world()
+        cluster.power_off("node2")
+        with pytest.raises(RankError, match="node node2 is gone|node2"):
+            world.run(total, 1, group=True)
+        with pytest.raises(MnodeError, match="node2"):
+            cluster.run(["true"], nodes="node2")
+        assert cluster.run(["hostname"], nodes="node1")[0].ok
+        cluster.power_on("node2")
+        assert [t[1] for t in cluster.world().run(rank_and_node)] == list(cluster.nodes)
+
+    def test_power_is_back_on_after_a_test(cluster):
+        cluster.power_off("node3")
+
+    def test_all_nodes_again(world):
+        assert world.size == 4
+
+    def test_rate(cluster):
+        def seconds():
+            import torch, torch.distributed as dist
+            x = torch.ones(500_000); dist.barrier(); start = time.perf_counter()
+            dist.all_reduce(x); return time.perf_counter() - start
+        world = cluster.world()
+        quick = min(world.run(seconds, group=True)[0] for _ in range(3))
+        cluster.set_rate("node1", "fab0", 20)
+        slow = world.run(seconds, group=True)[0]
+        assert slow > 3 * quick, (quick, slow)
+
+    @pytest.fixture(scope="session")
+    def script(tmp_path_factory):
+        path = tmp_path_factory.mktemp("job with blank") / "train.py"
+        path.write_text('''
+    import os, socket, sys, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    x = torch.ones(1); dist.all_reduce(x)
+    print("sum", int(x.item()), "rank", dist.get_rank(), "on", socket.gethostname(), flush=True)
+    if "--wait" in sys.argv: time.sleep(60)
+    dist.destroy_process_group()
+    '''.replace("\\n    ", "\\n"))
+        return path
+
+    def test_job(cluster, script):
+        job = cluster.launch(Job([str(script)], nodes=2))
+        result = job.wait(60)
+        assert result.ok and result.returncodes == {"node0": 0, "node1": 0}, result
+        assert "sum 2 rank 1 on node1" in result.output["node1"]
+
+    def test_job_killed(cluster, script):
+        job = cluster.launch(Job([str(script), "--wait"], nodes=["node1", "node3"]))
+        with pytest.raises(TimeLimitError, match="still runs on node1, node3 after 0.1 s"):
+            job.wait(0.1)
+        end = time.monotonic() + 60
+        while "rank 1" not in job.output("node3") and time.monotonic() < end: time.sleep(0.1)
+        with pytest.raises(UsageError, match="node= or rank=, one of them"):
+            job.kill()
+        assert len(job.kill(rank=1)) == 1
+        end = time.monotonic() + 30
+        while job.pids("node3") and time.monotonic() < end: time.sleep(0.1)
+        job.kill(node="node1")
+        result = job.wait(30)
+        assert not result.ok and set(result.returncodes) == {"node1", "node3"}
+        assert "Signal 9 (SIGKILL)" in result.output["node3"]
+
+    def test_what_a_launcher_cannot_do_is_said(cluster, spec, measure):
+        assert spec.name == "rack"
+        measure("a number", 1, "", equals=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    need_rack()
+    directory = tmp_path_factory.mktemp("cluster")
+    write_files(directory, test_it=TESTS)
+    return run_pytest(directory, "--mnode-nodes=4", "--mnode-launcher=rack", "--durations=5")
+
+
+NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inner(run: InnerRun, name: str) -> None:
+    outcomes = run.outcomes()
+    assert outcomes.get(name) == "passed", run.output
+
+
+def test_all_are_there(run: InnerRun) -> None:
+    assert sorted(run.outcomes()) == sorted(NAMES)
+
+
+def test_a_launcher_without_a_power_switch_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("local")
+    write_files(directory, test_it="def test_it(cluster): cluster.power_off('local1')")
+    run = run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
+    assert "the local launcher cannot power off" in run.output
