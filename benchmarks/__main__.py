@@ -1,0 +1,53 @@
+"""`python -m benchmarks [part …] [--quick]`: the tables, all measured in this run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+
+from benchmarks import cold, deaths, idle, trivial, wire
+
+PARTS = ("trivial", "cold", "deaths", "wire", "idle")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all")
+    parser.add_argument("--quick", action="store_true", help="few repeats: does it work at all?")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        parser.error(f"{unknown[0]}: no such part; there are {', '.join(PARTS)}")
+    print(_where(), flush=True)
+    for part in options.parts or PARTS:
+        print("\n" + _table(part, options.quick), flush=True)
+
+
+def _table(part: str, quick: bool) -> str:
+    match part:
+        case "trivial":
+            return trivial.measure(trivial.QUICK if quick else trivial.FULL)
+        case "cold":
+            return cold.measure(repeats=2 if quick else 7)
+        case "deaths":
+            return deaths.measure(repeats=2 if quick else 9)
+        case "wire":
+            return wire.measure(seconds=3 if quick else 10, rounds=1 if quick else 3)
+        case _:
+            return idle.measure(repeats=5 if quick else 21)
+
+
+def _where() -> str:
+    versions = " ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "pytest")
+    )
+    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
+    return (
+        f"Python {platform.python_version()} {versions}, {os.cpu_count()} cores, load {load}: "
+        "a load of other programs makes these figures worse than they are"
+    )
+
+
+if __name__ == "__main__":
+    main()

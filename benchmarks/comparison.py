@@ -1,0 +1,109 @@
+"""`python -m benchmarks.comparison`: one fault after another through every peer.
+
+Two ranks on loopback over gloo. In each run rank 1 commits one fault in the first of two tests, and
+the second test is a trivial one. Every peer that takes a limit for a test gets the same
+(`--limit`); a run that has not ended by the hard limit is killed with all it started, and counts as
+never ended. One run a cell. Reports are those of pytest in each of the peer's pytest processes,
+recorded as they come; seconds are from the fault to the report. Writes docs/comparison.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import judge, peers, table
+from benchmarks.programs import bodies
+
+RANKS = 2
+HARD_LIMIT_FACTOR = 6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.comparison")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds a test may take")
+    parser.add_argument("--fault", action="append", help="only faults whose name has this in it")
+    parser.add_argument("--peer", action="append", help="only peers whose name has this in it")
+    parser.add_argument("--output", type=Path, default=peers.ROOT / "docs" / "comparison.md")
+    options = parser.parse_args()
+    contenders = [p for p in _contenders(options.limit) if _chosen(p.name, options.peer)]
+    faults = [name for name in bodies.FAULTS if _chosen(name, options.fault)]
+    rows = [[fault, *_row(fault, contenders, options.limit)] for fault in faults]
+    options.output.write_text(_page(contenders, rows, options.limit))
+    print(f"written: {options.output}")
+
+
+def _contenders(limit_s: float) -> Sequence[peers.Peer]:
+    return (
+        peers.mnode_recorded(limit_s),
+        peers.PROCESSES_RECORDED,
+        peers.CONTINUOUS_RECORDED,
+        peers.TORCHRUN_PYTEST,
+        peers.PYTEST_MPI,
+    )
+
+
+def _chosen(name: str, words: list[str] | None) -> bool:
+    return words is None or any(word.lower() in name.lower() for word in words)
+
+
+def _row(fault: str, contenders: Sequence[peers.Peer], limit_s: float) -> list[str]:
+    cells = []
+    hard_limit_s = HARD_LIMIT_FACTOR * limit_s
+    for peer in contenders:
+        if peer.missing:
+            cells.append("not installed")
+            continue
+        ran = peer.run(RANKS, 2, hard_limit_s, fault=fault, own_limit_s=limit_s)
+        cells.append(judge.cell(ran, hard_limit_s).text)
+        print(f"{fault} | {peer.name} | {cells[-1]}", flush=True)
+    return cells
+
+
+def _page(contenders: Sequence[peers.Peer], rows: Sequence[Sequence[str]], limit_s: float) -> str:
+    head = ("in a test of two ranks", *(peer.name for peer in contenders))
+    return f"""# What a failing rank looks like, here and elsewhere
+
+Written by `python -m benchmarks.comparison` on {time.strftime("%Y-%m-%d", time.gmtime())}; run it
+to write it again. {_versions()}, {os.cpu_count()} cores.
+
+Rank 1 commits one fault in the first of two tests; the second test is a trivial one. Two ranks,
+gloo on loopback, one run a cell. Every peer that takes a limit for a test was given
+{limit_s:.0f} s; a run that went on for {HARD_LIMIT_FACTOR * limit_s:.0f} s was killed.
+
+{table.markdown(head, rows)}
+
+How to read a cell:
+
+- the outcome of the faulty test as its reports say it, and the seconds from the fault to the
+  report. "no report" means that no pytest process reported the test at all. Where every rank runs
+  a pytest of its own (`torchrun -m pytest`, pytest-mpi), one failed report of any of them counts;
+- the first rank that the failure's text names, source lines aside. The fault is always rank 1's;
+- the outcome of the next test, a trivial one, or that it never ran;
+- the exit code of the run, or that it did not end;
+- processes that outlived the run, if any.
+
+torch's MultiProcessTestCase and MultiProcContinuousTest are in `torch.testing._internal` and need
+`expecttest`; pytest-mpi needs `mpi4py` and an `mpirun`. The programs are in
+[`benchmarks/programs`](../benchmarks/programs), the reading of reports in
+[`benchmarks/judge.py`](../benchmarks/judge.py).
+"""
+
+
+def _versions() -> str:
+    parts = [f"Python {platform.python_version()}"]
+    for name in ("torch", "pytest", "pytest-mnode", "pytest-mpi", "mpi4py"):
+        try:
+            parts.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            parts.append(f"{name} not installed")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""pytest plugin of the benchmarks: writes every report, with its time, as a line of JSON.
+
+`-p benchmarks.programs.recorder`. For pytest-mnode it also stamps the moment in which the
+controller learns of a rank's death. In a rank of pytest-mnode it does nothing: the controller's
+report is the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(config), "mnode-bench-recorder")
+    if config.pluginmanager.has_plugin("mnode"):
+        _stamp_deaths()
+
+
+class Recorder:
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.config.pluginmanager.has_plugin("mnode-follower"):
+            return
+        rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+        _write(
+            {
+                "pytest": rank,
+                "test": report.nodeid.rpartition("::")[2],
+                "when": report.when,
+                "outcome": report.outcome,
+                "text": report.longreprtext,
+                "time": time.time(),
+            }
+        )
+
+
+def _stamp_deaths() -> None:
+    from pytest_mnode.world.conduct import Conductor
+    from pytest_mnode.world.messages import Death
+
+    learn = Conductor._died
+
+    def died(self: Conductor, death: Death, now: float) -> None:
+        _write({"death_seen": time.time()})
+        learn(self, death, now)
+
+    Conductor._died = died  # type: ignore[method-assign]
+
+
+def _write(data: dict[str, Any]) -> None:
+    with Path(os.environ["MNODE_BENCH_RECORD"]).open("a") as file:
+        file.write(json.dumps(data) + "\n")

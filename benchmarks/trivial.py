@@ -1,0 +1,97 @@
+"""Seconds per trivial distributed test.
+
+What counts is the period: from the body of one test to the body of the next, both in rank 0, as
+the bodies themselves stamp it. All that a test costs is in it (teardown of the last, reports, new
+processes or groups where the peer makes them, set-up of the next), and nothing that is paid once a
+run. It is the same clock and the same line of code for every peer, and gives a value per test, so
+that a median and a spread can be told. The first three periods of a run are left out: there,
+everybody still warms up. `torchrun per test` has no test runner: its period is that of a loop that
+starts one torchrun after another.
+
+torch's test cases run by unittest, as torch runs them; we run by pytest. Peers take turns within a
+round, and rounds are repeated, so that a disturbance hits all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks import peers, table
+
+_WARM_UP = 3
+_LIMIT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`tests` of a run by peer, and how often each run is repeated."""
+
+    rounds: int
+    quick: int
+    slow: int
+    ranks: tuple[int, ...] = (2, 4)
+
+
+FULL = Plan(rounds=3, quick=100, slow=8)
+QUICK = Plan(rounds=1, quick=30, slow=6)
+WARM = peers.mnode("warm")
+PEERS: Sequence[tuple[peers.Peer, bool]] = (
+    (WARM, True),
+    (peers.mnode("group"), True),
+    (peers.mnode("fresh"), True),
+    (peers.CONTINUOUS, True),
+    (peers.PROCESSES, False),
+    (peers.TORCHRUN, False),
+)
+
+
+@dataclass(slots=True)
+class _Row:
+    problem: str = ""
+    missing: bool = False
+    periods: list[float] = field(default_factory=list)
+
+
+def measure(plan: Plan) -> str:
+    """The table."""
+    rows = {
+        (n, peer.name): _Row(peer.missing, missing=bool(peer.missing))
+        for n in plan.ranks
+        for peer, _ in PEERS
+    }
+    for _, ranks, (peer, is_quick) in itertools.product(range(plan.rounds), plan.ranks, PEERS):
+        row = rows[ranks, peer.name]
+        if not peer.missing:
+            periods, problem = _periods(peer, ranks, plan.quick if is_quick else plan.slow)
+            row.periods += periods
+            row.problem = row.problem or problem
+    head = ("ranks, way", "median ms", "10–90 % ms", "tests", "to warm", "")
+    body = []
+    for (ranks, name), row in rows.items():
+        warm = rows[ranks, WARM.name].periods
+        note = f"not installed: {row.problem}" if row.missing else row.problem
+        cells = (table.ms(row.periods), table.spread_ms(row.periods), str(len(row.periods)))
+        body.append((f"{ranks}  {name}", *cells, table.ratio(row.periods, warm), note))
+    return table.terminal("Time per trivial distributed test", head, body)
+
+
+def _periods(peer: peers.Peer, ranks: int, tests: int) -> tuple[list[float], str]:
+    """(seconds from body to body, what went wrong)."""
+    begins: list[float] = []
+    if peer.one_test_a_command:
+        warm_up = 0
+        for _ in range(tests // 2 + 1):
+            ran = peer.run(ranks, 1, _LIMIT_S)
+            begins += ran.times("begin")
+            if ran.finished.code != 0:
+                return [], f"torchrun ended with {ran.finished.code}"
+    else:
+        warm_up = min(_WARM_UP, tests // 3)
+        ran = peer.run(ranks, tests, _LIMIT_S)
+        begins = ran.times("begin")
+        if ran.finished.code != 0 or len(begins) != tests:
+            tail = ran.finished.output.strip().splitlines()[-1:] or ["no output"]
+            return [], f"{len(begins)} of {tests} ran, ended with {ran.finished.code}: {tail[0]}"
+    return [b - a for a, b in itertools.pairwise(begins)][warm_up:], ""
