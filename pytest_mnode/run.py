@@ -19,7 +19,7 @@ from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.verdict import Measurement
 from pytest_mnode.world.client import Client, Lease
 from pytest_mnode.world.conduct import Conductor, Outcome
-from pytest_mnode.world.messages import Collect, WorldInfo
+from pytest_mnode.world.messages import Collect, Death, WorldInfo
 from pytest_mnode.world.pool import Pool, backend_of, procs_per_node_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RUN = pytest.StashKey["Run"]()
 _FEWEST_NODES = 2
 _BOOT_AGAIN = 2
+_BEGIN_AGAIN = 2
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -64,6 +65,7 @@ class Run:
         self.backend = backend_of(settings, self.spec)
         self.procs_per_node = procs_per_node_of(settings, self.spec)
         self._warned: set[str] = set()
+        self._ran: dict[str, str] = {}
         self._collect_sent = False
 
     # The pool.
@@ -145,14 +147,28 @@ class Run:
         lease = self._lease(need, item.nodeid)
         try:
             fresh = need.reuse == "fresh"
-            world = client.open_world(lease, need.procs_per_node or self.procs_per_node, fresh)
-            conductor = Conductor(client, world, need.timeout_s)
-            keep_group = need.reuse == "warm" and not world.fresh
-            outcome = conductor.run_item(item.nodeid, following, keep_group)
-            client.close_world(world, outcome.clean and not fresh)
+            for _ in range(_BEGIN_AGAIN):
+                world = client.open_world(lease, need.procs_per_node or self.procs_per_node, fresh)
+                conductor = Conductor(client, world, need.timeout_s)
+                keep_group = need.reuse == "warm" and not world.fresh
+                outcome = conductor.run_item(item.nodeid, following, keep_group)
+                client.close_world(world, outcome.clean and not fresh)
+                if not outcome.stillborn:
+                    break
+                self._tell_late_deaths(outcome.stillborn, world)
+            self._ran[world.id] = item.nodeid
         finally:
             client.release(lease)
         return outcome
+
+    def _tell_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
+        """A rank died after the end of the test that killed it, and before the next began."""
+        from pytest_mnode.world.describe import death_line
+
+        nodeid = self._ran.get(world.id, "")
+        for death in deaths:
+            text = f"{death_line(death)} after {nodeid or 'a test'} had ended in it"
+            self._warn(b"", text, str(self.config.rootpath), 0, "runtest", nodeid, None)
 
     def _lease(self, need: Need, label: str) -> Lease:
         assert self.client is not None
@@ -201,18 +217,19 @@ class Run:
 
     def _warn(  # noqa: PLR0917  the fields of a warning as the rank sent them
         self,
-        message: Warning,
-        category: type[Warning],
+        blob: bytes,
+        text: str,
         filename: str,
         lineno: int,
         when: str,
         nodeid: str,
         location: Any,
     ) -> None:
-        key = f"{category}{message}{filename}{lineno}{nodeid}"
+        key = f"{text}{filename}{lineno}{nodeid}"
         if key in self._warned:  # the same from another rank
             return
         self._warned.add(key)
+        message, category = _warning(blob, text)
         self.config.hook.pytest_warning_recorded.call_historic(
             kwargs={
                 "warning_message": warnings.WarningMessage(message, category, filename, lineno),
@@ -280,6 +297,15 @@ def describe(
         "nodes": list(nodes),
         "measurements": [m.to_dict() for m in measurements],
     }
+
+
+def _warning(blob: bytes, text: str) -> tuple[Warning, type[Warning]]:
+    """A rank's warning; by its text where its class exists in ranks only."""
+    try:
+        message, category = pickle.loads(blob)
+    except Exception:  # unpickling runs the user's own classes
+        return UserWarning(text), UserWarning
+    return message, category
 
 
 def _error_report(item: pytest.Item, text: str) -> pytest.TestReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -107,7 +108,7 @@ class Agent:
             case StopWorld(world=world):
                 self._stop(world)
             case TakeStacks(world=world):
-                self._send(StackTexts(self.entry.name, world, self._stacks(world)))
+                self._send(self._stacks(world))
 
     def _from_elastic(self, connection: Any) -> None:
         world = next((w for w in self.worlds.values() if w.connection is connection), None)
@@ -169,11 +170,11 @@ class Agent:
                     process.kill(lost)
         process.reap()
 
-    def _stacks(self, world_id: str) -> dict[int, str]:
+    def _stacks(self, world_id: str) -> StackTexts:
         """What faulthandler writes in each rank of this node, all asked at once."""
         world = self.worlds.get(world_id)
         if world is None:
-            return {}
+            return StackTexts(self.entry.name, world_id, {})
         info = world.launch.world
         first = world.launch.node_rank * info.shape.procs_per_node
         files = {first + local: elastic.stack_file(info, first + local) for local in world.pids}
@@ -188,7 +189,26 @@ class Agent:
             if all(now.values()) and now == sizes:
                 break
             sizes = now
-        return {rank: path.read_text(errors="replace") for rank, path in files.items()}
+        texts = {rank: path.read_text(errors="replace") for rank, path in files.items()}
+        pids = {first + local: pid for local, pid in world.pids.items()}
+        return StackTexts(
+            self.entry.name,
+            world_id,
+            texts,
+            {rank: _output(pid) for rank, pid in pids.items()},
+            {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
+        )
+
+
+def _output(pid: int) -> str:
+    """The end of what a rank's test has printed so far."""
+    tails = []
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
+            tails.append(elastic.tail_of_fd(opened))
+            os.close(opened)
+    return "".join(tails)
 
 
 def _size(path: Path) -> int:

@@ -44,12 +44,18 @@ class RankState:
     node: str
     reports: dict[str, PhaseReport] = field(default_factory=dict)
     failed_at: float | None = None
+    at: dict[str, float] = field(default_factory=dict)
+    """When its report of each phase came."""
     body_done: bool = False
     torn: TornDown | None = None
     pong: bool = False
     death: Death | None = None
     lost: str = ""
+    early: bool = False
+    """It died before it had begun this test: of something older."""
     stack: str | None = None
+    output: str = ""
+    state: str = ""
     stuck_in: str = ""
     returned: Returned | None = None
 
@@ -60,6 +66,8 @@ class RankState:
     @property
     def phase(self) -> str:
         """The phase this rank is in, or was in when it was last heard of."""
+        if self.death is not None and self.death.phase and not self.early:
+            return "teardown" if self.death.phase == "after" else self.death.phase
         if "teardown" in self.reports or self.body_done:
             return "teardown"
         return "call" if "setup" in self.reports else "setup"
@@ -74,21 +82,32 @@ class Outcome:
     timeout_s: float
     timed_out: str = ""
     """The phase in which the limit was reached; empty where it was not."""
+    limit_s: float = 0.0
+    """The limit that was reached."""
     started: float = field(default_factory=time.time)
     stopped: float = 0.0
 
     @property
     def clean(self) -> bool:
         """Nothing failed, died, hung or leaked: the world may serve again."""
-        return not self.timed_out and all(
-            s.failed_at is None
-            and not s.gone
-            and s.pong
-            and s.torn is not None
-            and not s.torn.leaks
-            and s.torn.reusable
-            for s in self.states.values()
+        return (
+            not self.timed_out
+            and all(
+                s.failed_at is None
+                and not s.gone
+                and s.pong
+                and s.torn is not None
+                and not s.torn.leaks
+                and s.torn.reusable
+                for s in self.states.values()
+            )
+            and len({s.torn.entered for s in self.states.values() if s.torn is not None}) == 1
         )
+
+    @property
+    def stillborn(self) -> list[Death]:
+        """Deaths that are no fault of this test: it had not begun there."""
+        return [s.death for s in self.states.values() if s.death is not None and s.early]
 
 
 class Conductor:
@@ -105,14 +124,15 @@ class Conductor:
         self._grace_end: float | None = None
 
     def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
-        deadline = time.monotonic() + self.timeout_s
         self.client.tell_ranks(
             self.world,
             RunItem(
                 self.ordinal, self.client.name, nodeid, next_nodeid, keep_group, self.timeout_s
             ),
         )
-        self._wait(lambda s: s.body_done or s.torn is not None, deadline, "call")
+        self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
+        if self.outcome.stillborn:
+            return self.outcome
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
         for state in self._alive():
             if state.body_done:
@@ -120,15 +140,14 @@ class Conductor:
                 self.client.tell_rank(self.world, state.rank, TearDown(self.ordinal, last))
         limit = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._grace_end = None
-        self._wait(lambda s: s.torn is not None, time.monotonic() + limit, "teardown")
+        self._wait(lambda s: s.torn is not None, limit, "teardown")
         self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
 
     def run_function(self, message: Any) -> Outcome:
-        deadline = time.monotonic() + self.timeout_s
         self.client.tell_ranks(self.world, message)
-        self._wait(lambda s: s.returned is not None, deadline, "call")
+        self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
         self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
@@ -137,11 +156,12 @@ class Conductor:
         """Ranks that are there and not stuck."""
         return [s for s in self.states.values() if not s.gone and not s.stuck_in]
 
-    def _wait(self, settled: Callable[[RankState], bool], deadline: float, phase: str) -> None:
+    def _wait(self, settled: Callable[[RankState], bool], limit_s: float, phase: str) -> None:
         """Until all living ranks are settled, or the limit or the grace is over."""
+        deadline = time.monotonic() + limit_s
         while True:
             open_ranks = [s for s in self._alive() if not settled(s)]
-            if not open_ranks:
+            if not open_ranks or self.outcome.stillborn:
                 return
             now = time.monotonic()
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
@@ -149,7 +169,7 @@ class Conductor:
                 break
             self._take(self.client.next_message(end - now))
         if self._grace_end is None or deadline <= self._grace_end:
-            self.outcome.timed_out = phase
+            self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
         for state in open_ranks:
             state.stuck_in = state.phase
         self._collect_stacks(open_ranks)
@@ -169,7 +189,8 @@ class Conductor:
         for state in silent:
             state.stuck_in = "teardown"
         if silent:
-            self.outcome.timed_out = self.outcome.timed_out or "teardown"
+            if not self.outcome.timed_out:
+                self.outcome.timed_out, self.outcome.limit_s = "teardown", PONG_LIMIT_S
             self._collect_stacks(silent)
 
     def _collect_stacks(self, wanted: list[RankState]) -> None:
@@ -196,9 +217,12 @@ class Conductor:
                     if not state.gone and message.node in ("", state.node):
                         state.lost, state.failed_at = text, state.failed_at or now
                 self._start_grace(now)
-            case StackTexts(world=world, texts=texts) if world == self.world.id:
-                for rank, text in texts.items():
-                    self.states[rank].stack = text
+            case StackTexts(world=world) if world == self.world.id:
+                for rank, text in message.texts.items():
+                    state = self.states[rank]
+                    state.stack = text
+                    state.output = message.outputs.get(rank, "")
+                    state.state = message.states.get(rank, "")
             case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
                 if message.ordinal == self.ordinal:
                     self._said(self.states[message.rank], message, now)
@@ -207,16 +231,17 @@ class Conductor:
         state = self.states.get(death.rank)
         if state is not None and state.death is None:
             state.death, state.failed_at = death, state.failed_at or now
+            state.early = death.ordinal is not None and death.ordinal != self.ordinal
             self._start_grace(now)
 
     def _said(self, state: RankState, message: Any, now: float) -> None:
         match message:
             case PhaseReport():
-                state.reports[message.when] = message
+                state.reports[message.when], state.at[message.when] = message, now
                 if message.outcome == "failed":
                     state.failed_at = state.failed_at or now
                     self._start_grace(now)
-                elif self._skipped_on_some(message.when):
+                elif _is_xfailed(message) or self._skipped_on_some(message.when):
                     self._start_grace(now)
             case BodyDone():
                 state.body_done = True
@@ -236,9 +261,13 @@ class Conductor:
 
     def _skipped_on_some(self, when: str) -> bool:
         reports = [s.reports[when] for s in self.states.values() if when in s.reports]
-        skipped = [r for r in reports if r.outcome == "skipped" and "wasxfail" not in str(r.data)]
+        skipped = [r for r in reports if r.outcome == "skipped" and not _is_xfailed(r)]
         return 0 < len(skipped) < len(reports)
 
     def _start_grace(self, now: float) -> None:
         if self._grace_end is None:
             self._grace_end = now + GRACE_S
+
+
+def _is_xfailed(report: PhaseReport) -> bool:
+    return report.outcome == "skipped" and "wasxfail" in report.data

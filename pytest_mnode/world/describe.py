@@ -47,14 +47,16 @@ def ended_text(code: int | None, number: int | None) -> str:
 
 def death_line(death: Death) -> str:
     """One line: rank, node, how it ended, and what else is known of the cause."""
-    text = f"rank {death.rank} on {death.node} {ended_text(death.code, death.signal)}"
-    peak = (
-        f", its memory at most {death.peak_rss_bytes / 2**20:.0f} MiB"
-        if death.peak_rss_bytes
-        else ""
-    )
-    if death.signal == signal.SIGKILL:
-        if death.oom_kills > 0:
-            return text + f" by the kernel: out of memory{peak}"
-        return text + f" (not by pytest-mnode){peak}"
-    return text
+    return f"rank {death.rank} on {death.node} {died_of(death)}"
+
+
+def died_of(death: Death) -> str:
+    """How a rank ended, and what else is known of the cause."""
+    text = ended_text(death.code, death.signal)
+    if death.signal != signal.SIGKILL:
+        return text
+    peak = death.peak_rss_bytes
+    memory = f", its memory at most {peak / 2**20:.0f} MiB" if peak else ""
+    if death.oom_kills > 0:
+        return f"{text} by the kernel: out of memory{memory}"
+    return f"{text} (not by pytest-mnode){memory}"

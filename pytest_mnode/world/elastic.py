@@ -35,6 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 from pytest_mnode.world import process
+from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     Death,
     GateOrder,
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
     from pytest_mnode.world.follow import Follower
 
 BACKEND = "mnode"
-_TAIL_BYTES = 8192
+CUT = "…"
+"""Stands for what came before the end that is shown."""
+_TAIL_BYTES = 4096
 
 
 def world_dir(world: WorldInfo) -> Path:
@@ -63,6 +66,11 @@ def stack_file(world: WorldInfo, rank: int) -> Path:
 def fault_file(world: WorldInfo, rank: int) -> Path:
     """Where faulthandler of this rank writes when it crashes."""
     return world_dir(world) / f"rank{rank}.fault"
+
+
+def mark_file(world: WorldInfo, rank: int) -> Path:
+    """Where this rank keeps which test and phase it is in."""
+    return world_dir(world) / f"rank{rank}.mark"
 
 
 class OurRendezvous(RendezvousHandler):
@@ -105,6 +113,7 @@ class OurRendezvous(RendezvousHandler):
 class WatchfulAgent(LocalElasticAgent):
     """torch's agent of one node, with a watch that sees deaths at once."""
 
+    order: GateOrder
     launch: Launch
     agent: Connection
     listening: socket.socket | None
@@ -172,7 +181,8 @@ class WatchfulAgent(LocalElasticAgent):
         ranks = self._pcontext
         assert ranks is not None
         log = "".join(_tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local]))
-        output = "".join(_tail_of_fd(fd) for fd in self._outputs.get(local, ()))
+        output = "".join(self._output(rank, fd) for fd in self._outputs.get(local, ()))
+        place = read_place(mark_file(world, rank))
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self.agent.send(
@@ -189,8 +199,26 @@ class WatchfulAgent(LocalElasticAgent):
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
                 oom_kills=_oom_kills() - self._oom_before,
                 error=_error_file(Path(ranks.error_files[local])),
+                ordinal=place.ordinal,
+                phase=place.phase,
             )
         )
+
+    def _output(self, rank: int, fd: int) -> str:
+        """The end of what a dead rank's test printed; all of it is kept, for it dies with `fd`."""
+        tail = tail_of_fd(fd)
+        if not tail.startswith(CUT):
+            return tail
+        if self.order.logs_are_temporary:
+            return tail.replace(CUT, f"{CUT} (--mnode-log-dir=DIR keeps all of it)", 1)
+        path = world_dir(self.launch.world) / f"rank{rank}.output.log"
+        with contextlib.suppress(OSError), path.open("ab") as kept:
+            offset = 0
+            while data := os.pread(fd, 2**20, offset):
+                kept.write(data)
+                offset += len(data)
+            return tail.replace(CUT, f"{CUT} (all of it is in {path})", 1)
+        return tail
 
 
 def main(
@@ -227,6 +255,7 @@ def main(
         os.environ.pop("TORCH_ELASTIC_WORKER_IDENTICAL")
         rank_module.main(order, launch, follower, elastic_pid)
 
+    WatchfulAgent.order = order
     WatchfulAgent.launch = launch
     WatchfulAgent.agent = agent
     WatchfulAgent.listening = listening
@@ -275,18 +304,23 @@ def _oom_kills() -> int:
 def _tail(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return _tail_of_fd(file.fileno())
+            return tail_of_fd(file.fileno())
     except OSError:
         return ""
 
 
-def _tail_of_fd(fd: int) -> str:
+def tail_of_fd(fd: int) -> str:
+    """The last whole lines of a file, after a line with CUT where there are more."""
     try:
         size = os.fstat(fd).st_size
-        text = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        data = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
     except OSError:
         return ""
-    return text.decode(errors="replace")
+    text = data.decode(errors="replace")
+    if size <= _TAIL_BYTES:
+        return text
+    _, newline, lines = text.partition("\n")
+    return f"{CUT}\n{lines if newline else text}"
 
 
 def _error_file(path: Path) -> str:

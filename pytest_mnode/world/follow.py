@@ -6,7 +6,10 @@ a test between its body and its teardown until the controller has heard from all
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import traceback
 import warnings
 from collections.abc import Generator
 from dataclasses import replace
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.measure import kept_by
-from pytest_mnode.world import leaks
+from pytest_mnode.world import leaks, stacks
 from pytest_mnode.world.elastic import world_dir
 from pytest_mnode.world.messages import (
     BodyDone,
@@ -31,8 +34,16 @@ if TYPE_CHECKING:
     from pytest_mnode.world.forge import Forge
     from pytest_mnode.world.rank import Rank
 
-OUTPUT_LIMIT_CHARS = 64 * 1024
+OUTPUT_LIMIT_CHARS = 16 * 1024
 """What of a test's output travels in a report; all of it is in the log directory."""
+
+
+_PHASE_WORDS = {
+    "collect": "collection",
+    "setup": "setup",
+    "call": "test",
+    "teardown": "teardown",
+}
 
 
 class _WorkerInput(dict[str, Any]):
@@ -51,6 +62,7 @@ class Follower:
         self.rank: Rank | None = None
         self.items: dict[str, pytest.Item] = {}
         self.broken: list[str] = []
+        self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
         self.session: pytest.Session
         self._torn_down: TornDown | None = None
 
@@ -104,6 +116,8 @@ class Follower:
         rank = self.rank
         self._warnings: list[tuple[Any, ...]] = []
         self._torn_down = None
+        rank.mark.place(order.ordinal, "setup")
+        os.environ.update(rank.contract)
         item = self.items.get(order.nodeid)
         if item is None:
             rank.tell(self._not_collected(order))
@@ -113,7 +127,7 @@ class Follower:
             rank.groups.renew()  # a test that does not ask for a group may make its own
         following = self.items.get(order.next_nodeid) if order.next_nodeid else None
         self.order = order
-        self._body_leaks: leaks.Snapshot | None = None
+        self._before = self._things()
         self._keys = (
             None
             if "process_group" in getattr(item, "fixturenames", ())
@@ -125,11 +139,12 @@ class Follower:
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except BaseException as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = _problem(error)
         done = self._torn_down or TornDown(
             rank.world.rank, order.ordinal, problem=problem or "the test ended without teardown"
         )
         rank.tell(replace(done, warnings=tuple(self._warnings)))  # pytest tells them last
+        rank.mark.place(order.ordinal, "after")
 
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
@@ -139,15 +154,48 @@ class Follower:
         )
         return TornDown(self.rank.world.rank, order.ordinal, problem=text)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        """What a fixture of wide scope holds is its own until it is torn down."""
+        if self.rank is None or fixturedef.scope == "function":
+            return (yield)
+        before = self._things()
+        try:
+            return (yield)
+        finally:
+            self._of_fixtures[fixturedef] = self._things() - before
+
+    @pytest.hookimpl
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
+            self._before = self._before.without(its_own)
+
+    def _things(self) -> leaks.Things:
+        assert self.rank is not None
+        return leaks.things(self.rank.groups.made)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
-        self._body_leaks = leaks.snapshot()
+        if self.rank is not None:
+            self.rank.mark.place(self.order.ordinal, "call")
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        if self.rank is not None and os.getpid() != self.rank.pid:
+            how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
+            self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Between body and teardown all ranks meet, so that none is torn down under the others."""
         assert self.rank is not None
+        self.rank.mark.place(self.order.ordinal, "teardown")
         self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal))
         self._last = self.rank.wait_for(TearDown).last
         result = yield
@@ -164,7 +212,9 @@ class Follower:
         if report.when == "teardown":
             self._torn_down = self._finish()
         self._trim(report)
-        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        data = plain(
+            self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        )
         rank.tell(
             PhaseReport(rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data)
         )
@@ -172,18 +222,19 @@ class Follower:
     def _finish(self) -> TornDown:
         assert self.rank is not None
         rank = self.rank
-        found: list[str] = []
-        if self._body_leaks is not None:
-            found = leaks.leaks_since(self._body_leaks, group_may_stay=False)
+        allowed = sum(self._of_fixtures.values(), self._before)
+        found = leaks.leaks_since(allowed, rank.groups.made)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
         # A group that a test makes from the environment leaves keys that the next would trip over.
-        reusable = keys is None or keys == self._keys
+        reusable = (keys is None or keys == self._keys) and rank.groups.intact
         return TornDown(
             rank.world.rank,
             self.order.ordinal,
             tuple(found),
             tuple(kept_by(self.items[self.order.nodeid])),
             reusable=reusable,
+            problem=rank.mark.take_stray(),
+            entered=rank.groups.entered,
         )
 
     def _trim(self, report: pytest.TestReport) -> None:
@@ -219,15 +270,36 @@ class Follower:
     ) -> None:
         if self.rank is None:
             return
-        warning = (
-            warning_message.message,
-            warning_message.category,
-            warning_message.filename,
-            warning_message.lineno,
-        )
-        try:
-            pickle.loads(pickle.dumps(warning))
-        except Exception:
-            text = f"{warning_message.category.__name__}: {warning_message.message}"
-            warning = (UserWarning(text), UserWarning, *warning[2:])
-        self._warnings.append((*warning, when, nodeid, location))
+        blob = b""
+        with contextlib.suppress(Exception):  # whatever a user's class does when pickled
+            blob = pickle.dumps((warning_message.message, warning_message.category))
+        text = f"{warning_message.category.__name__}: {warning_message.message}"
+        place = (warning_message.filename, warning_message.lineno, when, nodeid, location)
+        self._warnings.append((blob, text, *place))
+
+
+def plain(value: Any) -> Any:
+    """`value` of types that any process can unpickle: a property may be of any class."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain(v) for v in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    for base in (int, float):
+        if isinstance(value, base):
+            return base(value)
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _problem(error: BaseException) -> str:
+    """What left pytest's own protocol, such as pytest.exit, and where in the test it began."""
+    text = "".join(traceback.format_exception_only(error)).strip().removesuffix(":")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not stacks.is_hidden(frame.filename):
+            return f"{text}\n{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
+    return text

@@ -68,6 +68,20 @@ class GroupKeeper:
             )
         return self._store
 
+    @property
+    def intact(self) -> bool:
+        """Whether the group that was made, if any, is still the default one."""
+        return self.made is None or (dist.is_initialized() and dist.group.WORLD is self.made)
+
+    @property
+    def entered(self) -> int | None:
+        """How many operations this rank has entered in the group; None where that is not known."""
+        if self.made is None or not self.intact:
+            return None
+        with contextlib.suppress(RuntimeError):  # not every backend counts
+            return int(self.made._get_sequence_number_for_group())
+        return None
+
     def renew(self) -> None:
         """End the group, if any, so that the next test gets a new one. All ranks must call this."""
         self.generation += 1

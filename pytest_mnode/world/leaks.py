@@ -4,106 +4,127 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_mnode.world import process
 
 HOST_MEMORY_LIMIT_BYTES = 256 * 2**20
 DEVICE_MEMORY_LIMIT_BYTES = 32 * 2**20
 _SETTLE_S = 0.2
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a rank holds at one moment."""
+class Things:
+    """What a rank holds at one moment, or the difference of two moments."""
 
-    children: frozenset[int]
-    threads: frozenset[int]
-    groups: frozenset[str]
-    host_bytes: int
-    device_bytes: int
+    children: frozenset[int] = frozenset()
+    threads: frozenset[int] = frozenset()
+    groups: frozenset[str] = frozenset()
+    timers: frozenset[int] = frozenset()
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+    def __sub__(self, other: Things) -> Things:
+        return Things(
+            self.children - other.children,
+            self.threads - other.threads,
+            self.groups - other.groups,
+            self.timers - other.timers,
+            self.host_bytes - other.host_bytes,
+            self.device_bytes - other.device_bytes,
+        )
+
+    def __add__(self, other: Things) -> Things:
+        return Things(
+            self.children | other.children,
+            self.threads | other.threads,
+            self.groups | other.groups,
+            self.timers | other.timers,
+            self.host_bytes + other.host_bytes,
+            self.device_bytes + other.device_bytes,
+        )
+
+    def without(self, gone: Things) -> Things:
+        """This less what must be gone. Memory that was freed may still be the process's."""
+        less = self - gone
+        return replace(less, host_bytes=self.host_bytes, device_bytes=self.device_bytes)
 
 
-def snapshot() -> Snapshot:
-    return Snapshot(
-        frozenset(process.children(os.getpid())),
+def things(own_group: object) -> Things:
+    """What this process holds now; `own_group` is the process group that is not the test's."""
+    return Things(
+        frozenset(_children()),
         frozenset(_threads()),
-        frozenset(_groups()),
+        frozenset(_groups(own_group)),
+        frozenset(t for t in _TIMERS if signal.getitimer(t)[0]),
         _host_bytes(),
         _device_bytes(),
     )
 
 
-def leaks_since(before: Snapshot, group_may_stay: bool) -> list[str]:
-    """Lines for the user, one for each thing that is here and was not before."""
-    _settle(before)
-    lines = [
-        f"child process {pid} ({_command(pid)})"
-        for pid in sorted(set(process.children(os.getpid())) - before.children)
+def leaks_since(allowed: Things, own_group: object) -> list[str]:
+    """Lines for the user, one for each thing that is here and is not allowed."""
+    now = _settled(allowed, own_group)
+    left = now - allowed
+    names = _threads()
+    return [
+        *(f"child process {pid} ({_command(pid)})" for pid in sorted(left.children)),
+        *(f"thread {names.get(ident, 'ended by now')!r}" for ident in sorted(left.threads)),
+        *(f"process group {name!r}" for name in sorted(left.groups)),
+        *(f"an alarm due in {signal.getitimer(t)[0]:.1f} s" for t in sorted(left.timers)),
+        *_memory(allowed, left),
     ]
-    lines += [
-        f"thread {name!r}"
-        for ident, name in sorted(_threads().items())
-        if ident not in before.threads
-    ]
-    if not group_may_stay:
-        lines += [f"process group {name!r}" for name in sorted(set(_groups()) - before.groups)]
-    lines += _memory(before)
-    return lines
 
 
-def _settle(before: Snapshot) -> None:
-    """Give threads and children that are about to end a moment to do so."""
-
-    def quiet() -> bool:
-        return (
-            set(process.children(os.getpid())) <= before.children
-            and set(_threads()) <= before.threads
-        )
-
-    _wait_for(quiet, _SETTLE_S)
-
-
-def _wait_for(condition: Callable[[], bool], limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < end:
+def _settled(allowed: Things, own_group: object) -> Things:
+    """What is here after what is about to end had a moment to do so."""
+    end = time.monotonic() + _SETTLE_S
+    while True:
+        now = things(own_group)
+        left = now - allowed
+        if not (left.children or left.threads) or time.monotonic() > end:
+            return now
         time.sleep(0.01)
 
 
+def _children() -> list[int]:
+    """Children that run; one that has ended and was not waited for holds nothing."""
+    return [pid for pid in process.children(os.getpid()) if not process.has_ended(pid)]
+
+
 def _threads() -> dict[int, str]:
-    """Python threads that somebody started; those of native libraries are theirs."""
-    return {
-        thread.ident: thread.name
-        for thread in threading.enumerate()
-        if thread.ident is not None and not isinstance(thread, threading._DummyThread)
-    }
+    """Names of the threads that run Python, however they were started, by ident."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {ident: names.get(ident, f"{ident:#x}") for ident in sys._current_frames()}
 
 
-def _groups() -> list[str]:
-    module = sys.modules.get("torch.distributed.distributed_c10d")
+def _groups(own_group: object) -> list[str]:
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None:
         return []
-    return [str(name) for name in module._world.pg_names.values()]
+    return [str(name) for group, name in module._world.pg_names.items() if group is not own_group]
 
 
-def _memory(before: Snapshot) -> list[str]:
+def _memory(allowed: Things, left: Things) -> list[str]:
     lines = []
-    if _host_bytes() - before.host_bytes > HOST_MEMORY_LIMIT_BYTES:
+    if left.host_bytes > HOST_MEMORY_LIMIT_BYTES:
         gc.collect()
-        grown = _host_bytes() - before.host_bytes
+        grown = _host_bytes() - allowed.host_bytes
         if grown > HOST_MEMORY_LIMIT_BYTES:
             lines.append(
                 f"{grown / 2**20:.0f} MiB of memory (more than "
                 f"{HOST_MEMORY_LIMIT_BYTES / 2**20:.0f} MiB is taken for a leak)"
             )
-    if _device_bytes() - before.device_bytes > DEVICE_MEMORY_LIMIT_BYTES:
+    if left.device_bytes > DEVICE_MEMORY_LIMIT_BYTES:
         gc.collect()
-        grown = _device_bytes() - before.device_bytes
+        grown = _device_bytes() - allowed.device_bytes
         if grown > DEVICE_MEMORY_LIMIT_BYTES:
             lines.append(f"{grown / 2**20:.0f} MiB of device memory")
     return lines
@@ -127,4 +148,4 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return "gone"
-    return b" ".join(words).decode(errors="replace").strip()[:80] or "ended, not waited for"
+    return b" ".join(words).decode(errors="replace").strip()[:80] or "unnamed"

@@ -250,7 +250,8 @@ class Death:
     """A rank ended. Exactly one of `code` and `signal` is not None.
 
     output: end of what the test printed; log: end of the rank's own log; fault: the stacks that
-    faulthandler wrote; peak_rss_bytes: its resident memory at its largest, None where not known.
+    faulthandler wrote; peak_rss_bytes: its resident memory at its largest, None where not known;
+    ordinal, phase: of the test that it had begun last, None and "" before its first.
     """
 
     node: str
@@ -265,15 +266,22 @@ class Death:
     peak_rss_bytes: int | None = None
     oom_kills: int = 0
     error: str = ""
+    ordinal: int | None = None
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StackTexts:
-    """Raw faulthandler dumps by rank; "" where a rank gave none in time."""
+    """Raw faulthandler dumps by rank; "" where a rank gave none in time.
+
+    outputs: end of what the test had printed; states: why there is no stack, where that is known.
+    """
 
     node: str
     world: str
     texts: dict[int, str]
+    outputs: dict[int, str] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
 
 
 # Rank to hub, controller.
@@ -308,7 +316,10 @@ class BodyDone:
 
 @dataclass(frozen=True, slots=True)
 class TornDown:
-    """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused."""
+    """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
+
+    entered: how many operations of the default process group this rank has entered so far.
+    """
 
     rank: int
     ordinal: int
@@ -317,6 +328,7 @@ class TornDown:
     warnings: tuple[tuple[Any, ...], ...] = ()
     reusable: bool = True
     problem: str = ""
+    entered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

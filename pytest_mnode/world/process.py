@@ -91,6 +91,30 @@ def kill_descendants(limit_s: float = 5.0) -> None:
         time.sleep(0.005)
 
 
+def _state_letter(pid: int) -> str:
+    """As ps shows it: R, S, D, T, Z …; X where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def has_ended(pid: int) -> bool:
+    """Whether nothing of a process runs any more, waited for or not."""
+    return _state_letter(pid) in "XZ"
+
+
+def state(pid: int) -> str:
+    """What keeps a process from answering, as far as the kernel tells; "" for nothing."""
+    return {
+        "T": "its process is stopped (SIGSTOP)",
+        "t": "its process is stopped by a debugger",
+        "D": "its process waits inside the kernel and cannot be interrupted",
+        "Z": "its process has ended",
+        "X": "its process is gone",
+    }.get(_state_letter(pid), "")
+
+
 def close_all_but(keep: set[int]) -> None:
     """Close every descriptor above 2 that is not in `keep`."""
     low = 3

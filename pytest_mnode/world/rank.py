@@ -9,16 +9,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
 from pytest_mnode.verdict import Measurement
-from pytest_mnode.world import elastic, leaks, process
+from pytest_mnode.world import elastic, process
 from pytest_mnode.world.agent import STACK_SIGNAL
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.contract import World
 from pytest_mnode.world.group import GroupKeeper
+from pytest_mnode.world.mark import Mark
 from pytest_mnode.world.messages import (
     HUB,
     CallFunction,
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
     from pytest_mnode.world.follow import Follower
 
 
+_CONTRACT = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""What torchrun tells a rank, and a test may have changed when the next one starts."""
+
+
 def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int) -> None:
     """Entry of a rank, called by torchrun's elastic launcher with its environment in place."""
     process.die_with_parent(elastic_pid)
@@ -42,6 +50,7 @@ def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # the launcher's handlers came along with the fork
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    process.adopt_orphans()  # so that what a test started is found however deep it hides
     world = World.from_env(os.environ, launch.world.nodes)
     # Kept open for the life of the process: faulthandler writes to the descriptor.
     stacks = elastic.stack_file(launch.world, world.rank).open("a")
@@ -73,11 +82,20 @@ class Rank:
         self.reply_to = HUB
         self.ordinal = -1
         self.follower = follower
+        self.pid = os.getpid()
+        self.mark = Mark(elastic.mark_file(launch.world, world.rank))
+        self.contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
         follower.become(self)
-        self.at_birth = leaks.snapshot()
 
     def tell(self, message: Any) -> None:
+        if os.getpid() != self.pid:
+            self.child_left("what it was forked in")
         self.line.send(self.reply_to, message)
+
+    def child_left(self, what: str) -> NoReturn:
+        """A child that a test forked has no part in the talk with the controller: ends it."""
+        self.mark.stray(f"a forked child (pid {os.getpid()}) left {what}; it must end by os._exit")
+        os._exit(1)
 
     def serve(self) -> None:
         main_thread = threading.main_thread().ident or 0
@@ -90,6 +108,7 @@ class Rank:
                     self.follower.run(message)
                 case CallFunction():
                     self.reply_to, self.ordinal = message.reply_to, message.ordinal
+                    self.mark.place(self.ordinal, "call")
                     self._call(message)
                 case Ping(ordinal):
                     self.tell(Pong(self.world.rank, ordinal))

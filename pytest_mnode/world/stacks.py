@@ -21,6 +21,7 @@ _HIDDEN = (
     "/torch/distributed/elastic/",
     "/torch/distributed/launcher/",
     "/multiprocessing/",
+    "<frozen runpy>",
 )
 
 
@@ -64,6 +65,11 @@ class Where:
         return f"{self.frame.place} in {self.frame.function}{code}"
 
 
+def is_hidden(file: str) -> bool:
+    """Whether a frame in this file is pytest's or ours, below the test, and tells nothing."""
+    return any(part in file.replace("\\", "/") for part in _HIDDEN)
+
+
 def parse(text: str) -> list[Thread]:
     """All threads of a dump; lines that fit nothing are passed over."""
     threads: list[Thread] = []
@@ -91,14 +97,15 @@ def main_thread(threads: Sequence[Thread], ident: int | None) -> Thread | None:
 
 
 def where(thread: Thread | None) -> Where:
-    """The innermost frame that is neither ours, pytest's nor torch's, and the collective it is in."""
+    """The innermost frame of the user's own code, and the collective it waits in."""
     if thread is None:
         return Where(None, None)
     collective: str | None = None
     torch_frame: Frame | None = None
+    called_directly = True
     for frame in thread.frames:
         path = frame.file.replace("\\", "/")
-        if any(part in path for part in _HIDDEN):
+        if is_hidden(path):
             break
         if path.endswith(_C10D):
             # Frames run inwards out: the last one met is what the test called.
@@ -107,14 +114,25 @@ def where(thread: Thread | None) -> Where:
             torch_frame = frame
             continue
         if "/lib/python3" in path and "site-packages" not in path:
+            called_directly = False  # such as threading.Event().wait()
             continue
-        return Where(frame, collective or _awaited(frame, torch_frame))
+        return Where(frame, collective or _awaited(frame, torch_frame, called_directly))
     return Where(torch_frame, collective)
 
 
-def _awaited(frame: Frame, torch_frame: Frame | None) -> str | None:
+def where_of_rank(threads: Sequence[Thread]) -> Where:
+    """Where its main thread is, or a thread in a collective that the main one waits for."""
+    main = where(main_thread(threads, None))
+    if main.collective is None:
+        for thread in threads:
+            if (other := where(thread)).collective is not None:
+                return other
+    return main
+
+
+def _awaited(frame: Frame, torch_frame: Frame | None, called_directly: bool) -> str | None:
     """`work.wait()` waits in C++, and leaves no frame but the line that called it."""
-    if ".wait(" in frame.code:
+    if called_directly and ".wait(" in frame.code:
         return "wait"
     if torch_frame is not None and torch_frame.function in ("backward", "_engine_run_backward"):
         return "backward" if "/torch/autograd/" in torch_frame.file else None
@@ -126,7 +144,7 @@ def tidy(text: str) -> str:
     kept: list[str] = []
     for line in text.splitlines():
         match = _FRAME.match(line)
-        if match and any(part in match[1].replace("\\", "/") for part in _HIDDEN):
+        if match and is_hidden(match[1]):
             if kept and kept[-1] != "  …":
                 kept.append("  …")
             continue
