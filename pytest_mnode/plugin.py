@@ -276,7 +276,7 @@ def pytest_report_from_serializable(
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = None if _follows(config) else _run_if_made(config)
     if run is not None and run.pool is not None:
-        for notice in run.pool.hub.notices:
+        for notice in run.pool.hub.worlds.notices:
             terminalreporter.write_line(f"mnode: {notice}", yellow=True)
 
 

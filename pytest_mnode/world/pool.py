@@ -16,8 +16,9 @@ from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 from pytest_mnode.world.channel import Keys, Switchboard, new_keys
 from pytest_mnode.world.client import Client
-from pytest_mnode.world.hub import Hub, PoolFacts
+from pytest_mnode.world.hub import Hub
 from pytest_mnode.world.messages import StartPool
+from pytest_mnode.world.worlds import PoolFacts
 
 _STOP_LIMIT_S = 20.0
 _LONGEST_SOCKET_PATH = 100
@@ -49,9 +50,7 @@ class Pool:
     def __init__(self, settings: Settings, spec: Spec, nodes: int) -> None:
         self.run_dir = Path(_short_temporary_directory())
         try:
-            self.launcher, self.reason = _started(
-                settings.launcher, nodes, spec, str(self.run_dir)
-            )
+            self.launcher, self.reason = _started(settings.launcher, nodes, spec, str(self.run_dir))
             log_dir = settings.log_dir or self.run_dir / "logs"
             log_dir.mkdir(parents=True, exist_ok=True)
             secret, keys = new_keys()
