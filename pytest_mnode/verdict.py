@@ -75,6 +75,11 @@ class Bound:
         limit = f"{_digits(self.limit)} {unit}".rstrip()
         return f"{self.relation.value} {limit} (tolerance {_digits(self.tolerance)})"
 
+    def short(self, unit: str = "") -> str:
+        """The same in few columns, such as "≥ 170 ± 0 Mbit/s"."""
+        sign = {Relation.AT_LEAST: "≥", Relation.AT_MOST: "≤", Relation.EQUALS: "="}[self.relation]
+        return f"{sign} {_digits(self.limit)} ± {_digits(self.tolerance)} {unit}".rstrip()
+
     def __str__(self) -> str:
         return self.text()
 

@@ -8,10 +8,11 @@ from datetime import UTC
 from pytest_mnode.report.certificate import Certificate, CertificateVerdict
 from pytest_mnode.report.criterion import CriterionResult, CriterionVerdict
 from pytest_mnode.report.text import first_line
+from pytest_mnode.verdict import Verdict
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
 # Columns that give way on a narrow terminal, and how far; a culprit is never cut.
-_SHRINKS = ((1, 20), (2, 16))
+_SHRINKS = ((1, 20), (2, 12))
 _GAP = "  "
 
 
@@ -42,6 +43,7 @@ def summary_lines(certificate: Certificate, width: int | None = None) -> list[st
             for row in rows
         ),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
+        *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         certificate_line(certificate),
     ]
 
@@ -53,7 +55,7 @@ def certificate_line(certificate: Certificate) -> str:
         until = certificate.expiry.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
         count = f"{len(run.nodes)} node{'s' if len(run.nodes) != 1 else ''}"
         about = f"spec {run.spec.name}, {count}, {run.launcher} launcher"
-        return f"certified until {until} ({about}{f'; {run.emulated}' if run.emulated else ''})"
+        return f"certified until {until} ({about})"
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
     said = "NOT certified" if not_certified else certificate.verdict.value
     return f"{said}: {'; '.join(certificate.reasons)}"
@@ -75,7 +77,10 @@ def _told(criterion: CriterionResult) -> tuple[str, str]:
         return "", ""
     worst, count = case.worst, len(criterion.cases)
     if worst is not None and worst.expected is not None:
-        return case.told, worst.expected.text(worst.unit)
+        # The value comes first: a narrow terminal cuts the end.
+        judged = worst.verdict is not Verdict.INCONCLUSIVE
+        told = f"{worst.measured} {worst.name}" if judged else case.told
+        return first_line(told), worst.expected.short(worst.unit)
     if criterion.verdict is CriterionVerdict.PASS and count > 1:
         return f"{count} tests passed", ""
     return case.told, case.question
