@@ -89,7 +89,7 @@ def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: C
     lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
     assert re.split(r"\s{2,}", lines[1]) == [
         "fabric",
-        "gather busbw 171 Mbit/s",
+        "171 Mbit/s gather busbw",
         "≥ 170 ± 0 Mbit/s",
         "pass",
     ]
