@@ -1,0 +1,20 @@
+"""The page that docs/spec.md shows is one that loads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pytest_mnode.spec import doubts, load_spec
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "spec.md"
+
+
+def test_the_documented_page_loads_and_is_beyond_doubt(tmp_path: Path) -> None:
+    match = re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert match is not None
+    page = tmp_path / "spec.yaml"
+    page.write_text(match[1])
+    spec = load_spec(page)
+    assert spec.promised_criteria == ("mesh", "fabric")
+    assert doubts(spec) == []
