@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
 
 
-_LEAST_SHARE_PERCENT = 90.0
+_MOST_PAST_PERCENT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class Busbw:
         """A rate says nothing of the fabric unless the bytes went over it."""
         fabric = self.spec.fabric
         shares = [node.share(fabric) for node in self.traffic]
-        known = [100 * share for share in shares if share is not None]
+        past = [100 * (1 - share) for share in shares if share is not None]
         judged = fabric.kind == "ethernet"  # the kernel does not count what RDMA moves
         measure(
-            "sent over the fabric, by the node that did least",
-            min(known) if len(known) == len(shares) else None,
+            "sent past the fabric, by the node that did most",
+            max(past) if len(past) == len(shares) else None,
             "%",
-            at_least=_LEAST_SHARE_PERCENT if judged else None,
+            at_most=_MOST_PAST_PERCENT if judged else None,
             source="what is measured is the fabric only if the bytes went over it",
             culprit=self.culprit or astray(self.traffic, fabric),
             note=", ".join(f"{node.node} mostly {node.carrier}" for node in self.traffic),

@@ -44,7 +44,10 @@ def exchange(world: World, device: torch.device) -> Exchange:
     """Send 8 KiB between every two ranks, both ways. All ranks call this.
 
     In round d rank r sends to r+d and receives from r-d, so that no rank waits for another's turn.
+    Raises ValueError for one rank.
     """
+    if world.size < 2:
+        raise ValueError("one rank has nobody to meet; give two nodes or more")
     wrong = [0] * world.size
     for distance in range(1, world.size):
         receiver = (world.rank + distance) % world.size

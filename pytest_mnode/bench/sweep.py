@@ -86,8 +86,13 @@ def sweep(
     """Measure a collective over the default group of two ranks or more. All ranks call this.
 
     sizes_bytes: nccl-tests' meaning of a collective's size. warmup: calls before the first that is
-    timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`.
+    timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. Raises ValueError
+    for one rank.
     """
+    if dist.get_world_size() < 2:
+        raise ValueError(
+            f"{measured.collective} over one rank moves nothing; give two nodes or more"
+        )
     return Sweep(tuple(_row(measured, size, warmup, repeats, device) for size in sizes_bytes))
 
 

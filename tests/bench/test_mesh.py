@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_mnode.bench.mesh import Exchange, message, wrong_messages
+from pytest_mnode.bench.mesh import Exchange, exchange, message, wrong_messages
 from pytest_mnode.world.contract import World
 
 WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
@@ -32,6 +32,11 @@ def test_the_rank_in_all_wrong_messages_is_named(
     wrong: tuple[tuple[int, int], ...], right: int, culprit: str | None
 ) -> None:
     assert (Exchange(WORLD, wrong).right, Exchange(WORLD, wrong).culprit) == (right, culprit)
+
+
+def test_one_rank_alone_does_not_pass() -> None:
+    with pytest.raises(ValueError, match="one rank has nobody to meet; give two nodes or more"):
+        exchange(World(0, 1, 0, 1, "node0", ("node0",)), torch.device("cpu"))
 
 
 def test_no_two_messages_share_a_value() -> None:

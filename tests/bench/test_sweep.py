@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
-from pytest_mnode.bench.sweep import MOST_CALLS, REPEAT_S, Row, Sweep, calls_of_a_repeat
+from pytest_mnode.bench.collectives import ALL_REDUCE
+from pytest_mnode.bench.sweep import MOST_CALLS, REPEAT_S, Row, Sweep, calls_of_a_repeat, sweep
 
 ROW = Row("all_reduce", 4, 4_000_000, 3, (0.25, 0.20, 0.90), 0)
 
@@ -35,6 +37,12 @@ def test_table_has_the_columns_of_nccl_tests() -> None:
 )
 def test_short_calls_are_repeated_until_they_fill_the_time(call_s: float, calls: int) -> None:
     assert calls_of_a_repeat(call_s) == calls
+
+
+def test_one_rank_alone_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    with pytest.raises(ValueError, match="all_reduce over one rank moves nothing; give two nodes"):
+        sweep(ALL_REDUCE, [1024], warmup=1, repeats=1, device=torch.device("cpu"))
 
 
 def test_an_exchange_of_nothing_is_refused() -> None:
