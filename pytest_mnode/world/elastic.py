@@ -52,6 +52,7 @@ BACKEND = "mnode"
 CUT = "…"
 """Stands for what came before the end that is shown."""
 _TAIL_BYTES = 4096
+_FAULT_BYTES = 64 * 1024
 
 
 def world_dir(world: WorldInfo) -> Path:
@@ -195,7 +196,7 @@ class WatchfulAgent(LocalElasticAgent):
                 signal=None if exited else info.si_status,
                 output=output,
                 log=log,
-                fault=_tail(fault_file(world, rank)),
+                fault=_head(fault_file(world, rank)),
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
                 oom_kills=_oom_kills() - self._oom_before,
                 error=_error_file(Path(ranks.error_files[local])),
@@ -305,6 +306,15 @@ def _tail(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return tail_of_fd(file.fileno())
+    except OSError:
+        return ""
+
+
+def _head(path: Path) -> str:
+    """What matters of a fault comes first, before a long list of loaded modules."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_FAULT_BYTES).decode(errors="replace")
     except OSError:
         return ""
 

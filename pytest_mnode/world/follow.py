@@ -20,6 +20,7 @@ import pytest
 
 from pytest_mnode.measure import kept_by
 from pytest_mnode.world import leaks, stacks
+from pytest_mnode.world.describe import is_peer_lost
 from pytest_mnode.world.elastic import world_dir
 from pytest_mnode.world.messages import (
     BodyDone,
@@ -189,6 +190,8 @@ class Follower:
         if self.rank is not None and os.getpid() != self.rank.pid:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
+        if self.rank is not None and call.excinfo is not None:
+            _shorten(call.excinfo)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -294,6 +297,24 @@ def plain(value: Any) -> Any:
         return str(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def _shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Who lost a peer says so at once: half a second goes into showing the inside of torch."""
+    try:
+        is_victim = is_peer_lost(str(excinfo.value))
+    except Exception:  # whatever a user's class does when printed
+        is_victim = False
+    if not is_victim:
+        return
+    last, frame = None, excinfo.value.__traceback__
+    while frame is not None:
+        if "/torch/" not in frame.tb_frame.f_code.co_filename:
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
+        excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
 
 
 def _problem(error: BaseException) -> str:

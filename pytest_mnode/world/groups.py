@@ -12,32 +12,12 @@ from typing import Any
 import pytest
 
 from pytest_mnode.world.conduct import Outcome, RankState
-from pytest_mnode.world.describe import died_of, ranks_text
+from pytest_mnode.world.describe import died_of, is_peer_lost, ranks_text
 from pytest_mnode.world.stacks import is_hidden, tidy
 from pytest_mnode.world.stuck import Stuck, stuck_groups
 
 Reports = dict[int, dict[str, pytest.TestReport]]
 
-_PEER_LOST = re.compile(
-    "|".join(
-        (
-            r"Connection (?:closed by peer|reset by peer|refused)",
-            r"connection was (?:closed|reset)",
-            r"Connection was likely closed",
-            r"Broken pipe",
-            r"Socket closed",
-            r"remote (?:process )?(?:exited|closed)",
-            r"recvd 0 bytes",
-            r"failed to recv, got 0 bytes",
-            r"Timed out waiting",
-            r"DistNetworkError",
-            r"NCCL (?:communicator was aborted|watchdog)",
-            r"ncclRemoteError",
-            r"ncclSystemError",
-        )
-    ),
-    re.IGNORECASE,
-)
 _OWN = re.compile(
     r"0x[0-9a-fA-F]+|rank\d+(?=[/.])|\b(?:rank|local_rank)=\d+|\bnode='[^']*'|\bRank \d+"
 )
@@ -62,11 +42,6 @@ class Group:
 def same(text: str) -> str:
     """`text` less what only tells ranks apart: equal for ranks to which the same happened."""
     return _OWN.sub("", text)
-
-
-def is_peer_lost(text: str) -> bool:
-    """Whether this is what a rank says that lost another one."""
-    return _PEER_LOST.search(text) is not None
 
 
 def groups_of(outcome: Outcome, reports: Reports) -> list[Group]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_mnode.world.conduct import Outcome
-from pytest_mnode.world.describe import places, ranks_text
+from pytest_mnode.world.describe import is_peer_lost, places, ranks_text
 from pytest_mnode.world.groups import (
     Group,
     Reports,
@@ -16,7 +16,6 @@ from pytest_mnode.world.groups import (
     deaths,
     from_stuck,
     groups_of,
-    is_peer_lost,
     is_skipped,
     is_xfailed,
     lost,
@@ -27,6 +26,7 @@ from pytest_mnode.world.ranksrepr import Part, RanksRepr
 from pytest_mnode.world.stuck import stuck_groups
 
 Phase = Literal["setup", "call", "teardown"]
+_TELEMETRY = "c10d-NullHandler"
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 
 
@@ -124,8 +124,16 @@ def _sections(have: dict[int, pytest.TestReport], first: set[int]) -> list[tuple
     by_text: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(have, key=lambda r: (r not in first, r)):
         for name, text in have[rank].sections:
-            by_text.setdefault((name, text), []).append(rank)
+            if kept := _without_telemetry(text):
+                by_text.setdefault((name, kept), []).append(rank)
     return [(f"{name} ({ranks_text(ranks)})", text) for (name, text), ranks in by_text.items()]
+
+
+def _without_telemetry(text: str) -> str:
+    """torch logs a failed collective a second time, as one long line for machines."""
+    if _TELEMETRY not in text:
+        return text
+    return "".join(line for line in text.splitlines(True) if _TELEMETRY not in line)
 
 
 def _repr(outcome: Outcome, groups: Sequence[Group]) -> RanksRepr:

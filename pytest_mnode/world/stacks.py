@@ -12,6 +12,8 @@ _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+WAIT = "work.wait()"
+"""Stands for a collective that was begun before, and whose name the stack does not tell."""
 _C10D = "torch/distributed/distributed_c10d.py"
 _HIDDEN = (
     "/_pytest/",
@@ -125,18 +127,17 @@ def where_of_rank(threads: Sequence[Thread]) -> Where:
     main = where(main_thread(threads, None))
     if main.collective is None:
         for thread in threads:
-            if (other := where(thread)).collective is not None:
-                return other
+            if (collective := where(thread).collective) is not None:
+                return Where(main.frame, collective)
     return main
 
 
 def _awaited(frame: Frame, torch_frame: Frame | None, called_directly: bool) -> str | None:
     """`work.wait()` waits in C++, and leaves no frame but the line that called it."""
     if called_directly and ".wait(" in frame.code:
-        return "wait"
-    if torch_frame is not None and torch_frame.function in ("backward", "_engine_run_backward"):
-        return "backward" if "/torch/autograd/" in torch_frame.file else None
-    return None
+        return WAIT
+    in_backward = torch_frame is not None and torch_frame.function == "backward"
+    return "backward" if in_backward else None
 
 
 def tidy(text: str) -> str:
@@ -148,5 +149,6 @@ def tidy(text: str) -> str:
             if kept and kept[-1] != "  …":
                 kept.append("  …")
             continue
-        kept.append(line)
-    return "\n".join(kept)
+        if not line.startswith("Extension modules: "):
+            kept.append(line)
+    return "\n".join(kept).strip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.world.conduct import GRACE_S, Outcome
 from pytest_mnode.world.describe import ranks_text
-from pytest_mnode.world.stacks import Where, parse, tidy, where_of_rank
+from pytest_mnode.world.stacks import WAIT, Where, parse, tidy, where_of_rank
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -54,8 +54,12 @@ def _left(outcome: Outcome) -> list[int]:
 
 def _entering(at: dict[int, Where], waiting: Sequence[int]) -> str:
     first = at[waiting[0]]
-    place = first.frame.place if first.frame else "?"
-    return f"entering the {first.collective} ({place}) that {ranks_text(waiting)} wait in"
+    place = first.frame.place if first.frame else "no frame of the test"
+    return f"entering the {_name(first)} ({place}) that {ranks_text(waiting)} wait in"
+
+
+def _name(where: Where) -> str:
+    return "collective" if where.collective == WAIT else str(where.collective)
 
 
 def _group(
@@ -74,7 +78,8 @@ def _group(
     if not state.stack:
         line = f"{limit}, and it gave no stack" + (f": {state.state}" if state.state else "")
     elif here.collective:
-        line = f"{limit}: waits in {here.collective} at {here}" + (f", {others}" if others else "")
+        what = "" if here.collective == WAIT else f"in {here.collective} "
+        line = f"{limit}: waits {what}at {here}" + (f", {others}" if others else "")
     elif waiting:
         line = f"{limit}: absent, never {_entering(at, waiting)}; it is at {here}"
     else:

@@ -1,0 +1,132 @@
+"""Tests that do not end in some of four ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
+    total = torch.tensor(rank)
+    dist.all_reduce(total)
+    assert int(total) == sum(range(world_size))
+
+
+def load_checkpoint() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.mnode(timeout=2)
+def test_absent_from_collective(rank: int, process_group: Any) -> None:
+    print(f"rank {rank} was here")
+    if rank == 2:
+        load_checkpoint()
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.mnode(timeout=1)
+def test_left_without_collective(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        return
+    dist.barrier()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_different_collectives(rank: int, process_group: Any) -> None:
+    if rank == 0:
+        dist.barrier()
+    else:
+        dist.all_gather_object([None] * 4, rank)
+
+
+@pytest.mark.mnode(timeout=1)
+def test_asynchronous_collective(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        threading.Event().wait()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_loop_in_python(rank: int, process_group: Any) -> None:
+    while rank == 1:
+        pass
+    dist.barrier()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_loop_that_holds_the_gil(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        re.match(r"(a|aa)+$", "a" * 200 + "b")
+    dist.barrier()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_sleep_that_holds_the_gil_and_blocks_signals(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+        ctypes.PyDLL(None).sleep(60)
+    dist.barrier()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_stopped_process(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_waits_in_a_thread(rank: int, process_group: Any) -> None:
+    if rank != 1:
+        thread = threading.Thread(target=dist.barrier, name="courier")
+        thread.start()
+        thread.join()
+
+
+@pytest.fixture
+def slow_to_leave(rank: int) -> Iterator[None]:
+    yield
+    if rank == 1:
+        load_checkpoint()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_finalizer_hangs_on_one(slow_to_leave: None, rank: int) -> None:
+    pass
+
+
+@pytest.fixture
+def slow_to_come(rank: int) -> None:
+    if rank == 1:
+        load_checkpoint()
+
+
+@pytest.mark.mnode(timeout=1)
+def test_setup_hangs_on_one(slow_to_come: None, rank: int, process_group: Any) -> None:
+    pass
+
+
+@pytest.mark.mnode(timeout=20)
+def test_alarm(rank: int, process_group: Any) -> None:
+    """What pytest-timeout does."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise TimeoutError("the alarm went off")
+
+    if rank == 1:
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        load_checkpoint()
+    dist.barrier()

@@ -1,0 +1,152 @@
+"""Tests that pass and leave something behind in one of four ranks, and other bad manners."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+KEPT: list[object] = []
+
+
+def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
+    print(f"pid of rank {rank} is {os.getpid()}")
+    total = torch.tensor(rank)
+    dist.all_reduce(total)
+    assert int(total) == sum(range(world_size))
+    assert not KEPT
+
+
+def test_nothing(rank: int) -> None:
+    pass
+
+
+def test_child(rank: int) -> None:
+    if rank == 1:
+        subprocess.Popen(["sleep", "61"])
+
+
+def test_child_of_a_child(rank: int) -> None:
+    if rank == 1:
+        subprocess.run(["sh", "-c", "sleep 62 >/dev/null 2>&1 &"], check=True)
+
+
+def test_child_that_ended(rank: int) -> None:
+    if rank == 1:
+        KEPT.append(subprocess.Popen(["true"]))
+        time.sleep(0.1)
+        KEPT.clear()
+
+
+def test_thread(rank: int) -> None:
+    if rank == 1:
+        threading.Thread(target=time.sleep, args=(60,), name="courier", daemon=True).start()
+
+
+def test_thread_in_a_collective(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        threading.Thread(target=dist.barrier, name="late", daemon=True).start()
+
+
+def test_group(rank: int, process_group: Any) -> None:
+    dist.new_group([0, 1])
+
+
+def test_memory(rank: int) -> None:
+    if rank == 1:
+        KEPT.append(bytearray(b"x" * 300 * 2**20))
+
+
+def test_alarm(rank: int) -> None:
+    if rank == 1:
+        signal.alarm(60)
+
+
+def test_collective_of_one(rank: int, process_group: Any) -> None:
+    if rank == 0:
+        KEPT.append(dist.all_reduce(torch.ones(1), async_op=True))
+        KEPT.clear()
+
+
+def test_group_destroyed(rank: int, process_group: Any) -> None:
+    dist.destroy_process_group()
+
+
+def test_group_destroyed_on_one(rank: int, process_group: Any) -> None:
+    if rank == 2:
+        dist.destroy_process_group()
+
+
+def test_own_group_left(rank: int) -> None:
+    dist.init_process_group("gloo")
+
+
+@pytest.fixture
+def careless(rank: int) -> None:
+    if rank == 1:
+        subprocess.Popen(["sleep", "63"])
+
+
+def test_child_of_a_fixture(careless: None, rank: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def server(rank: int) -> Iterator[int]:
+    process = subprocess.Popen(["sleep", "64"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_child_of_a_module_fixture(server: int, rank: int) -> None:
+    os.kill(server, 0)
+
+
+def test_forked_child_returns(rank: int) -> None:
+    if rank == 1 and os.fork() == 0:
+        return
+    time.sleep(0.3)
+
+
+def test_forked_child_fails(rank: int) -> None:
+    if rank == 1:
+        child = os.fork()
+        assert child, "in the child"
+        os.waitpid(child, 0)
+
+
+def test_forked_child_ends_well(rank: int) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_changed_surroundings(rank: int, tmp_path: Any) -> None:
+    os.chdir(tmp_path)
+    os.environ["RANK"] = "17"
+    os.environ.pop("WORLD_SIZE")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def test_own_socket_closed(rank: int) -> None:
+    import gc
+
+    import zmq
+
+    if rank == 1:
+        for thing in gc.get_objects():
+            with contextlib.suppress(ReferenceError):
+                if isinstance(thing, zmq.Socket):
+                    thing.close(linger=0)
