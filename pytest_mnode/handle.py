@@ -59,19 +59,19 @@ class Cluster:
         argv: Sequence[str],
         nodes: Sequence[str] | str | None = None,
         *,
-        timeout_s: float = 60.0,
+        timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]:
         """Run a command on nodes (None: all) at the same time; one result each, in their order.
 
-        A command that is not over after `timeout_s` is killed, and its returncode is None.
+        A command that is not over after `timeout` seconds is killed, and its returncode is None.
         """
         names = self._names(nodes)
         started = time.monotonic()
         running = [self.start(argv, name, env=env) for name in names]
         results = []
         for name, process in zip(names, running, strict=True):
-            left = max(0.0, started + timeout_s - time.monotonic())
+            left = max(0.0, started + timeout - time.monotonic())
             code: int | None
             try:
                 out, err = process.communicate(timeout=left)
@@ -124,8 +124,13 @@ class Cluster:
         self._worlds.append(world)
         return world
 
-    def launch(self, job: Job) -> RunningJob:
-        """Start a job by the torchrun command, with processes of its own on every node."""
+    def launch(self, job: Job | Sequence[str]) -> RunningJob:
+        """Start a job by the torchrun command, with processes of its own on every node.
+
+        A plain sequence is a job's argv: a script and its arguments, on all nodes.
+        """
+        if not isinstance(job, Job):
+            job = Job(job)
         running = RunningJob.start(self, job)
         self._jobs.append(running)
         return running
@@ -210,7 +215,7 @@ class RankWorld:
         self,
         function: Callable[..., Any],
         *args: Any,
-        timeout_s: float | None = None,
+        timeout: float | None = None,
         group: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
@@ -223,7 +228,7 @@ class RankWorld:
         if self._closed or not self._clean:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
-        limit = timeout_s or self._timeout_s
+        limit = timeout or self._timeout_s
         outcome, _ = self._run.run_function(
             self._info,
             limit,

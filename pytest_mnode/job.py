@@ -155,16 +155,19 @@ class RunningJob:
         path = Path(self._logs.name) / node
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait(self, timeout_s: float) -> JobResult:
-        """Wait for torchrun on every node. Raises TimeLimitError naming the nodes that run on."""
-        end = time.monotonic() + timeout_s
+    def wait(self, timeout: float) -> JobResult:
+        """Wait for torchrun on every node, `timeout` seconds at most.
+
+        Raises TimeLimitError naming the nodes on which it still runs.
+        """
+        end = time.monotonic() + timeout
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
         running = [name for name, p in self._processes.items() if p.poll() is None]
         if running:
             raise TimeLimitError(
-                f"the job still runs on {', '.join(running)} after {timeout_s:g} s"
+                f"the job still runs on {', '.join(running)} after {timeout:g} s"
             )
         return JobResult(
             {name: p.returncode for name, p in self._processes.items()},

@@ -28,7 +28,7 @@ TESTS = """
         results = cluster.run(["sh", "-c", "hostname; echo err >&2; exit $0", "3"])
         assert [(r.node, r.returncode, r.stdout.strip(), r.stderr.strip()) for r in results] == [
             (name, 3, name, "err") for name in ("node0", "node1", "node2", "node3")]
-        [one] = cluster.run(["sleep", "30"], nodes="node2", timeout_s=0.5)
+        [one] = cluster.run(["sleep", "30"], nodes="node2", timeout=0.5)
         assert one.node == "node2" and one.returncode is None and one.duration_s < 10
         with pytest.raises(UsageError, match="no node 'node9' in this test; it has node0, node1"):
             cluster.run(["true"], nodes=["node9"])
@@ -52,10 +52,10 @@ TESTS = """
             world.run(fails_on, 2)
         with pytest.raises(RankError, match="this world has ended"):
             world.run(total, 1)
-        with pytest.raises(RankError, match=r"rank 1 on node1 killed by SIGKILL"):
+        with pytest.raises(RankError, match=r"rank 1 of 4 on node1\\] killed by SIGKILL"):
             cluster.world().run(dies_on, 1)
         with pytest.raises(RankError, match=r"no end within 0.5 s: it is at test_it.py:\\d+ in naps"):
-            cluster.world().run(naps, timeout_s=0.5)
+            cluster.world().run(naps, timeout=0.5)
         assert len(cluster.world().run(rank_and_node)) == 4
 
     def test_power(cluster):

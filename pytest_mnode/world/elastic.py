@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import HashStore, TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -92,7 +97,7 @@ class OurRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # The launcher's own use of a store is left out by TORCH_ELASTIC_WORKER_IDENTICAL.
+        # The launcher would use its store to agree on ranks; ours are known beforehand.
         return RendezvousInfo(HashStore(), self._rank, self._size, self._store)
 
     def is_closed(self) -> bool:
@@ -118,6 +123,20 @@ class WatchfulAgent(LocalElasticAgent):
     launch: Launch
     agent: Connection
     listening: socket.socket | None
+
+    def _assign_worker_ranks(
+        self,
+        store: object,  # noqa: ARG002  torch's signature
+        group_rank: int,
+        group_world_size: int,
+        spec: WorkerSpec,
+    ) -> list[Worker]:
+        size = group_world_size * spec.local_world_size
+        first = group_rank * spec.local_world_size
+        return [
+            Worker(local, first + local, first + local, size, size)
+            for local in range(spec.local_world_size)
+        ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._captured_r, self._captured_w = os.pipe()
@@ -239,7 +258,6 @@ def main(
     tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)
     for name, value in launch.env.items():
         os.environ.setdefault(name, value)  # what the user pinned is left alone
-    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     elastic_pid = os.getpid()
 
@@ -253,7 +271,6 @@ def main(
         os.environ.pop("TMPDIR")
         if user_tmp is not None:
             os.environ["TMPDIR"] = user_tmp
-        os.environ.pop("TORCH_ELASTIC_WORKER_IDENTICAL")
         rank_module.main(order, launch, follower, elastic_pid)
 
     WatchfulAgent.order = order

@@ -44,7 +44,7 @@ class GroupKeeper:
                 "destroy it first, or use the fixture alone"
             )
         if self.device.type != "cpu":
-            torch.accelerator.set_device_index(self.device.index)
+            torch.get_device_module(self.device).set_device(self.device)
         # A prefix of its own for every group: keys of the one before must not be met again.
         store = PrefixStore(f"mnode/{self.generation}", self._connect())
         dist.init_process_group(
