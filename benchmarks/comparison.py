@@ -82,7 +82,8 @@ How to read a cell:
 
 - the outcome of the faulty test as its reports say it, and the seconds from the fault to the
   report. "no report" means that no pytest process reported the test at all. Where every rank runs
-  a pytest of its own (`torchrun -m pytest`, pytest-mpi), one failed report of any of them counts;
+  a pytest of its own (`torchrun -m pytest`, pytest-mpi), one failed report of any of them counts,
+  then one skipped; a rank that died without a report is not in the outcome;
 - the first rank that the failure's text names, source lines aside. The fault is always rank 1's;
 - the outcome of the next test, a trivial one, or that it never ran;
 - the exit code of the run, or that it did not end;
