@@ -93,10 +93,16 @@ class Forge:
 
     def prepare(self) -> None:
         try:
+            # What ranks would import one by one after the fork, each for itself.
+            import encodings.idna  # noqa: F401
+            import multiprocessing.popen_fork
+            import multiprocessing.queues  # noqa: F401
+
             import torch.distributed.launcher.api  # noqa: F401
             from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
             from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+            import pytest_mnode.world.rank  # noqa: F401
             from pytest_mnode.world.elastic import BACKEND, OurRendezvous
         except ImportError as error:
             raise WorldError(
