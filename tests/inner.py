@@ -79,6 +79,7 @@ def run_pytest(directory: Path, *args: str, env: dict[str, str] | None = None) -
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         timeout=LIMIT_S,
         check=False,
     )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from pytest_mnode.run import run_of
 
 _NEXT = "test_next["
 
@@ -37,7 +41,31 @@ class _Clock:
             file.write(json.dumps(line) + "\n")
 
 
+class _PowerCut:
+    """In the controller: switches a node off when a test has begun in the ranks."""
+
+    def __init__(self, config: pytest.Config, node: str) -> None:
+        self.config = config
+        self.node = node
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if nodeid.endswith("test_power_cut"):
+            threading.Thread(target=self._cut, name="power-cut", daemon=True).start()
+
+    def _cut(self) -> None:
+        begun = Path(os.environ["SCENARIO_DEATHS"], "power_cut")
+        while not begun.exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        begun.write_text(str(time.time()))
+        pool = run_of(self.config).pool
+        assert pool is not None
+        rack: Any = pool.launcher
+        rack.power_off(next(node for node in rack.nodes if node.name == self.node))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "passes: not broken")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Clock())
+        if node := os.environ.get("SCENARIO_POWER_OFF"):
+            config.pluginmanager.register(_PowerCut(config, node))

@@ -151,14 +151,12 @@ def test_native_alarm_goes_off_soon(rank: int) -> None:
 
 
 def test_10_mb_from_each(rank: int) -> None:
-    for number in range(100_000):
-        print(f"rank {rank} line {number:06d} {'.' * 80}")
+    print(*(f"rank {rank} line {number:06d} {'.' * 80}" for number in range(100_000)), sep="\n")
     assert rank != 1
 
 
 def test_10_mb_and_dies(rank: int) -> None:
-    for number in range(100_000):
-        print(f"rank {rank} line {number:06d} {'.' * 80}")
+    print(*(f"rank {rank} line {number:06d} {'.' * 80}" for number in range(100_000)), sep="\n")
     if rank == 1:
         os._exit(3)
 

@@ -1,0 +1,108 @@
+"""Runs a module of broken tests once, in real ranks, and reads what was said of each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.inner import InnerRun, run_pytest
+
+SCENARIOS = Path(__file__).with_name("world") / "scenarios"
+_HEADING = re.compile(r"^_+ (?:ERROR at \w+ of )?(test_\S+) _+$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One broken test: its outcome, the summary line, the report, all that the terminal showed."""
+
+    outcome: str
+    message: str
+    text: str
+    shown: str
+    time_s: float
+
+    @property
+    def first_line(self) -> str:
+        """Whose failure it is, as the report begins."""
+        return self.text.partition("\n")[0]
+
+    def part(self, title: str) -> str:
+        """What the report says under `[title`, up to the next title."""
+        _, found, rest = self.text.partition(f"[{title}")
+        assert found, f"no [{title} in:\n{self.text}"
+        return re.split(r"^\[ranks? \d", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a run of a scenario gave. Names are without `test_`."""
+
+    run: InnerRun
+    directory: Path
+    cases: Mapping[str, Case]
+    nexts: Mapping[str, str]
+    """Outcome of the healthy test that came after each broken one."""
+    reported_at: Mapping[str, float]
+    died_at: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> Case:
+        return self.cases[name]
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    def shown_of_next(self, name: str) -> str:
+        """What the terminal showed, under -rA, of the healthy test after a broken one."""
+        return dict(_shown(self.run.output))[f"test_next[{name}]"]
+
+    def delay_s(self, name: str) -> float:
+        """From the moment before the fault to the report."""
+        return self.reported_at[name] - self.died_at[name]
+
+
+def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario:
+    """Run scenarios/NAME.py in four ranks, on `local` unless args say otherwise."""
+    for source, target in (
+        (f"{name}.py", f"test_{name}.py"),
+        ("conftest_of_all.py", "conftest.py"),
+    ):
+        (directory / target).write_text((SCENARIOS / source).read_text())
+    deaths, times = directory / "deaths", directory / "times"
+    deaths.mkdir()
+    run = run_pytest(
+        directory,
+        *("-v", "--mnode-nodes=4", "--mnode-launcher=local"),
+        *(f"--mnode-log-dir={directory / 'logs'}", *args),
+        env={"SCENARIO_DEATHS": str(deaths), "SCENARIO_TIMES": str(times), **env},
+    )
+    shown = dict(_shown(run.output))
+    cases, nexts = {}, {}
+    for test, element in run.cases().items():
+        outcome = run.outcomes()[test]
+        if test.startswith("test_next["):
+            nexts[test.removeprefix("test_next[").removesuffix("]")] = outcome
+            continue
+        child = next((c for c in element if c.tag in ("failure", "error", "skipped")), None)
+        cases[test.removeprefix("test_")] = Case(
+            outcome,
+            str(child.get("message")) if child is not None else "",
+            (child.text or "") if child is not None else "",
+            shown.get(test, ""),
+            float(element.get("time") or 0.0),
+        )
+    reported: dict[str, float] = {}
+    for line in times.read_text().splitlines():
+        told = json.loads(line)
+        reported.setdefault(told["name"].removeprefix("test_"), told["at"])
+    died = {path.name: float(path.read_text()) for path in deaths.iterdir()}
+    return Scenario(run, directory, cases, nexts, reported, died)
+
+
+def _shown(output: str) -> Iterator[tuple[str, str]]:
+    """What the terminal showed of each failed test, by name."""
+    parts = _HEADING.split(output)
+    yield from zip(parts[1::2], parts[2::2], strict=True)

@@ -1,0 +1,25 @@
+"""A node that is switched off under a test, on the rack."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
+    total = torch.tensor(rank)
+    dist.all_reduce(total)
+    assert int(total) == sum(range(world_size))
+
+
+def test_power_cut(rank: int, process_group: Any) -> None:
+    if rank == 0:
+        Path(os.environ["SCENARIO_DEATHS"], "power_cut").write_text(str(time.time()))
+    for _ in range(6000):
+        time.sleep(0.01)
+        dist.barrier()

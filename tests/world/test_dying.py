@@ -1,0 +1,166 @@
+"""Ranks that end as processes: who, where, of what, with its last words; and never a pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenario import Scenario, run_scenario
+
+LIMIT_BYTES = 64 * 2**20
+SOON_S = 4.0
+"""Far above what a report takes; 0.2 s on a free machine."""
+
+
+@pytest.fixture(scope="module")
+def memory_group() -> Iterator[Path | None]:
+    """A memory cgroup with room for 64 MiB; None where we may not make one."""
+    version1, version2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    limits = (
+        (version1, "memory.limit_in_bytes", LIMIT_BYTES),
+        (version2, "memory.max", LIMIT_BYTES),
+    )
+    for parent, file, limit in limits:
+        group = parent / f"mnode-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / file).write_text(str(limit))
+        except OSError:
+            if group.is_dir():
+                group.rmdir()
+            continue
+        yield group
+        group.rmdir()
+        return
+    yield None
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, memory_group: Path | None) -> Scenario:
+    env = {"SCENARIO_CGROUP": str(memory_group)} if memory_group else {}
+    return run_scenario("dying", tmp_path_factory.mktemp("dying"), **env)
+
+
+def test_every_next_test_ran(ran: Scenario) -> None:
+    assert len(ran.nexts) == len(ran.cases) > 20
+    assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+def test_nothing_passed(ran: Scenario) -> None:
+    assert {name: c.outcome for name, c in ran.cases.items() if c.outcome == "passed"} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "how"),
+    [
+        ("exit_3", 1, "exited with code 3, in the test"),
+        ("exit_3_alone", 1, "exited with code 3, in the test"),
+        ("exit_0", 1, "exited with code 0, in the test"),
+        ("segfault", 2, "killed by SIGSEGV, in the test"),
+        ("abort", 2, "killed by SIGABRT, in the test"),
+        ("sigkill", 3, "killed by SIGKILL (not by pytest-mnode), its memory at most "),
+        ("sigterm", 3, "killed by SIGTERM, in the test"),
+        ("silent_exit_after_last_collective", 1, "exited with code 0, in the test"),
+        ("sigkill_after_last_collective", 1, "killed by SIGKILL (not by pytest-mnode)"),
+        ("exit_in_teardown", 1, "exited with code 3, in teardown"),
+        ("exit_in_setup", 1, "exited with code 3, in setup"),
+        ("thread_exits_at_once", 1, "exited with code 0, in "),
+        ("thread_exits_soon", 1, "exited with code 0, in "),
+        ("descriptors_closed", 1, "killed by SIGABRT, in the test"),
+    ],
+)
+def test_rank_node_and_how(ran: Scenario, name: str, rank: int, how: str) -> None:
+    case = ran[name]
+    assert case.outcome == ("error" if name == "exit_in_setup" else "failure")
+    assert f"rank {rank} of 4 on local{rank}: {how}" in case.message
+    assert f"test_{name} PASSED" not in ran.run.output
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("exit_3", "end of its output:\nabout to exit_3"),
+        ("segfault", "end of its output:\nabout to segfault"),
+        ("sigkill", "end of its output:\nabout to sigkill"),
+        ("abort", "end of its output:\nheap is broken"),
+    ],
+)
+def test_last_words(ran: Scenario, name: str, words: str) -> None:
+    assert words in ran[name].text
+
+
+def test_stack_of_a_fault(ran: Scenario) -> None:
+    text = ran["segfault"].part("rank 2 of 4")
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "in string_at" in text
+    assert "in test_segfault" in text
+    assert "Extension modules" not in text
+
+
+@pytest.mark.parametrize("name", ["exit_3", "segfault", "sigkill"])
+def test_those_who_lost_it_are_not_blamed(ran: Scenario, name: str) -> None:
+    text = ran[name].text
+    victims = text.partition("because of it]")[2]
+    assert text.count("because of it]") == 1
+    assert "dist.barrier()" in victims
+    assert "onnection" in victims
+    assert "site-packages" not in victims
+
+
+@pytest.mark.parametrize("name", ["exit_3", "exit_3_alone", "segfault", "sigkill"])
+def test_report_comes_soon(ran: Scenario, name: str) -> None:
+    assert ran.delay_s(name) < SOON_S
+
+
+def test_out_of_memory(ran: Scenario, memory_group: Path | None) -> None:
+    case = ran["out_of_memory"]
+    assert case.outcome == "failure"
+    assert case.first_line == "[rank 1 of 4 on local1: first]"
+    if memory_group is not None:
+        assert "killed by SIGKILL by the kernel: out of memory, its memory at most" in case.message
+        assert "about to out_of_memory" in case.text
+    elif os.environ.get("CI") == "true" and os.geteuid() == 0:
+        pytest.fail("no memory cgroup can be made, so no rank was killed for memory")
+    else:
+        assert "MemoryError" in case.message
+
+
+def test_all_ranks_once(ran: Scenario) -> None:
+    case = ran["all_ranks_die"]
+    assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
+    assert case.text.count("exited with code 7, in the test") == 1
+
+
+def test_what_goes_off_later_is_found_before(ran: Scenario) -> None:
+    assert "rank 1 on local1 left thread 'Thread-1 (end)' behind" in ran["thread_exits_late"].text
+    alarm = ran["native_alarm_goes_off_soon"].text
+    assert "rank 1 on local1 left an alarm due in 0." in alarm
+
+
+def test_10_mb_are_kept_and_the_end_is_shown(ran: Scenario) -> None:
+    case = ran["10_mb_from_each"]
+    assert "rank 1 line 099999" in case.shown
+    assert "rank 1 line 000001 " not in case.shown
+    assert len(case.shown) < 100_000
+    kept = sorted(ran.logs.glob("*/*10_mb_from_each*stdout*.log"))
+    assert [p.name.split(".")[1] for p in kept] == ["rank0", "rank1", "rank2", "rank3"]
+    for rank, path in enumerate(kept):
+        assert str(path) in case.shown
+        assert path.stat().st_size > 9_900_000
+        assert path.read_text().startswith(f"rank {rank} line 000000")
+
+
+def test_10_mb_of_a_rank_that_dies_are_kept_too(ran: Scenario) -> None:
+    case = ran["10_mb_and_dies"]
+    text = case.part("rank 1 of 4 on local1]")
+    assert "rank 1 line 099999" in text
+    (kept,) = ran.logs.glob("*/rank1.output.log")
+    assert f"all of it is in {kept}" in text
+    assert kept.stat().st_size > 9_900_000
+
+
+def test_closed_output_harms_nobody(ran: Scenario) -> None:
+    assert "assert 1 != 1" in ran["output_closed"].part("rank 1 of 4 on local1]")

@@ -1,0 +1,108 @@
+"""Ranks that do not end: the report comes at the limit, names the absent, shows every stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scenario import Scenario, run_scenario
+
+LATE_S = 3.0
+"""How late a report may be on a busy machine; 0.1 s on a free one."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return run_scenario("hanging", tmp_path_factory.mktemp("hanging"))
+
+
+def test_every_next_test_ran(ran: Scenario) -> None:
+    assert len(ran.nexts) == len(ran.cases) > 10
+    assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+def test_every_report_came_at_its_limit(ran: Scenario) -> None:
+    for name, case in ran.cases.items():
+        limit = 2 if name == "absent_from_collective" else 1
+        assert limit <= case.time_s < limit + LATE_S, (name, case.time_s)
+
+
+def test_absent_rank_is_named_first(ran: Scenario) -> None:
+    case = ran["absent_from_collective"]
+    assert case.outcome == "failure"
+    assert case.message.startswith(
+        "rank 2 of 4 on local2: no end within 2 s: absent, never entering the all_reduce "
+        "(test_hanging.py:"
+    )
+    assert "that ranks 0-1,3 wait in; it is at test_hanging.py:" in case.message
+    assert "in load_checkpoint: time.sleep(60)" in case.message
+
+
+def test_stack_and_output_of_every_rank(ran: Scenario) -> None:
+    case = ran["absent_from_collective"]
+    absent = case.part("rank 2 of 4 on local2: first]")
+    assert "stack of rank 2:" in absent
+    assert "in load_checkpoint" in absent
+    assert "rank 2 was here" in absent
+    waiting = case.part("ranks 0-1,3 of 4 on local0,local1,local3: because of it]")
+    assert "stack of ranks 0-1,3:" in waiting
+    assert "in all_reduce" in waiting
+    assert "rank 3 was here" in waiting
+    assert "_pytest" not in case.text
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("asynchronous_collective", "threading.Event().wait()"),
+        ("loop_in_python", "while rank == 1:"),
+        ("loop_that_holds_the_gil", 're.match(r"(a|aa)+$", "a" * 200 + "b")'),
+        ("sleep_that_holds_the_gil_and_blocks_signals", "ctypes.PyDLL(None).sleep(60)"),
+    ],
+)
+def test_absent_wherever_it_is(ran: Scenario, name: str, where: str) -> None:
+    case = ran[name]
+    assert case.first_line == "[rank 1 of 4 on local1: first]"
+    assert "absent, never entering the " in case.message
+    assert where in case.message
+    assert "stack of rank 1:" in case.part("rank 1 of 4")
+    assert "waits " in case.part("ranks 0,2-3 of 4 on local0,local2,local3: because of it]")
+
+
+@pytest.mark.parametrize("name", ["left_without_collective", "waits_in_a_thread"])
+def test_rank_that_left(ran: Scenario, name: str) -> None:
+    rank = 3 if name == "left_without_collective" else 1
+    assert ran[name].message.startswith(
+        f"rank {rank} of 4 on local{rank}: left the test without entering the barrier "
+        "(test_hanging.py:"
+    )
+
+
+def test_different_collectives(ran: Scenario) -> None:
+    case = ran["different_collectives"]
+    assert "dist.barrier(), but ranks 1-3 in all_gather_object" in case.part("rank 0 of 4")
+    assert "but rank 0 in barrier" in case.part("ranks 1-3 of 4 on local1,local2,local3]")
+
+
+def test_stopped_process(ran: Scenario) -> None:
+    case = ran["stopped_process"]
+    assert "gave no stack: its process is stopped (SIGSTOP)" in case.message
+    assert case.first_line == "[rank 1 of 4 on local1: first]"
+
+
+def test_finalizer_that_hangs_is_a_failure_not_a_pass(ran: Scenario) -> None:
+    case = ran["finalizer_hangs_on_one"]
+    assert case.outcome == "failure"
+    assert "test_finalizer_hangs_on_one PASSED" not in ran.run.output
+    assert "in load_checkpoint: time.sleep(60)" in case.part("rank 1 of 4 on local1]")
+
+
+def test_setup_that_hangs(ran: Scenario) -> None:
+    case = ran["setup_hangs_on_one"]
+    assert case.outcome == "error"
+    assert "in load_checkpoint: time.sleep(60)" in case.part("rank 1 of 4 on local1]")
+
+
+def test_alarm_of_another_plugin(ran: Scenario) -> None:
+    case = ran["alarm"]
+    assert "TimeoutError: the alarm went off" in case.part("rank 1 of 4 on local1: first]")
+    assert "because of it" in case.text

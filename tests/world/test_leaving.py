@@ -1,0 +1,101 @@
+"""What a passed test leaves behind is named by rank, and the next test gets new processes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.scenario import Scenario, run_scenario
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return run_scenario("leaving", tmp_path_factory.mktemp("leaving"), "-rA")
+
+
+def pids(ran: Scenario, after: str) -> set[str]:
+    """Pids of the ranks of the test after one."""
+    found = set(re.findall(r"pid of rank \d is (\d+)", ran.shown_of_next(after)))
+    assert len(found) == 4
+    return found
+
+
+def test_every_next_test_ran(ran: Scenario) -> None:
+    assert len(ran.nexts) == len(ran.cases) > 15
+    assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("child", r"rank 1 on local1 left child process \d+ \(sleep 61\) behind"),
+        ("child_of_a_child", r"rank 1 on local1 left child process \d+ \(sleep 62\) behind"),
+        ("child_of_a_fixture", r"rank 1 on local1 left child process \d+ \(sleep 63\) behind"),
+        ("thread", r"rank 1 on local1 left thread 'courier' behind"),
+        ("thread_in_a_collective", r"rank 1 on local1 left thread 'late' behind"),
+        ("group", r"rank 0 on local0 left process group '\w+' behind\nrank 1 on local1"),
+        ("own_group_left", r"rank 3 on local3 left process group '\w+' behind"),
+        ("memory", r"rank 1 on local1 left 3\d\d MiB of memory"),
+        ("alarm", r"rank 1 on local1 left an alarm due in \d\d\.\d s behind"),
+    ],
+)
+def test_leak_by_rank(ran: Scenario, name: str, what: str) -> None:
+    case = ran[name]
+    assert case.outcome == "error"
+    assert re.search(what, case.text)
+    assert "passed but left" in case.message
+    assert f"test_{name} ERROR" in ran.run.output
+
+
+def test_ranks_are_kept_where_nothing_was_left(ran: Scenario) -> None:
+    assert ran["nothing"].outcome == ran["child_that_ended"].outcome == "passed"
+    assert pids(ran, "child_of_a_child") == pids(ran, "child_that_ended")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("nothing", "child"),
+        ("child", "child_of_a_child"),
+        ("child_that_ended", "thread"),
+        ("thread", "thread_in_a_collective"),
+        ("thread_in_a_collective", "group"),
+        ("group", "memory"),
+        ("memory", "alarm"),
+        ("alarm", "collective_of_one"),
+        ("collective_of_one", "group_destroyed"),
+        ("group_destroyed", "group_destroyed_on_one"),
+    ],
+)
+def test_new_processes_after_a_leak(ran: Scenario, before: str, after: str) -> None:
+    assert pids(ran, before).isdisjoint(pids(ran, after))
+
+
+@pytest.mark.parametrize("name", ["collective_of_one", "group_destroyed", "group_destroyed_on_one"])
+def test_a_spoilt_group_is_not_handed_on(ran: Scenario, name: str) -> None:
+    assert ran[name].outcome == "passed"
+    assert ran.nexts[name] == "passed"
+
+
+def test_what_a_module_fixture_holds_is_no_leak(ran: Scenario) -> None:
+    assert ran["child_of_a_module_fixture"].outcome == "passed"
+
+
+def test_a_forked_child_does_not_speak_for_its_rank(ran: Scenario) -> None:
+    returned = ran["forked_child_returns"]
+    assert returned.outcome == "failure"
+    assert re.search(r"rank 1 of 4 on local1: a forked child \(pid \d+\) left the test",
+                     returned.message)  # fmt: skip
+    failed = ran["forked_child_fails"]
+    assert failed.outcome == "failure"
+    assert "left the test with AssertionError: in the child" in failed.message
+    assert ran["forked_child_ends_well"].outcome == "passed"
+
+
+def test_changed_surroundings_do_no_harm(ran: Scenario) -> None:
+    assert ran["changed_surroundings"].outcome == "passed"
+
+
+def test_a_rank_that_cuts_its_line_has_failed(ran: Scenario) -> None:
+    assert "rank 1 of 4 on local1: exited with code 1" in ran["own_socket_closed"].message

@@ -1,0 +1,43 @@
+"""A node that loses its power under a test: named within seconds, booted, and the run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inner import need_rack
+from tests.scenario import Scenario, run_scenario
+
+SOON_S = 10.0
+"""Far above what it takes, on a busy machine; 1 s on a free one."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    need_rack()
+    return run_scenario(
+        "powerless",
+        tmp_path_factory.mktemp("powerless"),
+        "--mnode-launcher=rack",
+        SCENARIO_POWER_OFF="node2",
+    )
+
+
+def test_the_node_is_named(ran: Scenario) -> None:
+    case = ran["power_cut"]
+    assert case.outcome == "failure"
+    assert case.first_line == "[rank 2 of 4 on node2: first]"
+    assert "node node2 is gone: powered off" in case.message
+
+
+def test_within_seconds(ran: Scenario) -> None:
+    assert ran.delay_s("power_cut") < SOON_S
+
+
+def test_the_others_are_its_victims(ran: Scenario) -> None:
+    others = ran["power_cut"].part("ranks 0-1,3 of 4 on node0,node1,node3: because of it]")
+    assert "dist.barrier()" in others
+
+
+def test_the_node_was_booted_and_the_next_test_ran_on_it(ran: Scenario) -> None:
+    assert ran.nexts == {"power_cut": "passed"}
+    assert ran.run.properties("test_next[power_cut]")["mnode.nodes"] == "node0,node1,node2,node3"
