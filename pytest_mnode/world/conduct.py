@@ -134,10 +134,10 @@ class Conductor:
         if self.outcome.stillborn:
             return self.outcome
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
-        for state in self._alive():
-            if state.body_done:
-                last = dirty or next_nodeid is None
-                self.client.tell_rank(self.world, state.rank, TearDown(self.ordinal, last))
+        self._tell(
+            [s for s in self._alive() if s.body_done],
+            TearDown(self.ordinal, dirty or next_nodeid is None),
+        )
         limit = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._grace_end = None
         self._wait(lambda s: s.torn is not None, limit, "teardown")
@@ -151,6 +151,13 @@ class Conductor:
         self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
+
+    def _tell(self, states: list[RankState], message: Any) -> None:
+        if len(states) == len(self.states):
+            self.client.tell_ranks(self.world, message)
+            return
+        for state in states:
+            self.client.tell_rank(self.world, state.rank, message)
 
     def _alive(self) -> list[RankState]:
         """Ranks that are there and not stuck."""
@@ -176,8 +183,7 @@ class Conductor:
 
     def _last_words(self) -> None:
         """A rank that ended after its last report must not have passed."""
-        for state in self._alive():
-            self.client.tell_rank(self.world, state.rank, Ping(self.ordinal))
+        self._tell(self._alive(), Ping(self.ordinal))
         deadline = time.monotonic() + PONG_LIMIT_S
         self._grace_end = None
         while any(not s.pong for s in self._alive()):
@@ -207,10 +213,11 @@ class Conductor:
         match message:
             case Death(world=world) if world == self.world.id:
                 self._died(message, now)
-            case AgentLost(node=node):
+            case AgentLost(node=node, text=text):
                 for state in self.states.values():
                     if state.node == node and not state.gone:
-                        state.lost, state.failed_at = f"node {node} is gone", state.failed_at or now
+                        state.lost = text or f"node {node} is lost"
+                        state.failed_at = state.failed_at or now
                 self._start_grace(now)
             case LaunchFailed(world=world, text=text) if world == self.world.id:
                 for state in self.states.values():

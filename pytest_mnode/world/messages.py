@@ -220,7 +220,10 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
+    """`text` is for the user; empty from below, where only the end of the agent is known."""
+
     node: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class Worlds:
             elif world.lease is None:
                 self.stop(world.info.id)
             else:
-                self.to_owner(world.info.id, AgentLost(name))
+                self.to_owner(world.info.id, AgentLost(name, text))
         self.open()
 
     def check_limits(self) -> None:

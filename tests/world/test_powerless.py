@@ -26,7 +26,7 @@ def test_the_node_is_named(ran: Scenario) -> None:
     case = ran["power_cut"]
     assert case.outcome == "failure"
     assert case.first_line == "[rank 2 of 4 on node2: first]"
-    assert "node node2 is gone: powered off" in case.message
+    assert "node node2 is lost: powered off" in case.message
 
 
 def test_within_seconds(ran: Scenario) -> None:

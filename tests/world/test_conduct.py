@@ -1,0 +1,207 @@
+"""One test driven through ranks that a script speaks for: who is waited for, and how long."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from pytest_mnode.world import conduct
+from pytest_mnode.world.client import Client
+from pytest_mnode.world.conduct import Conductor, Outcome
+from pytest_mnode.world.messages import (
+    BodyDone,
+    Death,
+    LaunchFailed,
+    PhaseReport,
+    Ping,
+    Pong,
+    RunItem,
+    Shape,
+    StackTexts,
+    TearDown,
+    TornDown,
+    WorldInfo,
+)
+
+WORLD = WorldInfo("w1", Shape(2, 1), ("node0", "node1"))
+Answer = Callable[[int, Any], list[Any]]
+
+
+def obedient(rank: int, message: Any) -> list[Any]:
+    """What a rank says that passes its test."""
+    match message:
+        case RunItem(ordinal=n):
+            return [phase(rank, n, "setup"), phase(rank, n, "call"), BodyDone(rank, n)]
+        case TearDown(ordinal=n):
+            return [phase(rank, n, "teardown"), TornDown(rank, n)]
+        case Ping(n):
+            return [Pong(rank, n)]
+    return []
+
+
+def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: Any) -> PhaseReport:
+    return PhaseReport(rank, ordinal, when, outcome, data)
+
+
+def silent(rank: int, message: Any) -> list[Any]:
+    return []
+
+
+class Stage:
+    """A client whose other end is a script."""
+
+    name = "client"
+
+    def __init__(self, *ranks: Answer) -> None:
+        self.ranks = ranks
+        self.ordinals = itertools.count(7)
+        self.inbox: deque[Any] = deque()
+        self.told: list[tuple[int, Any]] = []
+        self.stacks_taken = 0
+
+    def tell_ranks(self, world: WorldInfo, message: Any) -> None:
+        for rank in range(len(self.ranks)):
+            self.tell_rank(world, rank, message)
+
+    def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
+        self.told.append((rank, message))
+        self.inbox.extend(self.ranks[rank](rank, message))
+
+    def take_stacks(self, world: WorldInfo) -> None:
+        self.stacks_taken += 1
+        self.inbox.extend(StackTexts(n, world.id, {r: "x"}) for r, n in enumerate(world.nodes))
+
+    def next_message(self, timeout_s: float) -> Any:
+        if self.inbox:
+            return self.inbox.popleft()
+        time.sleep(timeout_s)
+        return None
+
+
+def ran(stage: Stage, timeout_s: float = 0.1) -> Outcome:
+    return Conductor(cast(Client, stage), WORLD, timeout_s).run_item("a.py::test_a", None, True)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("GRACE_S", "PONG_LIMIT_S", "UNCLEAN_TEARDOWN_LIMIT_S", "STACKS_LIMIT_S"):
+        monkeypatch.setattr(conduct, limit, 0.05)
+
+
+def test_all_pass() -> None:
+    stage = Stage(obedient, obedient)
+    outcome = ran(stage, timeout_s=30)
+    assert outcome.clean
+    assert stage.stacks_taken == 0
+
+
+def test_teardown_waits_for_all_bodies() -> None:
+    def late(rank: int, message: Any) -> list[Any]:
+        return silent(rank, message) if isinstance(message, RunItem) else obedient(rank, message)
+
+    stage = Stage(obedient, late)
+    outcome = ran(stage)
+    assert outcome.timed_out == "call"
+    assert outcome.states[1].stuck_in == "setup"
+    assert outcome.states[1].stack == "x"
+    assert [rank for rank, message in stage.told if isinstance(message, TearDown)] == [0]
+
+
+def test_a_failure_starts_the_grace_not_the_limit() -> None:
+    def fails(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), BodyDone(rank, 7)]
+        return obedient(rank, message)
+
+    start = time.monotonic()
+    outcome = ran(Stage(fails, silent), timeout_s=60)
+    assert time.monotonic() - start < 5
+    assert not outcome.timed_out
+    assert outcome.states[1].stuck_in == "setup"
+    assert not outcome.clean
+
+
+def test_an_expected_failure_starts_the_grace() -> None:
+    def fails(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            call = phase(rank, 7, "call", "skipped", wasxfail="known")
+            return [phase(rank, 7, "setup"), call, BodyDone(rank, 7)]
+        return obedient(rank, message)
+
+    outcome = ran(Stage(fails, silent), timeout_s=60)
+    assert not outcome.timed_out
+    assert outcome.states[1].stuck_in
+
+
+def test_no_answer_to_the_last_ping_is_no_pass() -> None:
+    def mute(rank: int, message: Any) -> list[Any]:
+        return silent(rank, message) if isinstance(message, Ping) else obedient(rank, message)
+
+    outcome = ran(Stage(obedient, mute), timeout_s=30)
+    assert not outcome.clean
+    assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.05)
+    assert outcome.states[1].stuck_in == "teardown"
+
+
+def dying(ordinal: int | None, at: type[Any], marked: str = "call") -> Answer:
+    def answer(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, at):
+            return [Death("node1", "w1", rank, 1, 3, None, ordinal=ordinal, phase=marked)]
+        return obedient(rank, message)
+
+    return answer
+
+
+@pytest.mark.parametrize("at", [RunItem, TearDown, Ping])
+def test_a_death_is_never_clean(at: type[Any]) -> None:
+    outcome = ran(Stage(obedient, dying(7, at)), timeout_s=30)
+    assert not outcome.clean
+    assert outcome.states[1].death is not None
+    assert not outcome.stillborn
+
+
+def test_a_death_that_belongs_to_the_test_before() -> None:
+    outcome = ran(Stage(silent, dying(6, RunItem, "after")), timeout_s=30)
+    assert [death.rank for death in outcome.stillborn] == [1]
+    assert not outcome.clean
+
+
+def test_a_death_before_any_test_is_this_one_s() -> None:
+    assert not ran(Stage(obedient, dying(None, RunItem, ""))).stillborn
+
+
+def test_what_is_said_of_another_test_or_world_is_not_heard() -> None:
+    def confused(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            return [
+                phase(rank, 6, "call", "failed"),
+                Death("node1", "w0", rank, 1, 3, None),
+                LaunchFailed("node1", "w0", "gone"),
+                *obedient(rank, message),
+            ]
+        return obedient(rank, message)
+
+    assert ran(Stage(obedient, confused), timeout_s=30).clean
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"leaks": ("thread 'x'",)},
+        {"reusable": False},
+        {"problem": "Exit: enough"},
+        {"entered": 4},
+    ],
+)
+def test_ranks_that_are_not_used_again(last: dict[str, Any]) -> None:
+    def ends_so(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, TearDown):
+            return [phase(rank, 7, "teardown"), TornDown(rank, 7, **last)]
+        return obedient(rank, message)
+
+    assert not ran(Stage(obedient, ends_so), timeout_s=30).clean

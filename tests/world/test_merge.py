@@ -1,0 +1,224 @@
+"""Accounts of ranks to one report: who began it, who lost a peer, and what may never pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.world.conduct import Outcome, RankState
+from pytest_mnode.world.follow import plain
+from pytest_mnode.world.groups import same
+from pytest_mnode.world.merge import merge
+from pytest_mnode.world.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
+from pytest_mnode.world.ranksrepr import RanksRepr
+
+LOST = "RuntimeError: Connection closed by peer"
+NODES = ("node0", "node1", "node2", "node3")
+PASSED = ("setup", "call", "teardown")
+
+
+def report(when: str, outcome: str, longrepr: Any = None, wasxfail: str | None = None) -> Any:
+    made = pytest.TestReport(
+        "a.py::test_a",
+        ("a.py", 1, "test_a"),
+        {},
+        outcome,  # type: ignore[arg-type]
+        longrepr,
+        when,  # type: ignore[arg-type]
+        duration=0.5,
+    )
+    if wasxfail is not None:
+        made.wasxfail = wasxfail
+    return made
+
+
+class Told:
+    """What four ranks said; all passed unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        world = WorldInfo("w1", Shape(4, 1), NODES)
+        self.states = {rank: RankState(rank, NODES[rank]) for rank in range(4)}
+        self.outcome = Outcome(world, self.states, 10.0, started=100.0, stopped=103.0)
+        self.reports: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in range(4)}
+        for rank, state in self.states.items():
+            for when in PASSED:
+                self.say(rank, report(when, "passed"), 0.0)
+            state.body_done, state.torn, state.pong = True, TornDown(rank, 1), True
+
+    def say(self, rank: int, made: Any, at: float) -> None:
+        self.reports[rank][made.when] = made
+        data = {"wasxfail": made.wasxfail} if hasattr(made, "wasxfail") else {}
+        state = self.states[rank]
+        state.reports[made.when] = PhaseReport(rank, 1, made.when, made.outcome, data)
+        state.at[made.when] = at
+        if made.failed:
+            state.failed_at = at
+
+    def forget(self, rank: int, *phases: str) -> None:
+        for when in phases:
+            self.reports[rank].pop(when, None)
+            self.states[rank].reports.pop(when, None)
+        self.states[rank].torn, self.states[rank].pong = None, False
+
+    def stick(self, rank: int, stack: str | None) -> None:
+        self.forget(rank, "call", "teardown")
+        self.states[rank].stuck_in, self.states[rank].stack = "call", stack
+
+    def die(self, rank: int, at: float, *, phase: str = "call", **facts: Any) -> None:
+        self.forget(rank, *{"call": ("call", "teardown"), "after": ()}[phase])
+        ended = {"code": 3, "signal": None, **facts}
+        self.states[rank].death = Death(NODES[rank], "w1", rank, 1, **ended, ordinal=1, phase=phase)
+        self.states[rank].failed_at = at
+
+    def merged(self) -> dict[str, pytest.TestReport]:
+        made = merge(self.outcome, self.reports, "a.py::test_a", ("a.py", 1, "test_a"), {})
+        return {str(r.when): r for r in made}
+
+    def failure(self, when: str = "call") -> str:
+        made = self.merged()[when]
+        assert made.outcome == "failed"
+        assert isinstance(made.longrepr, RanksRepr)
+        return str(made.longrepr)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_all_passed(told: Told) -> None:
+    merged = told.merged()
+    assert {when: r.outcome for when, r in merged.items()} == dict.fromkeys(PASSED, "passed")
+    assert dict(merged["call"].user_properties)["mnode.nodes"] == "node0,node1,node2,node3"
+
+
+def test_victims_stand_behind_the_culprit_though_they_spoke_first(told: Told) -> None:
+    for rank in (0, 2, 3):
+        told.say(rank, report("call", "failed", f"{LOST} [10.0.0.{rank}]:99"), at=1.0)
+    told.die(1, at=2.0)
+    text = told.failure()
+    assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3, in the test")
+    assert text.index("because of it]") > text.index("rank 1")
+
+
+def test_of_victims_alone_the_first_in_time_is_the_culprit(told: Told) -> None:
+    for rank, at in ((0, 3.0), (1, 2.0), (2, 1.0), (3, 4.0)):
+        told.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)
+    assert told.failure().startswith("[rank 2 of 4 on node2: first]\nRuntimeError")
+
+
+def test_failures_stand_in_the_order_of_time(told: Told) -> None:
+    told.say(3, report("call", "failed", "ValueError: late"), at=9.0)
+    told.say(1, report("call", "failed", "KeyError: early"), at=1.0)
+    text = told.failure()
+    assert text.index("KeyError: early") < text.index("ValueError: late")
+
+
+def test_an_abort_after_a_lost_peer_is_a_victim(told: Told) -> None:
+    told.die(0, 1.0, code=None, signal=6, log="[rank0] NCCL watchdog: ncclRemoteError")
+    told.die(2, 2.0, code=None, signal=11)
+    text = told.failure()
+    assert text.startswith("[rank 2 of 4 on node2: first]\nkilled by SIGSEGV")
+    assert "[rank 0 of 4 on node0: because of it]\nkilled by SIGABRT" in text
+
+
+def test_a_death_after_the_last_report_is_no_pass(told: Told) -> None:
+    told.die(1, 1.0, phase="after")
+    assert "exited with code 3, in teardown, after its last report" in told.failure("call")
+    assert told.merged()["teardown"].outcome == "passed"
+
+
+@pytest.mark.parametrize("missing", ["torn", "pong"])
+def test_silence_is_no_pass(told: Told, missing: str) -> None:
+    setattr(told.states[3], missing, None)
+    assert "[rank 3 of 4 on node3]\nnever said that it ended the test" in told.failure()
+
+
+def test_a_rank_that_did_not_run_the_body_is_no_pass(told: Told) -> None:
+    told.reports[2].pop("call")
+    told.states[2].reports.pop("call")
+    assert "[rank 2 of 4 on node2]\ndid not run the test, which others did" in told.failure()
+
+
+@pytest.mark.parametrize("stack", [None, "", "no dump at all"])
+def test_a_rank_that_gave_no_stack(told: Told, stack: str | None) -> None:
+    told.stick(1, stack)
+    told.states[1].state = "its process is stopped (SIGSTOP)"
+    told.outcome.timed_out, told.outcome.limit_s = "call", 10.0
+    text = told.failure()
+    assert text.startswith("[rank 1 of 4 on node1]\nno end within 10 s")
+    if not stack:
+        assert "gave no stack: its process is stopped (SIGSTOP)" in text
+
+
+def test_time_that_no_rank_reported_is_the_failed_phase_s(told: Told) -> None:
+    for rank in range(4):
+        told.stick(rank, "")
+    told.outcome.timed_out, told.outcome.limit_s = "call", 2.0
+    assert sum(r.duration for r in told.merged().values()) == pytest.approx(3.0)
+
+
+def test_skip_on_some_though_another_died(told: Told) -> None:
+    told.say(0, report("call", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
+    told.die(1, 1.0)
+    text = told.failure()
+    assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3")
+    assert "skipped (no device), but ranks 2-3 did not; " in text
+
+
+def test_a_death_after_a_skip_on_all_is_no_skip(told: Told) -> None:
+    for rank in range(4):
+        told.say(rank, report("setup", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
+        told.reports[rank].pop("call")
+        told.states[rank].reports.pop("call")
+    told.die(1, 9.0, phase="after")
+    assert "exited with code 3" in told.failure("call")
+    assert all(r.outcome != "skipped" for r in told.merged().values())
+
+
+def test_an_expected_failure_with_a_hang_at_the_limit_is_a_failure(told: Told) -> None:
+    told.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
+    told.stick(0, "")
+    assert told.merged()["call"].outcome == "skipped"
+    told.outcome.timed_out = "call"
+    assert "[rank 1 of 4 on node1: failed as expected]" in told.failure()
+
+
+def test_an_expected_failure_that_cannot_tear_down_stays_expected(told: Told) -> None:
+    told.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
+    told.say(2, report("teardown", "failed", "OSError: busy"), at=2.0)
+    assert told.merged()["call"].wasxfail == "known"
+    assert "OSError: busy" in told.failure("teardown")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("<ProcessGroup at 0x7f01>", "<ProcessGroup at 0x7f02>", True),
+        ("World(rank=1, size=4, node='a')", "World(rank=2, size=4, node='b')", True),
+        ("/tmp/x/rank0/file", "/tmp/x/rank3/file", True),
+        ("assert 4 == 5", "assert 3 == 5", False),
+    ],
+)
+def test_what_only_tells_ranks_apart(one: str, other: str, equal: bool) -> None:
+    assert (same(one) == same(other)) is equal
+
+
+class Odd(int):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_plain_values_only() -> None:
+    given = {"a": (1, Odd(2)), 3: [True, None, 2.5, "x"], "m": Mute(), "p": Told}
+    made = plain(given)
+    assert made == {
+        "a": (1, 2), "3": [True, None, 2.5, "x"], "m": "<Mute>", "p": str(Told)
+    }  # fmt: skip
+    assert type(made["a"][1]) is int
