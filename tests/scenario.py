@@ -79,6 +79,7 @@ def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario
         *(f"--mnode-log-dir={directory / 'logs'}", *args),
         env={"SCENARIO_DEATHS": str(deaths), "SCENARIO_TIMES": str(times), **env},
     )
+    assert times.exists(), run.output
     shown = dict(_shown(run.output))
     cases, nexts = {}, {}
     for test, element in run.cases().items():

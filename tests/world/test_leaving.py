@@ -99,3 +99,11 @@ def test_changed_surroundings_do_no_harm(ran: Scenario) -> None:
 
 def test_a_rank_that_cuts_its_line_has_failed(ran: Scenario) -> None:
     assert "rank 1 of 4 on local1: exited with code 1" in ran["own_socket_closed"].message
+
+
+def test_a_death_between_two_tests_is_not_the_next_one_s(ran: Scenario) -> None:
+    assert ran["killed_after_its_end"].outcome == "passed"
+    assert ran.nexts["killed_after_its_end"] == "passed"
+    warned = ran.run.output.partition("warnings summary")[2]
+    assert "rank 1 on local1 killed by SIGKILL" in warned
+    assert "after test_leaving.py::test_killed_after_its_end had ended in it" in warned

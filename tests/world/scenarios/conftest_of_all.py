@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -64,8 +65,19 @@ class _PowerCut:
         rack.power_off(next(node for node in rack.nodes if node.name == self.node))
 
 
+class _LateKill:
+    """In the controller: has a rank die when its test is over and the next has not begun in it."""
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if nodeid.endswith("test_killed_after_its_end"):
+            pid = int(Path(os.environ["SCENARIO_DEATHS"], "late_pid").read_text())
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Clock())
+        config.pluginmanager.register(_LateKill())
         if node := os.environ.get("SCENARIO_POWER_OFF"):
             config.pluginmanager.register(_PowerCut(config, node))

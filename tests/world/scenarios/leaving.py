@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,6 +139,11 @@ def test_changed_surroundings(rank: int, tmp_path: Any) -> None:
     os.environ.pop("WORLD_SIZE")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def test_killed_after_its_end(rank: int) -> None:
+    if rank == 1:
+        Path(os.environ["SCENARIO_DEATHS"], "late_pid").write_text(str(os.getpid()))
 
 
 def test_own_socket_closed(rank: int) -> None:
