@@ -166,9 +166,7 @@ class RunningJob:
                 process.wait(max(0.0, end - time.monotonic()))
         running = [name for name, p in self._processes.items() if p.poll() is None]
         if running:
-            raise TimeLimitError(
-                f"the job still runs on {', '.join(running)} after {timeout:g} s"
-            )
+            raise TimeLimitError(f"the job still runs on {', '.join(running)} after {timeout:g} s")
         return JobResult(
             {name: p.returncode for name, p in self._processes.items()},
             {name: self.output(name) for name in self._processes},

@@ -88,11 +88,12 @@ def _make_run(config: pytest.Config) -> Run:
 
 def _join(run: Run, told: dict[str, Any] | None) -> None:
     """In a pytest-xdist worker: speak to the hub of the process that started it."""
-    from pytest_mnode.world.channel import Keys
+    from pytest_mnode.world.channel import Keys, Line
     from pytest_mnode.world.client import Client
 
     if told is not None:
-        run.client = Client(told["endpoint"], Keys.from_dict(told["keys"]), told["client"])
+        name, keys = told["client"], Keys.from_dict(told["keys"])
+        run.client = Client(name, Line(name, told["endpoint"], keys))
         run.launcher, run.reason = told["launcher"], told["reason"]
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -91,6 +93,42 @@ class Switchboard:
         self.socket.close(linger=200)
         self._authenticator.stop()
         self.context.term()
+
+
+class PeerLine(Protocol):
+    """What a client needs of its way to the hub."""
+
+    def send(self, destination: str, message: Any) -> None:
+        """Pickle and send."""
+
+    def receive(self, timeout_s: float | None) -> Any | None:
+        """The next message, or None after `timeout_s` (None: wait for ever)."""
+
+    def close(self) -> None:
+        """Send what is still to be sent, and end."""
+
+
+class LocalLine:
+    """A peer's end in the hub's own process: a queue each way, no socket and no encryption.
+
+    Messages are pickled all the same, so that nothing is shared by accident.
+    """
+
+    def __init__(self, to_hub: Callable[[str, bytes], None]) -> None:
+        self._to_hub = to_hub
+        self.inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def send(self, destination: str, message: Any) -> None:
+        self._to_hub(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def receive(self, timeout_s: float | None) -> Any | None:
+        try:
+            return pickle.loads(self.inbox.get(timeout=timeout_s))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 class Line:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_mnode import errors
-from pytest_mnode.world.channel import Keys, Line
+from pytest_mnode.world.channel import PeerLine
 from pytest_mnode.world.messages import (
     HUB,
     Answer,
@@ -43,9 +42,9 @@ class Lease:
 class Client:
     """One per pytest process; used by its main thread only."""
 
-    def __init__(self, endpoint: str, keys: Keys, name: str = "") -> None:
-        self.name = name or f"client/{os.getpid()}"
-        self.line = Line(self.name, endpoint, keys)
+    def __init__(self, name: str, line: PeerLine) -> None:
+        self.name = name
+        self.line = line
         self.ordinals = itertools.count(1)
         self._seq = itertools.count(1)
         self._inbox: deque[Any] = deque()

@@ -16,12 +16,13 @@ import resource
 import select
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed.elastic.agent.server import api as server_api
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     Worker,
@@ -123,6 +124,10 @@ class WatchfulAgent(LocalElasticAgent):
     launch: Launch
     agent: Connection
     listening: socket.socket | None
+
+    @contextlib.contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002  torch's signature
+        yield
 
     def _assign_worker_ranks(
         self,
@@ -277,7 +282,9 @@ def main(
     WatchfulAgent.launch = launch
     WatchfulAgent.agent = agent
     WatchfulAgent.listening = listening
-    # launch_agent names its agent class itself; this process runs nothing else.
+    # launch_agent names its agent class itself, and tells of every step to an event log that
+    # nobody reads, each time with a look-up of this machine's name. This process runs nothing else.
+    server_api.record = lambda *_: None  # type: ignore[attr-defined]
     api.LocalElasticAgent = WatchfulAgent  # type: ignore[attr-defined]
     config = api.LaunchConfig(
         min_nodes=world.shape.nodes,

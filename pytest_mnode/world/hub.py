@@ -20,7 +20,7 @@ import zmq
 
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.world.channel import Keys, Switchboard
+from pytest_mnode.world.channel import Keys, LocalLine, Switchboard
 from pytest_mnode.world.gates import Gates
 from pytest_mnode.world.leases import Leases, NodeState
 from pytest_mnode.world.messages import (
@@ -54,6 +54,7 @@ from pytest_mnode.world.worlds import PoolFacts, Worlds
 
 _BOOT_LIMIT_S = 300.0
 _SILENCE_LIMIT_S = 15.0
+_CHECK_S = 0.25
 
 
 class Hub(threading.Thread):
@@ -80,6 +81,8 @@ class Hub(threading.Thread):
         self._begun = False
         self._boot_deadline = 0.0
         self._calls: deque[Callable[[], None]] = deque()
+        self._local: dict[str, LocalLine] = {}
+        self._next_check = 0.0
         self._wake_r, self._wake_w = os.pipe()
         self._running = True
 
@@ -88,7 +91,7 @@ class Hub(threading.Thread):
         poller.register(self.switchboard.socket, zmq.POLLIN)
         poller.register(self._wake_r, zmq.POLLIN)
         while self._running:
-            ready = dict(poller.poll(500))
+            ready = dict(poller.poll(int(_CHECK_S * 1000)))
             try:
                 self._turn(self._wake_r in ready, self.switchboard.socket in ready)
             except Exception as error:
@@ -119,6 +122,15 @@ class Hub(threading.Thread):
         os.close(self._wake_r)
         os.close(self._wake_w)
 
+    def local_line(self, name: str) -> LocalLine:
+        """A line for a client in this process."""
+
+        def to_hub(destination: str, payload: bytes) -> None:
+            self.soon(lambda: self._route(name, destination, payload))
+
+        line = self._local[name] = LocalLine(to_hub)
+        return line
+
     def soon(self, call: Callable[[], None]) -> None:
         """Have the hub's thread call this; from any thread."""
         self._calls.append(call)
@@ -144,10 +156,17 @@ class Hub(threading.Thread):
             for rank in range(info.shape.size) if info else ():
                 self.switchboard.send(f"rank/{name}/{rank}", source, payload)
         else:
+            self._deliver(destination, source, payload)
+
+    def _deliver(self, destination: str, source: str, payload: bytes) -> None:
+        local = self._local.get(destination)
+        if local is not None:
+            local.inbox.put(payload)
+        else:
             self.switchboard.send(destination, source, payload)
 
     def _send(self, destination: str, message: Any) -> None:
-        self.switchboard.send(destination, HUB, pickle.dumps(message))
+        self._deliver(destination, HUB, pickle.dumps(message))
 
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)
@@ -228,6 +247,10 @@ class Hub(threading.Thread):
                 self._send(f"gate/{gate}", collect)
 
     def _check_limits(self) -> None:
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK_S
         self.worlds.check_limits()
         if not self._begun or self.failure:
             return

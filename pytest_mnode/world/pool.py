@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ class Pool:
         )
         self.hub = Hub(self.launcher, switchboard, keys, facts, str(self.run_dir))
         self.hub.start()
-        self.client = Client(self.address.endpoint, keys)
+        name = f"client/{os.getpid()}"
+        self.client = Client(name, self.hub.local_line(name))
 
     def start_early(self) -> None:
         """Bring nodes up and torch in while pytest collects."""
