@@ -38,7 +38,7 @@ class InnerRun:
         return {str(case.get("name")): case for case in root.iter("testcase")}
 
     def outcomes(self) -> dict[str, str]:
-        """"passed", "failure", "error" or "skipped", by test name."""
+        """How each test ended: "passed", "failure", "error" or "skipped", by test name."""
         found = {}
         for name, case in self.cases().items():
             kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]

@@ -1,4 +1,4 @@
-"""Test bodies in ranks: worlds, reuse, and everything people do in tests, in one run on the rack."""
+"""Test bodies in ranks: worlds, reuse, and all that people do in tests, in one run on the rack."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_peer_with_the_key_is_heard_and_answered(
     line.close()
 
 
-def strangers(endpoint: str, keys: Keys) -> list["zmq.Socket[bytes]"]:
+def strangers(endpoint: str, keys: Keys) -> list[zmq.Socket[bytes]]:
     """Peers with no key, with another client's key, and with the wrong idea of the server's."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     _, other = new_keys()
