@@ -163,8 +163,8 @@ def test_surrogates(rank: int) -> None:
     assert rank != 1, "half \udcff of a pair"
 
 
-def test_huge_difference(rank: int) -> None:
-    assert [rank] * 100_000 == [0] * 100_000
+def test_huge_message(rank: int) -> None:
+    assert rank == 0, "the weights differ\n" * 50_000
 
 
 class Opaque:
