@@ -16,6 +16,7 @@ from pytest_mnode.world.describe import died_of, is_peer_lost, ranks_text
 from pytest_mnode.world.stacks import is_hidden, tidy
 from pytest_mnode.world.stuck import Stuck, stuck_groups
 
+_LINE_CHARS = 2000
 Reports = dict[int, dict[str, pytest.TestReport]]
 
 _OWN = re.compile(
@@ -35,8 +36,8 @@ class Group:
     text: str = ""
     time: float = 0.0
     victim: bool = False
-    passed: bool = False
-    """The test did pass in these ranks; what is wrong is what it left."""
+    in_phase: bool = False
+    """Ranks themselves reported it in this phase; in teardown, after a test that passed."""
 
 
 def same(text: str) -> str:
@@ -107,7 +108,8 @@ def _raised(outcome: Outcome, reports: Reports) -> list[Group]:
         def make(rank: int, when: str = when, lines: Any = lines, told: Any = told) -> Group:
             text = told[rank]
             report = None if text else reports[rank][when]
-            return Group([rank], when, lines[rank], report, text or "", victim=text is not None)
+            victim = text is not None
+            return Group([rank], when, lines[rank], report, text or "", 0.0, victim, True)
 
         groups += collected(
             (
@@ -116,18 +118,37 @@ def _raised(outcome: Outcome, reports: Reports) -> list[Group]:
             ),
             make,
         )
+    return _each_place_once(groups)
+
+
+def _each_place_once(groups: list[Group]) -> list[Group]:
+    """The traceback of the first in time, and of others at the same place what differs."""
+    seen: set[str] = set()
+    for group in sorted(groups, key=lambda g: g.time):
+        places = _places(group.report) if group.report is not None else []
+        if places and (key := "\n".join([group.when, *places])) in seen:
+            group.text = f"at the same place, {places[-1]}:\n{_shortened(group.line)}"
+            group.report = None
+        elif places:
+            seen.add(key)
     return groups
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LINE_CHARS else f"{text[:_LINE_CHARS]} …"
+
+
+def _places(report: pytest.TestReport) -> list[str]:
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
+    return [str(getattr(entry, "reprfileloc", "")) for entry in entries]
 
 
 def _key(report: pytest.TestReport, victim_text: str | None) -> str:
     """Equal for equal errors at the same place, whatever the values of their frames."""
     if victim_text is not None:
         return victim_text.partition("\n")[0]
-    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None)
-    if not entries:
-        return same(report.longreprtext)
-    places = [str(getattr(entry, "reprfileloc", "")) for entry in entries]
-    return same("\n".join([*places, _crash_line(report)]))
+    places = _places(report)
+    return same("\n".join([*places, _crash_line(report)]) if places else report.longreprtext)
 
 
 def _crash_line(report: pytest.TestReport) -> str:
@@ -260,7 +281,7 @@ def _leaks(outcome: Outcome) -> list[Group]:
         for leak in state.torn.leaks if state.torn else ():
             key = re.sub(r"\d+", "#", leak)
             line = f"passed but left {leak} behind"
-            group = groups.setdefault(key, Group([], "teardown", line, passed=True))
+            group = groups.setdefault(key, Group([], "teardown", line, in_phase=True))
             group.ranks.append(rank)
             group.text += f"rank {rank} on {state.node} left {leak} behind\n"
     return list(groups.values())

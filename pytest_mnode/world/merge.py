@@ -83,7 +83,7 @@ def _reported_in(group: Group) -> Phase:
     A fixture that raises in teardown leaves the test passed and is an error of its own, as ever in
     pytest. A rank that died or hung there never said that it passed: the test failed.
     """
-    if group.when == "teardown" and group.report is None and not group.passed:
+    if group.when == "teardown" and not group.in_phase:
         return "call"
     return group.when  # type: ignore[return-value]
 

@@ -222,3 +222,9 @@ def test_plain_values_only() -> None:
         "a": (1, 2), "3": [True, None, 2.5, "x"], "m": "<Mute>", "p": str(Told)
     }  # fmt: skip
     assert type(made["a"][1]) is int
+
+
+def test_a_lost_peer_in_teardown_is_an_error_of_teardown(told: Told) -> None:
+    told.say(2, report("teardown", "failed", f"{LOST} of node1"), at=1.0)
+    assert told.merged()["call"].outcome == "passed"
+    assert "[rank 2 of 4 on node2]\nRuntimeError" in told.failure("teardown")
