@@ -61,6 +61,16 @@ TESTS = """
             cluster.world().run(naps, timeout=0.5)
         assert len(cluster.world().run(rank_and_node)) == 4
 
+    def test_two_worlds_at_once(cluster):
+        first, second = cluster.world(nodes=["node0"]), cluster.world(nodes=["node1"])
+        [(_, _, pid)] = first.run(rank_and_node)
+        assert cluster.run(["kill", "-9", str(pid)], nodes="node0")[0].ok
+        assert second.run(rank_and_node)[0][1] == "node1"
+        start = time.monotonic()
+        with pytest.raises(RankError, match="rank 0 of 1 on node0. killed by SIGKILL"):
+            first.run(rank_and_node)
+        assert time.monotonic() - start < 20, "the death was forgotten"
+
     def test_power(cluster):
         world = cluster.world()
         cluster.power_off("node2")

@@ -20,8 +20,8 @@ from pytest_mnode.world.messages import (
     AgentUp,
     GateOrder,
     Launch,
-    LaunchFailed,
     NodeEntry,
+    PartLost,
     RanksStarted,
     StackTexts,
     StopWorld,
@@ -119,7 +119,7 @@ class Agent:
         except (EOFError, ConnectionError):
             self._stop(world.launch.world.id)
             text = "the elastic launcher of this node ended"
-            self._send(LaunchFailed(self.entry.name, world.launch.world.id, text))
+            self._send(PartLost(self.entry.name, world.launch.world.id, text))
             return
         if isinstance(message, RanksStarted):
             world.pids = message.pids

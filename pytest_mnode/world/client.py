@@ -15,10 +15,12 @@ from pytest_mnode.world.messages import (
     Answer,
     AskLauncher,
     CloseWorld,
+    Death,
     Granted,
     LeaseNodes,
     Opened,
     OpenWorld,
+    PartLost,
     Refused,
     ReleaseNodes,
     StopHub,
@@ -48,6 +50,7 @@ class Client:
         self.ordinals = itertools.count(1)
         self._seq = itertools.count(1)
         self._inbox: deque[Any] = deque()
+        self._aside: list[Death | PartLost] = []
 
     def tell(self, message: Any) -> None:
         """To the hub."""
@@ -64,6 +67,16 @@ class Client:
         if self._inbox:
             return self._inbox.popleft()
         return self.line.receive(timeout_s)
+
+    def set_aside(self, message: Death | PartLost) -> None:
+        """Keep what is told of a world that nobody listens to now."""
+        self._aside.append(message)
+
+    def take_aside(self, world: str) -> list[Death | PartLost]:
+        """What was set aside of this world, oldest first."""
+        kept = [m for m in self._aside if m.world == world]
+        self._aside = [m for m in self._aside if m.world != world]
+        return kept
 
     def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
         """Wait until nodes are this client's. Raises what the hub says where they cannot be."""

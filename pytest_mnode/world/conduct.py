@@ -14,10 +14,9 @@ from typing import Any
 
 from pytest_mnode.world.client import Client
 from pytest_mnode.world.messages import (
-    AgentLost,
     BodyDone,
     Death,
-    LaunchFailed,
+    PartLost,
     PhaseReport,
     Ping,
     Pong,
@@ -29,8 +28,10 @@ from pytest_mnode.world.messages import (
     WorldInfo,
 )
 
-GRACE_S = 1.0
+GRACE_S = 0.7
 """How long other ranks may go on after the first failure."""
+DEATH_GRACE_S = 0.3
+"""The same after a death, which the others either feel at once or not at all."""
 STACKS_LIMIT_S = 0.9
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
@@ -84,6 +85,8 @@ class Outcome:
     """The phase in which the limit was reached; empty where it was not."""
     limit_s: float = 0.0
     """The limit that was reached."""
+    grace_s: float = 0.0
+    """The grace that counted, where a failure started one."""
     started: float = field(default_factory=time.time)
     stopped: float = 0.0
 
@@ -130,6 +133,7 @@ class Conductor:
                 self.ordinal, self.client.name, nodeid, next_nodeid, keep_group, self.timeout_s
             ),
         )
+        self._hear_aside()
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
         if self.outcome.stillborn:
             return self.outcome
@@ -147,10 +151,16 @@ class Conductor:
 
     def run_function(self, message: Any) -> Outcome:
         self.client.tell_ranks(self.world, message)
+        self._hear_aside()
         self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
         self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
+
+    def _hear_aside(self) -> None:
+        """What came of this world while another of this client's was waited for."""
+        for message in self.client.take_aside(self.world.id):
+            self._take(message)
 
     def _tell(self, states: list[RankState], message: Any) -> None:
         if len(states) == len(self.states):
@@ -213,13 +223,7 @@ class Conductor:
         match message:
             case Death(world=world) if world == self.world.id:
                 self._died(message, now)
-            case AgentLost(node=node, text=text):
-                for state in self.states.values():
-                    if state.node == node and not state.gone:
-                        state.lost = text or f"node {node} is lost"
-                        state.failed_at = state.failed_at or now
-                self._start_grace(now)
-            case LaunchFailed(world=world, text=text) if world == self.world.id:
+            case PartLost(world=world, text=text) if world == self.world.id:
                 for state in self.states.values():
                     if not state.gone and message.node in ("", state.node):
                         state.lost, state.failed_at = text, state.failed_at or now
@@ -233,13 +237,15 @@ class Conductor:
             case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
                 if message.ordinal == self.ordinal:
                     self._said(self.states[message.rank], message, now)
+            case Death() | PartLost():
+                self.client.set_aside(message)
 
     def _died(self, death: Death, now: float) -> None:
         state = self.states.get(death.rank)
         if state is not None and state.death is None:
             state.death, state.failed_at = death, state.failed_at or now
             state.early = death.ordinal is not None and death.ordinal != self.ordinal
-            self._start_grace(now)
+            self._start_grace(now, DEATH_GRACE_S)
 
     def _said(self, state: RankState, message: Any, now: float) -> None:
         match message:
@@ -271,9 +277,10 @@ class Conductor:
         skipped = [r for r in reports if r.outcome == "skipped" and not _is_xfailed(r)]
         return 0 < len(skipped) < len(reports)
 
-    def _start_grace(self, now: float) -> None:
-        if self._grace_end is None:
-            self._grace_end = now + GRACE_S
+    def _start_grace(self, now: float, grace_s: float | None = None) -> None:
+        grace_s = GRACE_S if grace_s is None else grace_s
+        if self._grace_end is None or now + grace_s < self._grace_end:
+            self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
 
 
 def _is_xfailed(report: PhaseReport) -> bool:

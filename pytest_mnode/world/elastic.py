@@ -46,7 +46,7 @@ from pytest_mnode.world.messages import (
     Death,
     GateOrder,
     Launch,
-    LaunchFailed,
+    PartLost,
     RanksStarted,
     WorldInfo,
 )
@@ -309,7 +309,7 @@ def main(
         pass
     except BaseException as error:
         with contextlib.suppress(OSError):
-            agent.send(LaunchFailed(launch.node, world.id, f"{type(error).__name__}: {error}"))
+            agent.send(PartLost(launch.node, world.id, f"{type(error).__name__}: {error}"))
         raise
 
 

@@ -37,9 +37,9 @@ from pytest_mnode.world.messages import (
     GateAlive,
     GateFailed,
     Hello,
-    LaunchFailed,
     LeaseNodes,
     OpenWorld,
+    PartLost,
     RanksStarted,
     Refused,
     ReleaseNodes,
@@ -218,7 +218,7 @@ class Hub(threading.Thread):
                 self._node_lost(name, "its agent ended")
             case Hello(world=name, rank=rank):
                 self.worlds.hello(name, rank)
-            case Death() | LaunchFailed():
+            case Death() | PartLost():
                 self.worlds.broke(message)
             case StackTexts() | RanksStarted():
                 self.worlds.to_owner(message.world, message)

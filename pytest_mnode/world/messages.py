@@ -233,7 +233,9 @@ class StorePort:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchFailed:
+class PartLost:
+    """A node's part of a world is not there: it could not start, or it went. "" is all nodes."""
+
     node: str
     world: str
     text: str
@@ -349,7 +351,6 @@ class Returned:
     value: bytes | None
     error: str = ""
     summary: str = ""
-    measurements: tuple[Measurement, ...] = ()
 
 
 # Controller to ranks.

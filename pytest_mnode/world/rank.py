@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
-from pytest_mnode.verdict import Measurement
 from pytest_mnode.world import elastic, process
 from pytest_mnode.world.agent import STACK_SIGNAL
 from pytest_mnode.world.channel import Keys, Line
@@ -76,7 +75,6 @@ class Rank:
         self.order = order
         use_accelerator = launch.backend != "gloo" or launch.env.get("MNODE_DEVICE") == "auto"
         self.groups = GroupKeeper(world, launch.backend, use_accelerator)
-        self.measurements: list[Measurement] = []
         name = f"rank/{launch.world.id}/{world.rank}"
         self.line = Line(name, order.endpoint, Keys.from_dict(order.keys))
         self.reply_to = HUB
@@ -123,7 +121,6 @@ class Rank:
                 self.tell(Pong(self.world.rank, message.ordinal))
 
     def _call(self, message: CallFunction) -> None:
-        self.measurements = []
         try:
             if message.group:
                 self.groups.get()
@@ -133,7 +130,6 @@ class Rank:
                 self.world.rank,
                 message.ordinal,
                 cloudpickle.dumps(value),
-                measurements=tuple(self.measurements),
             )
         except BaseException as error:
             # The frames above the function are ours and tell the reader nothing.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.world.conduct import GRACE_S, Outcome
+from pytest_mnode.world.conduct import Outcome
 from pytest_mnode.world.describe import ranks_text
 from pytest_mnode.world.stacks import WAIT, Where, parse, tidy, where_of_rank
 
@@ -73,7 +73,7 @@ def _group(
     if outcome.timed_out:
         limit = f"no end within {outcome.limit_s:g} s"
     else:
-        limit = f"stopped {GRACE_S:g} s after the first failure"
+        limit = f"stopped {outcome.grace_s:g} s after the first failure"
     others = _elsewhere(at, waiting, here)
     if not state.stack:
         line = f"{limit}, and it gave no stack" + (f": {state.state}" if state.state else "")

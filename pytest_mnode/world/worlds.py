@@ -11,13 +11,12 @@ from typing import Any
 from pytest_mnode.world.describe import death_line
 from pytest_mnode.world.leases import Leases, NodeState
 from pytest_mnode.world.messages import (
-    AgentLost,
     CloseWorld,
     Death,
     Launch,
-    LaunchFailed,
     Opened,
     OpenWorld,
+    PartLost,
     Refused,
     Shape,
     StopWorld,
@@ -178,7 +177,7 @@ class Worlds:
         for world in [w for w in self.worlds.values() if w.lease == lease]:
             self.stop(world.info.id)
 
-    def broke(self, message: Death | LaunchFailed) -> None:
+    def broke(self, message: Death | PartLost) -> None:
         """A rank died, or a node could not start its part."""
         world = self.worlds.get(message.world)
         if world is None:
@@ -200,7 +199,7 @@ class Worlds:
             elif world.lease is None:
                 self.stop(world.info.id)
             else:
-                self.to_owner(world.info.id, AgentLost(name, text))
+                self.to_owner(world.info.id, PartLost(name, world.info.id, text))
         self.open()
 
     def check_limits(self) -> None:
@@ -215,7 +214,7 @@ class Worlds:
         """The pool cannot work any more: whoever has a world, or waits for one, is told."""
         for world in list(self.worlds.values()):
             if world.ready:
-                self.to_owner(world.info.id, LaunchFailed("", world.info.id, text))
+                self.to_owner(world.info.id, PartLost("", world.info.id, text))
             else:
                 self._launch_failed(world, text)
 
@@ -234,8 +233,8 @@ class Worlds:
             self._send(lease.client, message)
 
 
-def _why(message: Death | LaunchFailed) -> str:
-    if isinstance(message, LaunchFailed):
+def _why(message: Death | PartLost) -> str:
+    if isinstance(message, PartLost):
         return f"{message.node}: {message.text}"
     tail = message.error or message.log
     return death_line(message) + (f"\n{tail}" if tail else "")

@@ -16,7 +16,7 @@ from pytest_mnode.world.conduct import Conductor, Outcome
 from pytest_mnode.world.messages import (
     BodyDone,
     Death,
-    LaunchFailed,
+    PartLost,
     PhaseReport,
     Ping,
     Pong,
@@ -63,6 +63,7 @@ class Stage:
         self.inbox: deque[Any] = deque()
         self.told: list[tuple[int, Any]] = []
         self.stacks_taken = 0
+        self.aside: list[Any] = []
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
         for rank in range(len(self.ranks)):
@@ -75,6 +76,12 @@ class Stage:
     def take_stacks(self, world: WorldInfo) -> None:
         self.stacks_taken += 1
         self.inbox.extend(StackTexts(n, world.id, {r: "x"}) for r, n in enumerate(world.nodes))
+
+    def take_aside(self, world: str) -> list[Any]:
+        return []
+
+    def set_aside(self, message: Any) -> None:
+        self.aside.append(message)
 
     def next_message(self, timeout_s: float) -> Any:
         if self.inbox:
@@ -89,7 +96,13 @@ def ran(stage: Stage, timeout_s: float = 0.1) -> Outcome:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("GRACE_S", "PONG_LIMIT_S", "UNCLEAN_TEARDOWN_LIMIT_S", "STACKS_LIMIT_S"):
+    for limit in (
+        "GRACE_S",
+        "DEATH_GRACE_S",
+        "PONG_LIMIT_S",
+        "UNCLEAN_TEARDOWN_LIMIT_S",
+        "STACKS_LIMIT_S",
+    ):
         monkeypatch.setattr(conduct, limit, 0.05)
 
 
@@ -181,7 +194,7 @@ def test_what_is_said_of_another_test_or_world_is_not_heard() -> None:
             return [
                 phase(rank, 6, "call", "failed"),
                 Death("node1", "w0", rank, 1, 3, None),
-                LaunchFailed("node1", "w0", "gone"),
+                PartLost("node1", "w0", "gone"),
                 *obedient(rank, message),
             ]
         return obedient(rank, message)
