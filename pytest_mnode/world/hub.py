@@ -55,6 +55,7 @@ from pytest_mnode.world.worlds import PoolFacts, Worlds
 _BOOT_LIMIT_S = 300.0
 _SILENCE_LIMIT_S = 15.0
 _CHECK_S = 0.25
+_SUSPICION_S = 0.3
 
 
 class Hub(threading.Thread):
@@ -83,6 +84,7 @@ class Hub(threading.Thread):
         self._calls: deque[Callable[[], None]] = deque()
         self._local: dict[str, LocalLine] = {}
         self._next_check = 0.0
+        self._suspects: dict[str, float] = {}
         self._wake_r, self._wake_w = os.pipe()
         self._running = True
 
@@ -212,10 +214,12 @@ class Hub(threading.Thread):
                 self._fail("WorldError", f"{self.gates.place(gate)}: {text}")
             case AgentUp(node=name, store_port=port) | StorePort(node=name, port=port):
                 self.nodes[name].came(port)
+                self._suspects.pop(name, None)
                 self._grant()
                 self.worlds.open()
             case AgentLost(node=name):
-                self._node_lost(name, "its agent ended")
+                # Where the whole node went, its launcher is about to say so in better words.
+                self._suspects[name] = time.monotonic() + _SUSPICION_S
             case Hello(world=name, rank=rank):
                 self.worlds.hello(name, rank)
             case Death() | PartLost():
@@ -258,6 +262,9 @@ class Hub(threading.Thread):
         if waiting and self.collect is not None and time.monotonic() > self._boot_deadline:
             text = f"no agent came up on {', '.join(waiting)} within {_BOOT_LIMIT_S:.0f} s"
             self._fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
+        for name in [n for n, due in self._suspects.items() if now > due]:
+            del self._suspects[name]
+            self._node_lost(name, "its agent ended")
         for gate, how in self.gates.ended().items():
             text = f"the process that guards the ranks there {how}"
             self._fail("WorldError", f"{self.gates.place(gate)}: {text}")
@@ -325,6 +332,7 @@ class Hub(threading.Thread):
         if state.booted:
             return  # it was on
         state.boots()
+        self._suspects.pop(name, None)
         self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
         self._send(f"gate/{state.gate}", BootAgent(self.gates.entry(state.node)))
 

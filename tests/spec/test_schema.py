@@ -55,8 +55,8 @@ def test_the_rack_is_among_the_published() -> None:
         ("1 MiB, 4 MiB", "1 MiB, 4", "4 is not of type 'string'"),
         ("7 days", "7 MB", "'7 MB' does not match"),
         ("mesh: {}", "mesh:", "None is not of type 'object'"),
-        ("nodes: 4", "nodez: 4", "'nodez' was unexpected"),
-        ("nodes: 4", "", "'nodes' is a required property"),
+        ("nodes: 16", "nodez: 4", "'nodez' was unexpected"),
+        ("nodes: 16", "", "'nodes' is a required property"),
         ("[fab0]", "[]", "[] should be non-empty"),
     ],
 )
