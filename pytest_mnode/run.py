@@ -212,8 +212,6 @@ class Run:
         for state in outcome.states.values():
             for warning in state.torn.warnings if state.torn else ():
                 self._warn(*warning)
-        for node in {s.node for s in outcome.states.values() if s.lost}:
-            self._repair(NodeLostError(node, f"node {node} was lost"))
 
     def _warn(  # noqa: PLR0917  the fields of a warning as the rank sent them
         self,

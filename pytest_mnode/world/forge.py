@@ -30,6 +30,7 @@ from pytest_mnode.world.messages import (
     GateOrder,
     Launch,
     NodeEntry,
+    PartLost,
     StopWorld,
     TakeStacks,
 )
@@ -146,9 +147,13 @@ class Forge:
             process.reap()
 
     def _from_gate(self, payload: bytes) -> None:
-        match pickle.loads(payload):
+        message = pickle.loads(payload)
+        match message:
             case BootAgent(entry):
                 self.boot(entry)
+            case Launch(node=node) if node not in self.agents:
+                lost = PartLost(node, message.world.id, "its agent has ended")
+                self.gate.send_bytes(pickle.dumps(lost))
             case Launch(node=node) | StopWorld(node=node) | TakeStacks(node=node):
                 if (connection := self.agents.get(node)) is not None:
                     try:

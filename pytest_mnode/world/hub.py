@@ -220,6 +220,7 @@ class Hub(threading.Thread):
             case AgentLost(node=name):
                 # Where the whole node went, its launcher is about to say so in better words.
                 self._suspects[name] = time.monotonic() + _SUSPICION_S
+                self.nodes[name].booted = False
             case Hello(world=name, rank=rank):
                 self.worlds.hello(name, rank)
             case Death() | PartLost():
