@@ -134,6 +134,8 @@ class Run:
         except MnodeError as error:
             self._repair(error)
             return [_error_report(item, str(error))]
+        except pytest.fail.Exception as error:  # another plugin's limit went off in this process
+            return [_error_report(item, str(error))]
         reports = self._reports(item, outcome)
         self._after(outcome)
         return reports

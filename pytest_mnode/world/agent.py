@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.world import elastic, process
+from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     AgentUp,
     GateOrder,
@@ -197,6 +198,7 @@ class Agent:
             texts,
             {rank: _output(pid) for rank, pid in pids.items()},
             {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
+            {rank: read_place(elastic.mark_file(info, rank)) for rank in pids},
         )
 
 

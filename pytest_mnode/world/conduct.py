@@ -234,6 +234,10 @@ class Conductor:
                     state.stack = text
                     state.output = message.outputs.get(rank, "")
                     state.state = message.states.get(rank, "")
+                    place = message.places.get(rank)
+                    if state.stuck_in == "setup" and place and place.ordinal == self.ordinal:
+                        # A process that is stopped does not even send what it said before.
+                        state.stuck_in = "call" if place.phase == "call" else state.stuck_in
             case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
                 if message.ordinal == self.ordinal:
                     self._said(self.states[message.rank], message, now)
@@ -257,8 +261,10 @@ class Conductor:
                 elif _is_xfailed(message) or self._skipped_on_some(message.when):
                     self._start_grace(now)
             case BodyDone():
+                self._hear_report(state, message.report, now)
                 state.body_done = True
             case TornDown():
+                self._hear_report(state, message.report, now)
                 state.torn = message
                 if message.problem or message.leaks:
                     state.failed_at = state.failed_at or now
@@ -271,6 +277,10 @@ class Conductor:
                 if message.value is None:
                     state.failed_at = state.failed_at or now
                     self._start_grace(now)
+
+    def _hear_report(self, state: RankState, report: PhaseReport | None, now: float) -> None:
+        if report is not None:
+            self._said(state, report, now)
 
     def _skipped_on_some(self, when: str) -> bool:
         reports = [s.reports[when] for s in self.states.values() if when in s.reports]

@@ -66,6 +66,7 @@ class Follower:
         self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
         self.session: pytest.Session
         self._torn_down: TornDown | None = None
+        self._held: PhaseReport | None = None
 
     # In the forge.
 
@@ -146,8 +147,13 @@ class Follower:
         done = self._torn_down or TornDown(
             rank.world.rank, order.ordinal, problem=problem or "the test ended without teardown"
         )
-        rank.tell(replace(done, warnings=tuple(self._warnings)))  # pytest tells them last
+        # pytest tells of warnings last.
+        rank.tell(replace(done, warnings=tuple(self._warnings), report=self._take_held()))
         rank.mark.place(order.ordinal, "after")
+
+    def _take_held(self) -> PhaseReport | None:
+        held, self._held = self._held, None
+        return held
 
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
@@ -201,7 +207,7 @@ class Follower:
         """Between body and teardown all ranks meet, so that none is torn down under the others."""
         assert self.rank is not None
         self.rank.mark.place(self.order.ordinal, "teardown")
-        self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal))
+        self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
         self._last = self.rank.wait_for(TearDown).last
         result = yield
         if self._last:
@@ -220,9 +226,13 @@ class Follower:
         data = plain(
             self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         )
-        rank.tell(
-            PhaseReport(rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data)
+        told = PhaseReport(
+            rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data
         )
+        if report.when == "setup":
+            rank.tell(told)  # the body may be long, and the others may wait for this rank
+        else:
+            self._held = told
 
     def _finish(self) -> TornDown:
         assert self.rank is not None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.verdict import Measurement
+from pytest_mnode.world.mark import Place
 
 HUB = "hub"
 
@@ -279,7 +280,8 @@ class Death:
 class StackTexts:
     """Raw faulthandler dumps by rank; "" where a rank gave none in time.
 
-    outputs: end of what the test had printed; states: why there is no stack, where that is known.
+    outputs: end of what the test had printed; states: why there is no stack, where that is known;
+    places: the test and the phase that each rank was in, which its own reports may lag behind.
     """
 
     node: str
@@ -287,6 +289,7 @@ class StackTexts:
     texts: dict[int, str]
     outputs: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
 
 
 # Rank to hub, controller.
@@ -313,10 +316,14 @@ class PhaseReport:
 
 @dataclass(frozen=True, slots=True)
 class BodyDone:
-    """Setup and call are over in this rank, whatever their outcome; it waits for TearDown."""
+    """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
+
+    `report` is that of the call, which nothing comes between: one message is quicker than two.
+    """
 
     rank: int
     ordinal: int
+    report: PhaseReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +341,7 @@ class TornDown:
     reusable: bool = True
     problem: str = ""
     entered: int | None = None
+    report: PhaseReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
