@@ -234,7 +234,7 @@ def pytest_runtest_makereport(
         criterion = item.get_closest_marker("criterion") is not None
         if criterion or marks.asks_for(item, "measure"):
             from pytest_mnode.measure import kept_by
-            from pytest_mnode.run import describe
+            from pytest_mnode.telling import describe
 
             describe(report, item, kept_by(item), ())
     return report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,7 @@ from pytest_mnode.marks import Need, need_of, runs_in_ranks
 from pytest_mnode.measure import summed_up
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
-from pytest_mnode.verdict import Measurement
+from pytest_mnode.telling import Warner, describe, error_report
 from pytest_mnode.world.client import Client, Lease
 from pytest_mnode.world.conduct import Conductor, Outcome
 from pytest_mnode.world.messages import Collect, Death, WorldInfo
@@ -64,7 +63,7 @@ class Run:
         self.reason = ""
         self.backend = backend_of(settings, self.spec)
         self.procs_per_node = procs_per_node_of(settings, self.spec)
-        self._warned: set[str] = set()
+        self._warner = Warner(config)
         self._ran: dict[str, str] = {}
         self._collect_sent = False
 
@@ -133,9 +132,9 @@ class Run:
             outcome = self._conduct(item, need, following)
         except MnodeError as error:
             self._repair(error)
-            return [_error_report(item, str(error))]
+            return [error_report(item, str(error))]
         except pytest.fail.Exception as error:  # another plugin's limit went off in this process
-            return [_error_report(item, str(error))]
+            return [error_report(item, str(error))]
         reports = self._reports(item, outcome)
         self._after(outcome)
         return reports
@@ -170,7 +169,7 @@ class Run:
         nodeid = self._ran.get(world.id, "")
         for death in deaths:
             text = f"{death_line(death)} after {nodeid or 'a test'} had ended in it"
-            self._warn(b"", text, str(self.config.rootpath), 0, "runtest", nodeid, None)
+            self._warner.warn(b"", text, str(self.config.rootpath), 0, "runtest", nodeid, None)
 
     def _lease(self, need: Need, label: str) -> Lease:
         assert self.client is not None
@@ -213,31 +212,7 @@ class Run:
     def _after(self, outcome: Outcome) -> None:
         for state in outcome.states.values():
             for warning in state.torn.warnings if state.torn else ():
-                self._warn(*warning)
-
-    def _warn(  # noqa: PLR0917  the fields of a warning as the rank sent them
-        self,
-        blob: bytes,
-        text: str,
-        filename: str,
-        lineno: int,
-        when: str,
-        nodeid: str,
-        location: Any,
-    ) -> None:
-        key = f"{text}{filename}{lineno}{nodeid}"
-        if key in self._warned:  # the same from another rank
-            return
-        self._warned.add(key)
-        message, category = _warning(blob, text)
-        self.config.hook.pytest_warning_recorded.call_historic(
-            kwargs={
-                "warning_message": warnings.WarningMessage(message, category, filename, lineno),
-                "when": when,
-                "nodeid": nodeid,
-                "location": location,
-            }
-        )
+                self._warner.warn(*warning)
 
     def _repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""
@@ -277,48 +252,6 @@ class Run:
         assert self.client is not None
         conductor = Conductor(self.client, world, timeout_s)
         return conductor.run_function(message(conductor.ordinal, self.client.name)), conductor
-
-
-def describe(
-    report: pytest.TestReport,
-    item: pytest.Item,
-    measurements: Sequence[Measurement],
-    nodes: Sequence[str],
-) -> None:
-    """Attach to a test's last report what a certificate needs of it; survives pytest-xdist."""
-    from pytest_mnode.report import measurement_properties
-
-    if measurements:
-        report.user_properties.extend(measurement_properties(measurements))
-    function = getattr(item, "obj", None)
-    question = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
-    report.mnode = {  # type: ignore[attr-defined]
-        "question": question,
-        "nodes": list(nodes),
-        "measurements": [m.to_dict() for m in measurements],
-    }
-
-
-def _warning(blob: bytes, text: str) -> tuple[Warning, type[Warning]]:
-    """A rank's warning; by its text where its class exists in ranks only."""
-    try:
-        message, category = pickle.loads(blob)
-    except Exception:  # unpickling runs the user's own classes
-        return UserWarning(text), UserWarning
-    return message, category
-
-
-def _error_report(item: pytest.Item, text: str) -> pytest.TestReport:
-    report = pytest.TestReport(
-        nodeid=item.nodeid,
-        location=item.location,
-        keywords=dict.fromkeys(item.keywords, 1),
-        outcome="failed",
-        longrepr=text,
-        when="setup",
-    )
-    describe(report, item, (), ())
-    return report
 
 
 def _picklable(options: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.cluster.rack import namespaces
-from pytest_mnode.world import elastic, process
+from pytest_mnode.world import elastic, process, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     AgentUp,
@@ -178,7 +178,7 @@ class Agent:
             return StackTexts(self.entry.name, world_id, {})
         info = world.launch.world
         first = world.launch.node_rank * info.shape.procs_per_node
-        files = {first + local: elastic.stack_file(info, first + local) for local in world.pids}
+        files = {first + local: traces.stack_file(info, first + local) for local in world.pids}
         for local, pid in world.pids.items():
             files[first + local].write_text("")
             process.kill(pid, STACK_SIGNAL)
@@ -198,7 +198,7 @@ class Agent:
             texts,
             {rank: _output(pid) for rank, pid in pids.items()},
             {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
-            {rank: read_place(elastic.mark_file(info, rank)) for rank in pids},
+            {rank: read_place(traces.mark_file(info, rank)) for rank in pids},
         )
 
 
@@ -208,7 +208,7 @@ def _output(pid: int) -> str:
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
-            tails.append(elastic.tail_of_fd(opened))
+            tails.append(traces.tail_of_fd(opened))
             os.close(opened)
     return "".join(tails)
 

@@ -10,7 +10,6 @@ ask them where they were.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import select
@@ -40,7 +39,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api
 
-from pytest_mnode.world import process
+from pytest_mnode.world import process, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     Death,
@@ -48,36 +47,12 @@ from pytest_mnode.world.messages import (
     Launch,
     PartLost,
     RanksStarted,
-    WorldInfo,
 )
 
 if TYPE_CHECKING:
     from pytest_mnode.world.follow import Follower
 
 BACKEND = "mnode"
-CUT = "…"
-"""Stands for what came before the end that is shown."""
-_TAIL_BYTES = 4096
-_FAULT_BYTES = 64 * 1024
-
-
-def world_dir(world: WorldInfo) -> Path:
-    return Path(world.log_dir) / world.id
-
-
-def stack_file(world: WorldInfo, rank: int) -> Path:
-    """Where faulthandler of this rank writes when asked for its stacks."""
-    return world_dir(world) / f"rank{rank}.stacks"
-
-
-def fault_file(world: WorldInfo, rank: int) -> Path:
-    """Where faulthandler of this rank writes when it crashes."""
-    return world_dir(world) / f"rank{rank}.fault"
-
-
-def mark_file(world: WorldInfo, rank: int) -> Path:
-    """Where this rank keeps which test and phase it is in."""
-    return world_dir(world) / f"rank{rank}.mark"
 
 
 class OurRendezvous(RendezvousHandler):
@@ -147,7 +122,7 @@ class WatchfulAgent(LocalElasticAgent):
         self._captured_r, self._captured_w = os.pipe()
         os.set_blocking(self._captured_r, False)
         os.environ["MNODE_CAPTURED_FD"] = str(self._captured_w)
-        self._oom_before = _oom_kills()
+        self._oom_before = traces.oom_kills()
         ids: dict[int, Any] = super()._start_workers(worker_group)
         os.close(self._captured_w)
         if self.listening is not None:
@@ -205,9 +180,11 @@ class WatchfulAgent(LocalElasticAgent):
         world = self.launch.world
         ranks = self._pcontext
         assert ranks is not None
-        log = "".join(_tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local]))
+        log = "".join(
+            traces.tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local])
+        )
         output = "".join(self._output(rank, fd) for fd in self._outputs.get(local, ()))
-        place = read_place(mark_file(world, rank))
+        place = read_place(traces.mark_file(world, rank))
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self.agent.send(
@@ -220,10 +197,10 @@ class WatchfulAgent(LocalElasticAgent):
                 signal=None if exited else info.si_status,
                 output=output,
                 log=log,
-                fault=_head(fault_file(world, rank)),
+                fault=traces.head(traces.fault_file(world, rank)),
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-                oom_kills=_oom_kills() - self._oom_before,
-                error=_error_file(Path(ranks.error_files[local])),
+                oom_kills=traces.oom_kills() - self._oom_before,
+                error=traces.error_message(Path(ranks.error_files[local])),
                 ordinal=place.ordinal,
                 phase=place.phase,
             )
@@ -231,18 +208,20 @@ class WatchfulAgent(LocalElasticAgent):
 
     def _output(self, rank: int, fd: int) -> str:
         """The end of what a dead rank's test printed; all of it is kept, for it dies with `fd`."""
-        tail = tail_of_fd(fd)
-        if not tail.startswith(CUT):
+        tail = traces.tail_of_fd(fd)
+        if not tail.startswith(traces.CUT):
             return tail
         if self.order.logs_are_temporary:
-            return tail.replace(CUT, f"{CUT} (--mnode-log-dir=DIR keeps all of it)", 1)
-        path = world_dir(self.launch.world) / f"rank{rank}.output.log"
+            return tail.replace(
+                traces.CUT, f"{traces.CUT} (--mnode-log-dir=DIR keeps all of it)", 1
+            )
+        path = traces.world_dir(self.launch.world) / f"rank{rank}.output.log"
         with contextlib.suppress(OSError), path.open("ab") as kept:
             offset = 0
             while data := os.pread(fd, 2**20, offset):
                 kept.write(data)
                 offset += len(data)
-            return tail.replace(CUT, f"{CUT} (all of it is in {path})", 1)
+            return tail.replace(traces.CUT, f"{traces.CUT} (all of it is in {path})", 1)
         return tail
 
 
@@ -257,7 +236,7 @@ def main(
     process.name_process("mnode-elastic")
     world = launch.world
     user_tmp = os.environ.get("TMPDIR")
-    scratch = world_dir(world) / launch.node
+    scratch = traces.world_dir(world) / launch.node
     scratch.mkdir(parents=True, exist_ok=True)
     # The launcher leaves temporary files behind when it is killed: keep them in our folder.
     tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)
@@ -315,54 +294,3 @@ def main(
 
 def _run(config: Any, rank: Callable[[], None]) -> None:
     api.elastic_launch(config, rank)()
-
-
-def _oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has killed on this machine."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return tail_of_fd(file.fileno())
-    except OSError:
-        return ""
-
-
-def _head(path: Path) -> str:
-    """What matters of a fault comes first, before a long list of loaded modules."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_FAULT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def tail_of_fd(fd: int) -> str:
-    """The last whole lines of a file, after a line with CUT where there are more."""
-    try:
-        size = os.fstat(fd).st_size
-        data = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-    except OSError:
-        return ""
-    text = data.decode(errors="replace")
-    if size <= _TAIL_BYTES:
-        return text
-    _, newline, lines = text.partition("\n")
-    return f"{CUT}\n{lines if newline else text}"
-
-
-def _error_file(path: Path) -> str:
-    """The message of torchrun's error file, where a rank's own loop raised."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return ""
-    message = data.get("message", "")
-    text = message.get("message", "") if isinstance(message, dict) else message
-    return str(text)

@@ -21,7 +21,6 @@ import pytest
 from pytest_mnode.measure import kept_by
 from pytest_mnode.world import leaks, stacks
 from pytest_mnode.world.describe import is_peer_lost
-from pytest_mnode.world.elastic import world_dir
 from pytest_mnode.world.messages import (
     BodyDone,
     Collect,
@@ -30,6 +29,7 @@ from pytest_mnode.world.messages import (
     TearDown,
     TornDown,
 )
+from pytest_mnode.world.traces import world_dir
 
 if TYPE_CHECKING:
     from pytest_mnode.world.forge import Forge

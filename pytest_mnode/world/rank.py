@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
-from pytest_mnode.world import elastic, process
+from pytest_mnode.world import process, traces
 from pytest_mnode.world.agent import STACK_SIGNAL
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.contract import World
@@ -52,8 +52,8 @@ def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int)
     process.adopt_orphans()  # so that what a test started is found however deep it hides
     world = World.from_env(os.environ, launch.world.nodes)
     # Kept open for the life of the process: faulthandler writes to the descriptor.
-    stacks = elastic.stack_file(launch.world, world.rank).open("a")
-    fault = elastic.fault_file(launch.world, world.rank).open("a")
+    stacks = traces.stack_file(launch.world, world.rank).open("a")
+    fault = traces.fault_file(launch.world, world.rank).open("a")
     faulthandler.enable(fault, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     captured = int(os.environ.pop("MNODE_CAPTURED_FD"))
@@ -81,7 +81,7 @@ class Rank:
         self.ordinal = -1
         self.follower = follower
         self.pid = os.getpid()
-        self.mark = Mark(elastic.mark_file(launch.world, world.rank))
+        self.mark = Mark(traces.mark_file(launch.world, world.rank))
         self.contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
         follower.become(self)
 

@@ -1,0 +1,86 @@
+"""The files in which a rank leaves traces, and reading what matters of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from pytest_mnode.world.messages import WorldInfo
+
+CUT = "…"
+"""Stands for what came before the end that is shown."""
+_TAIL_BYTES = 4096
+_FAULT_BYTES = 64 * 1024
+
+
+def world_dir(world: WorldInfo) -> Path:
+    return Path(world.log_dir) / world.id
+
+
+def stack_file(world: WorldInfo, rank: int) -> Path:
+    """Where faulthandler of this rank writes when asked for its stacks."""
+    return world_dir(world) / f"rank{rank}.stacks"
+
+
+def fault_file(world: WorldInfo, rank: int) -> Path:
+    """Where faulthandler of this rank writes when it crashes."""
+    return world_dir(world) / f"rank{rank}.fault"
+
+
+def mark_file(world: WorldInfo, rank: int) -> Path:
+    """Where this rank keeps which test and phase it is in."""
+    return world_dir(world) / f"rank{rank}.mark"
+
+
+def oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has killed on this machine."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def tail(path: Path) -> str:
+    """`tail_of_fd` of a file by its path; "" where there is none."""
+    try:
+        with path.open("rb") as file:
+            return tail_of_fd(file.fileno())
+    except OSError:
+        return ""
+
+
+def head(path: Path) -> str:
+    """What matters of a fault comes first, before a long list of loaded modules."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_FAULT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def tail_of_fd(fd: int) -> str:
+    """The last whole lines of a file, after a line with CUT where there are more."""
+    try:
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    except OSError:
+        return ""
+    text = data.decode(errors="replace")
+    if size <= _TAIL_BYTES:
+        return text
+    _, newline, lines = text.partition("\n")
+    return f"{CUT}\n{lines if newline else text}"
+
+
+def error_message(path: Path) -> str:
+    """The message of torchrun's error file, where a rank's own loop raised."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return ""
+    message = data.get("message", "")
+    text = message.get("message", "") if isinstance(message, dict) else message
+    return str(text)
