@@ -9,12 +9,12 @@ import pytest
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import NODES_FIXTURE
-from pytest_mnode.measure import Measure, measure_of
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.handle import Cluster
+    from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
     from pytest_mnode.world.rank import Rank
@@ -71,6 +71,8 @@ def process_group(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
     """Record a measured value with what is expected of it; see Measure.__call__."""
+    from pytest_mnode.measure import measure_of
+
     follower: Any = request.config.pluginmanager.getplugin("mnode-follower")
     where = ""
     if follower is not None and follower.rank is not None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_mnode.run import Run
+
+RUN: pytest.StashKey[Run] = pytest.StashKey()
+"""Where a config keeps its run, once there is one; here because the run itself is heavy."""
 
 LAUNCHERS = ("auto", "local", "rack")
 REUSE = ("warm", "group", "fresh")

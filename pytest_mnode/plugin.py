@@ -58,23 +58,18 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput") and not _follows(config)
 
 
-def _uses_xdist(config: pytest.Config) -> bool:
-    return bool(getattr(config.option, "tx", None)) and not hasattr(config, "workerinput")
-
-
 def _run(config: pytest.Config) -> Run | None:
-    from pytest_mnode.run import RUN
-
-    return config.stash.get(RUN, None)
+    """The run of this process, where there is one; None in a rank."""
+    return None if _follows(config) else config.stash.get(options.RUN, None)
 
 
 def _make_run(config: pytest.Config) -> Run:
-    from pytest_mnode.run import RUN, Run
+    from pytest_mnode.run import Run
 
-    if RUN in config.stash:
-        return config.stash[RUN]
+    if (run := _run(config)) is not None:
+        return run
     try:
-        run = config.stash[RUN] = Run(config, config.stash[SETTINGS])
+        run = config.stash[options.RUN] = Run(config, config.stash[SETTINGS])
         if _is_xdist_worker(config):
             _join(run, config.workerinput.get("mnode"))  # type: ignore[attr-defined]
     except MnodeError as error:
@@ -101,7 +96,7 @@ def _join(run: Run, told: dict[str, Any] | None) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Nodes come up and torch is imported while pytest collects."""
     config = session.config
-    run = None if _follows(config) else _run_if_made(config)
+    run = _run(config)
     if run is None or _is_xdist_worker(config) or run.nodes is None:
         return
     if config.getoption("collectonly"):
@@ -112,18 +107,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def _run_if_made(config: pytest.Config) -> Run | None:
-    return _run(config) if SETTINGS in config.stash and "pytest_mnode.run" in _loaded() else None
-
-
-def _loaded() -> dict[str, Any]:
-    import sys
-
-    return sys.modules
-
-
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    run = None if _follows(config) else _run_if_made(config)
+    run = _run(config)
     if run is None or not run.launcher:
         return []
     from pytest_mnode.spec import doubts
@@ -161,7 +146,7 @@ def _needs_pool(item: pytest.Item) -> bool:
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    run = None if _follows(config) else _run_if_made(config)
+    run = _run(config)
     if run is None or run.settings.nodes is not None or not run.launcher:
         return []
     return [run.header()]  # only now it is known how many nodes the tests ask for
@@ -275,7 +260,7 @@ def pytest_report_from_serializable(
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    run = None if _follows(config) else _run_if_made(config)
+    run = _run(config)
     if run is not None and run.pool is not None:
         for notice in run.pool.hub.worlds.notices:
             terminalreporter.write_line(f"mnode: {notice}", yellow=True)
@@ -284,14 +269,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def pytest_unconfigure(config: pytest.Config) -> None:
     if SETTINGS not in config.stash or _follows(config):
         return
-    if (run := _run_if_made(config)) is not None:
+    if (run := _run(config)) is not None:
         run.close()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """pytest-xdist is about to start a worker: it gets its way to the hub by standard input."""
-    run = _run_if_made(node.config)
+    run = _run(node.config)
     if run is None or run.nodes is None:
         return
     pool = run.make_pool()
@@ -308,7 +293,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """A pytest-xdist worker ended: the nodes it held are free."""
     told = node.workerinput.get("mnode")
-    run = _run_if_made(node.config)
+    run = _run(node.config)
     if told is not None and run is not None and run.client is not None:
         from pytest_mnode.world.messages import ClientGone
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_mnode.errors import MnodeError, NodeLostError
 from pytest_mnode.marks import Need, need_of, runs_in_ranks
 from pytest_mnode.measure import summed_up
-from pytest_mnode.options import Settings
+from pytest_mnode.options import RUN, Settings
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.telling import Warner, describe, error_report
 from pytest_mnode.world.client import Client, Lease
@@ -24,7 +24,6 @@ from pytest_mnode.world.pool import Pool, backend_of, procs_per_node_of
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
-RUN = pytest.StashKey["Run"]()
 _FEWEST_NODES = 2
 _BOOT_AGAIN = 2
 _BEGIN_AGAIN = 2
