@@ -1,0 +1,67 @@
+"""Which launcher a run gets, and the reason it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.cluster.choose import choose
+from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.world import pool
+
+SPEC = load_spec(default_spec_path())
+NO = "namespaces are not allowed"
+
+
+@pytest.fixture
+def _no_rack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rack, "unavailable", staticmethod(lambda: NO))
+
+
+@pytest.fixture
+def _rack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rack, "unavailable", staticmethod(lambda: None))
+
+
+@pytest.mark.usefixtures("_rack")
+def test_the_rack_where_nothing_else_is_named() -> None:
+    launcher, reason = choose("auto", 3, SPEC, [])
+    assert (launcher.name, reason) == ("rack", "no cluster was named")
+    assert len(launcher.nodes) == 3
+
+
+@pytest.mark.usefixtures("_rack")
+def test_the_racks_links_are_those_of_the_spec() -> None:
+    launcher, _ = choose("rack", 1, SPEC, [])
+    assert isinstance(launcher, Rack)
+    assert [(link.name, link.rate_mbit_s) for link in launcher.plan.links] == [
+        ("mgmt0", 20.0),
+        ("fab0", 200.0),
+    ]
+
+
+@pytest.mark.usefixtures("_no_rack")
+def test_plain_processes_where_there_can_be_no_rack() -> None:
+    launcher, reason = choose("auto", 2, SPEC, [])
+    assert (launcher.name, reason) == ("local", f"no rack: {NO}")
+
+
+@pytest.mark.usefixtures("_no_rack")
+def test_a_rack_that_was_asked_for_is_not_replaced() -> None:
+    with pytest.raises(UsageError, match=f"--mnode-launcher=rack: {NO}; use local"):
+        choose("rack", 2, SPEC, [])
+
+
+@pytest.mark.usefixtures("_rack")
+def test_a_rack_that_does_not_start_is_replaced_only_if_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: Rack) -> None:
+        raise ClusterError("rack: no tbf in this kernel")
+
+    monkeypatch.setattr(Rack, "start", fail)
+    launcher, reason = pool._started("auto", 2, SPEC, "/nowhere")
+    assert (launcher.name, reason) == ("local", "no rack: rack: no tbf in this kernel")
+    with pytest.raises(ClusterError, match="no tbf"):
+        pool._started("rack", 2, SPEC, "/nowhere")

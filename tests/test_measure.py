@@ -1,0 +1,67 @@
+"""measure(): bounds, judging in the test, and many ranks' values to one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.measure import Measure, summed_up
+from pytest_mnode.verdict import Measurement, Verdict, at_least
+
+
+def test_one_bound_and_no_more() -> None:
+    measure = Measure([], "")
+    with pytest.raises(TypeError, match="give one of at_least, at_most, not 2"):
+        measure("x", 1, at_least=1, at_most=2)
+
+
+def test_what_is_recorded_says_where() -> None:
+    kept: list[Measurement] = []
+    Measure(kept, "rank 1 on node1")("x", 3, "GB/s", at_most=4, tolerance=0.5, source="spec")
+    assert kept[0].where == "rank 1 on node1"
+    assert kept[0].verdict is Verdict.PASS
+
+
+def test_of_many_ranks_the_worst_counts() -> None:
+    def of(value: float | None) -> tuple[Measurement, ...]:
+        return (Measurement("x", value, "GB/s", at_least(2), where=f"value {value}"),)
+
+    [worst] = summed_up({0: of(3), 1: of(2.1), 2: of(9)})
+    assert worst.value == 2.1
+    [worst] = summed_up({0: of(3), 1: of(None), 2: of(9)})
+    assert worst.verdict is Verdict.INCONCLUSIVE
+    [worst] = summed_up({0: of(None), 1: of(1), 2: of(9)})
+    assert worst.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome"),
+    [
+        ('measure("x", 1, "GB/s", at_least=2, source="the spec")', {"failed": 1}),
+        ('measure("x", None, "GB/s", at_least=2)', {"passed": 1, "errors": 1}),
+        ('measure("x", float("nan"), "GB/s", at_least=2)', {"passed": 1, "errors": 1}),
+        ('measure("x", 3, "GB/s", at_least=2)', {"passed": 1}),
+        ('measure("x", 3, "GB/s")', {"passed": 1}),
+    ],
+)
+def test_judged_when_the_body_has_ended(
+    pytester: pytest.Pytester, call: str, outcome: dict[str, int]
+) -> None:
+    pytester.makepyfile(f"def test_it(measure):\n    {call}\n    print('the body went on')")
+    result = pytester.runpytest("-rA")
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines(["*the body went on*"])
+    if "failed" in outcome:
+        result.stdout.fnmatch_lines(["x: 1 GB/s, expected at least 2 GB/s*source the spec, margin -1 GB/s"])
+
+
+def test_an_expected_failure_covers_a_broken_bound(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.xfail(reason="known slow link")
+        def test_it(measure):
+            measure("x", 1, at_least=2)
+        """
+    )
+    pytester.runpytest().assert_outcomes(xfailed=1)
