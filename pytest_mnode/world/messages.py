@@ -92,9 +92,11 @@ class OpenWorld:
 
 @dataclass(frozen=True, slots=True)
 class CloseWorld:
+    """`clean`: nothing is wrong with its ranks, even if they are not to serve again."""
+
     world: str
     reusable: bool
-    reason: str = ""
+    clean: bool
 
 
 @dataclass(frozen=True, slots=True)
