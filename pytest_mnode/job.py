@@ -109,7 +109,9 @@ class RunningJob:
                 *(sys.executable, "-m", "torch.distributed.run"),
                 *("--nnodes", str(len(names)), "--nproc-per-node", str(job.procs_per_node)),
                 *("--node-rank", str(number), "--master-addr", addr),
-                *("--master-port", found.stdout.strip(), *job.torchrun, *job.argv),
+                # Without a place for them torchrun leaves its logs where nobody finds them.
+                *("--master-port", found.stdout.strip(), "--log-dir", f"{logs.name}/{name}-ranks"),
+                *(*job.torchrun, *job.argv),
             ]
             env = {"MNODE_JOB": job_id, "OMP_NUM_THREADS": "1", **job.env}
             with (Path(logs.name) / name).open("w") as log:

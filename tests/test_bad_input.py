@@ -67,6 +67,18 @@ def test_a_spec_with_a_wrong_unit(pytester: pytest.Pytester) -> None:
     )
 
 
+def test_a_log_directory_that_cannot_be(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pytester.makefile(".txt", file="")
+    args = ("--mnode-nodes=1", "--mnode-launcher=local", "--mnode-log-dir=file.txt/logs")
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --mnode-log-dir=*file.txt/logs: Not a directory"])
+    assert not list(tmp_path.glob("mnode-*")), "the run's own directory is left"
+
+
 def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nmnode_launcher = cloud\n")
     result = pytester.runpytest()

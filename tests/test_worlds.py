@@ -240,7 +240,10 @@ def test_the_torchrun_command_gives_the_same_world(run: InnerRun, directory: Pat
     )
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", str(script)],
-        env={k: v for k, v in os.environ.items() if not k.startswith("TORCHEL")},
+        env={
+            **{k: v for k, v in os.environ.items() if k[:7] != "TORCHEL"},
+            "TMPDIR": str(directory),
+        },
         capture_output=True,
         text=True,
         timeout=100,

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_mnode.cluster.choose import choose
 from pytest_mnode.cluster.local import Local
 from pytest_mnode.cluster.node import Launcher
-from pytest_mnode.errors import ClusterError
+from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 from pytest_mnode.world.channel import Keys, Switchboard, new_keys
@@ -50,26 +50,30 @@ class Pool:
 
     def __init__(self, settings: Settings, spec: Spec, nodes: int) -> None:
         self.run_dir = Path(_short_temporary_directory())
-        try:
+        with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
+            undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
             self.launcher, self.reason = _started(settings.launcher, nodes, spec, str(self.run_dir))
+            undo.callback(self.launcher.close)
             log_dir = settings.log_dir or self.run_dir / "logs"
-            log_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--mnode-log-dir={log_dir}: {error.strerror}") from None
             secret, keys = new_keys()
             switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
-        except BaseException:
-            shutil.rmtree(self.run_dir, ignore_errors=True)
-            raise
-        self.address = Address(switchboard.endpoint, keys)
-        facts = PoolFacts(
-            backend=backend_of(settings, spec),
-            env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
-            log_dir=str(log_dir.absolute()),
-            idle_worlds=1 if spec.accelerators.per_node else 4,
-        )
-        self.hub = Hub(self.launcher, switchboard, keys, facts, str(self.run_dir))
-        self.hub.start()
-        name = f"client/{os.getpid()}"
-        self.client = Client(name, self.hub.local_line(name))
+            undo.callback(switchboard.close)
+            self.address = Address(switchboard.endpoint, keys)
+            facts = PoolFacts(
+                backend=backend_of(settings, spec),
+                env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
+                log_dir=str(log_dir.absolute()),
+                idle_worlds=1 if spec.accelerators.per_node else 4,
+            )
+            self.hub = Hub(self.launcher, switchboard, keys, facts, str(self.run_dir))
+            self.hub.start()
+            name = f"client/{os.getpid()}"
+            self.client = Client(name, self.hub.local_line(name))
+            undo.pop_all()  # from here on close() does it
 
     def start_early(self) -> None:
         """Bring nodes up and torch in while pytest collects."""
