@@ -19,6 +19,7 @@ from pytest_mnode.world import elastic, process, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     AgentUp,
+    Death,
     GateOrder,
     Launch,
     NodeEntry,
@@ -124,6 +125,9 @@ class Agent:
             return
         if isinstance(message, RanksStarted):
             world.pids = message.pids
+        elif isinstance(message, Death):
+            # The dead give no stacks: waiting for one would hold up the world that comes next.
+            world.pids = {local: pid for local, pid in world.pids.items() if pid != message.pid}
         self._send(message)
 
     def _launch(self, launch: Launch) -> None:
