@@ -245,7 +245,7 @@ class RankWorld:
     def close(self) -> None:
         if not self._closed and self._run.client is not None:
             self._closed = True
-            self._run.client.close_world(self._info, self._clean, self._fresh)
+            self._run.client.close_world(self._info, self._clean and not self._fresh)
 
     def __enter__(self) -> Self:
         return self

@@ -152,7 +152,7 @@ class Run:
                 conductor = Conductor(client, world, need.timeout_s)
                 keep_group = need.reuse == "warm" and not world.fresh
                 outcome = conductor.run_item(item.nodeid, following, keep_group)
-                client.close_world(world, outcome.clean, fresh)
+                client.close_world(world, outcome.clean and not fresh)
                 if not outcome.stillborn:
                     break
                 self._tell_late_deaths(outcome.stillborn, world)

@@ -102,9 +102,8 @@ class Client:
         assert isinstance(world, WorldInfo)
         return world
 
-    def close_world(self, world: WorldInfo, clean: bool, fresh: bool) -> None:
-        """Be done with a world; it serves again where it is clean and not of a fresh test."""
-        self.tell(CloseWorld(world.id, clean and not fresh, clean))
+    def close_world(self, world: WorldInfo, reusable: bool) -> None:
+        self.tell(CloseWorld(world.id, reusable))
 
     def take_stacks(self, world: WorldInfo) -> None:
         """Ask all ranks for their stacks; they come as StackTexts, one a node."""

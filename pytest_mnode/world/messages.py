@@ -92,11 +92,9 @@ class OpenWorld:
 
 @dataclass(frozen=True, slots=True)
 class CloseWorld:
-    """`clean`: nothing is wrong with its ranks, even if they are not to serve again."""
-
     world: str
     reusable: bool
-    clean: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,10 @@ class WorldState:
     hello: set[int] = field(default_factory=set)
     broken: bool = False
     ready: bool = False
-    ending: bool = False
 
     @property
     def idle(self) -> bool:
-        return self.ready and self.lease is None and not self.broken and not self.ending
+        return self.ready and self.lease is None and not self.broken
 
 
 class Worlds:
@@ -157,7 +156,6 @@ class Worlds:
             world.ready = True
             client, request = world.asked
             self._send(client, Opened(request.seq, world.info))
-            self._stop_ending()
 
     def close(self, message: CloseWorld) -> None:
         """Its client is done with a world: kept idle where it may serve again, else stopped."""
@@ -167,9 +165,6 @@ class Worlds:
         if message.reusable and not world.broken:
             world.lease = None
             world.info = replace(world.info, fresh=False)
-        elif message.clean and not world.broken and self.facts.idle_worlds > 1:
-            # Taking it down would compete with starting the next: that waits for this one first.
-            world.lease, world.ending = None, True
         else:
             self.stop(message.world)
 
@@ -177,10 +172,6 @@ class Worlds:
         world = self.worlds.pop(name, None)
         for node in world.info.nodes if world else ():
             self._to_agent(node, StopWorld(node, name))
-
-    def _stop_ending(self) -> None:
-        for world in [w for w in self.worlds.values() if w.ending]:
-            self.stop(world.info.id)
 
     def stop_leased(self, lease: int) -> None:
         for world in [w for w in self.worlds.values() if w.lease == lease]:
@@ -213,8 +204,6 @@ class Worlds:
 
     def check_limits(self) -> None:
         now = time.monotonic()
-        if not any(not w.ready for w in self.worlds.values()):
-            self._stop_ending()
         for world in list(self.worlds.values()):
             if not world.ready and now > world.deadline:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)
