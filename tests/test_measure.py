@@ -51,7 +51,9 @@ def test_judged_when_the_body_has_ended(
     result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines(["*the body went on*"])
     if "failed" in outcome:
-        result.stdout.fnmatch_lines(["x: 1 GB/s, expected at least 2 GB/s*source the spec, margin -1 GB/s"])
+        result.stdout.fnmatch_lines(
+            ["x: 1 GB/s, expected at least 2 GB/s*source the spec, margin -1 GB/s"]
+        )
 
 
 def test_an_expected_failure_covers_a_broken_bound(pytester: pytest.Pytester) -> None:
