@@ -229,10 +229,10 @@ class RankWorld:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
         limit = timeout or self._timeout_s
-        outcome, _ = self._run.run_function(
+        outcome = self._run.run_function(
             self._info,
             limit,
-            lambda ordinal, name: CallFunction(ordinal, name, blob, group, limit),
+            lambda ordinal, name: CallFunction(ordinal, name, blob, group),
         )
         states = [outcome.states[rank] for rank in sorted(outcome.states)]
         if any(s.failed_at is not None or s.stuck_in or s.gone or not s.pong for s in states):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.telling import Warner, describe, error_report
 from pytest_mnode.world.client import Client, Lease
 from pytest_mnode.world.conduct import Conductor, Outcome
-from pytest_mnode.world.messages import Collect, Death, WorldInfo
+from pytest_mnode.world.messages import CallFunction, Collect, Death, WorldInfo
 from pytest_mnode.world.pool import Pool, backend_of, procs_per_node_of
 
 if TYPE_CHECKING:
@@ -246,11 +246,12 @@ class Run:
         return Cluster(self, lease, need)
 
     def run_function(
-        self, world: WorldInfo, timeout_s: float, message: Any
-    ) -> tuple[Outcome, Conductor]:
+        self, world: WorldInfo, timeout_s: float, message: Callable[[int, str], CallFunction]
+    ) -> Outcome:
+        """Call a function in the ranks of a world; `message` makes the call of ordinal and name."""
         assert self.client is not None
         conductor = Conductor(self.client, world, timeout_s)
-        return conductor.run_function(message(conductor.ordinal, self.client.name)), conductor
+        return conductor.run_function(message(conductor.ordinal, self.client.name))
 
 
 def _picklable(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +71,3 @@ class PowerSwitch(Protocol):
 
     def power_on(self, node: Node) -> None:
         """Boot it again, with the same name, addresses and links."""
-
-
-Environment = Mapping[str, str]

@@ -48,11 +48,11 @@ def main(order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follow
         inside = os.fork()
         if inside:  # only a child is in the PID namespace; this one stays as its parent
             process.close_all_but(set())
-            process.name_process("mnode-door")
+            namespaces.set_process_name("mnode-door")
             os.waitpid(inside, 0)
             os._exit(0)
         process.die_with_parent(outside)
-    process.name_process("mnode-agent")
+    namespaces.set_process_name("mnode-agent")
     process.adopt_orphans()
     try:
         Agent(order, entry, forge, follower).serve()
@@ -125,7 +125,8 @@ class Agent:
             return
         if isinstance(message, RanksStarted):
             world.pids = message.pids
-        elif isinstance(message, Death):
+            return
+        if isinstance(message, Death):
             # The dead give no stacks: waiting for one would hold up the world that comes next.
             world.pids = {local: pid for local, pid in world.pids.items() if pid != message.pid}
         self._send(message)

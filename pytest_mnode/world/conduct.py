@@ -129,9 +129,7 @@ class Conductor:
     def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
         self.client.tell_ranks(
             self.world,
-            RunItem(
-                self.ordinal, self.client.name, nodeid, next_nodeid, keep_group, self.timeout_s
-            ),
+            RunItem(self.ordinal, self.client.name, nodeid, next_nodeid, keep_group),
         )
         self._hear_aside()
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")

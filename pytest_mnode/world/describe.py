@@ -72,6 +72,11 @@ def ended_text(code: int | None, number: int | None) -> str:
     return f"killed by signal {number}"
 
 
+def returncode_text(code: int) -> str:
+    """The same of a return code as Python gives it: a signal is its negative."""
+    return ended_text(code, None) if code >= 0 else ended_text(None, -code)
+
+
 def death_line(death: Death) -> str:
     """One line: rank, node, how it ended, and what else is known of the cause."""
     return f"rank {death.rank} on {death.node} {died_of(death)}"

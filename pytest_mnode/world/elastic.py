@@ -39,7 +39,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api
 
-from pytest_mnode.world import process, traces
+from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.world import traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     Death,
@@ -233,7 +234,7 @@ def main(
     follower: Follower,
 ) -> None:
     """Entry of the forked process: runs the launcher until the world is stopped."""
-    process.name_process("mnode-elastic")
+    namespaces.set_process_name("mnode-elastic")
     world = launch.world
     user_tmp = os.environ.get("TMPDIR")
     scratch = traces.world_dir(world) / launch.node

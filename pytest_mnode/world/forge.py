@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.errors import WorldError
 from pytest_mnode.world import agent, process
 from pytest_mnode.world.follow import Follower
@@ -63,7 +64,7 @@ _NOT_IN_RANKS: dict[str, Any] = {
 
 def main(order: GateOrder, gate: Connection) -> None:
     """Entry of the forked process; never returns to the gate's code."""
-    process.name_process("mnode-forge")
+    namespaces.set_process_name("mnode-forge")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     forge = Forge(order, gate)

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import zmq
 
+from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.world import process
 from pytest_mnode.world.channel import Keys, Line
+from pytest_mnode.world.describe import returncode_text
 from pytest_mnode.world.messages import HUB, GateAlive, GateFailed, GateOrder, NodeEntry
 
 _BEAT_S = 1.0
@@ -41,7 +43,7 @@ def main() -> None:
     sys.path[:] = order.sys_path
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends a gate
-    process.name_process("mnode-gate")
+    namespaces.set_process_name("mnode-gate")
     process.adopt_orphans()
     ours, theirs = Pipe()
     gate_pid = os.getpid()
@@ -99,13 +101,7 @@ def _how_it_ended(ended: dict[int, int], forge_pid: int, order: GateOrder) -> st
         ended.update(process.reap())
         time.sleep(0.01)
     code = os.waitstatus_to_exitcode(ended[forge_pid]) if forge_pid in ended else None
-    how = (
-        "ended"
-        if code is None
-        else f"was ended by {signal.Signals(-code).name}"
-        if code < 0
-        else f"ended with exit code {code}"
-    )
+    how = "ended" if code is None else returncode_text(code)
     log = Path(order.log_dir) / f"gate{order.gate}.log"
     tail = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""
     return f"the process that imports torch and the tests {how}" + (f":\n{tail}" if tail else "")

@@ -17,7 +17,7 @@ import psutil
 
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.world.channel import Keys
-from pytest_mnode.world.describe import ended_text
+from pytest_mnode.world.describe import returncode_text
 from pytest_mnode.world.messages import GateOrder, NodeEntry
 
 _STOP_LIMIT_S = 5.0
@@ -110,7 +110,7 @@ class Gates:
     def ended(self) -> dict[int, str]:
         """Gates that are not there any more, and how they ended."""
         codes = {gate: program.poll() for gate, program in enumerate(self._programs)}
-        return {gate: _ended_text(code) for gate, code in codes.items() if code is not None}
+        return {gate: returncode_text(code) for gate, code in codes.items() if code is not None}
 
     def place(self, gate: int) -> str:
         """The nodes of a gate, in words."""
@@ -139,7 +139,3 @@ class Gates:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(_MARK) == self._mark:
                     process.kill()
-
-
-def _ended_text(code: int) -> str:
-    return ended_text(code, None) if code >= 0 else ended_text(None, -code)

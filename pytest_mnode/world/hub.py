@@ -40,7 +40,6 @@ from pytest_mnode.world.messages import (
     LeaseNodes,
     OpenWorld,
     PartLost,
-    RanksStarted,
     Refused,
     ReleaseNodes,
     StackTexts,
@@ -225,7 +224,7 @@ class Hub(threading.Thread):
                 self.worlds.hello(name, rank)
             case Death() | PartLost():
                 self.worlds.broke(message)
-            case StackTexts() | RanksStarted():
+            case StackTexts():
                 self.worlds.to_owner(message.world, message)
 
     def _start(self) -> None:

@@ -94,7 +94,6 @@ class OpenWorld:
 class CloseWorld:
     world: str
     reusable: bool
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +298,6 @@ class StackTexts:
 class Hello:
     world: str
     rank: int
-    pid: int
-    main_thread: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +370,6 @@ class RunItem:
     nodeid: str
     next_nodeid: str | None
     keep_group: bool
-    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +393,6 @@ class CallFunction:
     reply_to: str
     blob: bytes
     group: bool
-    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Small things about Linux processes: dying with a parent, naming, finding and killing trees."""
+"""Small things about Linux processes: dying with a parent, finding and killing trees."""
 
 from __future__ import annotations
 
@@ -13,28 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+from pytest_mnode.cluster.rack import namespaces
+
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when `parent`, which forked it, ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    namespaces.die_with_parent()
     # A parent of 0 is one outside this PID namespace: alive, or the namespace is about to end.
     if os.getppid() not in (parent, 0):
         os._exit(1)
-
-
-def outlive_parent() -> None:
-    """Undo `die_with_parent`."""
-    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-
-
-def name_process(name: str) -> None:
-    """What `ps` shows (15 bytes)."""
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def adopt_orphans() -> None:

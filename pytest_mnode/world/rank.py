@@ -6,13 +6,13 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
+from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.world import process, traces
 from pytest_mnode.world.agent import STACK_SIGNAL
 from pytest_mnode.world.channel import Keys, Line
@@ -45,7 +45,7 @@ _CONTRACT = (
 def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int) -> None:
     """Entry of a rank, called by torchrun's elastic launcher with its environment in place."""
     process.die_with_parent(elastic_pid)
-    process.name_process(f"mnode-rank{os.environ['RANK']}")
+    namespaces.set_process_name(f"mnode-rank{os.environ['RANK']}")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # the launcher's handlers came along with the fork
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,8 +96,7 @@ class Rank:
         os._exit(1)
 
     def serve(self) -> None:
-        main_thread = threading.main_thread().ident or 0
-        self.line.send(HUB, Hello(self.launch.world.id, self.world.rank, os.getpid(), main_thread))
+        self.line.send(HUB, Hello(self.launch.world.id, self.world.rank))
         while True:
             message = self.line.receive(None)
             match message:
