@@ -1,0 +1,59 @@
+"""Files that NCCL reads its settings from, and those that it writes its log to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+SYSTEM_FILE = "/etc/nccl.conf"
+
+
+def settings_in(text: str) -> dict[str, str]:
+    """NAME=value of each line of an nccl.conf; lines that begin with # are none.
+
+    Source: NCCL user guide, environment variables, first section.
+    """
+    found = {}
+    for line in text.splitlines():
+        name, sign, value = line.partition("=")
+        if sign and not line.lstrip().startswith("#") and name.strip():
+            found[name.strip()] = value.strip()
+    return found
+
+
+def settings_of_files(
+    environment: Mapping[str, str], root: Path = Path("/")
+) -> dict[str, tuple[str, str]]:
+    """Value and file of each setting that the environment does not override, by name.
+
+    The user's file (NCCL_CONF_FILE, or .nccl.conf at home) comes before the system's.
+    """
+    own = environment.get("NCCL_CONF_FILE") or str(
+        Path(environment.get("HOME", "/")) / ".nccl.conf"
+    )
+    found: dict[str, tuple[str, str]] = {}
+    for name in (own, SYSTEM_FILE):
+        try:
+            text = (root / name.lstrip("/")).read_text(errors="replace")
+        except OSError:
+            continue
+        for key, value in settings_in(text).items():
+            if key not in environment:
+                found.setdefault(key, (value, name))
+    return found
+
+
+def log_of_process(pattern: str) -> bytes | None:
+    """What NCCL wrote for this process to NCCL_DEBUG_FILE=`pattern`; None where it cannot be read.
+
+    %h is the host's name, up to its first dot or whole, and %p the process, as NCCL fills them in.
+    """
+    host = socket.gethostname()
+    filled = pattern.replace("%p", str(os.getpid()))
+    for name in (host.partition(".")[0], host):
+        with contextlib.suppress(OSError):
+            return Path(filled.replace("%h", name)).read_bytes()
+    return None

@@ -1,0 +1,251 @@
+"""Lines about network devices, interfaces, plugins and what they can do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pytest_mnode.probes.nccl_log.facts import Process
+from pytest_mnode.probes.nccl_log.surroundings import (
+    Absence,
+    Device,
+    GpuDirect,
+    Interface,
+    NetworkUse,
+    NoDevice,
+    Provider,
+    Purpose,
+    Setting,
+    Use,
+)
+
+_USING = re.compile(r"NET/(?P<network>[\w -]{1,40}?) ?: ?Using ?(?=\[|;|$)", re.ASCII)
+_ITEM = re.compile(
+    r"\[(?P<index>\d{1,5})\] ?(?:=\{(?P<group>[^{}]{0,1000})\}|(?P<name>[^\s\[\]{};]{1,200}))",
+    re.ASCII,
+)
+_INTERFACE = re.compile(
+    r"(?:\[\d{1,4}\])?(?P<name>[^:\s<>]{1,40}):(?P<address>[^<>\s]{1,80})(?:<\d{1,7}>)?"
+)
+_VIRTUAL = re.compile(
+    r"NET/(?P<network>\w{1,40}) ?: Made virtual device \[(?P<index>\d{1,5})\] "
+    r"name=(?P<name>\S{1,200}) speed=(?P<speed>\d{1,9}) ndevs=(?P<count>\d{1,4})",
+    re.ASCII,
+)
+_OFI_GROUP = re.compile(
+    r"NET/OFI NIC group (?P<index>\d{1,5}) device #\d{1,5} (?P<name>[0-9a-fA-F:.]{7,16})", re.ASCII
+)
+_GPU_DIRECT = re.compile(
+    r"(?:NET/(?P<network>[\w -]{1,40}?) ?: )?GPU Direct RDMA (?P<state>Enabled|Disabled)\b"
+    r"(?P<rest>.{0,400})",
+    re.ASCII,
+)
+_SETTING = re.compile(
+    r"(?P<name>[A-Z][A-Z0-9]{1,20}(?:_[A-Z0-9]{1,40}){1,10}) set "
+    r"(?:by (?P<source>[\w /.-]{1,60}?) )?to ?(?P<value>.*)",
+    re.ASCII,
+)
+_USES = (
+    (re.compile(r"Using network (.{1,80})"), Use.USING),
+    (re.compile(r"Initialized NET plugin (.{1,80})"), Use.INITIALIZED),
+    (re.compile(r"Failed to initialize NET plugin (.{1,80})"), Use.FAILED),
+    (re.compile(r"Assigned NET plugin (.{1,80}?) to comm\b"), Use.ASSIGNED),
+    (re.compile(r"NET/Plugin ?: Loaded net plugin (.{1,80}?)(?: \(v\d{1,3}\))?$"), Use.LOADED),
+)
+_PROVIDER = re.compile(
+    r"NET/OFI Selected [Pp]rovider is (?P<name>[^\s,()]{1,80})"
+    r"[^()]{0,200}(?:\(found (?P<count>\d{1,5}) nics?\))?"
+)
+_ABSENCES = (
+    (re.compile(r"NET/\w{1,40} ?: No device found"), Absence.NO_DEVICE),
+    (re.compile(r"Failed to open libibverbs\.so"), Absence.NO_LIBRARY),
+    (
+        re.compile(
+            r"NET/OFI .{0,200}?(?:fi_getinfo\(\) call failed|"
+            r"[Nn]o (?:eligible )?providers?\b|optimal provider)"
+        ),
+        Absence.NO_PROVIDER,
+    ),
+    (
+        re.compile(r"(?:NET/Socket|Bootstrap) ?: [Nn]o (?:socket )?interface found"),
+        Absence.NO_INTERFACE,
+    ),
+)
+
+
+def read_devices(process: Process, message: str) -> Iterator[Device]:
+    """Devices that a message lists; a message of any other kind lists none."""
+    virtual = _VIRTUAL.match(message)
+    if virtual is not None:
+        yield _virtual(process, virtual)
+        return
+    group = _OFI_GROUP.match(message)
+    if group is not None:
+        yield _device(process, "OFI", int(group["index"]), group["name"], members=(group["name"],))
+        return
+    using = _USING.match(message)
+    if using is None:
+        return
+    listed = message[using.end() :].partition("; OOB")[0]
+    ordered = listed.rstrip().endswith("[RO]")
+    items = list(_ITEM.finditer(listed))
+    # A list with merged devices counts them where they stand, whatever number is printed.
+    merged = any(item["group"] is not None for item in items)
+    for place, item in enumerate(items):
+        index = place if merged else int(item["index"])
+        if item["group"] is not None:
+            parts = [part["name"] for part in _ITEM.finditer(item["group"]) if part["name"]]
+        else:
+            parts = [item["name"]]
+        found = _listed(process, using["network"], index, parts, ordered=ordered)
+        if found is not None:
+            yield found
+
+
+def _listed(
+    process: Process, network: str, index: int, parts: list[str], *, ordered: bool
+) -> Device | None:
+    parts = [part.rstrip(",") for part in parts]
+    if network.lower().endswith("socket"):
+        found = _INTERFACE.fullmatch(parts[0]) if parts else None
+        if found is None:
+            return None
+        name, address = found["name"], found["address"]
+        return _device(process, network, index, name, members=(name,), address=address)
+    words = [part.split("/") for part in parts]
+    names = tuple(word[0].partition(":")[0] for word in words)
+    if not names or not all(names):
+        return None
+    port = words[0][0].partition(":")[2]
+    layers = dict.fromkeys(word[1] for word in words if len(word) > 1)
+    return _device(
+        process,
+        network,
+        index,
+        "+".join(names),
+        members=names,
+        port=int(port) if port.isascii() and port.isdigit() and len(port) < 4 else None,
+        link_layer="+".join(layers) or None,
+        sharp=all("SHARP" in word[2:] for word in words),
+        ordered=ordered,
+    )
+
+
+def _virtual(process: Process, found: re.Match[str]) -> Device:
+    # Merged devices are named by their parts with `+` between them; a bare one by itself.
+    name, many = found["name"], int(found["count"]) > 1
+    members = tuple(name.split("+")) if many else (name,)
+    speed = int(found["speed"])
+    return _device(
+        process, found["network"], int(found["index"]), name, members=members, speed=speed
+    )
+
+
+def _device(
+    process: Process,
+    network: str,
+    index: int,
+    name: str,
+    *,
+    members: tuple[str, ...],
+    port: int | None = None,
+    link_layer: str | None = None,
+    address: str | None = None,
+    speed: int | None = None,
+    sharp: bool = False,
+    ordered: bool = False,
+) -> Device:
+    return Device(
+        process=process,
+        network=network,
+        index=index,
+        name=name,
+        port=port,
+        link_layer=link_layer,
+        address=address,
+        speed_mbits_s=speed or None,
+        members=members,
+        in_network_reduction=sharp,
+        relaxed_ordering=ordered,
+    )
+
+
+def read_interface(process: Process, message: str) -> Interface | None:
+    """The interface of `Bootstrap : Using …`, or behind `; OOB` in a list of devices."""
+    if message.startswith("Bootstrap"):
+        _, used, rest = message.partition(": Using ")
+        purpose = Purpose.BOOTSTRAP
+    elif message.startswith("NET/"):
+        _, used, rest = message.partition("; OOB ")
+        purpose = Purpose.OUT_OF_BAND
+    else:
+        return None
+    found = _INTERFACE.match(rest) if used else None
+    if found is None:
+        return None
+    name, address = found["name"], found["address"]
+    return Interface(process=process, purpose=purpose, name=name, address=address)
+
+
+def read_use(process: Process, message: str) -> NetworkUse | None:
+    """How far a network plugin came."""
+    for pattern, use in _USES:
+        found = pattern.match(message)
+        if found is not None:
+            return NetworkUse(process=process, name=found.group(1).strip(), use=use)
+    return None
+
+
+def read_provider(process: Process, message: str) -> Provider | None:
+    """The libfabric provider that the OFI plugin selected."""
+    found = _PROVIDER.match(message)
+    if found is None:
+        return None
+    count = found["count"]
+    return Provider(
+        process=process, name=found["name"], adapters=None if count is None else int(count)
+    )
+
+
+def read_absence(process: Process, message: str) -> NoDevice | None:
+    """Why there is no device, if a message says so."""
+    for pattern, absence in _ABSENCES:
+        if pattern.search(message):
+            return NoDevice(process=process, absence=absence, text=message)
+    return None
+
+
+def read_gpu_direct(process: Process, message: str) -> GpuDirect | None:
+    """Whether GPUDirect RDMA is used for a GPU, a device, or both, and why not."""
+    found = _GPU_DIRECT.match(message)
+    if found is None:
+        return None
+    rest = found["rest"]
+    gpu = re.search(r"\bGPU (\w{1,20}(?:\[\w{1,20}\])?)", rest)
+    device = re.search(r"\bHCA (\d{1,5})\b(?: '([^']{1,80})')?", rest)
+    reason = re.search(r"\(([^()]{1,200})\)", rest)
+    return GpuDirect(
+        process=process,
+        enabled=found["state"] == "Enabled",
+        network=found["network"],
+        gpu=gpu.group(1) if gpu else None,
+        device=int(device.group(1)) if device else None,
+        device_name=device.group(2) if device else None,
+        reason=reason.group(1) if reason else None,
+    )
+
+
+def read_setting(process: Process, message: str) -> Setting | None:
+    """An override of a default; some versions print a full stop behind the value."""
+    found = _SETTING.match(message)
+    if found is None:
+        return None
+    value = found["value"].strip()
+    value = value[:-1] if re.fullmatch(r"-?\w{1,80}\.", value, re.ASCII) else value
+    return Setting(process=process, name=found["name"], value=value, source=found["source"])
+
+
+def named_device(fact: GpuDirect) -> Device:
+    """The device that a line about GPUDirect RDMA numbers and names."""
+    name = fact.device_name or ""
+    return _device(fact.process, fact.network or "", fact.device or 0, name, members=(name,))

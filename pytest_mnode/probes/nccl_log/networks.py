@@ -1,0 +1,59 @@
+"""What carries the bytes of the networks that NCCL names in its logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pytest_mnode.probes.nccl_log.facts import Network
+
+_RDMA = re.compile(
+    r"(?:NET[/ ])?(?:IB(?:ext)?(?:_v\d+)?|gIB(?:_v\d+)?|SHARP(?:_v\d+)?|UCX(?:[-_][\w-]+)?|"
+    r"SPCX(?:_v\d+)?|(?:RCCL-)?ANP|NCCL RDMA Plugin(?: v\d+)?|EFA)",
+    re.IGNORECASE,
+)
+_SOCKETS = re.compile(r"(?:NET[/ ])?(?:Socket|FastSocket|Fast ?Socket)(?:_v\d+)?", re.IGNORECASE)
+_GPUDIRECT_TCP = re.compile(r"(?:GPUDirectTCPX\w*|FasTrak\w*|TCPXO?\w*)", re.IGNORECASE)
+_LIBFABRIC = re.compile(r"(?:AWS )?(?:Libfabric|OFI)(?:_v\d+)?", re.IGNORECASE)
+
+_RDMA_PROVIDERS = ("efa", "efa-direct", "verbs", "cxi", "opx", "psm2", "psm3", "gni", "ucx", "mlx")
+_SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
+
+
+def network_of(name: str, providers: Sequence[str] = ()) -> Network:
+    """What carries the bytes of a network called `name` in channel lines or `Using network …`.
+
+    `providers`: those that libfabric selected (`efa`, `verbs;ofi_rxm`, `tcp` …). Libfabric
+    without one, or with several that disagree, is unknown, as is any name that is not listed.
+
+    Sources: NCCL's internal networks (IB, Socket); nccl-rdma-sharp-plugins (IBext, UCX, SHARP);
+    aws-ofi-nccl; Google's gIB, GPUDirect-TCPX and FasTrak, Fast Socket; NVIDIA Spectrum-X (SPCX);
+    fi_provider(7).
+    """
+    name = name.strip()
+    if _SOCKETS.fullmatch(name):
+        return Network.SOCKETS
+    if _GPUDIRECT_TCP.fullmatch(name):
+        return Network.GPUDIRECT_TCP
+    if _LIBFABRIC.fullmatch(name):
+        kinds = {provider_network(provider) for provider in providers}
+        return kinds.pop() if len(kinds) == 1 else Network.UNKNOWN
+    return Network.RDMA if _RDMA.fullmatch(name) else Network.UNKNOWN
+
+
+def provider_network(provider: str) -> Network:
+    """What carries the bytes of a libfabric provider; `verbs;ofi_rxm` is judged by its core."""
+    core = provider.strip().lower().split(";")[0]
+    if core in _RDMA_PROVIDERS:
+        return Network.RDMA
+    return Network.SOCKETS if core in _SOCKET_PROVIDERS else Network.UNKNOWN
+
+
+def family_of(name: str) -> str:
+    """The name that devices of a network are listed under: plugins over verbs list theirs as IB."""
+    name = name.strip()
+    if _LIBFABRIC.fullmatch(name):
+        return "OFI"
+    if _SOCKETS.fullmatch(name):
+        return "Socket"
+    return "IB" if _RDMA.fullmatch(name) else name

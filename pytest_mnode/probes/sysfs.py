@@ -1,0 +1,97 @@
+"""Attributes and links below /sys and /proc as values; what cannot be read is None. Total."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DIGITS = re.compile(r"(\d+)")
+
+
+def text(path: Path) -> str | None:
+    """The text of an attribute without its ends; None where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def integer(path: Path) -> int | None:
+    """A whole number, decimal or 0x…; None where there is none."""
+    return number_of(text(path))
+
+
+def count(path: Path) -> int | None:
+    """A whole number of 0 or more; None for −1, which the kernel writes for unknown."""
+    value = integer(path)
+    return value if value is not None and value >= 0 else None
+
+
+def number_of(told: str | None) -> int | None:
+    """`told` as a whole number, decimal or 0x…; None for anything else."""
+    try:
+        return int(told, 16 if told.lower().startswith("0x") else 10) if told else None
+    except ValueError:
+        return None
+
+
+def entries(folder: Path) -> tuple[Path, ...]:
+    """What is in a folder, node2 before node10; empty where it cannot be listed."""
+    try:
+        return tuple(sorted(folder.iterdir(), key=lambda path: by_number(path.name)))
+    except OSError:
+        return ()
+
+
+def by_number(name: str) -> tuple[tuple[int, str], ...]:
+    """A key that sorts mlx5_2 before mlx5_10."""
+    parts = _DIGITS.split(name)
+    return tuple((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts))
+
+
+def target_name(link: Path) -> str | None:
+    """The last part of what a link points to, such as a driver's name; None for no link."""
+    try:
+        return link.readlink().name
+    except OSError:
+        return None
+
+
+def place(path: Path, root: Path) -> tuple[str, ...] | None:
+    """Where a path or link really is, as names below `root`; None where it leads nowhere."""
+    try:
+        return path.resolve(strict=True).relative_to(root.resolve()).parts
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def pci_addresses(parts: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The PCI functions on a device's path, outermost bridge first, the function itself last."""
+    return tuple(part for part in parts or () if _BDF.fullmatch(part))
+
+
+def is_pci_address(name: str) -> bool:
+    """Whether `name` is like 0000:17:00.0."""
+    return _BDF.fullmatch(name) is not None
+
+
+def numa_node(device: Path, root: Path) -> int | None:
+    """NUMA node of a device, from the nearest folder upwards that tells one; None for −1.
+
+    A virtio device tells none itself, the PCI function that it sits on does.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, numa_node.
+    """
+    for folder in _upwards(device, root):
+        if (told := text(folder / "numa_node")) is not None:
+            value = number_of(told)
+            return value if value is not None and value >= 0 else None
+    return None
+
+
+def _upwards(device: Path, root: Path) -> Iterator[Path]:
+    parts = place(device, root)
+    for end in range(len(parts or ()), 1, -1):
+        yield root.joinpath(*(parts or ())[:end])

@@ -1,0 +1,317 @@
+"""RDMA devices, ports and counters, held against what the rdma tool and ibv_devinfo said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.probes.rdma import RdmaDevice, parse_rate_gbits_s, parse_state, read_rdma
+from pytest_mnode.probes.rdma_counters import Means, meaning, moved, moved_between
+from tests.recorded import NAMES, Recorded
+from tests.trees import IB_NIC, MELLANOX, NIC, Tree, gpu_server
+
+
+def _devices(root: Path) -> dict[str, RdmaDevice]:
+    return {device.name: device for device in read_rdma(root) or ()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ports_are_as_the_rdma_tool_shows_them(recorded: Recorded, name: str) -> None:
+    root = recorded(name)
+    expected = {
+        f"{link['ifname']}:{link['port']}": (
+            link["state"],
+            link["physical_state"].replace("_", "").lower(),
+            link["netdev"],
+        )
+        for link in json.loads((root / "cmd/rdma-link.json").read_text())
+    }
+    found = {
+        port.name: (port.state, (port.phys_state or "").lower(), device.netdevs[0])
+        for device in _devices(root).values()
+        for port in device.ports
+    }
+    assert found == expected
+
+
+def test_soft_roce_on_two_nodes(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-virtio-aligned-rxe-up"))
+    assert [*devices] == ["rxe0", "rxe1"]
+    first, second = devices.values()
+    assert [d.ports[0].rate_gbits_s for d in (first, second)] == [100.0, 25.0]
+    assert [d.numa_node for d in (first, second)] == [0, 1]
+    assert [d.pci_address for d in (first, second)] == ["0000:41:00.0", "0000:61:00.0"]
+    assert (first.parent, first.netdevs, first.virtual) == ("eth1", ("eth1",), True)
+    port = first.ports[0]
+    assert port.active is True
+    assert (port.link_layer, port.lid, port.sm_lid) == ("Ethernet", 0, 0)
+    assert [(g.index, g.type, g.netdev) for g in port.gids or ()] == [
+        (0, "RoCE v2", "eth1"),
+        (1, "RoCE v2", "eth1"),
+    ]
+    assert port.counters is None, "soft-RoCE as shipped has none"
+    assert port.hw_counters is not None
+    assert "lifespan" not in port.hw_counters, "that is no counter"
+
+
+def test_a_port_whose_interface_is_down(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-e1000e-rxe-port-down"))
+    port = devices["rxe1"].ports[0]
+    assert (port.active, port.state_raw, port.phys_state_raw) == (False, "1: DOWN", "3: Disabled")
+    assert port.rate_gbits_s == 2.5
+    assert devices["rxe0"].ports[0].active is True
+
+
+def test_soft_iwarp_has_no_counters_and_is_found_by_its_address(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-e1000e-siw"))
+    device = devices["siw0"]
+    port = device.ports[0]
+    assert (port.active, port.counters, port.hw_counters) == (False, None, None)
+    assert (device.parent, device.netdevs, device.numa_node) == (None, ("eth1",), 0)
+    assert (device.node_type, device.firmware) == ("RNIC", None)
+    assert devices["siw1"].numa_node == 1
+
+
+def test_soft_roce_on_veth_has_no_node(recorded: Recorded) -> None:
+    device = _devices(recorded("numa1-veth-rxe"))["rxe0"]
+    assert (device.numa_node, device.pci_address, device.netdevs) == (None, None, ("veth0",))
+    assert device.ports[0].rate_gbits_s == 10.0
+
+
+@pytest.mark.parametrize("name", ["numa1-plain", "numa2-e1000e-aligned"])
+def test_a_machine_without_rdma_has_no_device(recorded: Recorded, name: str) -> None:
+    assert read_rdma(recorded(name)) == ()
+
+
+def test_no_sys_is_not_no_device(tmp_path: Path) -> None:
+    assert read_rdma(tmp_path) is None
+
+
+def test_bytes_between_two_readings(recorded: Recorded) -> None:
+    before = read_rdma(recorded("numa2-virtio-rxe-pma-idle"))
+    after = read_rdma(recorded("numa2-virtio-rxe-pma-after-traffic"))
+    assert before is not None
+    assert after is not None
+    found = moved_between(before, after)
+    one, quiet = found["rxe0:1"], found["rxe1:1"]
+    assert one is not None
+    assert quiet is not None
+    assert (one.sent_bytes, one.received_bytes) == (4 * 105525466, 4 * 102694981)
+    assert (one.sent_packets, one.received_packets) == (404355, 404355)
+    assert (one.errors, one.congestion, one.wait_ticks) == ({}, {}, 0)
+    assert one.losses == {"completer_retry_err": 96, "duplicate_request": 2793}
+    assert one.unknown == ()
+    assert (quiet.sent_bytes, quiet.sent_packets, quiet.losses) == (0, 0, {})
+    # Read the wrong way round they went back, which is a reset: nothing is known then.
+    back = moved_between(after, before)["rxe0:1"]
+    assert back is not None
+    assert (back.sent_bytes, back.received_bytes, back.sent_packets) == (None, None, None)
+    assert "port_xmit_data" in back.unknown
+
+
+def test_packets_are_known_where_bytes_are_not(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-e1000e-rxe-up"))
+    found = moved(devices["rxe0"].ports[0], devices["rxe0"].ports[0])
+    assert (found.sent_bytes, found.sent_packets) == (None, 0)
+    assert found.errors_known
+
+
+_MLX5 = {"port_xmit_data": 1000, "port_rcv_data": 500, "port_xmit_wait": 7, "symbol_error": 0}
+_MLX5 |= {"link_downed": 1, "port_xmit_packets": 10, "port_rcv_packets": 5, "port_rcv_errors": 0}
+_MLX5_HW = {"out_of_sequence": 2, "np_cnp_sent": 4, "req_cqe_flush_error": 9, "lifespan": 10}
+
+
+def _reading(
+    root: Path, counters: dict[str, int], hw_counters: dict[str, int] | None = None
+) -> RdmaDevice:
+    root.mkdir()
+    tree = Tree(root)
+    on = "pci0000:10/0000:10:01.0/0000:11:00.0"
+    tree.pci(on, IB_NIC, MELLANOX, 1, "4-7")
+    tree.rdma("mlx5_0", on, counters, hw_counters)
+    (device,) = read_rdma(root) or ()
+    return device
+
+
+def test_an_infiniband_port_and_what_rose_on_it(tmp_path: Path) -> None:
+    before = _reading(tmp_path / "before", _MLX5, _MLX5_HW)
+    assert (before.numa_node, before.pci_address, before.virtual) == (1, "0000:11:00.0", False)
+    port = before.ports[0]
+    assert (port.link_layer, port.rate_gbits_s, port.lid, port.sm_lid) == (
+        "InfiniBand",
+        400.0,
+        26,
+        1,
+    )
+    rose = {"port_xmit_data": 1000 + (1 << 33), "port_xmit_wait": 9, "link_downed": 2}
+    rose_hw = {"out_of_sequence": 5, "np_cnp_sent": 14, "req_cqe_flush_error": 90}
+    after = _reading(tmp_path / "after", _MLX5 | rose, _MLX5_HW | rose_hw)
+    found = moved(port, after.ports[0])
+    assert found.sent_bytes == 4 << 33
+    assert found.received_bytes == 0
+    assert found.errors == {"link_downed": 1}
+    assert found.losses == {"out_of_sequence": 3}
+    assert found.congestion == {"port_xmit_wait": 2, "np_cnp_sent": 10}
+    assert found.errors_known
+
+
+def test_a_counter_that_stands_still_at_its_largest_value_tells_nothing(tmp_path: Path) -> None:
+    full = {"port_xmit_data": (1 << 32) - 1, "symbol_error": 65535}
+    before = _reading(tmp_path / "before", {"port_xmit_data": 5, "symbol_error": 65535})
+    after = _reading(tmp_path / "after", full)
+    found = moved(before.ports[0], after.ports[0])
+    assert found.sent_bytes is None
+    assert found.unknown == ("port_xmit_data", "symbol_error")
+    assert not found.errors_known
+    risen = moved(_reading(tmp_path / "low", {"symbol_error": 1}).ports[0], after.ports[0])
+    assert risen.errors == {"symbol_error": 65534}
+
+
+def test_a_counter_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    before = _reading(tmp_path / "before", _MLX5)
+    tree = Tree(tmp_path / "after")
+    _reading(tmp_path / "later", _MLX5)
+    on = "pci0000:10/0000:10:01.0/0000:11:00.0"
+    tree.pci(on, IB_NIC, MELLANOX, 1, "4-7")
+    tree.rdma("mlx5_0", on, _MLX5)
+    folder = f"sys/devices/{on}/infiniband/mlx5_0/ports/1"
+    tree.write(f"{folder}/counters/port_rcv_errors", "N/A")
+    (device,) = read_rdma(tree.root) or ()
+    assert device.ports[0].unreadable == ("counters/port_rcv_errors",)
+    found = moved(before.ports[0], device.ports[0])
+    assert found.unknown == ("port_rcv_errors",)
+    assert not found.errors_known
+    assert found.sent_bytes == 0
+
+
+def test_two_ports_cannot_be_told_apart_by_mistake(tmp_path: Path) -> None:
+    gpu_server(tmp_path)
+    devices = _devices(tmp_path)
+    with pytest.raises(ValueError, match="two ports: mlx5_0:1 and mlx5_1:1"):
+        moved(devices["mlx5_0"].ports[0], devices["mlx5_1"].ports[0])
+    gone = moved_between([devices["mlx5_0"]], [])
+    assert gone == {"mlx5_0:1": None}
+
+
+def test_efa_counts_bytes_of_its_own(tmp_path: Path) -> None:
+    def reading(name: str, **hw_counters: int) -> RdmaDevice:
+        tree = Tree(tmp_path / name)
+        on = "pci0000:10/0000:10:01.0"
+        tree.pci(on, "0x020000", "0x1d0f", 0, "0-3")
+        rate = "100 Gb/sec (4X EDR)"
+        tree.rdma("rdmap16s1", on, None, hw_counters, link_layer="Unspecified", rate=rate)
+        (device,) = read_rdma(tree.root) or ()
+        return device
+
+    before = reading("before", tx_bytes=10, rdma_write_bytes=0, rx_drops=0, tx_pkts=1)
+    after = reading("after", tx_bytes=110, rdma_write_bytes=9000, rx_drops=3, tx_pkts=9)
+    assert before.ports[0].link_layer == "Unspecified"
+    assert before.ports[0].counters is None
+    found = moved(before.ports[0], after.ports[0])
+    assert (found.sent_bytes, found.sent_packets) == (9000, 8)
+    assert found.received_bytes is None
+    assert found.errors == {"rx_drops": 3}
+
+
+def test_gids_of_both_sorts_and_devices_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    zero = ":".join(["0000"] * 8)
+    v4 = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    for number in (10, 2):
+        on = f"pci0000:10/0000:10:{number:02x}.0"
+        tree.pci(on, NIC, MELLANOX)
+        tree.interface(f"eth{number}", on)
+        gids = [(v4, "IB/RoCE v1", f"eth{number}"), (v4, "RoCE v2", f"eth{number}"), (zero, "", "")]
+        tree.rdma(f"mlx5_{number}", on, gids=gids, link_layer="Ethernet")
+    devices = _devices(tmp_path)
+    assert [*devices] == ["mlx5_2", "mlx5_10"]
+    gids_found = devices["mlx5_2"].ports[0].gids
+    assert [g.type for g in gids_found or ()] == ["IB/RoCE v1", "RoCE v2"]
+    assert devices["mlx5_10"].netdevs == ("eth10",)
+    assert devices["mlx5_10"].numa_node is None, "−1 is unknown"
+
+
+@pytest.mark.parametrize(
+    ("told", "rate"),
+    [
+        ("400 Gb/sec (4X NDR)", 400.0),
+        ("2.5 Gb/sec (1X SDR)", 2.5),
+        ("100 Gb/sec (4X EDR)", 100.0),
+        ("800 Gb/sec (4X XDR)", 800.0),
+        ("0 Gb/sec (4X SDR)", None),
+        ("N/A", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_rates(told: str | None, rate: float | None) -> None:
+    assert parse_rate_gbits_s(told) == rate
+
+
+@pytest.mark.parametrize(
+    ("state", "phys_state", "active"),
+    [
+        ("4: ACTIVE", "5: LinkUp", True),
+        ("1: DOWN", "5: LinkUp", False),  # as just after a link came up
+        ("2: INIT", "5: LinkUp", False),  # no subnet manager
+        ("4: ACTIVE", "3: Disabled", False),
+        ("4: ACTIVE", "0: <unknown>", True),
+        ("", "5: LinkUp", None),
+    ],
+)
+def test_a_port_is_active_by_both_its_states(
+    tmp_path: Path, state: str, phys_state: str, active: bool | None
+) -> None:
+    tree = Tree(tmp_path)
+    tree.pci("pci0000:10/0000:10:01.0", IB_NIC, MELLANOX)
+    tree.rdma("mlx5_0", "pci0000:10/0000:10:01.0", state=state, phys_state=phys_state)
+    (device,) = read_rdma(tmp_path) or ()
+    assert device.ports[0].active is active
+
+
+def test_states() -> None:
+    assert parse_state("4: ACTIVE") == "ACTIVE"
+    assert parse_state("5: LinkUp\n") == "LinkUp"
+    assert parse_state("0: <unknown>") is None
+    assert parse_state("ACTIVE") is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text() | st.from_regex(r"\d+(\.\d+)? Gb/sec( \(\dX \w+\))?"))
+def test_any_text_is_read(told: str) -> None:
+    parse_rate_gbits_s(told)
+    parse_state(told)
+    meaning(told)
+
+
+@pytest.mark.parametrize(
+    ("counter", "means"),
+    [
+        ("symbol_error", Means.ERROR),
+        ("tcpRetransSegs", Means.LOSS),
+        ("ip4InDiscards", Means.ERROR),
+        ("RxECNMrkd", Means.CONGESTION),
+        ("link_error_recovery", Means.ERROR),
+        ("port_xmit_discards", Means.ERROR),
+        ("VL15_dropped", Means.ERROR),
+        ("retry_exceeded_err", Means.ERROR),
+        ("req_remote_access_errors", Means.ERROR),
+        ("rx_icrc_encapsulated", Means.ERROR),
+        ("local_ack_timeout_err", Means.LOSS),
+        ("rnr_nak_retry_err", Means.LOSS),
+        ("retrans_timeout_events", Means.LOSS),
+        ("rp_cnp_handled", Means.CONGESTION),
+        ("np_ecn_marked_roce_packets", Means.CONGESTION),
+        ("port_xmit_wait", Means.CONGESTION),
+        ("resp_cqe_flush_error", Means.OTHER),
+        ("rx_write_requests", Means.OTHER),
+        ("port_xmit_data", Means.OTHER),
+        ("multicast_xmit_packets", Means.OTHER),
+    ],
+)
+def test_what_a_counter_tells(counter: str, means: Means) -> None:
+    assert meaning(counter) is means
