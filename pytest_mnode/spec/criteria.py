@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pytest_mnode.spec import wire
-from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Some
-from pytest_mnode.spec.quantity import RATE, SIZE
+from pytest_mnode.spec.devices import DevicesCriterion
+from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Sizes, Some
+from pytest_mnode.spec.line import BusbwLine, ring_line
+from pytest_mnode.spec.numa import NumaCriterion
+from pytest_mnode.spec.preflight import PreflightCriterion
+from pytest_mnode.spec.quantity import SIZE
+from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
+from pytest_mnode.spec.transport import TransportPromise
+from pytest_mnode.spec.wire import HasLineRate
 from pytest_mnode.verdict import Bound, at_least
 
 
@@ -23,8 +29,12 @@ class BusbwPromise(Page):
     """Of the line rate, reached at every size of the plateau by the median of the repeats."""
     tolerance_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     """Of the line rate, by which a measured value may fall short of the bound."""
-    sizes_bytes: tuple[Bytes, ...] = Field(alias="sizes", min_length=1)
-    """Sizes swept, rising, such as 1 MiB; nccl-tests' meaning of a collective's size."""
+    sizes_bytes: Sizes = Field(alias="sizes")
+    """Sizes swept, rising, such as 1 MiB; nccl-tests' meaning of a collective's size.
+
+    A list, or {from: 8 KiB, to: 1 GiB, factor: 2}: from the first, each so many times the one
+    before (2 unless said), and the last in any case.
+    """
     plateau_from_bytes: Bytes = Field(alias="plateau_from")
     """Sizes from here up are judged; smaller ones are only recorded."""
     warmup: Count = 2
@@ -67,33 +77,69 @@ class BusbwPromise(Page):
         """The sizes that are judged; never empty."""
         return tuple(size for size in self.sizes_bytes if size >= self.plateau_from_bytes)
 
-    def bound_gbytes_s(self, fabric: wire.HasLineRate) -> Bound:
-        """What busbw in GB/s must reach on `fabric`."""
-        line_gbytes_s = wire.line_rate_gbytes_s(fabric)
+    def nic_mbits_s(self, fabric: HasLineRate) -> float:
+        """What one NIC must carry for the bound to be in reach, Mbit/s."""
+        fraction = self.at_least_fraction - self.tolerance_fraction
+        return fraction * fabric.line_rate_bits_s / 1e6
+
+    def bound_gbytes_s(self, on: BusbwLine | HasLineRate) -> Bound:
+        """What busbw in GB/s must reach on a line, or on one ring over a fabric."""
+        line = on if isinstance(on, BusbwLine) else ring_line(on)
         return at_least(
-            self.at_least_fraction * line_gbytes_s, self.tolerance_fraction * line_gbytes_s
+            self.at_least_fraction * line.gbytes_s, self.tolerance_fraction * line.gbytes_s
         )
 
-    def source(self, fabric: wire.HasLineRate) -> str:
+    def source(self, on: BusbwLine | HasLineRate) -> str:
         """Where the bound comes from, for a reader of the measurement."""
-        nics = f" × {fabric.nics_per_node} NICs" if fabric.nics_per_node > 1 else ""
-        return (
-            f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}{nics}"
-            f" × at_least_fraction {self.at_least_fraction:g}"
-        )
+        line = on if isinstance(on, BusbwLine) else ring_line(on)
+        return f"{line.text} × at_least_fraction {self.at_least_fraction:g}"
 
 
 class FabricCriterion(Page):
     """Collectives reach the line rate."""
 
-    all_reduce_busbw: BusbwPromise
+    all_reduce_busbw: BusbwPromise | None = None
     """Bus bandwidth of all-reduce over all nodes."""
+    all_gather_busbw: BusbwPromise | None = None
+    """Bus bandwidth of all-gather over all nodes."""
+    reduce_scatter_busbw: BusbwPromise | None = None
+    """Bus bandwidth of reduce-scatter over all nodes."""
+    all_to_all_busbw: BusbwPromise | None = None
+    """Bus bandwidth of all-to-all over all nodes."""
+    broadcast_busbw: BusbwPromise | None = None
+    """Bus bandwidth of broadcast from rank 0 over all nodes."""
+    send_recv_busbw: BusbwPromise | None = None
+    """Bus bandwidth of each rank's exchange with its neighbours: it sends to the next rank and
+    receives from the one before."""
+    write_bandwidth: WriteBandwidthPromise | None = None
+    """What ib_write_bw measures between neighbours, rail by rail."""
+    nccl_tests: NcclTestsPromise | None = None
+    """How nccl-tests are run; its tables are judged by the promises of the collectives."""
+    transport: TransportPromise | None = None
+    """Traffic runs on the fabric, by four facts that agree."""
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"promises nothing; accepted: {', '.join(type(self).model_fields)}")
+        return self
+
+    def busbw(self, collective: str) -> BusbwPromise | None:
+        """What is promised of a collective, by torch.distributed's name; None if nothing is."""
+        found: BusbwPromise | None = getattr(self, f"{collective}_busbw", None)
+        return found
 
 
 class Criteria(Page):
     """What is promised: one key a criterion, holding its bounds."""
 
+    preflight: PreflightCriterion | None = None
+    """Is every node fit for what is to be run on it?"""
     mesh: MeshCriterion | None = None
     """Does every rank meet and sum right?"""
+    numa: NumaCriterion | None = None
+    """Do ranks run, allocate and send beside their accelerators?"""
+    devices: DevicesCriterion | None = None
+    """Is every rank as fast by itself as the others?"""
     fabric: FabricCriterion | None = None
-    """Does all-reduce reach the line rate?"""
+    """Do collectives reach the line rate?"""

@@ -8,6 +8,7 @@ from pytest_mnode.spec import wire
 from pytest_mnode.spec.criteria import BusbwPromise, Criteria
 from pytest_mnode.spec.fields import Page
 from pytest_mnode.spec.models import Fabric, Spec
+from pytest_mnode.spec.preflight_doubts import preflight_doubts
 from pytest_mnode.spec.quantity import RATE
 
 _PATTERN = frozenset("*?[")
@@ -18,7 +19,7 @@ def doubts(spec: Spec) -> list[str]:
 
     A doubtful spec is used as it stands; who reads the certificate is told. Empty for a sound one.
     """
-    return [*_bounds(spec), *_links(spec), *_words(spec)]
+    return [*_bounds(spec), *_links(spec), *_words(spec), *preflight_doubts(spec)]
 
 
 def wire_allows_fraction(spec: Spec) -> tuple[float, str]:
@@ -94,6 +95,9 @@ def _words(spec: Spec) -> Iterator[str]:
         yield f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"
     if spec.nodes == 1 and spec.promised("fabric"):
         yield "criteria.fabric: promised for nodes: 1, which has no other node to send to"
+    if spec.fabric.gpudirect and (spec.fabric.kind == "ethernet" or not spec.accelerators.per_node):
+        lacking = "kind: ethernet has no RDMA" if spec.accelerators.per_node else "no accelerators"
+        yield f"fabric.gpudirect: promised, with {lacking}: nothing to keep it with"
     if spec.accelerators.per_node == 0:
         for key in ("model", "memory"):
             if getattr(spec.accelerators, {"memory": "memory_bytes"}.get(key, key)) is not None:

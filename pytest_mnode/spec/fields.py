@@ -16,8 +16,60 @@ def _quantity(kind: quantity.Kind) -> WithJsonSchema:
     )
 
 
+_SIZE_SCHEMA = {"type": "string", "pattern": quantity.SIZE.pattern}
 BitsPerSecond = Annotated[int, BeforeValidator(quantity.bits_per_s), _quantity(quantity.RATE)]
 Bytes = Annotated[int, BeforeValidator(quantity.size_bytes), _quantity(quantity.SIZE)]
+
+_RANGE_KEYS = ("from", "to", "factor")
+_RANGE = "a list of sizes, or {from: 8 KiB, to: 1 GiB, factor: 2}"
+
+
+def _listed(written: Any) -> Any:
+    """A range of sizes as the list that it stands for; anything else as it is."""
+    if not isinstance(written, dict):
+        return written
+    for key in written:
+        if key not in _RANGE_KEYS:
+            raise ValueError(f"unknown key {quantity.shown(key)}; accepted: {_RANGE}")
+    for key in ("from", "to"):
+        if key not in written:
+            raise ValueError(f"{key} is missing; accepted: {_RANGE}")
+    size, last = (quantity.size_bytes(written[key]) for key in ("from", "to"))
+    factor = written.get("factor", 2)
+    if not isinstance(factor, int) or isinstance(factor, bool) or factor < 2:
+        raise ValueError(f"factor {quantity.shown(factor)}; accepted: a whole number of 2 or more")
+    if size > last:
+        raise ValueError(
+            f"from {written['from']} is more than to {written['to']}; accepted: the smaller first"
+        )
+    sizes = []
+    while size < last:
+        sizes.append(size)
+        size *= factor
+    return [quantity.SIZE.text(size) for size in (*sizes, last)]
+
+
+Sizes = Annotated[
+    tuple[Bytes, ...],
+    Field(min_length=1),
+    BeforeValidator(_listed),
+    WithJsonSchema(
+        {
+            "description": f"Form: {_RANGE}",
+            "type": ["array", "object"],
+            "minItems": 1,
+            "items": _SIZE_SCHEMA,
+            "properties": {
+                "from": _SIZE_SCHEMA,
+                "to": _SIZE_SCHEMA,
+                "factor": {"type": "integer", "minimum": 2, "default": 2},
+            },
+            "required": ["from", "to"],
+            "additionalProperties": False,
+        }
+    ),
+]
+"""Sizes, written as a list or as a range."""
 Seconds = Annotated[float, BeforeValidator(quantity.duration_s), _quantity(quantity.DURATION)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Some = Annotated[int, Field(strict=True, ge=1)]
@@ -26,11 +78,13 @@ Fraction = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]
 Interface = Annotated[str, Field(pattern=r"^[^\s/,]+$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*$")]
+Setting = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*(=\S.*)?$")]
 
 PATTERNS = {
     r"^\S(.*\S)?$": "one line of text",
     r"^[^\s/,]+$": "the name or shell pattern of an interface, such as fab0 or mlx5_*",
     r"^/[^\n]*$": "an absolute path, such as /data",
+    r"^[A-Z][A-Z0-9_]*(=\S.*)?$": "a variable, such as NCCL_IB_HCA or NCCL_ALGO=Ring",
 }
 """What the patterns of texts mean, for error messages."""
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ from pytest_mnode.spec.fields import (
     Some,
     Text,
 )
+from pytest_mnode.spec.numa import Topology
 
 
 class Accelerators(Page):
@@ -72,6 +73,8 @@ class Fabric(Network):
     """How many NICs of each node carry training traffic."""
     mtu_bytes: Mtu = Field(alias="mtu")
     """Largest packet in bytes, without the frame: 1500, or 9000 for jumbo frames."""
+    gpudirect: Annotated[bool, Field(strict=True)] | None = None
+    """Whether NICs must read and write the accelerators' memory by themselves (GPUDirect RDMA)."""
 
 
 class Management(Network):
@@ -129,6 +132,7 @@ class Spec(Page):
     accelerators: Accelerators
     fabric: Fabric
     management: Management | None = None
+    topology: Topology | None = None
     storage: Storage | None = None
     scheduler: Scheduler | None = None
     criteria: Criteria

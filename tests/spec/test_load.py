@@ -12,6 +12,7 @@ from tests.spec.conftest import Page
 
 RACK = default_spec_path().read_text()
 BUSBW = "criteria.fabric.all_reduce_busbw"
+SIZES = "[64 KiB, 1 MiB, 4 MiB]"
 RATES = (
     "accepted: bits a second, such as '400 Gbit/s' (units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s)"
 )
@@ -22,10 +23,10 @@ RATES = (
     [
         ("nodes: 16", "nodez: 4", "nodez: unknown key; did you mean nodes? (and 1 more)"),
         ("mesh: {}", "mash: {}", "criteria.mash: unknown key; did you mean mesh?"),
-        ("mesh: {}", "qqq: {}", "criteria.qqq: unknown key; accepted: mesh, fabric"),
+        ("mesh: {}", "qqq: {}", "criteria.qqq: unknown key; accepted: "),
         ("mesh: {}", "mesh: {at: 1}", "criteria.mesh.at: unknown key; accepted: {}"),
         ("nodes: 16", '"a\\nb": 4', r"'a\nb': unknown key; accepted: name, "),
-        ("nodes: 16", "no: 4", "no: line 7: this key is no text; accepted: text, or quote it"),
+        ("nodes: 16", "no: 4", "no: line 8: this key is no text; accepted: text, or quote it"),
         ("nodes: 16", "", "nodes: missing; needed: How many nodes the cluster has"),
         (
             "reason: the rack has none",
@@ -66,15 +67,45 @@ RATES = (
             "7 MB",
             "certificate.valid_for: '7 MB' is in bytes; accepted: a time, such as '30 s' (units ",
         ),
-        ("64 KiB", "64", f"{BUSBW}.sizes[0]: 64 has no unit; accepted: bytes, such as '1 MiB'"),
         (
-            "[64 KiB, ",
-            "[1 GiB, ",
-            f"{BUSBW}.sizes: [1 GiB, 256 KiB, 1 MiB, 4 MiB] does not rise; accepted: each size ",
+            SIZES,
+            "[64, 1 MiB]",
+            f"{BUSBW}.sizes[0]: 64 has no unit; accepted: bytes, such as '1 MiB'",
         ),
         (
-            "plateau_from: 1 MiB",
-            "plateau_from: 8 MiB",
+            SIZES,
+            "[1 GiB, 1 MiB, 4 MiB]",
+            f"{BUSBW}.sizes: [1 GiB, 1 MiB, 4 MiB] does not rise; accepted: each size ",
+        ),
+        (SIZES, "[]", f"{BUSBW}.sizes: []; accepted: a list of 1 or more"),
+        (
+            SIZES,
+            "{from: 8 KiB}",
+            f"{BUSBW}.sizes: to is missing; accepted: a list of sizes, or {{from: 8 KiB, to: ",
+        ),
+        (
+            SIZES,
+            "{from: 8 KiB, to: 1 MiB, step: 2}",
+            f"{BUSBW}.sizes: unknown key 'step'; accepted: a list of sizes, or {{from: 8 KiB, ",
+        ),
+        (
+            SIZES,
+            "{from: 8, to: 1 MiB}",
+            f"{BUSBW}.sizes: 8 has no unit; accepted: bytes, such as '1 MiB'",
+        ),
+        (
+            SIZES,
+            "{from: 8 KiB, to: 1 MiB, factor: 1}",
+            f"{BUSBW}.sizes: factor 1; accepted: a whole number of 2 or more",
+        ),
+        (
+            SIZES,
+            "{from: 2 MiB, to: 1 MiB}",
+            f"{BUSBW}.sizes: from 2 MiB is more than to 1 MiB; accepted: the smaller first",
+        ),
+        (
+            f"{SIZES}\n      plateau_from: 4 MiB",
+            f"{SIZES}\n      plateau_from: 8 MiB",
             f"{BUSBW}.plateau_from: '8 MiB' leaves nothing to judge; "
             "accepted: at most the largest of sizes, '4 MiB'",
         ),
@@ -99,7 +130,7 @@ RATES = (
             "name: rack\nname: b",
             "name: key met twice, on lines 2 and 3; accepted: each key once",
         ),
-        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key met twice, on lines 12 and 15; "),
+        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key met twice, on lines 13 and 16; "),
         ("name: rack", "name: [rack", "line 3, column 9: not YAML: expected ',' or ']', "),
         (
             "name: rack",

@@ -30,32 +30,76 @@ def test_the_racks_promise_is_read_in_plain_units(rack: Spec) -> None:
 
 def test_the_racks_bound_is_in_gigabytes_and_says_its_source(rack: Spec) -> None:
     assert rack.criteria.fabric is not None
-    promise = rack.criteria.fabric.all_reduce_busbw
+    promise = rack.criteria.fabric.busbw("all_reduce")
+    assert promise is not None
     bound = promise.bound_gbytes_s(rack.fabric)
     assert bound.limit == pytest.approx(0.2 / 8 * 0.85)
     assert bound.tolerance == 0
     assert promise.source(rack.fabric) == "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85"
-    assert promise.plateau_sizes_bytes == (1 << 20, 4 << 20)
+    assert promise.plateau_sizes_bytes == (4 << 20,)
 
 
 def test_a_bound_counts_every_nic_and_the_tolerance(load: Load) -> None:
     spec = load("nics_per_node: 1", "nics_per_node: 8")
     assert spec.criteria.fabric is not None
     promise = spec.criteria.fabric.all_reduce_busbw
+    assert promise is not None
     assert promise.bound_gbytes_s(spec.fabric).limit == pytest.approx(8 * 0.2 / 8 * 0.85)
     assert promise.source(spec.fabric).startswith("fabric.line_rate 200 Mbit/s × 8 NICs × at_least")
     spec = load("tolerance_fraction: 0", "tolerance_fraction: 0.1")
     assert spec.criteria.fabric is not None
-    bound = spec.criteria.fabric.all_reduce_busbw.bound_gbytes_s(spec.fabric)
+    promise = spec.criteria.fabric.all_reduce_busbw
+    assert promise is not None
+    bound = promise.bound_gbytes_s(spec.fabric)
     assert bound.tolerance == pytest.approx(0.2 / 8 * 0.1)
 
 
+@pytest.mark.parametrize(
+    ("written", "sizes_kib"),
+    [
+        ("{from: 512 KiB, to: 4 MiB}", (512, 1024, 2048, 4096)),
+        ("{from: 64 KiB, to: 4 MiB, factor: 8}", (64, 512, 4096)),
+        ("{from: 64 KiB, to: 4 MiB, factor: 10}", (64, 640, 4096)),
+        ("{from: 4 MiB, to: 4 MiB}", (4096,)),
+        ("[64 KiB, 4 MiB]", (64, 4096)),
+    ],
+)
+def test_sizes_are_a_list_or_a_range(load: Load, written: str, sizes_kib: tuple[int, ...]) -> None:
+    fabric = load("[64 KiB, 1 MiB, 4 MiB]", written).criteria.fabric
+    assert fabric is not None
+    assert fabric.all_reduce_busbw is not None
+    assert fabric.all_reduce_busbw.sizes_bytes == tuple(size << 10 for size in sizes_kib)
+
+
+def test_a_range_promises_what_its_list_does(load: Load) -> None:
+    as_list, as_range = (
+        load("[64 KiB, 1 MiB, 4 MiB]", written)
+        for written in ("[2 MiB, 4 MiB]", "{from: 2 MiB, to: 4 MiB}")
+    )
+    assert as_list.digest() == as_range.digest()
+
+
+def test_each_collective_is_promised_by_itself(rack: Spec) -> None:
+    fabric = rack.criteria.fabric
+    assert fabric is not None
+    assert fabric.busbw("all_gather") == fabric.all_gather_busbw
+    assert all(
+        fabric.busbw(name)
+        for name in ("all_reduce", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+    )
+    assert fabric.busbw("gather") is None
+    with pytest.raises(ValidationError, match="promises nothing; accepted: all_reduce_busbw, all_"):
+        type(fabric).model_validate({})
+    alone = type(fabric).model_validate({"broadcast_busbw": fabric.broadcast_busbw})
+    assert alone.busbw("all_reduce") is None
+
+
 def test_only_what_is_written_is_promised(load: Load, rack: Spec) -> None:
-    assert rack.promised_criteria == ("mesh", "fabric")
     assert rack.promised("mesh")
     assert not rack.promised("gang")
     spec = load("  mesh: {}\n", "")
-    assert spec.promised_criteria == ("fabric",)
+    assert spec.promised("fabric")
+    assert set(rack.promised_criteria) - set(spec.promised_criteria) == {"mesh"}
     assert not spec.promised("mesh")
 
 

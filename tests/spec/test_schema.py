@@ -53,6 +53,7 @@ def test_the_rack_is_among_the_published() -> None:
         ("200 Mbit/s", "200", "200 is not of type 'string'"),
         ("200 Mbit/s", "25 MB/s", "'25 MB/s' does not match"),
         ("1 MiB, 4 MiB", "1 MiB, 4", "4 is not of type 'string'"),
+        ("[64 KiB, 1 MiB, 4 MiB]", "{from: 4 KiB}", "'to' is a required property"),
         ("7 days", "7 MB", "'7 MB' does not match"),
         ("mesh: {}", "mesh:", "None is not of type 'object'"),
         ("nodes: 16", "nodez: 4", "'nodez' was unexpected"),

@@ -1,0 +1,78 @@
+"""What is promised of each rank alone: how fast it computes and copies, against all the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pytest_mnode.spec.fields import Bytes, Fraction, Page, Some
+
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class RankPromise(Page):
+    """No rank is much slower than the others."""
+
+    at_least_fraction: Annotated[Fraction, Field(le=1)]
+    """Of the median of all ranks (of an even number, the upper of the middle two), reached by each.
+    Where the median itself falls as far short of the fastest rank, most ranks are slow: then it is
+    of the fastest."""
+    at_most_spreads: Positive | None = None
+    """No rank is further below the median than this many times the spread: 1.4826 × the median
+    deviation, at least 1 % of the median. From eight ranks on; fewer do not tell what is usual."""
+    repeats: Some = 3
+    """Timed runs, whose median is judged."""
+
+
+class MatmulPromise(RankPromise):
+    """Products of square matrices, which also come out right."""
+
+    dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)] = ("float32",)
+    """Of the matrices."""
+    size: Some = 4096
+    """Rows of a matrix: large enough that the device is busy, such as 8192 on a GPU."""
+    at_least_tflops: Mapping[Dtype, Positive] = Field(default_factory=dict)
+    """What each rank reaches in any case, by dtype, such as {bfloat16: 600}."""
+
+    @model_validator(mode="after")
+    def _floors_are_measured(self) -> Self:
+        for dtype in self.at_least_tflops:
+            if dtype not in self.dtypes:
+                raise ValueError(
+                    f"at_least_tflops for {dtype}, which is not measured; "
+                    f"accepted: {', '.join(self.dtypes)}"
+                )
+        return self
+
+
+class CopyPromise(RankPromise):
+    """Copies of one buffer to another."""
+
+    size_bytes: Bytes = Field(64 << 20, alias="size")
+    """Of the buffer, several times the caches that all ranks of a node share."""
+    at_least_gbytes_s: Positive | None = None
+    """What each rank reaches in any case; bytes copied, not bytes moved."""
+
+
+class DevicesCriterion(Page):
+    """Each rank is as fast as the others. What is left out is not promised."""
+
+    matmul: MatmulPromise | None = None
+    """Products of matrices, on the rank's device."""
+    memory_copy: CopyPromise | None = None
+    """Copies in the host's memory."""
+    device_copy: CopyPromise | None = None
+    """Copies in the device's own memory."""
+    host_to_device: CopyPromise | None = None
+    """Copies from pinned memory of the host to the device."""
+    device_to_host: CopyPromise | None = None
+    """Copies from the device to pinned memory of the host."""
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"promises nothing; accepted: {', '.join(type(self).model_fields)}")
+        return self
