@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pytest_mnode.cluster.local import Local
 from pytest_mnode.cluster.node import Launcher
-from pytest_mnode.cluster.rack import Link, Rack
+from pytest_mnode.cluster.rack import Layout, Link, Rack
 from pytest_mnode.errors import UsageError
 from pytest_mnode.spec import Spec
 
@@ -31,11 +32,26 @@ def choose(
 
 def _rack(nodes: int, spec: Spec, cleanup_dirs: Sequence[str]) -> Rack:
     fabric = Link(spec.fabric.interfaces[0], spec.fabric.line_rate_mbits_s, spec.fabric.mtu_bytes)
-    if spec.management is None:
-        return Rack(nodes, fabric=fabric, cleanup_dirs=list(cleanup_dirs))
-    management = Link(
-        spec.management.interfaces[0],
-        spec.management.line_rate_mbits_s,
-        spec.management.mtu_bytes or 1500,
+    management = None
+    if spec.management is not None:
+        management = Link(
+            spec.management.interfaces[0],
+            spec.management.line_rate_mbits_s,
+            spec.management.mtu_bytes or 1500,
+        )
+    layout = None
+    if spec.topology is not None and cleanup_dirs:
+        layout = Layout(
+            sockets=spec.topology.sockets,
+            accelerators=spec.topology.accelerator_sockets,
+            fabric=spec.topology.fabric_socket,
+            management=spec.topology.management_socket,
+        )
+    return Rack(
+        nodes,
+        fabric=fabric,
+        management=management,
+        layout=layout,
+        shown_at=Path(cleanup_dirs[0], "sysfs") if layout else "",
+        cleanup_dirs=list(cleanup_dirs),
     )
-    return Rack(nodes, fabric=fabric, management=management, cleanup_dirs=list(cleanup_dirs))

@@ -8,6 +8,30 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """Where a node shows its sockets and devices.
+
+    sysfs_root: what readers of /sys are given as root.
+    accelerators: PCI addresses, below that root, of the places that stand for the accelerators of
+        local ranks 0, 1, …; empty where devices themselves say where they are.
+    missing: why an emulated node shows no sockets of its own, and this machine as it is instead.
+    """
+
+    sysfs_root: str = "/"
+    accelerators: tuple[str, ...] = ()
+    missing: str = ""
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the sockets are the rack's making."""
+        return bool(self.accelerators)
+
+
+AS_IT_IS = Shown()
+"""A machine that is what it seems."""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A machine: something a command can be run on.
 
@@ -16,6 +40,7 @@ class Node:
     address: where other nodes reach it for control traffic (MASTER_ADDR).
     fabric_address: its address on the training fabric; None where not known.
     fabric_interface: what collectives should use (GLOO_SOCKET_IFNAME …); None: backend's choice.
+    shown: where it shows its sockets and devices.
     """
 
     name: str
@@ -23,6 +48,7 @@ class Node:
     address: str
     fabric_address: str | None = None
     fabric_interface: str | None = None
+    shown: Shown = AS_IT_IS
 
 
 class Launcher(Protocol):

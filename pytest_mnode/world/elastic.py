@@ -40,7 +40,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 from pytest_mnode.cluster.rack import namespaces
-from pytest_mnode.world import traces
+from pytest_mnode.world import binding, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     Death,
@@ -256,7 +256,7 @@ def main(
         os.environ.pop("TMPDIR")
         if user_tmp is not None:
             os.environ["TMPDIR"] = user_tmp
-        rank_module.main(order, launch, follower, elastic_pid)
+        rank_module.main(order, launch, follower, elastic_pid, by_torch)
 
     WatchfulAgent.order = order
     WatchfulAgent.launch = launch
@@ -283,6 +283,11 @@ def main(
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ALL),
         local_addr=launch.master_addr if launch.node_rank == 0 else None,
     )
+    # One of us binds, or nobody.
+    config.numa_options = binding.torch_options(
+        launch.binding, world.shape.procs_per_node, getattr(config, "numa_options", None)
+    )
+    by_torch = config.numa_options is not None
     try:
         _run(config, rank)
     except ChildFailedError:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.measure import kept_by
+from pytest_mnode.measure import curves_kept_by, kept_by
 from pytest_mnode.world import leaks, stacks
 from pytest_mnode.world.describe import is_peer_lost
 from pytest_mnode.world.messages import (
@@ -141,6 +141,9 @@ class Follower:
         )
         problem = ""
         try:
+            # Another test may come than was expected: of another pytest-xdist worker, or because
+            # what was to come is not tried any more.
+            self.session._setupstate.teardown_exact(item)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except BaseException as error:
             problem = _problem(error)
@@ -250,6 +253,7 @@ class Follower:
             reusable=reusable,
             problem=rank.mark.take_stray(),
             entered=rank.groups.entered,
+            curves=tuple(curves_kept_by(self.items[self.order.nodeid])),
         )
 
     def _trim(self, report: pytest.TestReport) -> None:

@@ -75,7 +75,8 @@ class Hub(threading.Thread):
         self.gates = Gates(launcher, switchboard.endpoint, keys, run_dir, facts.log_dir)
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
-        self.worlds = Worlds(facts, self.leases, self._send, self._to_agent)
+        misbound = getattr(launcher, "misbound", lambda _: "")
+        self.worlds = Worlds(facts, self.leases, self._send, self._to_agent, misbound)
         self.collect: Collect | None = None
         self.failure: tuple[str, str] | None = None
         self._begun = False
@@ -313,7 +314,12 @@ class Hub(threading.Thread):
         self._grant()
 
     def _ask_launcher(self, message: AskLauncher) -> Any:
+        self._start()
         by_name = {s.node.name: s.node for s in self.nodes.values()}
+        if message.method == "node_names":
+            if not by_name:
+                raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
+            return tuple(by_name)
         if message.method == "address_of":
             return by_name[message.args[0]].address
         method = getattr(self.launcher, message.method, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_mnode.curve import Curve
 from pytest_mnode.verdict import Measurement
+from pytest_mnode.world.binding import BindingOrder
 from pytest_mnode.world.mark import Place
 
 HUB = "hub"
@@ -179,6 +181,7 @@ class Launch:
     master_port: int
     backend: str
     env: dict[str, str]
+    binding: BindingOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +342,7 @@ class TornDown:
     problem: str = ""
     entered: int | None = None
     report: PhaseReport | None = None
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Pool:
                 env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
                 log_dir=str(log_dir.absolute()),
                 idle_worlds=1 if spec.accelerators.per_node else 4,
+                numa_bind=settings.numa_bind,
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, str(self.run_dir))
             self.hub.start()

@@ -8,12 +8,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
 from pytest_mnode.cluster.rack import namespaces
-from pytest_mnode.world import process, traces
+from pytest_mnode.world import binding, process, traces
 from pytest_mnode.world.agent import STACK_SIGNAL
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.contract import World
@@ -42,8 +43,13 @@ _CONTRACT = (
 """What torchrun tells a rank, and a test may have changed when the next one starts."""
 
 
-def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int) -> None:
-    """Entry of a rank, called by torchrun's elastic launcher with its environment in place."""
+def main(
+    order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int, by_torch: bool
+) -> None:
+    """Entry of a rank, called by torchrun's elastic launcher with its environment in place.
+
+    by_torch: that launcher has bound it to CPUs already.
+    """
     process.die_with_parent(elastic_pid)
     namespaces.set_process_name(f"mnode-rank{os.environ['RANK']}")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -51,6 +57,9 @@ def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process.adopt_orphans()  # so that what a test started is found however deep it hides
     world = World.from_env(os.environ, launch.world.nodes)
+    binding.bind(launch.binding, world.local_rank, world.local_size, by_torch)
+    if launch.backend == "nccl":
+        _have_nccl_log(traces.nccl_file(launch.world, world.rank))
     # Kept open for the life of the process: faulthandler writes to the descriptor.
     stacks = traces.stack_file(launch.world, world.rank).open("a")
     fault = traces.fault_file(launch.world, world.rank).open("a")
@@ -64,6 +73,13 @@ def main(order: GateOrder, launch: Launch, follower: Follower, elastic_pid: int)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _have_nccl_log(path: Path) -> None:
+    """NCCL tells what it runs on, once it is used; what the user asked of it is left alone."""
+    os.environ.setdefault("NCCL_DEBUG", "INFO")
+    os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV,GRAPH")
+    os.environ.setdefault("NCCL_DEBUG_FILE", str(path))
 
 
 class Rank:

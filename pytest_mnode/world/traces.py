@@ -34,6 +34,11 @@ def mark_file(world: WorldInfo, rank: int) -> Path:
     return world_dir(world) / f"rank{rank}.mark"
 
 
+def nccl_file(world: WorldInfo, rank: int) -> Path:
+    """Where NCCL of this rank writes what it does."""
+    return world_dir(world) / f"rank{rank}.nccl.log"
+
+
 def oom_kills() -> int:
     """How often the kernel's out-of-memory killer has killed on this machine."""
     with contextlib.suppress(OSError, ValueError, IndexError):

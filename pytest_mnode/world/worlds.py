@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_mnode.cluster.node import Node
+from pytest_mnode.world.binding import BindingOrder
 from pytest_mnode.world.describe import death_line
 from pytest_mnode.world.leases import Leases, NodeState
 from pytest_mnode.world.messages import (
@@ -37,6 +39,7 @@ class PoolFacts:
     env: dict[str, str]
     log_dir: str
     idle_worlds: int
+    numa_bind: str = "auto"
 
 
 @dataclass(slots=True)
@@ -57,7 +60,10 @@ class WorldState:
 
 
 class Worlds:
-    """`send(peer, message)` reaches clients, `to_agent(node, message)` agents."""
+    """`send(peer, message)` reaches clients, `to_agent(node, message)` agents.
+
+    misbound: how a node is to bind its ranks wrongly, one of binding.WRONG_WAYS; "" for rightly.
+    """
 
     def __init__(
         self,
@@ -65,6 +71,7 @@ class Worlds:
         leases: Leases,
         send: Callable[[str, Any], None],
         to_agent: Callable[[str, Any], None],
+        misbound: Callable[[Node], str] = lambda _: "",
     ) -> None:
         self.facts = facts
         self.leases = leases
@@ -73,6 +80,7 @@ class Worlds:
         self.notices: list[str] = []
         self._send = send
         self._to_agent = to_agent
+        self._misbound = misbound
         self._ids = itertools.count(1)
 
     @property
@@ -133,11 +141,13 @@ class Worlds:
 
     def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
         env = dict(self.facts.env)
-        interface = self.nodes[name].node.fabric_interface
+        node = self.nodes[name].node
+        interface = node.fabric_interface
         if interface:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)
-            env.setdefault("NCCL_SOCKET_IFNAME", interface)
-        return Launch(name, info, node_rank, addr, port, self.facts.backend, env)
+            env.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly: else a prefix
+        binding = BindingOrder(self.facts.numa_bind, node.shown, self._misbound(node))
+        return Launch(name, info, node_rank, addr, port, self.facts.backend, env, binding)
 
     def _make_room(self, names: Sequence[str]) -> None:
         """Stop the oldest idle worlds of nodes that hold as many as they may."""

@@ -2,11 +2,12 @@
 
 `Rack` is the launcher; `namespaces` is for programs that run inside it. The controller side
 (launcher, line, probe, plan, protocol) never leaves the host; keeper, inside, node_init, mounts
-and wiring run within the rack; enter gets commands from the one to the other. What goes wrong on
-purpose is not here but in `faults`.
+and wiring run within the rack; sockets and shown are values for both; enter gets commands from
+the one to the other. What goes wrong on purpose is not here but in `faults`.
 """
 
 from pytest_mnode.cluster.rack.launcher import Rack
 from pytest_mnode.cluster.rack.plan import Link
+from pytest_mnode.cluster.rack.sockets import Layout
 
-__all__ = ["Link", "Rack"]
+__all__ = ["Layout", "Link", "Rack"]

@@ -107,9 +107,16 @@ class Inside:
             if pid is None:
                 self._finish([self._fork(node)])
         elif request.do == "set_rate":
-            self._switch.set_rate(node, pid, request.link, request.rate_mbit_s)
+            self._switch.set_rate(node, pid, request.link, request.rate_mbit_s, request.way)
+        elif request.do == "set_pair_rate" and request.peer is not None:
+            there, rate_mbit_s = pid is not None, request.rate_mbit_s
+            self._switch.set_pair_rate(request.peer, node, there, request.link, rate_mbit_s)
         elif request.do == "set_link":
             self._switch.set_link(node, pid is not None, request.link, request.up)
+        elif request.do == "set_presence":
+            self._switch.set_presence(node, pid, request.link, request.up)
+            if pid is not None and request.up:
+                self._switch.await_forwarding([node])
         else:
             raise ValueError("no such request")
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.cluster.rack import cgroups, namespaces
 from pytest_mnode.cluster.rack.inside import Inside
 from pytest_mnode.cluster.rack.protocol import PACKET_BYTES, Reply, Setup, decode, encode
 
@@ -61,6 +61,7 @@ def keep(controller: int, channel: socket.socket, setup: Setup) -> None:
         if inside is not None:
             os.kill(inside, signal.SIGKILL)
             os.waitpid(inside, 0)  # returns when all that was in the rack is dead
+            cgroups.remove_all(os.getpid())
         channel.close()  # tells the controller
 
 

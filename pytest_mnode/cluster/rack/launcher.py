@@ -11,18 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import namespaces, probe
+from pytest_mnode.cluster.rack import cgroups, namespaces, probe
 from pytest_mnode.cluster.rack.line import Line
 from pytest_mnode.cluster.rack.plan import Link, Plan, check_rate
 from pytest_mnode.cluster.rack.protocol import Booted, Lost, Setup
+from pytest_mnode.cluster.rack.sockets import Layout, this_machine
 from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
 
 ENTER = str(Path(__file__).with_name("enter.py"))
 FABRIC = Link("fab0", 200.0)
 SHM_BYTES = 1 << 30
+WAYS = ("both", "tx", "rx")
 
 
 @dataclass(slots=True)
@@ -43,6 +45,9 @@ class Rack:
         where not given.
     mode: "root", "rootless" (by a user namespace), or "auto": by root where we are.
     shm_bytes: limit of each node's /dev/shm.
+    layout: the sockets that nodes show, over the CPUs this process may use; None: they show this
+        machine as it is. shown_at: a directory for that, made where it is not there; it stays
+        empty outside of the nodes.
     cleanup_dirs: removed once the controller is gone, however it went; after close() they are
         the caller's to remove.
     """
@@ -58,16 +63,24 @@ class Rack:
         *,
         mode: str = "auto",
         shm_bytes: int = SHM_BYTES,
+        layout: Layout | None = None,
+        shown_at: str | os.PathLike[str] = "",
         cleanup_dirs: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         if management is None:
             management = Link("mgmt0", fabric.rate_mbit_s / 10, fabric.mtu)
-        self.plan = Plan(nodes, fabric, management, shm_bytes)
+        if layout is not None and not shown_at:
+            raise UsageError("rack: sockets to show, and no directory for it: give shown_at")
+        machine = tuple(this_machine()) if layout is not None else ()
+        place = str(Path(shown_at).absolute()) if shown_at else ""
+        self.plan = Plan(nodes, fabric, management, shm_bytes, layout, machine, place)
         self.nodes: Sequence[Node] = self.plan.members()
         self._rootless = probe.is_rootless(mode)
         self._cleanup_dirs = tuple(str(Path(path).absolute()) for path in cleanup_dirs)
+        self._rates: dict[tuple[int, str, str], float] = {}
         self._seats = [Seat() for _ in self.nodes]
         self._seats_lock = threading.Lock()
+        self._misbound: dict[str, str] = {}
         self._watchers: list[Callable[[str, str], None]] = []
         self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._line: Line | None = None
@@ -83,6 +96,8 @@ class Rack:
         """Boot all nodes. Raises ClusterError that says which step of what failed."""
         if self._line is not None:
             raise ClusterError("rack: started already")
+        if self.plan.shown_at:
+            Path(self.plan.shown_at).mkdir(parents=True, exist_ok=True)
         threading.Thread(target=self._tell, name="rack-watch", daemon=True).start()
         setup = Setup(self.plan, self._rootless, os.getpid(), self._cleanup_dirs)
         self._line = Line(setup, self._on_event)
@@ -132,6 +147,14 @@ class Rack:
         """Pid of the process that the whole rack hangs on; None while there is none."""
         return None if self._line is None or self._closed else self._line.pid
 
+    def pid_of(self, node: Node) -> int:
+        """Pid of the node's first process as seen from here; NodeLostError if it is off."""
+        return self._outside(node)[0]
+
+    def set_presence(self, node: Node, link_name: str, present: bool) -> None:
+        """Take a link away from a node, interface and all, or give it back."""
+        self._ask("set_presence", node, link=self.plan.link(link_name).name, up=present)
+
     def power_off(self, node: Node) -> None:
         """Links down, then everything on the node killed; no-op where it is off."""
         self._ask("power_off", node)
@@ -140,14 +163,54 @@ class Rack:
         """Boot it, with the rates last set; no-op where it is on."""
         self._ask("power_on", node)
 
-    def set_rate(self, node: Node, link_name: str, rate_mbit_s: float) -> None:
-        """Line rate of one node's link in both directions, from now on."""
+    def set_rate(self, node: Node, link_name: str, rate_mbit_s: float, way: str = "both") -> None:
+        """Line rate of one node's link from now on.
+
+        way: "tx" for what the node sends, "rx" for what it gets, or "both".
+        """
         check_rate(self.plan.link(link_name).name, rate_mbit_s)
-        self._ask("set_rate", node, link=link_name, rate_mbit_s=rate_mbit_s)
+        if way not in WAYS:
+            raise UsageError(f"rack: direction {way!r}: must be one of {', '.join(WAYS)}")
+        self._ask("set_rate", node, link=link_name, rate_mbit_s=rate_mbit_s, way=way)
+        for one in ("tx", "rx") if way == "both" else (way,):
+            self._rates[node.index, link_name, one] = rate_mbit_s
+
+    def rates_of(self, node: Node, link_name: str) -> tuple[float, float]:
+        """Line rates of one node's link in Mbit/s, as last set: what it sends, and what it gets."""
+        self._seat(node)
+        full = self.plan.link(link_name).rate_mbit_s
+        tx, rx = (self._rates.get((node.index, link_name, way), full) for way in ("tx", "rx"))
+        return tx, rx
+
+    def set_pair_rate(
+        self, source: Node, target: Node, link_name: str, rate_mbit_s: float | None
+    ) -> None:
+        """Limit what one node gets of one other (IPv4), at the switch; None: as if never set.
+
+        Packets wait in a queue of their own there, and nobody else's wait behind them.
+        """
+        if rate_mbit_s is not None:
+            check_rate(link_name, rate_mbit_s)
+        self._seat(source)
+        link = self.plan.link(link_name).name
+        rate = rate_mbit_s or 0.0
+        self._ask("set_pair_rate", target, link=link, rate_mbit_s=rate, peer=source.index)
 
     def set_link(self, node: Node, link_name: str, up: bool) -> None:
         """Switch port of one node's link up or down; the node sees a carrier, or none."""
         self._ask("set_link", node, link=self.plan.link(link_name).name, up=up)
+
+    def misbind(self, node: Node, how: str) -> None:
+        """Have a node bind the ranks that it starts from now on wrongly; "" for rightly again.
+
+        how: "swapped", beside another accelerator; "unbound"; "crowded", all on the same core.
+        """
+        self._seat(node)
+        self._misbound[node.name] = how
+
+    def misbound(self, node: Node) -> str:
+        """What `misbind` said last of a node; "" where it said nothing."""
+        return self._misbound.get(node.name, "")
 
     def switch_port(self, node: Node, link_name: str) -> str:
         """Interface at the switch in which this node's link ends."""
@@ -181,6 +244,7 @@ class Rack:
         try:
             if self._line is not None:
                 self._line.close()
+                cgroups.remove_all(self._line.pid)  # the keeper has, unless it was killed
         finally:
             with self._seats_lock:
                 for seat in self._seats:
@@ -205,13 +269,11 @@ class Rack:
             raise UsageError(f"rack: no node {node.name!r} (there are: {names})")
         return self._seats[node.index]
 
-    def _ask(
-        self, do: str, node: Node, *, link: str = "", rate_mbit_s: float = 0.0, up: bool = True
-    ) -> None:
+    def _ask(self, do: str, node: Node, **details: Any) -> None:
         self._seat(node)
         if self._line is None or self._closed:
             raise ClusterError(f"rack: {do}: " + ("closed" if self._closed else "not started"))
-        self._line.ask(do, node.index, link=link, rate_mbit_s=rate_mbit_s, up=up)
+        self._line.ask(do, node.index, **details)
 
     def _outside(self, node: Node) -> tuple[int, int]:
         doorway, seat = self.doorway(node), self._seat(node)

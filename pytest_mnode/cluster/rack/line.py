@@ -79,11 +79,19 @@ class Line:
         return reply.keeper_pid
 
     def ask(
-        self, do: str, node: int, *, link: str = "", rate_mbit_s: float = 0.0, up: bool = True
+        self,
+        do: str,
+        node: int,
+        *,
+        link: str = "",
+        rate_mbit_s: float = 0.0,
+        up: bool = True,
+        way: str = "both",
+        peer: int | None = None,
     ) -> None:
         """Have it done; raises ClusterError that says why not, or TimeLimitError."""
         with self._lock:
-            request = Request(next(self._ids), do, node, link, rate_mbit_s, up)
+            request = Request(next(self._ids), do, node, link, rate_mbit_s, up, way, peer)
             try:
                 self._channel.send(encode(request))
             except OSError:

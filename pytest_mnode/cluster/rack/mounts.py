@@ -1,8 +1,9 @@
 """What differs in a node's file system from the host's: /proc, /sys, /dev/shm, and name look-up.
 
-All else is the host's, writable. Nothing is written to the host's disk: private files live in a
-tmpfs that only this mount namespace ever saw. A private file may be edited in place: an
-`echo … > /etc/hosts` on one node is a wrong hosts file on that node alone.
+And, in a place of its own, what the node shows of its sockets. All else is the host's, writable.
+Nothing is written to the host's disk: private files live in a tmpfs that only this mount namespace
+ever saw. A private file may be edited in place: an `echo … > /etc/hosts` on one node is a wrong
+hosts file on that node alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.cluster.rack.namespaces import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REC
+from pytest_mnode.cluster.rack.shown import Tree
 
 CGROUPS = "/sys/fs/cgroup"
 RESOLV_CONF = "# The rack has no name server.\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
@@ -62,3 +64,20 @@ def mount_shm(size_bytes: int) -> None:
     """An empty /dev/shm; its size is a limit, not a reservation."""
     options = f"size={size_bytes},mode=1777"
     namespaces.mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def mount_shown(directory: str, tree: Tree) -> None:
+    """The files and links of `tree` below `directory`, which stays empty elsewhere."""
+    options = "size=16m,mode=755"
+    namespaces.mount("shown", directory, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+    made: set[str] = set()
+    for name in (*tree.files, *tree.links):
+        folder = name.rpartition("/")[0]
+        if folder not in made:
+            os.makedirs(f"{directory}/{folder}", exist_ok=True)  # noqa: PTH103  half the time
+            made.add(folder)
+    for name, text in tree.files.items():
+        with open(f"{directory}/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write(text + "\n")
+    for name, target in tree.links.items():
+        os.symlink(target, f"{directory}/{name}")  # noqa: PTH211

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Iterator, Sequence
 
@@ -34,6 +35,7 @@ RACK_KINDS = ("net", "ipc", "mnt", "pid")
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
+GROUP_PREFIX = "mnode-"
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -199,12 +201,53 @@ def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -
         # Checked after opening: had the pid gone to another process before, it shows now.
         if start_time is not None and process_start(pid) != start_time:
             raise ProcessLookupError(3, os.strerror(3), f"process {pid} of that time")
+        _take_on(pid)
         for fd, flag in files:
             setns(fd, flag)
     try:
         os.chdir(directory)  # entering a mount namespace moved the caller to /
     except OSError:
         os.chdir("/")
+
+
+def _take_on(pid: int) -> None:
+    """Join the rack's control groups that `pid` is in, and have no more than its limits.
+
+    Both are a node's as much as its namespaces are: whatever comes to it is held by them.
+    """
+    own, theirs = _groups("self"), _groups(str(pid))
+    for hierarchy, group in theirs.items():
+        if group.rpartition("/")[2].startswith(GROUP_PREFIX) and own.get(hierarchy) != group:
+            _write(f"{_hierarchy_mount(hierarchy)}/{group.rpartition('/')[2]}/cgroup.procs", "0")
+    for kind in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE):
+        ours = resource.getrlimit(kind)
+        least = tuple(map(_lower, ours, resource.prlimit(pid, kind)))
+        if least != ours:
+            resource.setrlimit(kind, (least[0], least[1]))
+
+
+def _groups(pid: str) -> dict[str, str]:
+    """Hierarchy ("cpu,cpuacct", or "" for version 2) to the group of a process in it."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:  # noqa: PTH123
+            lines = file.read().splitlines()
+    except OSError:  # a kernel without
+        return {}
+    return {names: group for _, names, group in (line.split(":", 2) for line in lines)}
+
+
+def _hierarchy_mount(names: str) -> str:
+    """Where a hierarchy is, on a machine with version 1, with version 2, or with both."""
+    if names:
+        return f"/sys/fs/cgroup/{names}"
+    unified = "/sys/fs/cgroup/unified"
+    return unified if os.path.isdir(unified) else "/sys/fs/cgroup"  # noqa: PTH112
+
+
+def _lower(one: int, other: int) -> int:
+    if resource.RLIM_INFINITY in (one, other):
+        return other if one == resource.RLIM_INFINITY else one
+    return min(one, other)
 
 
 def _same_user_namespace(pid: int) -> bool:

@@ -15,6 +15,7 @@ from typing import NoReturn
 from pytest_mnode.cluster.rack import mounts, namespaces
 from pytest_mnode.cluster.rack.namespaces import NEWIPC, NEWNET, NEWNS, NEWUTS
 from pytest_mnode.cluster.rack.plan import Plan
+from pytest_mnode.cluster.rack.shown import tree
 
 READY = "ready"
 FAILED = "failed at "
@@ -31,6 +32,7 @@ def run(plan: Plan, index: int, report: int) -> NoReturn:
         ("/etc/hosts", lambda: mounts.mount_names(plan.hosts())),
         ("/dev/shm", lambda: mounts.mount_shm(plan.shm_bytes)),
         ("ipv6", without_ipv6),
+        ("sockets", lambda: show_sockets(plan, index)),
     ]
     step = "fork"
     try:
@@ -44,6 +46,13 @@ def run(plan: Plan, index: int, report: int) -> NoReturn:
         # Nothing above this frame is ours: it is the keeper's stack, copied by the fork.
         os.write(report, f"{FAILED}{step}: {error}\n".encode())
     os._exit(1)
+
+
+def show_sockets(plan: Plan, index: int) -> None:
+    """What the node shows of its sockets, where the plan gives it any."""
+    board = plan.board(index)
+    if board is not None:
+        mounts.mount_shown(plan.shown_at, tree(board, plan.fabric.name, plan.management.name))
 
 
 def without_ipv6() -> None:

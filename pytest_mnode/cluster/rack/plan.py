@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.node import Node, Shown
+from pytest_mnode.cluster.rack.shown import accelerator_addresses
+from pytest_mnode.cluster.rack.sockets import Board, Layout, Memory, board, why_not
 from pytest_mnode.errors import UsageError
 
 MAX_NODES = 254
@@ -46,12 +48,19 @@ def check_rate(link_name: str, rate_mbit_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A rack before it is built. Its subnets exist only inside its namespaces."""
+    """A rack before it is built. Its subnets exist only inside its namespaces.
+
+    layout, machine: the sockets that nodes show, over the CPUs of this machine; None: as it is.
+    shown_at: an empty directory, over which each node mounts what it shows.
+    """
 
     nodes: int
     fabric: Link
     management: Link
     shm_bytes: int
+    layout: Layout | None = None
+    machine: tuple[Memory, ...] = ()
+    shown_at: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -102,9 +111,22 @@ class Plan:
                 address=self.address(index, self.management.name),
                 fabric_address=self.address(index, self.fabric.name),
                 fabric_interface=self.fabric.name,
+                shown=self._shown(index),
             )
             for index in range(self.nodes)
         )
+
+    def board(self, index: int) -> Board | None:
+        """The sockets that a node shows; None where it shows this machine as it is."""
+        if self.layout is None or why_not(self.machine, self.layout) is not None:
+            return None
+        return board(self.machine, self.layout, index, self.nodes)
+
+    def _shown(self, index: int) -> Shown:
+        board = self.board(index)
+        if board is not None:
+            return Shown(self.shown_at, tuple(accelerator_addresses(board)))
+        return Shown(missing=(self.layout and why_not(self.machine, self.layout)) or "")
 
     def hosts(self) -> str:
         """Text of every node's /etc/hosts."""

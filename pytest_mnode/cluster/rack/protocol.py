@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_mnode.cluster.rack.plan import Link, Plan
+from pytest_mnode.cluster.rack.sockets import Layout, Memory
 
 PACKET_BYTES = 1 << 16
 
@@ -24,7 +25,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Controller to keeper: `do` is power_off, power_on, set_rate or set_link."""
+    """Controller to keeper: `do` is power_off, power_on, set_rate, set_pair_rate, set_link
+    or set_presence.
+
+    way: of a rate: "tx" is what the node sends, "rx" what it gets, "both" both.
+    peer: index of the node that sends, where a rate is that of a pair.
+    rate_mbit_s: 0 takes the rate of a pair away.
+    """
 
     id: int
     do: str
@@ -32,6 +39,8 @@ class Request:
     link: str = ""
     rate_mbit_s: float = 0.0
     up: bool = True
+    way: str = "both"
+    peer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,13 @@ def _setup(fields: dict[str, Any]) -> Setup:
     plan = fields.pop("plan")
     for link in ("fabric", "management"):
         plan[link] = Link(**plan[link])
+    if plan["layout"] is not None:
+        places = tuple(plan["layout"].pop("accelerators"))
+        plan["layout"] = Layout(accelerators=places, **plan["layout"])
+    plan["machine"] = tuple(
+        Memory(m["number"], m["size_bytes"], tuple(tuple(core) for core in m["cores"]))
+        for m in plan["machine"]
+    )
     fields["cleanup_dirs"] = tuple(fields["cleanup_dirs"])
     return Setup(plan=Plan(**plan), **fields)
 
