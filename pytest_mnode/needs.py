@@ -1,0 +1,88 @@
+"""What a failed test spares the run: criteria that could not be judged after it are not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+STOPS = "stops"
+MARKER = (
+    "stops('mesh', 'fabric', …): when this test fails, tests of those criteria are not run and are "
+    "inconclusive, with its finding as the reason"
+)
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files marked `criterion(first=True)` before all others; else as they were."""
+
+    def comes_later(item: pytest.Item) -> bool:
+        mark = item.get_closest_marker("criterion")
+        return mark is None or not mark.kwargs.get("first", False)
+
+    return sorted(items, key=comes_later)
+
+
+class Needs:
+    """pytest plugin: notes failures of tests marked `stops`, and says what is not worth running."""
+
+    def __init__(self) -> None:
+        self._stops: dict[str, tuple[str, ...]] = {}
+        self._found: dict[str, dict[str, str]] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._stops = {item.nodeid: stopped_by(item.iter_markers(STOPS)) for item in session.items}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        stopped = self._stops.get(report.nodeid, ())
+        if stopped and report.failed and report.when == "call":  # inconclusive stops nothing
+            self._note(stopped, report.nodeid, _finding(report))
+        elif stopped and (culprits := _culprits(report)):
+            self._note(
+                [
+                    criterion
+                    for criterion in stopped
+                    if report.nodeid in self._found.get(criterion, ())
+                ],
+                report.nodeid,
+                ", ".join(culprits),
+            )
+
+    def _note(self, criteria: Iterable[str], nodeid: str, finding: str) -> None:
+        from pytest_mnode.report.text import first_line
+
+        for criterion in criteria:
+            self._found.setdefault(criterion, {})[nodeid] = first_line(finding, 300)
+
+    def missing_for(self, item: pytest.Item) -> str | None:
+        """Why this test cannot be judged any more, in one line; None where it can."""
+        if not self._found or item.get_closest_marker("criterion") is None:
+            return None
+        from pytest_mnode.report.criterion import criterion_name
+
+        found = dict(self._found.get(criterion_name(item.nodeid), {}))
+        found.pop(item.nodeid, None)
+        if not found:
+            return None
+        first, told = next(iter(found.items()))
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"not tried, for {criterion_name(first)} failed: {told}{more}"
+
+
+def stopped_by(marks: Iterable[pytest.Mark]) -> tuple[str, ...]:
+    """Names of the criteria that these `stops` marks name, each once."""
+    return tuple(dict.fromkeys(str(name) for mark in marks for name in mark.args))
+
+
+def _culprits(report: pytest.TestReport) -> list[str]:
+    """Who is to blame by what was measured; told with a test's last report."""
+    told = getattr(report, "mnode", {}).get("measurements", ())
+    named = (m["culprit"] for m in told if m["verdict"] == "fail" and m["culprit"])
+    return list(dict.fromkeys(named))
+
+
+def _finding(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message) if crash is not None else report.longreprtext
+    return text.removeprefix("Failed: ")

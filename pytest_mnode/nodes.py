@@ -1,0 +1,120 @@
+"""Commands on the nodes of a run, from the controller. Nodes are shared: nothing is leased."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.errors import ClusterError, UsageError
+
+if TYPE_CHECKING:
+    from pytest_mnode.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended on one node. `returncode` is None where its limit ended it."""
+
+    node: str
+    returncode: int | None
+    stdout: str
+    stderr: str
+    duration_s: float
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+
+class Nodes:
+    """Nodes by name, and commands on them; whatever else runs there goes on.
+
+    Needs the launcher only: it works on a node that no rank can be started on.
+    """
+
+    def __init__(self, run: Run, names: tuple[str, ...]) -> None:
+        self._run = run
+        self._all = names
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, in the order in which worlds are filled."""
+        return self._all
+
+    def run(
+        self,
+        argv: Sequence[str],
+        nodes: Sequence[str] | str | None = None,
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> list[CommandResult]:
+        """Run a command on nodes (None: all) at the same time; one result each, in their order.
+
+        A command that is not over after `timeout` seconds is killed, and its returncode is None.
+        """
+        names = self._names(nodes)
+        started = time.monotonic()
+        running = [self.start(argv, name, env=env) for name in names]
+        results = []
+        for name, process in zip(names, running, strict=True):
+            left = max(0.0, started + timeout - time.monotonic())
+            code: int | None
+            try:
+                out, err = process.communicate(timeout=left)
+                code = process.returncode
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+                code = None
+            results.append(CommandResult(name, code, out, err, time.monotonic() - started))
+        return results
+
+    def start(
+        self,
+        argv: Sequence[str],
+        node: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        output: int | Any = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        """Start a command on a node and leave it running; it is the caller's to end."""
+        [command] = self.commands(argv, node)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(env or {})},
+        )
+
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]:
+        """Local commands, one for each of these nodes (None: all), that run `argv` there."""
+        found: list[list[str]] = self._ask("commands", self._names(nodes), tuple(argv))
+        return found
+
+    def address(self, node: str) -> str:
+        """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
+        return str(self._ask("address_of", self._names(node)[0]))
+
+    def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
+        names = (
+            self.nodes if nodes is None else (nodes,) if isinstance(nodes, str) else tuple(nodes)
+        )
+        for name in names:
+            if name not in self.nodes:
+                raise UsageError(f"no node {name!r} in this test; it has {', '.join(self.nodes)}")
+        return names
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        if self._run.client is None:
+            raise ClusterError("the run is over")
+        return self._run.client.ask_launcher(method, *args)

@@ -1,0 +1,262 @@
+"""Datagrams between surveys: who hears whom, what size arrives, what the other's clock says.
+
+A ping carries its sender and is answered by a small packet with the times of arrival and departure.
+Pings of every size go out with don't-fragment and without regard for what the kernel has learnt of
+the path, so that a path that swallows large packets shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import itertools
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_HEADER = struct.Struct("!8sBHIHdd")  # run, kind, sender, number, size, arrived, answered
+_PING, _ANSWER = 1, 2
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
+_SO_BINDTODEVICE = 25
+_BUFFER_BYTES = 4 << 20
+LEAST_PACKET_BYTES = 128
+"""An IP packet that every path must carry, and that holds our header."""
+
+_ROUNDS = 3
+"""How often a full-size packet is lost, while small ones pass, before that is a hole."""
+_LAST_LIMIT_S, _OVERTAKEN_S = 0.6, 0.05
+_GOOD_ERROR_S = 0.002
+
+KNOWN_SIZES = (576, 1280, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4092, 4096, 8900, 9000)
+"""Largest packets of usual links and tunnels, tried first where a full-size packet is lost."""
+
+
+def open_socket(
+    kind: socket.SocketKind, address: str, device: str | None, port: int = 0
+) -> socket.socket:
+    """A socket bound to an address ("": all, of IPv4 and IPv6), held to a device where we may."""
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    sock = socket.socket(family, kind)
+    try:
+        sock.setblocking(False)
+        if both:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if device:
+            with contextlib.suppress(OSError):  # kernels before 5.7 want privileges for it
+                sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, device.encode() + b"\0")
+        if kind is socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        if kind is socket.SOCK_STREAM:
+            sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def header_bytes(address: str) -> int:
+    """Of IP and UDP before the payload of a datagram to this address."""
+    return 48 if ":" in address else 28
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """An answer: the other's clock less ours, and by how much that may be wrong."""
+
+    size_bytes: int
+    offset_s: float
+    error_s: float
+
+
+class Post:
+    """One UDP socket that sends pings, answers those of others, and notes whom it heard."""
+
+    def __init__(self, address: str, device: str | None, run: bytes, index: int) -> None:
+        self._run, self._index = run, index
+        self.address = address
+        self._socket = open_socket(socket.SOCK_DGRAM, address, device)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        if self._socket.family == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
+        else:
+            self._socket.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+        self.port: int = self._socket.getsockname()[1]
+        self.heard: set[int] = set()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[float, float, asyncio.Future[Pong]]] = {}
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer from now on."""
+        loop.add_reader(self._socket, self._read)
+
+    def _read(self) -> None:
+        for _ in range(64):
+            try:
+                data, source = self._socket.recvfrom(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue  # what ICMP said of an earlier packet
+            self._take(data, source)
+
+    def _take(self, data: bytes, source: tuple[str, int]) -> None:
+        arrived, ticks = time.time(), time.monotonic()
+        if len(data) < _HEADER.size:
+            return
+        run, kind, sender, number, size, there, left = _HEADER.unpack_from(data)
+        if run != self._run:
+            return
+        if kind == _PING:
+            self.heard.add(sender)
+            whole = len(data) + header_bytes(source[0])
+            fields = (self._run, _ANSWER, self._index, number, whole, arrived, time.time())
+            with contextlib.suppress(OSError):
+                self._socket.sendto(_HEADER.pack(*fields), source)
+        elif kind == _ANSWER and number in self._waiting:
+            sent, sent_ticks, future = self._waiting.pop(number)
+            round_trip_s = max(0.0, ticks - sent_ticks - max(0.0, left - there))
+            offset_s = ((there - sent) + (left - arrived)) / 2
+            if not future.done():
+                future.set_result(Pong(size, offset_s, round_trip_s / 2))
+
+    def ping(self, target: tuple[str, int], packet_bytes: int) -> tuple[int, asyncio.Future[Pong]]:
+        """Send one packet of this size, IP header included; number and future of its answer.
+
+        Raises OSError with EMSGSIZE where our own interface does not take it.
+        """
+        if self._socket.family == socket.AF_INET6 and ":" not in target[0]:
+            target = f"::ffff:{target[0]}", target[1]
+        number = next(self._numbers) & 0xFFFFFFFF
+        padding = packet_bytes - header_bytes(target[0]) - _HEADER.size
+        future: asyncio.Future[Pong] = asyncio.get_running_loop().create_future()
+        sent, ticks = time.time(), time.monotonic()
+        data = _HEADER.pack(self._run, _PING, self._index, number, 0, sent, 0.0)
+        self._waiting[number] = (sent, ticks, future)
+        try:
+            self._socket.sendto(data + bytes(max(0, padding)), target)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                del self._waiting[number]
+                raise
+            # Buffers full, no route, an ICMP of before: as good as lost on the way.
+        return number, future
+
+    @contextlib.contextmanager
+    def pings(
+        self, target: tuple[str, int], sizes: Sequence[int]
+    ) -> Iterator[list[asyncio.Future[Pong]]]:
+        """A ping of each size; those our own interface does not take are left out."""
+        sent: list[tuple[int, asyncio.Future[Pong]]] = []
+        try:
+            for size in sizes:
+                try:
+                    sent.append(self.ping(target, size))
+                except OSError:
+                    continue
+            yield [future for _, future in sent]
+        finally:
+            for number, future in sent:
+                self._waiting.pop(number, None)
+                future.cancel()
+
+
+@dataclass(slots=True)
+class Prober:
+    """Tries the way from a post to one address of another node."""
+
+    post: Post
+    target: tuple[str, int]
+
+    async def reaches(self, waits_s: Sequence[float] = (0.1, 0.2, 0.4, 0.7, 0.8)) -> bool:
+        """Whether a small packet, or one of its repetitions, is answered."""
+        with contextlib.ExitStack() as stack:
+            futures: list[asyncio.Future[Pong]] = []
+            for wait_s in waits_s:
+                futures += stack.enter_context(self.post.pings(self.target, [LEAST_PACKET_BYTES]))
+                await asyncio.wait(futures, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                if any(future.done() for future in futures):
+                    return True
+        return False
+
+    async def clock(self, exchanges: int = 8, limit_s: float = 0.3) -> Pong | None:
+        """The exchange that was over soonest, and so is least wrong; more of them where all took
+        long, as on a busy machine.
+        """
+        best: Pong | None = None
+        for number in range(3 * exchanges):
+            if number >= exchanges and best is not None and best.error_s < _GOOD_ERROR_S:
+                break
+            with self.post.pings(self.target, [LEAST_PACKET_BYTES]) as futures:
+                done, _ = await asyncio.wait(futures, timeout=limit_s)
+                for future in done:
+                    pong = future.result()
+                    if best is None or pong.error_s < best.error_s:
+                        best = pong
+            await asyncio.sleep(0.005)
+        return best
+
+    async def largest(self, full_bytes: int) -> tuple[int | None, int | None]:
+        """Largest packet up to `full_bytes` that arrives, and the smallest refused on our side.
+
+        None where no small packet arrives any more either, so that nothing can be said.
+        """
+        for _ in range(_ROUNDS):
+            passed, heard = await self._passed([full_bytes])
+            if passed:
+                return full_bytes, None
+            if not heard:
+                return None, None
+        refused = self._smallest_refused(full_bytes)
+        top = full_bytes if refused is None else refused
+        low, sizes = LEAST_PACKET_BYTES, [s for s in KNOWN_SIZES if s < top]
+        while True:
+            tried = [s for s in sizes if low < s < top]
+            arrived = [await self._passed(tried), await self._passed(tried)] if tried else []
+            low = max([low, *(size for sizes_, _ in arrived for size in sizes_)])
+            top = min([top, *(s for s in tried if s > low)])
+            if top - low <= 1:
+                return low, refused
+            step = max(1, (top - low) // 17)
+            sizes = list(range(low + step, top, step))
+
+    async def _passed(self, sizes: Sequence[int]) -> tuple[list[int], bool]:
+        """Which of these sizes arrive, and whether a small packet sent after them does.
+
+        When that one is answered, those before it have been or are lost: on a busy machine a fixed
+        time would tell nothing.
+        """
+        with (
+            self.post.pings(self.target, sizes) as futures,
+            self.post.pings(self.target, [LEAST_PACKET_BYTES]) as last,
+        ):
+            heard, _ = await asyncio.wait(last, timeout=_LAST_LIMIT_S)
+            if futures:
+                await asyncio.wait(futures, timeout=_OVERTAKEN_S)
+            return [f.result().size_bytes for f in futures if f.done()], bool(heard)
+
+    def _smallest_refused(self, full_bytes: int) -> int | None:
+        """By halves: what our own interface takes is decided at once, without any answer."""
+        low, high = LEAST_PACKET_BYTES, full_bytes
+        if self._takes(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._takes(middle) else (low, middle)
+        return high
+
+    def _takes(self, size: int) -> bool:
+        with self.post.pings(self.target, [size]) as futures:
+            return bool(futures)
+
+
+def usable(addresses: Sequence[str]) -> str | None:
+    """The first address that others can send to without naming an interface; IPv4 before IPv6."""
+    parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]
+    fit = [a for a in parsed if not a.is_link_local and not a.is_unspecified]
+    return next((str(a) for a in sorted(fit, key=lambda a: a.version)), None)

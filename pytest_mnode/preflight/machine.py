@@ -1,0 +1,162 @@
+"""What a node is made of: interfaces, RDMA ports, accelerators; read by probes, told as facts."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import psutil
+
+from pytest_mnode.preflight.facts import (
+    UNKNOWN_GID,
+    Accelerator,
+    Interface,
+    ProcessLimits,
+    RdmaPort,
+    RdmaRise,
+)
+from pytest_mnode.probes import netdev, nvml, rdma, rdma_counters, shaping
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_WATCHED = (rdma_counters.Means.ERROR, rdma_counters.Means.LOSS)
+_FIRST_GIDS = {"Ethernet": "RoCE v1", "InfiniBand": "IB", "Unspecified": "IB"}
+"""What the kernel calls "IB/RoCE v1", by link layer."""
+
+
+def limits() -> ProcessLimits:
+    """Soft limits of this process."""
+
+    def soft(kind: int) -> int | None:
+        limit = resource.getrlimit(kind)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+
+    return ProcessLimits(soft(resource.RLIMIT_MEMLOCK), soft(resource.RLIMIT_NOFILE))
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Network interfaces of this node. Raises OSError where /sys does not list them."""
+    found = netdev.read_interfaces()
+    if found is None:
+        raise OSError("/sys/class/net cannot be listed")
+    addresses = psutil.net_if_addrs()
+    shaped: dict[str, float] = {}
+    with contextlib.suppress(OSError):
+        shaped = shaping.shaped_mbits_s()
+    known = {one.name: one for one in found}
+    devices = {name: d.name for d in rdma.read_rdma() or () for name in d.netdevs}
+    return tuple(
+        Interface(
+            name=one.name,
+            admin_up=one.admin_up,
+            carrier=one.carrier if one.up is not False else False,
+            mtu_bytes=one.mtu_bytes,
+            speed_mbits_s=one.speed_mbits_s,
+            shaped_mbits_s=shaped.get(one.name),
+            virtual=not netdev.rests_on_hardware(one, known),
+            addresses=tuple(
+                a.address for a in addresses.get(one.name, ()) if a.family in _FAMILIES
+            ),
+            rdma_device=devices.get(one.name),
+        )
+        for one in found
+    )
+
+
+def belonging(found: Sequence[Interface], patterns: Sequence[str]) -> list[Interface]:
+    """Those that a network's patterns name, themselves or by their RDMA device."""
+    return [
+        one
+        for one in found
+        if any(
+            fnmatchcase(name, pattern)
+            for name in filter(None, (one.name, one.rdma_device))
+            for pattern in patterns
+        )
+    ]
+
+
+def rdma_devices() -> tuple[rdma.RdmaDevice, ...]:
+    """RDMA devices of this node. Raises OSError where /sys does not list them."""
+    devices = rdma.read_rdma()
+    if devices is None:
+        raise OSError("/sys/class/infiniband cannot be listed")
+    return devices
+
+
+def rdma_ports(devices: Sequence[rdma.RdmaDevice]) -> tuple[RdmaPort, ...]:
+    """Ports of all RDMA devices."""
+    return tuple(
+        RdmaPort(
+            device=port.device,
+            port=port.number,
+            state=port.state,
+            physical_state=port.phys_state,
+            link_layer=port.link_layer,
+            rate_gbits_s=port.rate_gbits_s,
+            gid_types=gid_types(port),
+        )
+        for device in devices
+        for port in device.ports
+    )
+
+
+def rdma_rises(
+    before: Sequence[rdma.RdmaDevice], after: Sequence[rdma.RdmaDevice]
+) -> tuple[RdmaRise, ...]:
+    """What error counters did between two readings; all are unknown of a port that went away."""
+    ports = {port.name: port for device in before for port in device.ports}
+    found = []
+    for name, moved in rdma_counters.moved_between(before, after).items():
+        port = ports.get(name)
+        if port is None:
+            continue  # it came meanwhile
+        names = {**(port.counters or {}), **(port.hw_counters or {})}
+        watched = {n for n in names if rdma_counters.meaning(n) in _WATCHED}
+        refused = {n.rpartition("/")[2] for n in port.unreadable if "counters/" in n} - names.keys()
+        mute = {n for n in refused if rdma_counters.meaning(n) in _WATCHED}
+        unknown = mute | (watched if moved is None else watched & set(moved.unknown))
+        found.append(
+            RdmaRise(
+                device=port.device,
+                port=port.number,
+                risen={**moved.errors, **moved.losses} if moved else {},
+                counted=len(watched),
+                unknown=tuple(sorted(unknown)),
+            )
+        )
+    return tuple(found)
+
+
+def gid_types(port: rdma.Port) -> tuple[str, ...]:
+    """IB, RoCE v1, RoCE v2: what a port's GIDs are, each once; UNKNOWN_GID where it is not told.
+
+    The kernel has one word for GIDs of InfiniBand and of RoCE v1; the link layer tells them apart.
+    """
+    if port.gids is None:
+        return (UNKNOWN_GID,)
+    first = _FIRST_GIDS.get(port.link_layer or "", UNKNOWN_GID)
+    untold = "IB" if port.link_layer == "InfiniBand" else UNKNOWN_GID  # it has no other
+    told = {"IB/RoCE v1": first, None: untold}
+    return tuple(dict.fromkeys(told.get(gid.type) or str(gid.type) for gid in port.gids))
+
+
+def accelerators() -> tuple[Accelerator, ...]:
+    """Accelerators as NVML shows them. Raises OSError where it cannot be asked."""
+    told = nvml.read_nvml()
+    if told.found is None:
+        raise OSError(told.why)
+    return tuple(
+        Accelerator(
+            index=one.index,
+            model=one.name,
+            memory_bytes=one.memory_bytes,
+            ecc=one.ecc_enabled,
+            ecc_errors=one.ecc_uncorrected,
+            persistence=one.persistence,
+            throttling=one.throttled,
+        )
+        for one in told.found
+    )

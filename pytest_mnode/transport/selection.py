@@ -1,0 +1,56 @@
+"""How NCCL chooses interfaces and RDMA devices by a list of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A list as in NCCL_SOCKET_IFNAME and NCCL_IB_HCA: names or, without `=`, prefixes.
+
+    excludes: begun by `^`: all but those. exact: begun by `=`: whole names. names: with the port
+    that is asked for behind a colon, None for every port.
+
+    Source: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
+    """
+
+    written: str
+    excludes: bool
+    exact: bool
+    names: tuple[tuple[str, int | None], ...]
+
+    @classmethod
+    def of(cls, written: str) -> Self:
+        """Read such a list; any text is one."""
+        rest = written.strip()
+        excludes = rest.startswith("^")
+        rest = rest.removeprefix("^")
+        exact = rest.startswith("=")
+        rest = rest.removeprefix("=")
+        names = [_name_and_port(part.strip()) for part in rest.split(",") if part.strip()]
+        return cls(written, excludes, exact, tuple(names))
+
+    def takes(self, name: str, port: int | None = None) -> bool:
+        """Whether it lets a device through; an empty list lets all through."""
+        if not self.names:
+            return True
+        return self._lists(name, port) is not self.excludes
+
+    def taken(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of `names` that it lets through, by any port."""
+        return tuple(name for name in names if self.takes(name))
+
+    def _lists(self, name: str, port: int | None) -> bool:
+        return any(
+            (name == listed if self.exact else name.startswith(listed))
+            and (wanted is None or port is None or port == wanted)
+            for listed, wanted in self.names
+        )
+
+
+def _name_and_port(text: str) -> tuple[str, int | None]:
+    name, colon, port = text.partition(":")
+    return (name, int(port)) if colon and port.isdigit() else (name, None)
