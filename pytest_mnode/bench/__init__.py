@@ -12,22 +12,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_mnode.bench.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST
+    from pytest_mnode.bench.collectives import (
+        ALL_GATHER,
+        ALL_REDUCE,
+        ALL_TO_ALL,
+        BROADCAST,
+        COLLECTIVES,
+        REDUCE_SCATTER,
+        SEND_RECV,
+    )
+    from pytest_mnode.bench.copies import near_and_far
+    from pytest_mnode.bench.devices import compare_copy, compare_matmul, wrong_products
     from pytest_mnode.bench.fabric import measured_busbw
+    from pytest_mnode.bench.findings import Findings
     from pytest_mnode.bench.mesh import exchange
-    from pytest_mnode.bench.sweep import sweep, wrong_values
+    from pytest_mnode.bench.numa import placement
+    from pytest_mnode.bench.sweep import wrong_values
 
 __all__ = [
     "ALL_GATHER",
     "ALL_REDUCE",
+    "ALL_TO_ALL",
     "BROADCAST",
+    "COLLECTIVES",
+    "REDUCE_SCATTER",
+    "SEND_RECV",
+    "Findings",
+    "compare_copy",
+    "compare_matmul",
     "exchange",
     "measured_busbw",
-    "sweep",
+    "near_and_far",
+    "placement",
+    "wrong_products",
     "wrong_values",
 ]
 
-_MODULES = ("collectives", "sweep", "mesh", "fabric")
+_MODULES = ("collectives", "sweep", "mesh", "fabric", "findings", "numa", "copies", "devices")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,105 +1,163 @@
-"""Which node or path is slow, from the rates of pairs. Pure."""
+"""Which node, direction, rail or path is slow, and whether that was confirmed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.bench.pairs import PairRate
+import numpy as np
 
-_STANDS_OUT = 0.8
-"""A node is told from the others where it is slower than this part of the fastest pair."""
+from pytest_mnode.bench.rates import STANDS_OUT, Rates
+
+CONFIRMED_BY = 2
+"""Healthy partners with whom a suspect must be slow, alone on the fabric, before it is named."""
+REPEATS = 2
+"""Readings of which the best counts, where nothing else is sent: one may be disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """A node that no partner can send to, or receive from, at the rate expected."""
+class SlowNode:
+    """A node that no partner can send to, or receive from, at the rate expected.
 
-    node: str
+    rails: on which of its rails. mbits_s: with the best partner, of the slow direction, or of the
+    faster one where both are slow. partners: healthy ones; all tried alone where it is confirmed.
+    """
+
+    node: int
+    rails: tuple[int, ...]
     sends_slowly: bool
     receives_slowly: bool
-    best_mbits_s: float
-    """Of the slow direction, or of the faster one where both are slow."""
-    partners: tuple[str, ...]
+    mbits_s: float
+    partners: tuple[int, ...]
+    confirmed: bool
 
     @property
-    def direction(self) -> str:
-        """tx, rx, or nothing where both are slow."""
-        if self.sends_slowly and self.receives_slowly:
-            return ""
-        return " tx" if self.sends_slowly else " rx"
+    def directions(self) -> tuple[bool, ...]:
+        """As `sends` of Rates takes them."""
+        return (True,) * self.sends_slowly + (False,) * self.receives_slowly
 
 
-def fastest_mbits_s(rates: Iterable[PairRate]) -> float:
-    """Of all pairs; 0 where there are none."""
-    return max((rate.mbits_s for rate in rates), default=0.0)
+@dataclass(frozen=True, slots=True)
+class SlowPath:
+    """A link that is slower than both of its ends are with others.
 
-
-def suspects(
-    nodes: Sequence[str], rates: Sequence[PairRate], slow_below_mbits_s: float
-) -> list[Suspect]:
-    """Nodes whose best pair, in one direction or both, is slow and slower than those of others.
-
-    A node is judged by its best pair: one slow partner does not make it a suspect.
+    both_ways: the other direction is slow as well. mbits_s: of the faster direction.
     """
-    slow_below = min(slow_below_mbits_s, _STANDS_OUT * fastest_mbits_s(rates))
-    found = []
-    for node in nodes:
-        sent = [r.mbits_s for r in rates if r.sender == node]
-        received = [r.mbits_s for r in rates if r.receiver == node]
-        if not sent or not received:
-            continue
-        slow = [max(both) for both in (sent, received) if max(both) < slow_below]
-        if slow:
-            partners = [r.receiver for r in rates if r.sender == node]
-            found.append(
-                Suspect(
-                    node,
-                    max(sent) < slow_below,
-                    max(received) < slow_below,
-                    max(slow),
-                    tuple(dict.fromkeys(partners)),
-                )
+
+    sender: int
+    receiver: int
+    rails: tuple[int, ...]
+    both_ways: bool
+    mbits_s: float
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """All that can be said of the rates measured.
+
+    too_slow_rails: on which even the fastest links miss the bound: the rail, or with all rails the
+    fabric, as a whole. reference_mbits_s: what healthy links reach, None where nothing was
+    measured.
+    slowest_rail_mbits_s: what links of the slowest of the too slow rails reach.
+    """
+
+    nodes: tuple[SlowNode, ...]
+    paths: tuple[SlowPath, ...]
+    too_slow_rails: tuple[int, ...]
+    reference_mbits_s: float | None
+    slowest_rail_mbits_s: float | None = None
+
+    @property
+    def nobody(self) -> bool:
+        """Whether no fault was seen, not even an unconfirmed one."""
+        return not (self.nodes or self.paths or self.too_slow_rails)
+
+
+def blamed(rates: Rates) -> Blamed:
+    """Judge the rates. Two nodes cannot be told apart: what is slow there is their path."""
+    known = rates.reference[np.isfinite(rates.reference)]
+    reference = float(np.median(known)) if known.size else None
+    if rates.nodes == 2:
+        return Blamed((), _between_two(rates), (), reference)
+    return Blamed(
+        slow_nodes(rates),
+        _paths(rates, rates.slow_links),
+        rates.too_slow_rails,
+        reference,
+        float(known.min()) if rates.too_slow_rails else None,
+    )
+
+
+def slow_nodes(rates: Rates) -> tuple[SlowNode, ...]:
+    """Nodes that are slow with all partners, one finding for rails to which the same happened."""
+    return tuple(found for node in rates.slow_nodes for found in _of_node(rates, node))
+
+
+def _of_node(rates: Rates, node: int) -> list[SlowNode]:
+    slow_tx, slow_rx = rates.slow_tx, rates.slow_rx
+    alike: dict[tuple[bool, bool, bool], list[int]] = {}
+    for rail in rates.each_rail:
+        sends, receives = bool(slow_tx[rail, node]), bool(slow_rx[rail, node])
+        if sends or receives:
+            directions = [True] * sends + [False] * receives
+            confirmed = all(
+                len(rates.partners(node, [rail], sends=way, times_alone=REPEATS)) >= CONFIRMED_BY
+                for way in directions
             )
+            alike.setdefault((sends, receives, confirmed), []).append(rail)
+    found = []
+    for (sends, receives, confirmed), rails in alike.items():
+        scores = [rates.tx[rails, node]] * sends + [rates.rx[rails, node]] * receives
+        partners: dict[int, None] = {}
+        for way in [True] * sends + [False] * receives:
+            for rail in rails:
+                least = REPEATS if confirmed else 0
+                met = rates.partners(node, [rail], sends=way, times_alone=least)
+                partners |= dict.fromkeys(met)
+        best = float(np.max(scores))
+        found.append(
+            SlowNode(node, tuple(rails), sends, receives, best, tuple(partners), confirmed)
+        )
     return found
 
 
-def slow_paths(rates: Sequence[PairRate], slow_below_mbits_s: float) -> list[PairRate]:
-    """Pairs that are slow and slower than others."""
-    slow_below = min(slow_below_mbits_s, _STANDS_OUT * fastest_mbits_s(rates))
-    return [rate for rate in rates if rate.mbits_s < slow_below]
+def is_confirmed(rates: Rates, rail: int, sender: int, receiver: int) -> bool:
+    """Whether a link was slow alone and again, and each end fast alone with somebody else."""
+    alone, enough = rates.best_alone[rail], contrast_mbits_s(rates, rail, sender, receiver)
+    return bool(
+        rates.times_alone[rail, sender, receiver] >= CONFIRMED_BY * REPEATS
+        and (alone[sender, :] >= enough).any()
+        and (alone[:, receiver] >= enough).any()
+    )
 
 
-def culprit(
-    nodes: Sequence[str],
-    rates: Sequence[PairRate],
-    slow_below_mbits_s: float,
-    interface: str,
-    management_mbits_s: float | None = None,
-) -> str | None:
-    """Who to blame, in words; None where every pair, alone, is as fast as expected.
+def contrast_mbits_s(rates: Rates, rail: int, sender: int, receiver: int) -> float:
+    """What the ends of a slow link must reach with others, for the link itself to be slow."""
+    return float(rates.best[rail, sender, receiver] / STANDS_OUT)
 
-    interface: the fabric's, as the nodes call it. management_mbits_s: line rate of the network that
-    traffic may have fallen back to.
-    """
 
-    def shown(mbits_s: float) -> str:
-        fallen_back = management_mbits_s and 0.75 <= mbits_s / management_mbits_s <= 1.0
-        rate = ", the rate of the management network" if fallen_back else ""
-        return f"{mbits_s:.0f} Mbit/s{rate}"
+def _paths(rates: Rates, links: Sequence[tuple[int, int, int]]) -> tuple[SlowPath, ...]:
+    """Both directions, and rails alike, as one."""
+    confirmed = {link: is_confirmed(rates, *link) for link in links}
+    alike: dict[tuple[int, int, bool, bool], list[int]] = {}
+    for rail, sender, receiver in links:
+        sure = confirmed[rail, sender, receiver]
+        both = confirmed.get((rail, receiver, sender)) is sure
+        if not both or sender < receiver:
+            alike.setdefault((sender, receiver, both, sure), []).append(rail)
+    found = []
+    for (sender, receiver, both, sure), rails in alike.items():
+        there, back = rates.best[rails, sender, receiver], rates.best[rails, receiver, sender]
+        best = float(np.max(np.fmax(there, back) if both else there))
+        found.append(SlowPath(sender, receiver, tuple(rails), both, best, sure))
+    return tuple(found)
 
-    fastest = fastest_mbits_s(rates)
-    if found := suspects(nodes, rates, slow_below_mbits_s):
-        return "; ".join(
-            f"{s.node} {interface}{s.direction} ({shown(s.best_mbits_s)}, alone with "
-            f"{' or '.join(s.partners)}; other nodes {fastest:.0f})"
-            for s in found
-        )
-    if rates and fastest < slow_below_mbits_s:
-        if len(nodes) == 2:
-            return f"{interface} between {nodes[0]} and {nodes[1]} ({shown(fastest)}, both ways)"
-        return f"the fabric as a whole: every pair is slow, e.g. {shown(fastest)}"
-    if paths := slow_paths(rates, slow_below_mbits_s):
-        told = (f"{p.sender}→{p.receiver} ({shown(p.mbits_s)})" for p in paths)
-        return f"the path {', '.join(told)}: both nodes are fast with others"
-    return None
+
+def _between_two(rates: Rates) -> tuple[SlowPath, ...]:
+    links = np.argwhere(np.less(rates.best, rates.slow_below_mbits_s))
+    slow = [(int(rail), int(a), int(b)) for rail, a, b in links]
+    return tuple(
+        SlowPath(p.sender, p.receiver, p.rails, p.both_ways, p.mbits_s, True)
+        for p in _paths(rates, slow)
+    )

@@ -1,99 +1,238 @@
-"""Finds who makes the fabric slow; called only when it is, and within a budget."""
+"""Finds who makes the fabric slow; called only when it is, or when asked for, within a budget."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from pytest_mnode.bench import blame
-from pytest_mnode.bench.agree import by_rank
-from pytest_mnode.bench.pairs import PairRate, message_bytes, pair_rate
+from pytest_mnode.bench.blame import Blamed, blamed
+from pytest_mnode.bench.culprit import Naming, culprits
+from pytest_mnode.bench.pairs import Measured, Pairs, Rails, chunk_bytes
+from pytest_mnode.bench.rates import STANDS_OUT, Rates
+from pytest_mnode.bench.rounds import Reading, Round, both_ways
+from pytest_mnode.bench.search import Search, search
 from pytest_mnode.bench.traffic import NodeTraffic, astray
 from pytest_mnode.spec import Spec
 from pytest_mnode.world.contract import World
 
+if TYPE_CHECKING:
+    from pytest_mnode.measure import Measure
+
 BUDGET_S = 20.0
-_CONFIRMED_BY = 2
+_MOST_SILENT = 8
 
 
-def locate(
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Who slows the fabric, the same on every rank.
+
+    culprit: everyone to blame, in words; None where nobody was found. cut_off: what there was no
+    time for; empty where nothing was left out. silent: links that gave no reading when they were
+    tried, in words. alike: pairs are all below the bound, which is no
+    fault where the collective kept it. tests: as `Round.tests` counts them.
+    """
+
+    blamed: Blamed
+    culprit: str | None
+    slowest: str
+    cut_off: str
+    rounds: int
+    tests: int
+    spent_s: float
+    alike: bool = False
+    silent: str = ""
+
+    def __str__(self) -> str:
+        fast = "are alike, if slow by themselves" if self.alike else "keep the rate by themselves"
+        nobody = f"no culprit: pairs {fast} (slowest {self.slowest})"
+        found = self.culprit or (nobody if self.slowest else "no pair of nodes could be tried")
+        if self.silent and not self.culprit:
+            return "; ".join(filter(None, (self.silent, self.cut_off)))
+        return "; ".join(filter(None, (found, self.silent, self.cut_off)))
+
+    @property
+    def faults(self) -> int | None:
+        """How many nodes, rails and paths are slow; None where that is not known for sure."""
+        sure = [node.confirmed for node in self.blamed.nodes]
+        sure += [path.confirmed for path in self.blamed.paths]
+        if named := sum(sure) + len(self.blamed.too_slow_rails):
+            return named
+        unsure = bool(sure or self.cut_off or self.culprit or self.silent) or not self.slowest
+        return None if unsure else 0
+
+    def record(self, measure: Measure) -> None:
+        """What was found, with how; a search that was cut off, or is unsure, is inconclusive."""
+        measure(
+            "slow nodes, rails and paths",
+            self.faults,
+            equals=0,
+            source="each pair, alone, carries at_least_fraction × fabric.line_rate, "
+            f"or {STANDS_OUT:g} of what its peers do",
+            culprit=self.culprit or self.silent or self.cut_off or None,
+            note=f"{self}; {self.effort}",
+        )
+
+    @property
+    def effort(self) -> str:
+        """What it took, in words."""
+        return f"{self.tests} tests in {self.rounds} rounds, {self.spent_s:.1f} s"
+
+
+def located(
     world: World,
     spec: Spec,
     traffic: tuple[NodeTraffic, ...],
     slow_below_mbits_s: float,
     device: torch.device,
-) -> str:
-    """Who to blame, in words. All ranks call this, with the same traffic.
+    *,
+    budget_s: float = BUDGET_S,
+    kept: bool = False,
+) -> Located:
+    """Measure pairs until it is known who is slow. All ranks call this, with the same arguments.
 
-    Neighbours in a ring send to each other both ways; further pairs are tried only while every one
-    is slow; a suspect counts when it is slow with two healthy partners, where there are two.
+    traffic: what the nodes sent when the fabric was slow; empty where that is not known.
+    slow_below_mbits_s: what one NIC must carry. kept: a collective did reach it; then only those
+    are to blame who are slower than others: one pair may not fill the line at all. budget_s: no
+    round begins after so long.
     """
-    fabric, management = spec.fabric, spec.management
-    interface = "+".join(fabric.interfaces)
-    pairs = _Pairs(world, message_bytes(fabric.line_rate_mbits_s), device)
-    if all(node.astray(fabric) for node in traffic):  # nothing more to learn from more pairs
-        pairs.measure(world.nodes[0], world.nodes[1 % len(world.nodes)])
-    else:
-        _search(pairs, slow_below_mbits_s)
-    found = blame.culprit(
-        world.nodes,
-        pairs.rates,
-        slow_below_mbits_s,
-        interface,
-        management.line_rate_mbits_s if management else None,
+    fabric = spec.fabric
+    rails = Rails.of(world, fabric.nics_per_node)
+    rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s)
+    gone_astray = bool(traffic) and all(node.astray(fabric) for node in traffic)
+    # Then there is nothing more to learn from more pairs.
+    steps = _one_pair(rates) if gone_astray else search(rates)
+    if len(world.nodes) < 2:
+        return conclude(rates, Naming.of(world.nodes, spec, rails.count), None, Effort(), "")
+    pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s), device)
+    naming = Naming.of(world.nodes, spec, rails.count)
+    told = _told_by(naming) if world.rank == 0 else lambda *_: None
+    effort = run(steps, pairs.measure, budget_s, told)
+    late = None if effort.complete else budget_s
+    return conclude(rates, naming, late, effort, astray(traffic, fabric) or "", kept=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a search took, and whether it came to its end."""
+
+    rounds: int = 0
+    tests: int = 0
+    spent_s: float = 0.0
+    complete: bool = True
+
+
+def run(
+    steps: Search,
+    measure: Callable[[Round], Measured],
+    budget_s: float,
+    told: Callable[[int, Round, Sequence[Reading]], None] = lambda *_: None,
+) -> Effort:
+    """Measure what a search asks for, until it has no more to ask or its time is up."""
+    count = tests = 0
+    spent_s = 0.0
+    try:
+        step = next(steps)
+        while True:
+            if spent_s > budget_s:  # by the clock of rank 0, so all agree
+                step = steps.send(None)
+                continue
+            measured = measure(step)
+            count, tests, spent_s = count + 1, tests + step.tests, measured.spent_s
+            told(count, step, measured.readings)
+            step = steps.send(measured.readings)
+    except StopIteration as end:
+        return Effort(count, tests, spent_s, bool(end.value))
+
+
+def conclude(
+    rates: Rates,
+    naming: Naming,
+    late_s: float | None,
+    effort: Effort,
+    gone_astray: str,
+    *,
+    kept: bool = False,
+) -> Located:
+    """What the rates say, in words. late_s: the budget where it was spent."""
+    found = blamed(rates)
+    alike = kept and bool(rates.too_slow_rails)
+    if alike:
+        told_apart = found.paths if rates.nodes > 2 else ()
+        found = replace(found, too_slow_rails=(), paths=told_apart)
+    named = "; ".join(filter(None, (gone_astray, culprits(found, naming)))) or None
+    cut_off = "" if late_s is None else _cut_off(rates, late_s)
+    slowest = _slowest(rates, naming)
+    return Located(
+        found,
+        named,
+        slowest,
+        cut_off,
+        effort.rounds,
+        effort.tests,
+        effort.spent_s,
+        alike,
+        _silent(rates, naming),
     )
-    late = f"not all pairs were tried within {BUDGET_S:.0f} s" if pairs.out_of_time else None
-    return "; ".join(filter(None, (astray(traffic, fabric), found or _nobody(pairs), late)))
 
 
-def _nobody(pairs: _Pairs) -> str:
-    if not pairs.rates:
-        return "no pair of nodes could be tried"
-    slowest = min(pairs.rates, key=lambda rate: rate.mbits_s)
-    return (
-        f"no node alone: pairs keep the rate by themselves (slowest {slowest.sender}→"
-        f"{slowest.receiver} {slowest.mbits_s:.0f} Mbit/s)"
-    )
+def _silent(rates: Rates, naming: Naming) -> str:
+    """Which links gave no reading: of nodes that none did, the nodes; else paths. "" for none."""
+    silent = rates.silent
+    spoke = np.isfinite(rates.best)
+    named: list[str] = []
+    for rail in rates.each_rail:
+        on = f" {naming.rails[rail]}" if rates.rails > 1 else ""
+        dumb = silent[rail].any(axis=1) & ~spoke[rail].any(axis=1)
+        deaf = silent[rail].any(axis=0) & ~spoke[rail].any(axis=0)
+        if not spoke[rail].any() and silent[rail].any():
+            named.append(f"any node{on}")
+            continue
+        for i, node in enumerate(naming.nodes):
+            if dumb[i] or deaf[i]:
+                way = "" if dumb[i] and deaf[i] else " tx" if dumb[i] else " rx"
+                named.append(f"{node}{on}{way}")
+        rest = silent[rail] & ~dumb[:, None] & ~deaf[None, :]
+        named += [f"{naming.nodes[a]}→{naming.nodes[b]}{on}" for a, b in np.argwhere(rest)]
+    more = f" and {len(named) - _MOST_SILENT} more" if len(named) > _MOST_SILENT else ""
+    return f"no reading of {', '.join(named[:_MOST_SILENT])}{more}" if named else ""
 
 
-def _search(pairs: _Pairs, slow_below_mbits_s: float) -> None:
-    nodes = pairs.world.nodes
-    for distance in range(1, len(nodes) // 2 + 1):
-        for i, node in enumerate(nodes):
-            pairs.measure(node, nodes[(i + distance) % len(nodes)])
-        if blame.fastest_mbits_s(pairs.rates) >= slow_below_mbits_s:
-            break
-    doubted = {s.node for s in blame.suspects(nodes, pairs.rates, slow_below_mbits_s)}
-    healthy = [node for node in nodes if node not in doubted]
-    for node in nodes:
-        if node in doubted:
-            known = [other for other in healthy if pairs.measured(node, other)]
-            others = [other for other in healthy if other not in known]
-            for other in others[: max(0, _CONFIRMED_BY - len(known))]:
-                pairs.measure(node, other)
+def _cut_off(rates: Rates, late_s: float) -> str:
+    total = rates.nodes * (rates.nodes - 1) // 2
+    if rates.pairs_tried < total:
+        return f"not all pairs were tried within {late_s:g} s: {rates.pairs_tried} of {total}"
+    return f"not all was confirmed within {late_s:g} s"
 
 
-class _Pairs:
-    """Pairs measured so far, both ways; nothing is measured once the budget is spent."""
+def _one_pair(rates: Rates) -> Search:
+    for step in both_ways([(0, 1)], tuple(rates.each_rail), 1, "one pair"):
+        readings = yield step
+        rates.add(readings or ())
+    return True
 
-    def __init__(self, world: World, size_bytes: int, device: torch.device) -> None:
-        self.world = world
-        self.rates: list[PairRate] = []
-        self.out_of_time = False
-        self._size_bytes = size_bytes
-        self._device = device
-        self._started_s = time.monotonic()
 
-    def measured(self, one: str, other: str) -> bool:
-        return any((r.sender, r.receiver) == (one, other) for r in self.rates)
+def _slowest(rates: Rates, naming: Naming) -> str:
+    if not np.isfinite(rates.best).any():
+        return ""
+    rail, a, b = np.unravel_index(np.nanargmin(rates.best), rates.best.shape)
+    on = f" on {naming.rails[rail]}" if rates.rails > 1 else ""
+    return f"{naming.nodes[a]}→{naming.nodes[b]}{on} {rates.best[rail, a, b]:.0f} Mbit/s"
 
-    def measure(self, one: str, other: str) -> None:
-        if one == other or self.measured(one, other) or self.out_of_time:
-            return
-        for sender, receiver in ((one, other), (other, one)):
-            self.rates.append(
-                pair_rate(self.world, sender, receiver, self._size_bytes, self._device)
-            )
-        spent_s = by_rank([time.monotonic() - self._started_s], self._device)[0][0]
-        self.out_of_time = spent_s > BUDGET_S  # by the clock of rank 0, so all agree
+
+def _told_by(naming: Naming) -> Callable[[int, Round, Sequence[Reading]], None]:
+    """A line a round, for whoever waits; pytest shows it live with -s, else with a failure."""
+
+    def told(count: int, step: Round, readings: Sequence[Reading]) -> None:
+        slowest = min(readings, key=lambda reading: reading.mbits_s)
+        print(
+            f"locate: round {count} ({step.stage}), {len(step.flows)} pairs at once, slowest "
+            f"{naming.nodes[slowest.sender]}→{naming.nodes[slowest.receiver]} "
+            f"{slowest.mbits_s:.0f} Mbit/s",
+            flush=True,
+        )
+
+    return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,25 +12,32 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
-from pytest_mnode.bench.collectives import Measured, Prepared
+from pytest_mnode.bench.collectives import Group, Measured, Prepared
+from pytest_mnode.bench.memory import free_bytes_by_rank
 from pytest_mnode.bench.timing import elapsed_s
+from pytest_mnode.curve import Curve, Point
 from pytest_mnode.spec import wire
 
 REPEAT_S = 0.25
 """How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
 MOST_CALLS = 1000
+_CALLS_TOLD_APART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One size: how long one call took in each repeat, by the slowest rank of that repeat.
 
-    calls: in a row in each repeat. wrong: values that were not right, over all ranks.
+    size_bytes: as asked for. moved_bytes: in whole values and equal parts. count: values of a part,
+    as nccl-tests counts. calls: in a row in each repeat. wrong: values that were not right, over
+    all ranks.
     """
 
     collective: str
     ranks: int
     size_bytes: int
+    moved_bytes: int
+    count: int
     calls: int
     times_s: tuple[float, ...]
     wrong: int
@@ -37,7 +45,7 @@ class Row:
     @property
     def timed_bytes(self) -> int:
         """Size of all timed calls together."""
-        return self.size_bytes * self.calls * len(self.times_s)
+        return self.moved_bytes * self.calls * len(self.times_s)
 
     @property
     def median_s(self) -> float:
@@ -45,34 +53,57 @@ class Row:
         return statistics.median(self.times_s)
 
     @property
+    def p99_s(self) -> float:
+        """No more than one repeat in a hundred took longer: of less than 100 the slowest."""
+        return sorted(self.times_s)[math.ceil(0.99 * len(self.times_s)) - 1]
+
+    @property
     def algbw_gbytes_s(self) -> float:
         """See `wire.algbw_gbytes_s`."""
-        return wire.algbw_gbytes_s(self.size_bytes, self.median_s)
+        return wire.algbw_gbytes_s(self.moved_bytes, self.median_s)
 
     @property
     def busbw_gbytes_s(self) -> float:
         """See `wire.busbw_gbytes_s`."""
-        return wire.busbw_gbytes_s(self.collective, self.size_bytes, self.median_s, self.ranks)
+        return wire.busbw_gbytes_s(self.collective, self.moved_bytes, self.median_s, self.ranks)
+
+    @property
+    def point(self) -> Point:
+        """This row in a curve."""
+        return Point(
+            size_bytes=self.moved_bytes,
+            repeats=len(self.times_s),
+            time_median_us=self.median_s * 1e6,
+            time_p99_us=self.p99_s * 1e6,
+            time_min_us=min(self.times_s) * 1e6,
+            time_max_us=max(self.times_s) * 1e6,
+            algbw_gbytes_s=self.algbw_gbytes_s,
+            busbw_gbytes_s=self.busbw_gbytes_s,
+            wrong=self.wrong,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """A size that could not be measured, and why, in words."""
+
+    size_bytes: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A row for each size, rising; the same on every rank."""
+    """A row for each size that could be measured, rising; the same on every rank."""
 
+    measured: Measured
+    ranks: int
     rows: tuple[Row, ...]
+    unmeasured: tuple[Unmeasured, ...] = ()
 
-    def table(self) -> str:
-        """As nccl-tests prints it, with the fastest and the slowest repeat beside the median."""
-        head = ("size B", "calls", "min us", "time us", "max us", "algbw GB/s", "busbw GB/s")
-        lines = ["".join(f"{name:>12}" for name in (*head, "#wrong"))]
-        for row in self.rows:
-            times_us = (min(row.times_s) * 1e6, row.median_s * 1e6, max(row.times_s) * 1e6)
-            lines.append(
-                f"{row.size_bytes:>12}{row.calls:>12}"
-                + "".join(f"{time:>12.1f}" for time in times_us)
-                + f"{row.algbw_gbytes_s:>12.4g}{row.busbw_gbytes_s:>12.4g}{row.wrong:>12}"
-            )
-        return "\n".join(lines)
+    def curve(self, algorithm: str, backend: str) -> Curve:
+        """The rows as points; `algorithm` and `backend` are said by who chose them."""
+        points = tuple(row.point for row in self.rows)
+        return Curve(self.measured.collective.value, algorithm, backend, self.ranks, points)
 
 
 def sweep(
@@ -82,34 +113,102 @@ def sweep(
     warmup: int,
     repeats: int,
     device: torch.device,
+    group: Group = None,
 ) -> Sweep:
-    """Measure a collective over the default group of two ranks or more. All ranks call this.
+    """Measure a collective over all ranks, two or more. All ranks call this.
 
     sizes_bytes: nccl-tests' meaning of a collective's size. warmup: calls before the first that is
-    timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. Raises ValueError
-    for one rank.
+    timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. group: over all
+    ranks, the default one unless given. Raises ValueError for one rank.
     """
-    if dist.get_world_size() < 2:
+    ranks = dist.get_world_size()
+    if ranks < 2:
         raise ValueError(
             f"{measured.collective} over one rank moves nothing; give two nodes or more"
         )
-    return Sweep(tuple(_row(measured, size, warmup, repeats, device) for size in sizes_bytes))
+    found = [_measure(measured, size, warmup, repeats, device, group) for size in sizes_bytes]
+    return Sweep(
+        measured,
+        ranks,
+        tuple(row for row in found if isinstance(row, Row)),
+        tuple(row for row in found if isinstance(row, Unmeasured)),
+    )
 
 
-def _row(
-    measured: Measured, size_bytes: int, warmup: int, repeats: int, device: torch.device
-) -> Row:
-    prepared = measured.prepare(size_bytes, device)
-    wrong = _called_once(prepared, device)
-    warmup = max(1, warmup)
-    warm_s = by_rank([elapsed_s(prepared.run, warmup, device) / warmup], device)
-    calls = calls_of_a_repeat(max(times[0] for times in warm_s))
+def _measure(  # noqa: PLR0917  the arguments of `sweep`
+    measured: Measured,
+    size_bytes: int,
+    warmup: int,
+    repeats: int,
+    device: torch.device,
+    group: Group,
+) -> Row | Unmeasured:
+    ranks = dist.get_world_size()
+    try:
+        part = measured.part(size_bytes, ranks)
+    except ValueError as error:
+        return Unmeasured(size_bytes, str(error))
+    needed = measured.held_bytes(size_bytes, ranks)
+    if why := too_large(needed, free_bytes_by_rank(device)):
+        return Unmeasured(size_bytes, why)
+    prepared = _prepared(measured, part, device, group)
+    if isinstance(prepared, str):
+        return Unmeasured(size_bytes, prepared)
+    try:
+        wrong = _called_once(prepared, device)
+    except (RuntimeError, NotImplementedError) as error:
+        if "not support" not in str(error) and "unsupported" not in str(error).lower():
+            raise
+        return Unmeasured(size_bytes, str(error).partition("\n")[0])  # before anything was sent
+    calls = calls_of_a_repeat(_call_s(prepared, max(1, warmup), device))
+    if calls > _CALLS_TOLD_APART:  # a shaper's burst let the first ones through
+        calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
     # Ranks meet before the first repeat only: a pause between two would refill a shaper's burst.
     by_rank([0], device)
     times_s = [elapsed_s(prepared.run, calls, device) / calls for _ in range(repeats)]
     slowest_s = tuple(max(of_repeat) for of_repeat in zip(*by_rank(times_s, device), strict=True))
     wrong += _called_once(prepared, device)  # and once more with everything warm
-    return Row(measured.collective, dist.get_world_size(), size_bytes, calls, slowest_s, wrong)
+    return Row(
+        collective=measured.collective.value,
+        ranks=ranks,
+        size_bytes=size_bytes,
+        moved_bytes=measured.moved_bytes(size_bytes, ranks),
+        count=part,
+        calls=calls,
+        times_s=slowest_s,
+        wrong=wrong,
+    )
+
+
+def _prepared(measured: Measured, part: int, device: torch.device, group: Group) -> Prepared | str:
+    """Buffers on every rank, or in words which rank had no room for them after all."""
+    prepared = None
+    with contextlib.suppress(torch.OutOfMemoryError):
+        prepared = measured.prepare(part, device, group)
+    without = [
+        rank for rank, [has] in enumerate(by_rank([prepared is not None], device)) if not has
+    ]
+    if prepared is None or without:
+        return f"no memory for its buffers on rank {', '.join(map(str, without))}"
+    return prepared
+
+
+def _call_s(prepared: Prepared, calls: int, device: torch.device) -> float:
+    """How long a call takes, by the slowest rank, over a few. All ranks call this."""
+    mine_s = elapsed_s(prepared.run, calls, device) / calls
+    return max(times[0] for times in by_rank([mine_s], device))
+
+
+def too_large(needed_bytes: int, free_bytes: Sequence[float]) -> str | None:
+    """Why buffers of `needed_bytes` a rank are not made; None where every rank has the room."""
+    least = min(free_bytes)
+    if needed_bytes <= least:
+        return None
+    gib, rank = 1 << 30, free_bytes.index(least)
+    return (
+        f"needs {needed_bytes / gib:.3g} GiB on every rank, and rank {rank} may take no more than "
+        f"{least / gib:.3g} GiB"
+    )
 
 
 def calls_of_a_repeat(call_s: float) -> int:
@@ -119,7 +218,8 @@ def calls_of_a_repeat(call_s: float) -> int:
 
 def wrong_values(measured: Measured, size_bytes: int, device: torch.device) -> int:
     """How many values are not right after one call, over all ranks. All ranks call this."""
-    return _called_once(measured.prepare(size_bytes, device), device)
+    part = measured.part(size_bytes, dist.get_world_size())
+    return _called_once(measured.prepare(part, device, None), device)
 
 
 def _called_once(prepared: Prepared, device: torch.device) -> int:

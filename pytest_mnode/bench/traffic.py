@@ -19,7 +19,7 @@ class NodeTraffic:
     """Bytes that each interface of a node sent, headers included, by the kernel's counters.
 
     least_bytes: what the node must have sent to the others; less than half of it on every interface
-    means that the kernel did not see the traffic, as with RDMA.
+    means that the kernel did not see the traffic, as with RDMA. 0 where it need not send anything.
     """
 
     node: str
@@ -30,7 +30,9 @@ class NodeTraffic:
     def carrier(self) -> str | None:
         """The interface that sent most; None where none sent enough to have carried it."""
         name = max(self.sent_bytes, key=lambda name: self.sent_bytes[name], default=None)
-        return name if name and self.sent_bytes[name] >= self.least_bytes / 2 else None
+        if name is None or not self.least_bytes:
+            return None
+        return name if self.sent_bytes[name] >= self.least_bytes / 2 else None
 
     def share(self, network: Network) -> float | None:
         """Part of the bytes that went over `network`, 0 to 1; None where none are known."""
@@ -67,8 +69,8 @@ class Counted:
     def __exit__(self, *_: object) -> None:
         self._after = sent_bytes()
 
-    def by_node(self, least_bytes: int) -> tuple[NodeTraffic, ...]:
-        """What each node sent, in the world's order. All ranks call this."""
+    def by_node(self, least_bytes: Sequence[int]) -> tuple[NodeTraffic, ...]:
+        """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
         sent = {
             name: count - self._before[name]
             for name, count in self._after.items()
@@ -78,6 +80,6 @@ class Counted:
         dist.all_gather_object(every, sent)
         first_ranks = every[:: self._world.local_size]
         return tuple(
-            NodeTraffic(node, counts, least_bytes)
-            for node, counts in zip(self._world.nodes, first_ranks, strict=True)
+            NodeTraffic(node, counts, least)
+            for node, counts, least in zip(self._world.nodes, first_ranks, least_bytes, strict=True)
         )

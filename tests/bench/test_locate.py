@@ -1,4 +1,4 @@
-"""The search for who is slow: which pairs it tries, when it goes on, and when it stops."""
+"""The search as ranks run it: what is told, when it stops, what is said of time that was up."""
 
 from __future__ import annotations
 
@@ -8,91 +8,195 @@ import pytest
 import torch
 
 from pytest_mnode.bench import locate as module
-from pytest_mnode.bench.pairs import PairRate, message_bytes
+from pytest_mnode.bench.culprit import Naming
+from pytest_mnode.bench.pairs import Measured
+from pytest_mnode.bench.rates import Rates
+from pytest_mnode.bench.rounds import Reading, Round
+from pytest_mnode.bench.search import search
 from pytest_mnode.bench.traffic import NodeTraffic
+from pytest_mnode.measure import Measure
 from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.verdict import Measurement, Verdict
 from pytest_mnode.world.contract import World
 
 SPEC = load_spec(default_spec_path())
-RING_OF_4 = {"01", "10", "12", "21", "23", "32", "30", "03"}
 
 
-class Fabric:
-    """Stands for real nodes: answers with the rate of a rule, and notes who was tried."""
+class Nodes:
+    """Stands for ranks on real nodes: answers with the rate of a rule, and notes who was tried."""
 
-    def __init__(self, rate: Callable[[str], float], seconds_each: float = 0.0) -> None:
+    def __init__(self, rate: Callable[[set[int]], float], seconds_each: float = 0.0) -> None:
         self.rate = rate
-        self.tried: list[str] = []
         self.seconds_each = seconds_each
+        self.tried: list[tuple[int, int]] = []
+        self.rounds = 0
 
-    def pair_rate(self, world: World, sender: str, receiver: str, *_: object) -> PairRate:
-        pair = f"{sender[-1]}{receiver[-1]}"
-        self.tried.append(pair)
-        return PairRate(sender, receiver, self.rate(pair))
+    def __call__(self, *_: object) -> Nodes:
+        return self
 
-    def by_rank(self, numbers: list[float], device: torch.device) -> list[list[float]]:
-        return [[len(self.tried) * self.seconds_each]]
+    def measure(self, step: Round) -> Measured:
+        self.rounds += 1
+        self.tried += [(flow.sender, flow.receiver) for flow in step.flows]
+        readings = tuple(
+            Reading(f.sender, f.receiver, 0, self.rate({f.sender, f.receiver}), step.alone)
+            for f in step.flows
+        )
+        return Measured(readings, self.rounds * self.seconds_each)
 
 
-def _locate(
-    monkeypatch: pytest.MonkeyPatch, fabric: Fabric, nodes: int = 4, carrier: str = "fab0"
-) -> str:
-    monkeypatch.setattr(module, "pair_rate", fabric.pair_rate)
-    monkeypatch.setattr(module, "by_rank", fabric.by_rank)
+def _located(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: Nodes,
+    nodes: int = 4,
+    carrier: str = "fab0",
+    *,
+    kept: bool = False,
+) -> module.Located:
+    monkeypatch.setattr(module, "Pairs", ranks)
     names = tuple(f"node{i}" for i in range(nodes))
     traffic = tuple(NodeTraffic(name, {carrier: 100}, 100) for name in names)
     world = World(0, nodes, 0, 1, "node0", names)
-    return module.locate(world, SPEC, traffic, 170.0, torch.device("cpu"))
+    return module.located(world, SPEC, traffic, 170.0, torch.device("cpu"), kept=kept)
 
 
-def test_one_slow_node_is_found_with_its_two_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = Fabric(lambda pair: 48 if "2" in pair else 190)
-    found = _locate(monkeypatch, fabric)
-    assert found == "node2 fab0 (48 Mbit/s, alone with node1 or node3; other nodes 190)"
-    assert set(fabric.tried) == RING_OF_4
+def test_one_slow_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _located(monkeypatch, Nodes(lambda pair: 48 if 2 in pair else 190))
+    assert str(found) == found.culprit
+    assert found.culprit == "node2 fab0 (48 Mbit/s, alone with node0 or node3; other nodes 190)"
+    assert found.effort == "8 tests in 14 rounds, 0.0 s"
 
 
-def test_slow_neighbours_are_confirmed_with_healthy_partners(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fabric = Fabric(lambda pair: 48 if {"2", "3"} & set(pair) else 190)
-    found = _locate(monkeypatch, fabric, nodes=6)
-    assert found.startswith("node2 fab0 (48 Mbit/s, alone with node1 or node3 or node0;")
-    assert "; node3 fab0 (48 Mbit/s" in found
-    assert {"20", "30"} <= set(fabric.tried)
+def test_two_slow_nodes_and_a_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(pair: set[int]) -> float:
+        return 48 if 2 in pair else 60 if 3 in pair else 30 if pair == {0, 1} else 190
 
-
-def test_further_pairs_are_tried_while_every_one_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = Fabric(lambda pair: 48 if {"0", "2"} & set(pair) else 190)
-    found = _locate(monkeypatch, fabric)
-    assert {"13", "31"} <= set(fabric.tried)
-    assert [part.split()[0] for part in found.split("; ") if "fab0" in part] == ["node0", "node2"]
+    found = str(_located(monkeypatch, Nodes(rate), nodes=7))
+    assert [part.partition(" (")[0] for part in found.split("; ")] == [
+        "node2 fab0",
+        "other nodes 190)",
+        "node3 fab0",
+        "other nodes 190)",
+        "the path node0↔node1",
+    ]
 
 
 def test_traffic_elsewhere_is_said_after_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = Fabric(lambda pair: 19)
-    assert _locate(monkeypatch, fabric, carrier="mgmt0") == (
+    ranks = Nodes(lambda pair: 19)
+    assert str(_located(monkeypatch, ranks, carrier="mgmt0")) == (
         "all nodes sent over mgmt0 instead of fab0; the fabric as a whole: every pair is slow, "
         "e.g. 19 Mbit/s, the rate of the management network"
     )
-    assert fabric.tried == ["01", "10"]
+    assert ranks.tried == [(0, 1), (1, 0)]
 
 
 def test_nobody_is_blamed_where_pairs_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = Fabric(lambda pair: 180 if pair == "12" else 190)
-    assert _locate(monkeypatch, fabric) == (
-        "no node alone: pairs keep the rate by themselves (slowest node1→node2 180 Mbit/s)"
+    found = _located(monkeypatch, Nodes(lambda pair: 180 if pair == {1, 2} else 190))
+    assert found.culprit is None
+    assert str(found) == (
+        "no culprit: pairs keep the rate by themselves (slowest node1→node2 180 Mbit/s)"
     )
 
 
-def test_it_stops_when_its_time_is_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = Fabric(lambda pair: 48, seconds_each=module.BUDGET_S / 3)
-    assert "not all pairs were tried within 20 s" in _locate(monkeypatch, fabric)
-    assert len(fabric.tried) == 4
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_pairs_that_are_alike_are_no_fault_where_the_promise_was_kept(
+    monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    found = _located(monkeypatch, Nodes(lambda pair: 120), nodes, kept=True)
+    assert (found.culprit, found.faults) == (None, 0)
+    assert "no culprit: pairs are alike, if slow by themselves (slowest node" in str(found)
+    assert _located(monkeypatch, Nodes(lambda pair: 120), nodes).faults == 1
+    found = _located(monkeypatch, Nodes(lambda pair: 60 if 2 in pair else 120), kept=True)
+    assert found.culprit == "node2 fab0 (60 Mbit/s, alone with node0 or node3; other nodes 120)"
+
+
+def test_one_node_alone_has_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _located(monkeypatch, Nodes(lambda pair: 190), nodes=1)
+    assert (found.culprit, str(found)) == (None, "no pair of nodes could be tried")
+
+
+def test_it_stops_when_its_time_is_up_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 48 if 2 in pair else 190, seconds_each=module.BUDGET_S / 5)
+    found = str(_located(monkeypatch, ranks))
+    assert ranks.rounds == 6
+    assert found == (
+        "suspected, not confirmed: node2 fab0 (48 Mbit/s with node0, node1, node3); "
+        "not all was confirmed within 20 s"
+    ).replace(", node", " or node")
+
+
+def test_pairs_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 190, seconds_each=module.BUDGET_S / 3)
+    assert str(_located(monkeypatch, ranks)) == (
+        "no culprit: pairs keep the rate by themselves (slowest node0→node2 190 Mbit/s); "
+        "not all pairs were tried within 20 s: 4 of 6"
+    )
 
 
 @pytest.mark.parametrize(
-    ("line_mbits_s", "size_bytes"), [(200, 500_000), (1, 256 << 10), (400_000, 256 << 20)]
+    ("rate", "seconds_each", "value", "verdict"),
+    [
+        (190, 0.0, 0, Verdict.PASS),
+        (48, 0.0, 1, Verdict.FAIL),
+        (48, module.BUDGET_S / 5, None, Verdict.INCONCLUSIVE),  # suspected only
+        (190, module.BUDGET_S / 3, None, Verdict.INCONCLUSIVE),  # not all was tried
+    ],
 )
-def test_messages_outlast_a_burst_and_fit_in_memory(line_mbits_s: float, size_bytes: int) -> None:
-    assert message_bytes(line_mbits_s) == size_bytes
+def test_what_was_found_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+    rate: float,
+    seconds_each: float,
+    value: float | None,
+    verdict: Verdict,
+) -> None:
+    kept: list[Measurement] = []
+    found = _located(monkeypatch, Nodes(lambda pair: rate if 2 in pair else 190, seconds_each))
+    found.record(Measure(kept, ""))
+    assert [(m.value, m.verdict) for m in kept] == [(value, verdict)]
+    assert kept[0].note == f"{found}; {found.effort}"
+
+
+def test_progress_is_a_line_a_round(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Nodes(lambda pair: 48 if 2 in pair else 190)
+    _located(monkeypatch, ranks)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == ranks.rounds
+    assert lines[0] == (
+        "locate: round 1 (all pairs), 2 pairs at once, slowest node1→node2 48 Mbit/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dead", "told"),
+    [
+        (4, lambda a, _: a == 1, "no reading of node1 tx"),
+        (4, lambda _, b: b == 1, "no reading of node1 rx"),
+        (4, lambda a, b: 1 in (a, b), "no reading of node1"),
+        (4, lambda a, b: (a, b) == (0, 2), "no reading of node0→node2"),
+        (3, lambda *_: True, "no reading of any node"),
+        (2, lambda a, _: a == 1, "no reading of node0 rx, node1 tx"),
+        (18, lambda a, b: 7 in (a, b), "no reading of node7"),
+    ],
+)
+def test_links_that_give_no_reading_are_never_well(
+    nodes: int, dead: Callable[[int, int], bool], told: str
+) -> None:
+    names = tuple(f"node{i}" for i in range(nodes))
+    rates = Rates(nodes, 1, 85.0)
+
+    def measure(step: Round) -> Measured:
+        readings = tuple(
+            Reading(f.sender, f.receiver, 0, 0.0 if dead(f.sender, f.receiver) else 95.0, False)
+            for f in step.flows
+        )
+        return Measured(readings, 0.0)
+
+    effort = module.run(search(rates), measure, 20.0)
+    found = module.conclude(rates, Naming(names, "fab0", ("fab0",), None), None, effort, "")
+    assert found.faults is None
+    assert found.silent == told
+    kept: list[Measurement] = []
+    found.record(Measure(kept, ""))
+    assert (kept[0].verdict, kept[0].culprit) == (Verdict.INCONCLUSIVE, told)
+    assert str(found).startswith(told)

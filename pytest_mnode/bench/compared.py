@@ -1,0 +1,97 @@
+"""Ranks compared at one kind of work: what each reached, who is slow, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_mnode.bench import outliers
+from pytest_mnode.probes.waiting import Spent
+from pytest_mnode.spec.devices import RankPromise
+
+if TYPE_CHECKING:
+    from pytest_mnode.measure import Measure
+
+
+@dataclass(frozen=True, slots=True)
+class RankRate:
+    """One rank: its best round's median, None where it could not be measured; why it is slow, as
+    far as can be read. spent: over all its repeats."""
+
+    name: str
+    rate: float | None
+    why: str
+    spent: Spent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """All ranks at one kind of work; the same on every rank."""
+
+    name: str
+    unit: str
+    promise: RankPromise
+    floor: float | None
+    rows: tuple[RankRate, ...]
+    how: str
+
+    @property
+    def line(self) -> outliers.Line | None:
+        """None where a rank could not be measured, or has nobody to be compared with."""
+        rates = [row.rate for row in self.rows if row.rate is not None]
+        if len(rates) < max(2, len(self.rows)):
+            return None
+        promise = self.promise
+        return outliers.line(rates, promise.at_least_fraction, promise.at_most_spreads)
+
+    def record(self, measure: Measure) -> None:
+        """The slowest rank against the others, and against what is promised in any case."""
+        line, unknown = self.line, [row for row in self.rows if row.rate is None]
+        slowest = min((r for r in self.rows if r.rate is not None), key=_rate, default=None)
+        measure(
+            f"{self.name}, slowest rank",
+            _rate(slowest) if line and slowest else None,
+            self.unit,
+            at_least=line.limit if line else 0.0,
+            source=line.source if line else "at_least_fraction × the median of ranks",
+            culprit=self._slow(line) if line else None,
+            note="; ".join(f"{row.name}: {row.why}" for row in unknown[:4])
+            or (self.how if line else "one rank has nobody to be compared with"),
+        )
+        if line:
+            measure(f"{self.name}, median of ranks", line.median, self.unit)
+        if self.floor is not None:
+            low = [row for row in self.rows if row.rate is not None and row.rate < self.floor]
+            measure(
+                f"{self.name}, slowest rank against its floor",
+                None if unknown or slowest is None else slowest.rate,
+                self.unit,
+                at_least=self.floor,
+                source="what each rank is promised to reach",
+                culprit="; ".join(f"{r.name} ({_digits(_rate(r))} {self.unit})" for r in low)
+                or None,
+            )
+
+    def _slow(self, line: outliers.Line) -> str | None:
+        other = f"{'fastest' if line.most_are_slow else 'median'} {_digits(line.reference)}"
+        told = []
+        for row in (self.rows[index] for index in line.slow):
+            why = f": {row.why}" if row.why else ""
+            told.append(f"{row.name} ({_digits(_rate(row))} {self.unit}, {other}){why}")
+        return "; ".join(told) or None
+
+    def table(self) -> str:
+        """A line a rank."""
+        lines = [f"{self.name}, {self.unit} ({self.how})"]
+        for row in self.rows:
+            number = "-" if row.rate is None else _digits(row.rate)
+            lines.append(f"{number:>10}  {row.name}  {row.why}".rstrip())
+        return "\n".join(lines)
+
+
+def _rate(row: RankRate) -> float:
+    return row.rate or 0.0
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,132 @@
+"""Faults of links and paths, made at the switch: nodes see no more than the symptom."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.faults.acting import all_undone, at_switch, running, undone_once
+from pytest_mnode.faults.registry import Undo, fault, number, whole, word
+
+RELAY = str(Path(__file__).with_name("relay.py"))
+SLOW = 0.25
+"""What is left of a slow link's rate where no rate is given."""
+
+LINK = word("LINK", "the fabric", "the name of a link", str.isalnum)
+RATE = number("MBIT_S", "a quarter of the link's rate", up_to=34_000)
+
+
+@fault(RATE, LINK)
+def slow_link(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
+    """Everything a node sends or gets on a link is slow."""
+    return _slow(rack, node, rate_mbit_s, link, "both")
+
+
+@fault(RATE, LINK)
+def slow_tx(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
+    """What a node sends on a link is slow; what it gets is not."""
+    return _slow(rack, node, rate_mbit_s, link, "tx")
+
+
+@fault(RATE, LINK)
+def slow_rx(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
+    """What a node gets on a link is slow; what it sends is not."""
+    return _slow(rack, node, rate_mbit_s, link, "rx")
+
+
+def _slow(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None, way: str) -> Undo:
+    name = link or rack.plan.fabric.name
+    full_mbit_s = rack.plan.link(name).rate_mbit_s
+    rack.set_rate(node, name, rate_mbit_s or full_mbit_s * SLOW, way)
+    return undone_once(rack, lambda: rack.set_rate(node, name, full_mbit_s, way))
+
+
+@fault(RATE, LINK, nodes=2)
+def slow_pair(
+    rack: Rack, one: Node, other: Node, rate_mbit_s: float | None, link: str | None
+) -> Undo:
+    """Between these two nodes a link is slow, both ways; each is fast with everybody else."""
+    forth = slow_path(rack, one, other, rate_mbit_s, link)
+    return all_undone([forth, slow_path(rack, other, one, rate_mbit_s, link)])
+
+
+@fault(RATE, LINK, nodes=2)
+def slow_path(
+    rack: Rack, source: Node, target: Node, rate_mbit_s: float | None, link: str | None
+) -> Undo:
+    """From the first node to the second a link is slow, and in no other direction."""
+    name = link or rack.plan.fabric.name
+    rate = rate_mbit_s or rack.plan.link(name).rate_mbit_s * SLOW
+    rack.set_pair_rate(source, target, name, rate)
+    return undone_once(rack, lambda: rack.set_pair_rate(source, target, name, None))
+
+
+@fault(number("PERCENT", "5", up_to=100), LINK)
+def lossy_link(rack: Rack, node: Node, percent: float | None, link: str | None) -> Undo:
+    """Packets to and from a node are lost at random.
+
+    Of TCP whole segments of up to 64 kB, for those are what crosses a virtual switch.
+    """
+    port = rack.switch_port(node, link or rack.plan.fabric.name)
+    lost = f"numgen random mod 100000 < {round((percent or 5.0) * 1000)} drop"
+    return at_switch(rack, [f'iifname "{port}" {lost}', f'oifname "{port}" {lost}'])
+
+
+@fault(number("MS", "5", up_to=10_000), number("JITTER_MS", "0", up_to=10_000), LINK)
+def delay(
+    rack: Rack, node: Node, delay_ms: float | None, jitter_ms: float | None, link: str | None
+) -> Undo:
+    """Packets to and from a node take longer, each way; with jitter they overtake each other.
+
+    Over when the node is switched off. What the switch drops (lossy_link, one_way, mtu_hole,
+    port_dropped) it no longer drops on this link meanwhile.
+    """
+    name = link or rack.plan.fabric.name
+    times = str(delay_ms or 5.0), str(jitter_ms or 0.0)
+    words = [sys.executable, "-P", RELAY, rack.switch_port(node, name), name, *times]
+    return undone_once(rack, running(rack.agent_command(words), f"{node.name}: delay"))
+
+
+@fault(LINK)
+def link_down(rack: Rack, node: Node, link: str | None) -> Undo:
+    """The switch port of a link is down: its node sees no carrier."""
+    name = link or rack.plan.fabric.name
+    rack.set_link(node, name, up=False)
+    return undone_once(rack, lambda: rack.set_link(node, name, up=True))
+
+
+@fault(LINK)
+def interface_missing(rack: Rack, node: Node, link: str | None) -> Undo:
+    """A node has no such interface at all."""
+    name = link or rack.plan.fabric.name
+    rack.set_presence(node, name, present=False)
+    return undone_once(rack, lambda: rack.set_presence(node, name, present=True))
+
+
+@fault(LINK, nodes=2)
+def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
+    """No IP packet gets from the first node to the second; the other direction works."""
+    name = link or rack.plan.fabric.name
+    ports = rack.switch_port(source, name), rack.switch_port(target, name)
+    return at_switch(rack, [f'iifname "{ports[0]}" oifname "{ports[1]}" ether type ip drop'])
+
+
+@fault(whole("BYTES", "100 less than the link's MTU", least=68, most=9216), LINK)
+def mtu_hole(rack: Rack, node: Node, size_bytes: int | None, link: str | None) -> Undo:
+    """IP packets to and from a node vanish beyond this size, and nobody is told."""
+    name = link or rack.plan.fabric.name
+    size = size_bytes or rack.plan.link(name).mtu - 100
+    port = rack.switch_port(node, name)
+    big = f"ether type ip ip length > {size} drop"
+    return at_switch(rack, [f'iifname "{port}" {big}', f'oifname "{port}" {big}'])
+
+
+@fault(whole("PORT", "every port", most=65535))
+def port_dropped(rack: Rack, node: Node, tcp_port: int | None) -> Undo:
+    """Nobody can open a TCP connection to a node's control address; the attempts vanish."""
+    port = rack.switch_port(node, rack.plan.management.name)
+    which = f"tcp dport {tcp_port} " if tcp_port is not None else ""
+    first = f"ip daddr {node.address} {which}tcp flags & (syn | ack) == syn drop"
+    return at_switch(rack, [f'oifname "{port}" ether type ip {first}'])

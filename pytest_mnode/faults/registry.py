@@ -1,0 +1,187 @@
+"""What can be injected: name, function and accepted form of every fault, and texts read to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.spec.quantity import SIZE
+
+Undo = Callable[[], None]
+Function = TypeVar("Function", bound=Callable[..., Undo])
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A value of a fault, as a user writes it behind the node.
+
+    name: as shown in forms, with its unit, such as "MBIT_S".
+    accepted: in words.
+    read: what the text means; raises ValueError for one that means nothing.
+    default: what a fault does without it, in words; None: it has to be given. The function gets
+        None then, and decides.
+    """
+
+    name: str
+    accepted: str
+    read: Callable[[str], object]
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of thing that can go wrong.
+
+    function: called with the rack, the nodes, and a value a parameter (None where not given);
+        returns the undo.
+    nodes: how many it takes, joined by "+".
+    """
+
+    name: str
+    function: Callable[..., Undo]
+    nodes: int
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def about(self) -> str:
+        """One line of what goes wrong."""
+        return (self.function.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def form(self) -> str:
+        """How to write it: "slow_link:NODE[:MBIT_S[:LINK]]"."""
+        text = ":NODE" if self.nodes == 1 else ":NODE+NODE"
+        optional = 0
+        for parameter in self.parameters:
+            optional += parameter.default is not None
+            text += f"[:{parameter.name}" if parameter.default is not None else f":{parameter.name}"
+        return self.name + text + "]" * optional
+
+    @property
+    def default(self) -> str:
+        """What counts where no value is given, in words; empty where there is nothing to give."""
+        said = [f"{p.name} {p.default}" for p in self.parameters if p.default is not None]
+        return ", ".join(said)
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A fault to inject: which, where, how much. `text` is what the user wrote."""
+
+    fault: Fault
+    nodes: tuple[str, ...]
+    values: tuple[object, ...]
+    text: str
+
+
+FAULTS: dict[str, Fault] = {}
+"""Every fault by name."""
+
+
+def fault(*parameters: Parameter, nodes: int = 1) -> Callable[[Function], Function]:
+    """Enter a function into FAULTS under its own name."""
+
+    def enter(function: Function) -> Function:
+        FAULTS[function.__name__] = Fault(function.__name__, function, nodes, parameters)
+        return function
+
+    return enter
+
+
+def parse(text: str) -> tuple[Injection, ...]:
+    """Read "NAME:NODE[:VALUE…][,…]"; raises UsageError, one line that says what is accepted."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(_parse_one(part) for part in parts)
+
+
+def _parse_one(text: str) -> Injection:
+    name = text.partition(":")[0]
+    found = FAULTS.get(name)
+    if found is None:
+        raise UsageError(
+            f"fault {text!r}: no fault {name!r}; accepted: {', '.join(sorted(FAULTS))}"
+        )
+    # The last value may hold colons of its own.
+    words = text.split(":", 1 + len(found.parameters) if found.parameters else -1)
+    if len(words) > 2 + len(found.parameters):
+        raise UsageError(f"fault {text!r}: more than it takes; accepted: {found.form}")
+    nodes = tuple(words[1].split("+")) if len(words) > 1 else ()
+    if len(nodes) != found.nodes or not all(nodes) or len(set(nodes)) < len(nodes):
+        what = "one node" if found.nodes == 1 else f"{found.nodes} different nodes joined by +"
+        raise UsageError(f"fault {text!r}: needs {what}; accepted: {found.form}")
+    given = [*words[2:], *[""] * (2 + len(found.parameters) - len(words))]
+    values = tuple(
+        _value(text, found, parameter, word)
+        for parameter, word in zip(found.parameters, given, strict=True)
+    )
+    return Injection(found, nodes, values, text)
+
+
+def _value(text: str, found: Fault, parameter: Parameter, word: str) -> object:
+    if not word and parameter.default is not None:
+        return None
+    try:
+        return parameter.read(word)
+    except ValueError:
+        raise UsageError(
+            f"fault {text!r}: {parameter.name}={word!r}: accepted: {parameter.accepted}"
+            f" ({found.form})"
+        ) from None
+
+
+def number(name: str, default: str | None, *, above: float = 0.0, up_to: float = 1e9) -> Parameter:
+    """A number greater than `above`, and at most `up_to`."""
+
+    def read(word: str) -> float:
+        value = float(word)
+        if not above < value <= up_to:
+            raise ValueError(word)
+        return value
+
+    limit = "" if up_to >= 1e9 else f", at most {up_to:g}"
+    return Parameter(name, f"a number above {above:g}{limit}", read, default)
+
+
+def whole(name: str, default: str | None, *, least: int = 1, most: int = 1 << 62) -> Parameter:
+    """A whole number within bounds."""
+
+    def read(word: str) -> int:
+        if not word.isascii() or not word.isdigit() or not least <= int(word) <= most:
+            raise ValueError(word)
+        return int(word)
+
+    limit = "" if most == 1 << 62 else f", at most {most}"
+    return Parameter(name, f"a whole number, at least {least}{limit}", read, default)
+
+
+def word(
+    name: str, default: str | None, accepted: str, fits: Callable[[str], bool] = bool
+) -> Parameter:
+    """A text that fits."""
+
+    def read(text: str) -> str:
+        if not fits(text):
+            raise ValueError(text)
+        return text
+
+    return Parameter(name, accepted, read, default)
+
+
+def path(name: str, default: str | None = None) -> Parameter:
+    """An absolute path."""
+    return word(name, default, "an absolute path", lambda text: text.startswith("/"))
+
+
+def size(name: str, default: str | None) -> Parameter:
+    """Bytes, written with their unit."""
+    return Parameter(name, SIZE.accepted, lambda text: int(SIZE.parse(text)), default)
+
+
+def listing(faults: Sequence[Fault] = ()) -> list[str]:
+    """A line a fault: form, what it does, and what counts by default."""
+    chosen = faults or [FAULTS[name] for name in sorted(FAULTS)]
+    return [
+        f"{f.form}: {f.about}" + (f" (default: {f.default})" if f.default else "") for f in chosen
+    ]

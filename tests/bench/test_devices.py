@@ -1,0 +1,99 @@
+"""Comparing ranks: what is recorded of their rates, and products that come out wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pytest_mnode.bench import devices
+from pytest_mnode.bench.compared import Compared, RankRate
+from pytest_mnode.measure import Measure
+from pytest_mnode.spec.devices import MatmulPromise
+from pytest_mnode.verdict import Measurement, Verdict
+
+CPU = torch.device("cpu")
+
+
+def recorded(*rates: float | None, floor: float | None = None) -> dict[str, Measurement]:
+    rows = [
+        RankRate(f"rank {i} on node{i}", r, "cold" if i == 1 else "") for i, r in enumerate(rates)
+    ]
+    promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",))
+    kept: list[Measurement] = []
+    Compared("matmul float32", "GFLOP/s", promise, floor, tuple(rows), "median of 3").record(
+        Measure(kept, "")
+    )
+    return {m.name: m for m in kept}
+
+
+def test_the_slow_rank_is_named_with_its_figure_the_median_and_the_cause() -> None:
+    found = recorded(100, 40, 98, 101)["matmul float32, slowest rank"]
+    assert found.verdict is Verdict.FAIL
+    assert found.value == 40
+    assert found.culprit == "rank 1 on node1 (40 GFLOP/s, median 100): cold"
+    assert found.source == "at_least_fraction 0.8 × 100, the median of 4 ranks"
+
+
+def test_healthy_ranks_pass_and_nobody_is_named() -> None:
+    found = recorded(100, 97, 98, 101)
+    assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
+    assert found["matmul float32, slowest rank"].culprit is None
+    assert found["matmul float32, median of ranks"].value == 100
+
+
+def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
+    found = recorded(30, 31, 100)["matmul float32, slowest rank"]
+    assert found.verdict is Verdict.FAIL
+    assert found.culprit == (
+        "rank 0 on node0 (30 GFLOP/s, fastest 100); rank 1 on node1 (31 GFLOP/s, fastest 100): cold"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "note"),
+    [((100, None, 100), "rank 1 on node1: cold"), ((100,), "one rank has nobody to be compared")],
+)
+def test_what_cannot_be_compared_is_inconclusive(
+    rates: tuple[float | None, ...], note: str
+) -> None:
+    found = recorded(*rates)["matmul float32, slowest rank"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert note in found.note
+
+
+def test_a_floor_finds_them_all_slow() -> None:
+    found = recorded(50, 51, 49, floor=60)
+    assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
+    floor = found["matmul float32, slowest rank against its floor"]
+    assert floor.verdict is Verdict.FAIL
+    assert floor.culprit is not None
+    assert floor.culprit.count("rank") == 3
+    unknown = recorded(70, None, floor=60)["matmul float32, slowest rank against its floor"]
+    assert unknown.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_right_products_are_right_in_every_dtype(dtype: str) -> None:
+    assert devices.wrong_rows(192, dtype, CPU, seed=3) == 0
+
+
+@pytest.fixture
+def one_wrong_value(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """What is added to one value of every product."""
+    right, wrong = torch.mm, [1.0]
+
+    def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        product = right(a, b)
+        product[7, 11] += wrong[0]
+        return product
+
+    monkeypatch.setattr(torch, "mm", mm)
+    return iter([wrong])
+
+
+@pytest.mark.parametrize("wrong", [1.0, -1.0, float("nan"), float("inf")])
+def test_one_wrong_value_is_found(one_wrong_value: Iterator[list[float]], wrong: float) -> None:
+    next(one_wrong_value)[0] = wrong
+    assert devices.wrong_rows(192, "float32", CPU, seed=3) == 1

@@ -1,0 +1,151 @@
+"""What nodes of a rack find out about each other, by plain sockets and files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.cluster.rack import Rack, cgroups
+
+PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
+
+BYTES = 900_000
+# Timed from before the first byte is sent to after the last has come, so that a process that gets
+# no CPU for a while makes a link look slower, never faster.
+SINK = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], 7100))
+print("up", flush=True)
+peer, _ = server.accept()
+while peer.recv(1 << 16): pass
+print(time.monotonic())
+"""
+SOURCE = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 7100), 5) as peer:
+    print(time.monotonic())
+    peer.sendall(bytes(int(sys.argv[2])))
+"""
+ECHO = """
+import socket, sys
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind((sys.argv[1], 7101))
+print("up", flush=True)
+while True:
+    server.sendto(*server.recvfrom(9000))
+"""
+# IP_MTU_DISCOVER = IP_PMTUDISC_DO: never cut a packet in pieces.
+CALL = """
+import socket, sys, time
+peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+peer.setsockopt(socket.IPPROTO_IP, 10, 2)
+size, count, wait = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+sent = {}
+peer.connect((sys.argv[1], 7101))
+for i in range(count):
+    sent[i] = time.monotonic()
+    peer.send(i.to_bytes(4, "big") + bytes(size - 4))
+peer.settimeout(wait)
+times = []
+try:
+    while len(times) < count:
+        number = int.from_bytes(peer.recv(9000)[:4], "big")
+        times.append(time.monotonic() - sent[number])
+except TimeoutError:
+    pass
+print(len(times), min(times, default=-1))
+"""
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.4)
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def said(rack: Rack, index: int, argv: list[str]) -> str:
+    """What a command prints on a node, errors too."""
+    (command,) = rack.commands([rack.nodes[index]], argv)
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+def shell(rack: Rack, index: int, script: str) -> str:
+    return said(rack, index, ["sh", "-c", script])
+
+
+@contextmanager
+def server(rack: Rack, index: int, program: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that is up once it has said so."""
+    (command,) = rack.commands([rack.nodes[index]], [*PYTHON, program, *args])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.terminate()
+
+
+def rate_mbit_s(rack: Rack, source: int, target: int) -> float:
+    """Payload of one TCP stream over the fabric."""
+    address = rack.nodes[target].fabric_address or ""
+    with server(rack, target, SINK, address) as sink:
+        started_s = float(said(rack, source, [*PYTHON, SOURCE, address, str(BYTES)]))
+        assert sink.stdout is not None
+        return BYTES * 8e-6 / (float(sink.stdout.read()) - started_s)
+
+
+def echoes(
+    rack: Rack, source: int, target: int, *, size: int = 64, count: int = 1, wait_s: float = 0.4
+) -> tuple[int, float]:
+    """How many of `count` UDP packets came back over the fabric, and the least time, seconds."""
+    address = rack.nodes[target].fabric_address or ""
+    with server(rack, target, ECHO, address):
+        words = said(rack, source, [*PYTHON, CALL, address, str(size), str(count), str(wait_s)])
+    number, least = words.split()
+    return int(number), float(least)
+
+
+def connection(rack: Rack, source: int, address: str, port: int) -> str:
+    """ "connected", or the error's name."""
+    return said(rack, source, [*PYTHON, CONNECT, address, str(port)])
+
+
+def need(path: str | None, package: str) -> None:
+    """Skip without an external part of some fault; in CI that is a failure."""
+    if path is None or not Path(path).exists():
+        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        report(f"not installed (Debian: {package})")
+
+
+def quotas() -> bool:
+    """Whether control groups with a CPU quota can be made here."""
+    found = cgroups.hierarchy_of("cpu")
+    return os.geteuid() == 0 and found is not None and os.access(found[0], os.W_OK)
+
+
+def need_quotas() -> None:
+    """Skip where none can be made, whoever asks: they take a right that a container may lack."""
+    if not quotas():
+        pytest.skip("no control groups for CPU time can be made here")
+
+
+def need_nft() -> None:
+    need(shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"), "nftables")

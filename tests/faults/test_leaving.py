@@ -1,0 +1,101 @@
+"""Nothing of a fault is left once the rack is gone, however it went."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.talk import need_nft, quotas
+from tests.inner import need_rack
+
+CONTROLLER = """
+import sys, time
+from pytest_mnode import faults
+from pytest_mnode.cluster.rack import Rack
+rack = Rack(3)
+rack.start()
+faults.inject(rack, sys.argv[1])
+print("injected", flush=True)
+input()
+if sys.argv[2] == "close":
+    rack.close()
+    print("closed", flush=True)
+time.sleep(60)
+"""
+
+
+def left(tag: str, besides: int) -> list[str]:
+    """Processes that have this text in their environment, and groups of any rack of theirs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and tag.encode() in (entry / "environ").read_bytes():
+                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}")
+        except OSError:
+            continue
+    return [one for one in found if not one.startswith(f"{besides} ")]
+
+
+def groups() -> set[str]:
+    root = Path("/sys/fs/cgroup")
+    return {str(p) for p in (*root.glob("mnode-*"), *root.glob("*/mnode-*")) if p.is_dir()}
+
+
+def await_that(condition: Callable[[], bool], state: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_faults_end_with_the_rack(end: str, tmp_path: Path) -> None:
+    need_rack()
+    need_nft()
+    texts = [
+        "slow_link:node1,slow_pair:node0+node2,lossy_link:node1,delay:node2,small_shm:node1:1 MiB",
+        f"full_disk:node1:{tmp_path},read_only_path:node2:{tmp_path},busy_neighbour:node1:1",
+        "wrong_hosts:node1,low_nofile:node1,interface_missing:node0,stopped:node2",
+        *(["cpu_quota:node0,cpu_quota:node1"] if quotas() else []),
+    ]
+    tag = f"mnode-{uuid.uuid4()}"
+    before, mounts = groups(), Path("/proc/self/mountinfo").read_text()
+    with subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, ",".join(texts), end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "MNODE_TEST_TAG": tag,
+        },
+    ) as controller:
+        assert controller.stdout is not None
+        assert controller.stdin is not None
+        try:
+            assert controller.stdout.readline() == "injected\n"
+            assert len(left(tag, controller.pid)) > 5
+            assert len(groups() - before) == (2 if quotas() else 0)
+            controller.stdin.write("\n")
+            controller.stdin.flush()
+            if end == "close":
+                assert controller.stdout.readline() == "closed\n"
+                assert groups() == before
+            else:
+                controller.kill()
+            await_that(
+                lambda: not left(tag, controller.pid) and groups() <= before,
+                lambda: (left(tag, controller.pid), groups() - before),
+            )
+        finally:
+            controller.kill()
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/proc/self/mountinfo").read_text() == mounts

@@ -1,0 +1,179 @@
+"""Faults of links and paths: the symptom, nobody else's symptom, and none once undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_mnode import faults
+from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.errors import NodeLostError, UsageError
+from tests.faults.talk import (
+    connection,
+    echoes,
+    need_nft,
+    rate_mbit_s,
+    shell,
+)
+
+
+@contextmanager
+def injected(rack: Rack, text: str) -> Iterator[None]:
+    undo = faults.inject(rack, text)
+    try:
+        yield
+    finally:
+        undo()
+
+
+@pytest.mark.parametrize(
+    ("text", "slow", "fast"),
+    [
+        ("slow_link:node1:10", [(0, 1), (1, 0)], [(0, 2)]),
+        ("slow_tx:node1:10", [(1, 0), (1, 2)], [(0, 1)]),
+        ("slow_rx:node1:10", [(0, 1), (2, 1)], [(1, 0)]),
+        ("slow_pair:node1+node2:10", [(1, 2), (2, 1)], [(0, 1), (2, 0)]),
+        ("slow_path:node1+node2:10", [(1, 2)], [(2, 1), (0, 2), (1, 0)]),
+    ],
+)
+def test_only_that_direction_is_slow(
+    rack: Rack, text: str, slow: list[tuple[int, int]], fast: list[tuple[int, int]]
+) -> None:
+    with injected(rack, text):
+        for source, target in slow:
+            assert 7 < rate_mbit_s(rack, source, target) < 11, (source, target)
+        for source, target in fast:
+            assert rate_mbit_s(rack, source, target) > 30, (source, target)
+    assert rate_mbit_s(rack, *slow[0]) > 30
+
+
+def test_a_slow_link_has_a_quarter_of_its_rate_and_is_the_fabric(rack: Rack) -> None:
+    with injected(rack, "slow_link:node1"):
+        assert "rate 20Mbit" in rack.switch(["tc", "qdisc", "show", "dev", "fab0-node1"])
+    with injected(rack, "slow_rx:node1::mgmt0"):
+        assert "rate 4Mbit" in rack.switch(["tc", "qdisc", "show", "dev", "mgmt0-node1"])
+        assert "rate 80Mbit" in rack.switch(["tc", "qdisc", "show", "dev", "fab0-node1"])
+
+
+def test_a_slow_pair_outlives_a_reboot_and_is_no_trace_once_undone(rack: Rack) -> None:
+    show = ["tc", "qdisc", "show", "dev", "fab0-node2"]
+    before = rack.switch(show)
+    with injected(rack, "slow_path:node1+node2:10"):
+        rack.power_off(rack.nodes[2])
+        rack.power_on(rack.nodes[2])
+        assert rate_mbit_s(rack, 1, 2) < 11
+    assert rack.switch(show) == before
+
+
+def test_packets_are_lost(rack: Rack) -> None:
+    need_nft()
+    with injected(rack, "lossy_link:node1:50"):
+        back, _ = echoes(rack, 0, 1, count=60)
+        assert 3 <= back <= 33  # a quarter survives both ways
+        assert echoes(rack, 0, 2, count=60)[0] == 60
+    assert echoes(rack, 0, 1, count=60)[0] == 60
+
+
+def test_packets_get_through_one_way_only(rack: Rack) -> None:
+    need_nft()
+    received = "cat /sys/class/net/fab0/statistics/rx_packets"
+    with injected(rack, "one_way:node0+node1"):
+        before = [int(shell(rack, i, received)) for i in (0, 1)]
+        assert echoes(rack, 1, 0, count=9)[0] == 0  # they arrive, their answers do not
+        after = [int(shell(rack, i, received)) for i in (0, 1)]
+        assert after[0] - before[0] >= 9
+        assert after[1] - before[1] < 9
+        assert echoes(rack, 2, 1)[0] == 1
+    assert echoes(rack, 1, 0)[0] == 1
+
+
+def test_large_packets_vanish(rack: Rack) -> None:
+    need_nft()
+    headers = 28  # IP and UDP
+    with injected(rack, "mtu_hole:node1"):
+        assert echoes(rack, 0, 1, size=1400 - headers)[0] == 1
+        assert echoes(rack, 0, 1, size=1401 - headers)[0] == 0
+        assert echoes(rack, 1, 0, size=1500 - headers)[0] == 0
+        assert echoes(rack, 0, 2, size=1500 - headers)[0] == 1
+    assert echoes(rack, 0, 1, size=1500 - headers)[0] == 1
+
+
+def test_connections_to_a_port_vanish(rack: Rack) -> None:
+    need_nft()
+    node = rack.nodes[1]
+    with injected(rack, "port_dropped:node1:7102"):
+        assert connection(rack, 0, node.address, 7102) == "TimeoutError"
+        assert connection(rack, 0, node.address, 7103) == "ConnectionRefusedError"
+        assert connection(rack, 1, rack.nodes[0].address, 7102) == "ConnectionRefusedError"
+    with injected(rack, "port_dropped:node1"):
+        assert connection(rack, 2, node.address, 7103) == "TimeoutError"
+        assert connection(rack, 2, node.fabric_address or "", 7103) == "ConnectionRefusedError"
+    assert connection(rack, 0, node.address, 7102) == "ConnectionRefusedError"
+
+
+def test_packets_are_late(rack: Rack) -> None:
+    ports = ["ls", "/sys/class/net"]
+    before = rack.switch(ports)
+    with injected(rack, "delay:node1:40"):
+        back, least_s = echoes(rack, 0, 1, count=5, wait_s=2)
+        assert back == 5
+        assert 0.08 <= least_s < 1
+        assert echoes(rack, 0, 2, count=5, wait_s=2)[1] < 0.08
+        assert rate_mbit_s(rack, 0, 1) > 3  # large segments pass whole, after a start that is slow
+    assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
+    assert rack.switch(ports) == before
+
+
+def test_a_delay_does_not_outlive_a_reboot(rack: Rack) -> None:
+    with injected(rack, "delay:node1:40"):
+        rack.power_off(rack.nodes[1])
+        rack.power_on(rack.nodes[1])
+        assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
+    assert echoes(rack, 0, 1)[0] == 1
+
+
+def test_a_link_is_down(rack: Rack) -> None:
+    with injected(rack, "link_down:node1"):
+        assert shell(rack, 1, "cat /sys/class/net/fab0/carrier") == "0"
+        assert shell(rack, 1, "cat /sys/class/net/mgmt0/carrier") == "1"
+    assert shell(rack, 1, "cat /sys/class/net/fab0/carrier") == "1"
+    assert echoes(rack, 0, 1)[0] == 1
+
+
+def test_an_interface_is_missing(rack: Rack) -> None:
+    with injected(rack, "interface_missing:node1"):
+        assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]
+        assert shell(rack, 0, "ls /sys/class/net").split() == ["fab0", "lo", "mgmt0"]
+        rack.power_off(rack.nodes[1])
+        rack.power_on(rack.nodes[1])
+        assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]
+        rack.set_rate(rack.nodes[1], "fab0", 40)
+        rack.set_rate(rack.nodes[1], "fab0", 80)
+    assert rate_mbit_s(rack, 0, 1) > 30
+    assert rate_mbit_s(rack, 1, 0) > 30
+
+
+def test_a_node_is_off(rack: Rack) -> None:
+    with injected(rack, "powered_off:node1"):
+        assert connection(rack, 0, rack.nodes[1].address, 7102) in ("TimeoutError", "OSError")
+        with pytest.raises(NodeLostError, match="powered off"):
+            shell(rack, 1, "true")
+    assert echoes(rack, 0, 1)[0] == 1
+
+
+def test_without_nft_its_package_is_named(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(UsageError, match=r"^fault 'lossy_link:node1': .*Debian: nftables"):
+        faults.inject(rack, "lossy_link:node1")
+
+
+def test_a_fault_that_cannot_be_leaves_no_other(rack: Rack) -> None:
+    need_nft()
+    before = rack.switch(["tc", "qdisc", "show"])
+    with pytest.raises(UsageError, match="no link 'eth9'"):
+        faults.inject(rack, "slow_link:node1:10,lossy_link:node2:10:eth9")
+    with pytest.raises(UsageError, match="no node 'node3'; accepted: node0 to node2"):
+        faults.inject(rack, "slow_link:node1:10,slow_link:node3")
+    assert rack.switch(["tc", "qdisc", "show"]) == before

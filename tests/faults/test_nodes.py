@@ -1,0 +1,240 @@
+"""Faults within a node: seen there, not by its neighbour, and gone once undone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode import faults
+from pytest_mnode.cluster.rack import Link, Rack
+from pytest_mnode.errors import UsageError
+from pytest_mnode.faults import clock
+from tests.faults.talk import PYTHON, need, need_quotas, said, shell
+from tests.inner import need_rack
+
+WRITABLE = "touch '{dir}/x' && rm '{dir}/x' && echo written"
+VERSION = "import sys; sys.path[:0] = {path!r}; from importlib.metadata import version; "
+SHARE = """
+import time
+start, spent = time.perf_counter(), time.process_time()
+while time.perf_counter() - start < 0.3: pass
+print((time.process_time() - spent) / 0.3)
+"""
+
+
+def test_shared_memory_is_small(rack: Rack) -> None:
+    size = "df -k --output=size /dev/shm | tail -1"
+    undo = faults.inject(rack, "small_shm:node1:1 MiB")
+    assert (shell(rack, 1, size), shell(rack, 0, size)) == ("1024", "8192")
+    assert "No space left" in shell(rack, 1, "head -c 2M /dev/zero > /dev/shm/x; rm /dev/shm/x")
+    undo()
+    assert shell(rack, 1, size) == "8192"
+
+
+def test_a_directory_is_read_only(rack: Rack, tmp_path: Path) -> None:
+    write = WRITABLE.format(dir=tmp_path)
+    undo = faults.inject(rack, f"read_only_path:node1:{tmp_path}")
+    assert "Read-only file system" in shell(rack, 1, write)
+    assert shell(rack, 0, write) == "written"
+    undo()
+    assert shell(rack, 1, write) == "written"
+
+
+def test_a_disk_is_full(rack: Rack, tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    undo = faults.inject(rack, f"full_disk:node1:{tmp_path}")
+    assert "No space left" in shell(rack, 1, f"head -c 9 /dev/zero > '{tmp_path}/x'")
+    assert shell(rack, 0, WRITABLE.format(dir=tmp_path)) == "written"
+    undo()
+    assert shell(rack, 1, f"ls '{tmp_path}'") == "kept"
+
+
+def test_a_package_has_another_version(rack: Rack) -> None:
+    code = VERSION.format(path=sys.path) + "print(version('pytest'), version('pluggy'))"
+    mine, pluggy = said(rack, 1, [*PYTHON, code]).split()
+    undo = faults.inject(rack, "other_package:node1:pytest,other_package:node1:pluggy:0.1")
+    assert said(rack, 1, [*PYTHON, code]) == f"{mine}+other 0.1"
+    assert said(rack, 0, [*PYTHON, code]) == f"{mine} {pluggy}"
+    undo()
+    assert said(rack, 1, [*PYTHON, code]) == f"{mine} {pluggy}"
+
+
+def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
+    file = tmp_path / "code of mine.py"
+    file.write_text("x = 1\n")
+    file.chmod(0o640)
+    undo = faults.inject(rack, f"other_code:node1:{file}")
+    assert shell(rack, 1, f"cat '{file}'; stat -c %a '{file}'").split("\n") == [
+        "x = 1",
+        "",
+        "# Another version.",
+        "640",
+    ]
+    assert shell(rack, 0, f"cat '{file}'") == "x = 1"
+    undo()
+    assert shell(rack, 1, f"cat '{file}'") == "x = 1"
+    assert file.read_text() == "x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "ask", "low"),
+    [("low_memlock:node1:32 KiB", "ulimit -l", "32"), ("low_nofile:node1:99", "ulimit -n", "99")],
+)
+def test_a_limit_is_low(rack: Rack, fault: str, ask: str, low: str) -> None:
+    before = shell(rack, 0, ask)
+    undo = faults.inject(rack, fault)
+    assert (shell(rack, 1, ask), shell(rack, 0, ask)) == (low, before)
+    undo()
+    assert shell(rack, 1, ask) == before
+
+
+def test_a_clock_is_wrong(rack: Rack) -> None:
+    need(_faketime(), "libfaketime")
+    now, names = "date +%s", "getent hosts node2"
+    listed = shell(rack, 1, "ls /etc; cat /etc/hosts")
+    undo = faults.inject(rack, "skewed_clock:node1:-1000")
+    behind = [int(shell(rack, i, now)) for i in (0, 1, 0)]
+    assert behind[0] - 1000 <= behind[1] <= behind[2] - 1000
+    assert shell(rack, 1, names) == shell(rack, 0, names)
+    undo()
+    after = [int(shell(rack, i, now)) for i in (0, 1, 0)]
+    assert after == sorted(after)
+    assert shell(rack, 1, "ls /etc; cat /etc/hosts") == listed
+
+
+def _faketime() -> str | None:
+    try:
+        return str(clock._library())
+    except UsageError:
+        return None
+
+
+def test_without_libfaketime_its_package_is_named(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "none")
+    monkeypatch.setattr(clock, "PLACES", ())
+    with pytest.raises(UsageError, match="Debian: libfaketime"):
+        faults.inject(rack, "skewed_clock:node1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "other", "wrong"),
+    [
+        ("wrong_hosts:node1", 2, {"10.77.0.2", "10.78.0.2"}),
+        ("wrong_hosts:node1:node0", 0, {"10.77.0.2", "10.78.0.2"}),
+        ("wrong_hosts:node1:node1", 1, {"127.0.1.1"}),
+    ],
+)
+def test_a_name_means_another_node(rack: Rack, fault: str, other: int, wrong: set[str]) -> None:
+    look_up = f"getent ahostsv4 node{other}; getent ahostsv4 node{other}-fab"
+    right = {rack.nodes[other].address, rack.nodes[other].fabric_address}
+    undo = faults.inject(rack, fault)
+    assert _addresses(shell(rack, 1, look_up)) == wrong
+    assert _addresses(shell(rack, 2, look_up)) == right
+    unharmed = 3 - other - 1 if other != 1 else 0
+    assert _addresses(shell(rack, 1, f"getent ahostsv4 node{unharmed}")) == {
+        rack.nodes[unharmed].address
+    }
+    undo()
+    assert _addresses(shell(rack, 1, look_up)) == right
+
+
+def _addresses(text: str) -> set[str]:
+    return {line.split()[0] for line in text.splitlines()}
+
+
+def test_names_are_slow_both_ways(rack: Rack) -> None:
+    code = (
+        "import socket, time; start = time.monotonic(); "
+        "print(socket.getnameinfo(('10.77.0.3', 0), 0)[0], time.monotonic() - start)"
+    )
+    undo = faults.inject(rack, "slow_names:node1:1")
+    name, took_s = said(rack, 1, [*PYTHON, code]).split()
+    assert name == "node2"
+    assert 0.9 <= float(took_s) < 10
+    assert float(said(rack, 0, [*PYTHON, code]).split()[1]) < 0.9
+    undo()
+    assert float(said(rack, 1, [*PYTHON, code]).split()[1]) < 0.9
+
+
+def test_processors_are_rationed(rack: Rack) -> None:
+    need_quotas()
+    undo = faults.inject(rack, "cpu_quota:node1:20")
+    assert float(said(rack, 1, [*PYTHON, SHARE])) < 0.3
+    assert "mnode-" not in shell(rack, 0, "cat /proc/self/cgroup")
+    with pytest.raises(UsageError, match="node1 has a quota already"):
+        faults.inject(rack, "cpu_quota:node1")
+    undo()
+    assert "mnode-" not in shell(rack, 1, "cat /proc/self/cgroup /proc/1/cgroup")
+    assert _groups() == []
+
+
+def _groups() -> list[str]:
+    root = Path("/sys/fs/cgroup")
+    return [str(p) for p in (*root.glob("mnode-*"), *root.glob("*/mnode-*")) if p.is_dir()]
+
+
+def test_somebody_else_is_busy(rack: Rack) -> None:
+    cpus = len(os.sched_getaffinity(0))
+    count = "grep -l '[w]hile True: pass' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
+    undo = faults.inject(rack, "busy_neighbour:node1:1")
+    assert int(shell(rack, 1, count)) == cpus
+    assert int(shell(rack, 0, count)) == 0
+    undo()
+    assert int(shell(rack, 1, count)) == 0
+
+
+def test_a_node_stands_still(rack: Rack) -> None:
+    state = "grep State: /proc/1/status"
+    undo = faults.inject(rack, "stopped:node1")
+    assert "T (stopped)" in shell(rack, 1, state)
+    assert "T (stopped)" not in shell(rack, 0, state)
+    undo()
+    assert "S (sleeping)" in shell(rack, 1, state)
+
+
+def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Path) -> None:
+    undo = faults.inject(rack, f"read_only_path:node1:{tmp_path},small_shm:node1:1 MiB")
+    rack.power_off(rack.nodes[1])
+    rack.power_on(rack.nodes[1])
+    assert shell(rack, 1, WRITABLE.format(dir=tmp_path)) == "written"
+    undo()
+    undo()
+    assert shell(rack, 1, WRITABLE.format(dir=tmp_path)) == "written"
+    faults.inject(rack, "slow_link:node1:10")()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("read_only_path:node1:/no/such", "no such path: /no/such"),
+        ("full_disk:node1:/no/such", "no directory /no/such"),
+        ("other_package:node1:no-such", "no distribution 'no-such' is installed"),
+        ("other_code:node1:/no/such.py", "no file /no/such.py"),
+        ("wrong_hosts:node1:node7", "no node 'node7'; accepted: node0 to node2"),
+        ("low_nofile:node1:1048576", "would lower nothing"),
+    ],
+)
+def test_what_is_not_there_cannot_be_broken(rack: Rack, fault: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^fault '{fault}': .*{message}"):
+        faults.inject(rack, fault)
+
+
+def test_without_root_all_but_quotas(tmp_path: Path) -> None:
+    need_rack()
+    if reason := Rack.unavailable("rootless"):
+        pytest.skip(reason)
+    with Rack(2, Link("fab0", 80), mode="rootless") as rack:
+        undo = faults.inject(
+            rack,
+            f"low_nofile:node1:99,read_only_path:node1:{tmp_path},slow_names:node1:1,"
+            "slow_pair:node0+node1:10,delay:node1:1,interface_missing:node0,small_shm:node1:1 MiB",
+        )
+        assert "Read-only" in shell(rack, 1, f"ulimit -n; touch '{tmp_path}/x'")
+        undo()
+        faults.inject(rack, "full_disk:node1:/var/tmp")
+    undo()  # the rack is gone, and all with it

@@ -1,0 +1,68 @@
+"""`--mnode-fault`: injected before the first test, told, and never certified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.inner import need_rack, run_pytest, write_files
+
+TESTS = """
+import pytest
+
+pytestmark = pytest.mark.criterion
+
+
+def test_rate(cluster):
+    '''Is the link as fast as promised?'''
+    [done] = cluster.run(["cat", "/sys/class/net/fab0/carrier"], "node1")
+    assert done.stdout == "0\\n"
+
+
+@pytest.mark.mnode(nodes=2)
+def test_limit(world):
+    '''May a rank open files?'''
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert (soft == 200) == (world.node == "node1")
+"""
+
+
+@pytest.mark.parametrize("xdist", [[], ["-n2", "-pxdist"]])
+def test_a_fault_is_there_from_the_first_test_on(tmp_path: Path, xdist: list[str]) -> None:
+    need_rack()
+    write_files(tmp_path, test_link=TESTS)
+    fault = "--mnode-fault=link_down:node1,low_nofile:node1:200"
+    run = run_pytest(tmp_path, "--mnode-nodes=2", fault, "--mnode-report=report", *xdist)
+    assert run.outcomes() == {"test_rate": "passed", "test_limit": "passed"}, run.output
+    assert "fault injected: link_down:node1,low_nofile:node1:200\n" in run.output
+    assert "cut short by fault injected: link_down" in run.output
+    assert run.returncode == 1
+    certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
+    assert certificate["verdict"] != "certified"
+    assert "fault injected: link_down:node1,low_nofile:node1:200" in certificate["run"]["cut_short"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--mnode-fault=fire:node1"], "--mnode-fault: fault 'fire:node1': no fault 'fire'; acc*"),
+        (["--mnode-fault=slow_tx:node7"], "*: fault 'slow_tx:node7': no node 'node7'; accepted: *"),
+        (
+            ["--mnode-fault=slow_tx:node1", "--mnode-launcher=local"],
+            "--mnode-fault: only the rack can have faults, and the launcher is local (asked for)",
+        ),
+    ],
+)
+def test_a_bad_fault_is_a_usage_error(
+    pytester: pytest.Pytester, args: list[str], said: str
+) -> None:
+    need_rack()
+    pytester.makepyfile("def test_one(world): pass")
+    result = pytester.runpytest("--mnode-nodes=2", *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert len([line for line in result.errlines if line.strip()]) == 1

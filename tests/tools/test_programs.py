@@ -1,0 +1,274 @@
+# ruff: noqa: E501  tables are as wide as they are printed
+"""ib_write_bw and nccl-tests as the nodes run them: real processes, with programs of ours in place."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode import tools
+from pytest_mnode.measure import Measure
+from pytest_mnode.nodes import CommandResult
+from pytest_mnode.probes.nccl_tests import NcclTest, Row, Timing
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.criteria import BusbwPromise
+from pytest_mnode.spec.models import Fabric
+from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
+from pytest_mnode.tools.nccl import NcclRun
+from pytest_mnode.verdict import Measurement, Verdict
+
+# Stands for ib_write_bw: the server makes a file for its port, the client needs it there.
+WRITE_BW = """\
+    #!/bin/sh
+    node=$NODE; port=; device=; last=
+    while [ $# -gt 0 ]; do
+      case $1 in
+        -d) device=$2; shift ;;
+        -p) port=$2; shift ;;
+        -s|-D) shift ;;
+        -*) ;;
+        *) last=$1 ;;
+      esac
+      shift
+    done
+    if [ -z "$last" ]; then
+      sleep 0.2; touch "$DIR/listens-$last$port"; exec sleep 30
+    fi
+    if [ ! -e "$DIR/listens-$port" ]; then
+      echo "Couldn't connect to $last:$port" >&2; exit 1
+    fi
+    rate=$(cat "$DIR/rate-$node-$device" 2>/dev/null || echo 387.42)
+    if [ "$rate" = down ]; then echo " Port number 1 state is Down"; exit 1; fi
+    echo "                    RDMA_Write BW Test"
+    echo " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
+    echo " 1048576    92000            0.00               $rate             0.046"
+    echo "---------------------------------------------------------------------------------------"
+"""
+
+
+class Local:
+    """Nodes that are this machine; what they see differs by NODE in the environment."""
+
+    nodes = ("n0", "n1", "n2")
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def start(
+        self,
+        argv: Sequence[str],
+        node: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        output: Any = -1,
+    ) -> subprocess.Popen[str]:
+        path = f"{self.directory}:{os.environ['PATH']}"
+        return subprocess.Popen(
+            list(argv),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PATH": path, "DIR": str(self.directory), "NODE": node},
+        )
+
+    def run(
+        self,
+        argv: Sequence[str],
+        nodes: Sequence[str] | str | None = None,
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> list[CommandResult]:
+        names = [nodes] if isinstance(nodes, str) else nodes or self.nodes
+        results = []
+        for name in names:
+            if argv[0] == "ls":
+                found = "".join(f"{d}\n" for d in ("mlx5_10", "mlx5_9", "mlx5_bond0"))
+                results.append(CommandResult(name, 0, found, "", 0.0))
+                continue
+            process = self.start(argv, name)
+            code: int | None
+            try:
+                out, err = process.communicate(timeout=timeout)
+                code = process.returncode
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+                code = None
+            results.append(CommandResult(name, code, out, err, 0.0))
+        return results
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Local:
+    program(tmp_path, "ib_write_bw", WRITE_BW)
+    return Local(tmp_path)
+
+
+@pytest.fixture
+def fabric() -> Fabric:
+    rack = load_spec(default_spec_path()).fabric
+    return rack.model_copy(
+        update={"interfaces": ("mlx5_?", "mlx5_10"), "line_rate_bits_s": 400 * 10**9}
+    )
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    path = directory / name
+    path.write_text(textwrap.dedent(text))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def recorded() -> tuple[Measure, list[Measurement]]:
+    kept: list[Measurement] = []
+    return Measure(kept, ""), kept
+
+
+def test_a_program_is_looked_for_on_every_node(nodes: Local) -> None:
+    assert tools.missing_on(nodes, "ib_write_bw") == ()
+    assert tools.missing_on(nodes, "no_such_program; true") == ("n0", "n1", "n2")
+
+
+def test_devices_are_those_of_the_fabric_in_their_order(nodes: Local, fabric: Fabric) -> None:
+    assert tools.devices_of(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
+
+
+def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) -> None:
+    (nodes.directory / "rate-n1-mlx5_9").write_text("211.07")
+    (nodes.directory / "rate-n2-mlx5_10").write_text("down")
+    devices = {**tools.devices_of(nodes, fabric), "n0": ("mlx5_9",)}
+    promise = WriteBandwidthPromise.model_validate({})
+    measure, kept = recorded()
+    tools.record_devices(measure, devices, fabric.model_copy(update={"nics_per_node": 2}))
+    assert [(m.culprit, m.verdict) for m in kept][:2] == [
+        ("n0 has mlx5_9", Verdict.FAIL),
+        ("n1 has mlx5_9, mlx5_10", Verdict.PASS),
+    ]
+    kept.clear()
+    pairs = tools.write_bandwidths(nodes, devices, promise)
+    tools.record_write_bandwidths(measure, pairs, fabric, promise)
+    assert {m.name.removeprefix("ib_write_bw "): (m.value, m.verdict) for m in kept} == {
+        "n0→n1 mlx5_9": (387.42, Verdict.PASS),
+        "n1→n2 mlx5_9": (211.07, Verdict.FAIL),
+        "n2→n0 mlx5_9": (387.42, Verdict.PASS),
+        "n0→n1 mlx5_10": (None, Verdict.INCONCLUSIVE),
+        "n1→n2 mlx5_10": (387.42, Verdict.PASS),
+        "n2→n0 mlx5_10": (None, Verdict.INCONCLUSIVE),
+    }
+    slow = next(m for m in kept if m.verdict is Verdict.FAIL)
+    assert slow.culprit == "n1→n2 mlx5_9"
+    assert slow.source == "fabric.line_rate 400 Gbit/s × at_least_fraction 0.96"
+    assert [m.note for m in kept if m.value is None] == [
+        "n0 has no device for this rail",
+        "n0 has no device for this rail",
+    ]
+    # The same with the device there: what the program says of itself is the reason.
+    whole = tools.devices_of(nodes, fabric)
+    [down] = [p for p in tools.write_bandwidths(nodes, whole, promise) if p.gbits_s is None]
+    assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
+
+
+TABLE = """\
+    #!/bin/sh
+    echo "# Collective test starting: $(basename $0)"
+    echo "# nThread 1 nGpus 1 minBytes $4 maxBytes $6 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0"
+    for rank in 0 1 2; do
+      echo "#  Rank  $rank Group  0 Pid 9$rank on n$(( rank * SPREAD )) device  0 [0x1b] NVIDIA H100"
+    done
+    echo "#       size  count  type redop root time algbw busbw #wrong time algbw busbw #wrong"
+    echo " 1073741820 1 float sum -1 4000.1 268.4 357.9 $WRONG 4000.2 268.4 357.9 0"
+    echo " 4294967292 1 float sum -1 15000.1 286.3 381.7 0 15000.2 286.3 381.7 0"
+    [ "$CUT" ] && { echo "Test NCCL failure common.cu:1 'unhandled system error'"; exit 3; }
+    echo "# Out of bounds values : $WRONG OK"
+    echo "# Avg bus bandwidth    : 369.8"
+"""
+BUSBW = BusbwPromise.model_validate(
+    {"at_least_fraction": 0.92, "sizes": ["1 GiB", "4 GiB"], "plateau_from": "4 GiB"}
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ({}, Verdict.PASS, "of the line; all_reduce_perf"),
+        ({"WRONG": "5"}, Verdict.FAIL, ""),
+        ({"CUT": "1"}, Verdict.INCONCLUSIVE, "aborted: Test NCCL failure"),
+        ({"SPREAD": "0"}, Verdict.INCONCLUSIVE, "ran on 1 of 3 nodes (n0)"),
+        (
+            {"COMMAND": "sh -c 'exec sleep 9' {program}"},
+            Verdict.INCONCLUSIVE,
+            "not over after 0.5 s",
+        ),
+        ({"COMMAND": "echo {program}"}, Verdict.INCONCLUSIVE, "all_reduce_perf"),
+    ],
+)
+def test_nccl_tests_are_run_and_read(
+    nodes: Local,
+    fabric: Fabric,
+    case: tuple[dict[str, str], Verdict, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env, verdict, told = case
+    program(nodes.directory, "all_reduce_perf", TABLE)
+    for name, value in ({"WRONG": "0", "SPREAD": "1", "CUT": ""} | env).items():
+        monkeypatch.setenv(name, value)
+    promise = NcclTestsPromise.model_validate(
+        {
+            "command": env.get("COMMAND", "{program} -np {ranks} -b {from} -e {to} --host {hosts}"),
+            "directory": str(nodes.directory),
+            "limit": "500 ms" if "COMMAND" in env else "20 s",
+        }
+    )
+    line = fabric.model_copy(update={"nics_per_node": 8})
+    run = tools.run_nccl_tests(nodes, "all_reduce", promise, BUSBW, 8)
+    if "COMMAND" not in env:
+        assert run.argv[1:] == (
+            *("-np", "24", "-b", str(1 << 30), "-e", str(4 << 30)),
+            *("--host", "n0:8,n1:8,n2:8"),
+        )
+    measure, kept = recorded()
+    tools.record_nccl_run(measure, run, line, BUSBW)
+    busbw, wrong = kept
+    assert busbw.name == "nccl-tests all_reduce 4 GiB busbw"
+    assert {busbw.verdict, wrong.verdict} == (
+        {Verdict.PASS, Verdict.FAIL} if verdict is Verdict.FAIL else {verdict}
+    )
+    assert told in busbw.note
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("mpirun {program} {colour}", "{colour}"),
+        ("mpirun {program} {0}", "accepted: {program}, {ranks}"),
+        ("mpirun -np {ranks}", "does not start {program}"),
+        ("mpirun '{program}", "No closing quotation"),
+    ],
+)
+def test_a_command_that_cannot_be_filled_in_is_refused(command: str, why: str) -> None:
+    with pytest.raises(ValueError, match="command") as error:
+        NcclTestsPromise.model_validate({"command": command})
+    assert why in str(error.value)
+
+
+def test_of_several_cycles_the_middle_row_counts() -> None:
+    def row(busbw: float) -> Row:
+        timing = Timing(1.0, busbw, busbw, 0)
+        return Row(1 << 20, 1 << 18, "float", "sum", -1, timing, None)
+
+    test = NcclTest(rows=tuple(row(busbw) for busbw in (90.0, 10.0, 50.0)))
+    run = NcclRun("all_reduce", 2, 8, ("x",), "", test, "")
+    found = run.row(1 << 20)
+    assert found is not None
+    assert found.out_of_place.busbw_gbytes_s == 50.0
+    assert run.row(1 << 21) is None
