@@ -6,23 +6,101 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import bench
+from pytest_mnode import bench, not_promised, tools, transport
+from pytest_mnode.options import locate_budget_s
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
-pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+pytestmark = pytest.mark.criterion
+needs_group = pytest.mark.usefixtures("process_group")
+
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "reduce_scatter"),
+    *("all_to_all", "broadcast", "send_recv"),
+)
 
 
-def test_all_reduce_reaches_the_line_rate(
+@pytest.fixture
+def findings(tmp_path_factory: pytest.TempPathFactory) -> bench.Findings:
+    """Who was located before in this run; kept where the ranks of all its worlds have theirs."""
+    return bench.Findings(tmp_path_factory.getbasetemp().parents[1])
+
+
+@needs_group
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
+    collective: str,
+    world: World,
+    device: torch.device,
+    spec: Spec,
+    findings: bench.Findings,
+    measure: Measure,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Does this collective reach the line rate promised, with the right results?"""
+    fabric = spec.criteria.fabric
+    if fabric is None or (promise := fabric.busbw(collective)) is None:
+        not_promised(f"{collective}_busbw")
+    budget_s = locate_budget_s(pytestconfig)
+    found = bench.measured_busbw(
+        collective, promise, spec, world, device, findings=findings, budget_s=budget_s
+    )
+    print(found.tables())
+    found.record(measure)
+    first = next(name for name in COLLECTIVES if fabric.busbw(name))
+    if pytestconfig.getoption("mnode_locate") and collective == first and not found.culprit:
+        found.located(world, device, budget_s).record(measure)
+
+
+@needs_group
+def test_traffic_runs_on_the_fabric(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Does all-reduce reach the line rate promised?"""
-    promised = spec.criteria.fabric or pytest.skip("not promised by the spec")
-    found = bench.measured_busbw(bench.ALL_REDUCE, promised.all_reduce_busbw, spec, world, device)
-    print(found.sweep.table())
+    """Does the traffic run on the fabric that was promised, by all four facts?"""
+    fabric = spec.criteria.fabric
+    if fabric is None or fabric.transport is None:
+        not_promised("fabric.transport")
+    if len(world.nodes) < 2:
+        pytest.skip("traffic of one node leaves no node; give --mnode-nodes=2 or more")
+    found = transport.prove(world, fabric.transport, spec, device)
+    print("\n".join(found.proof.lines()))
     found.record(measure)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_nccl_tests_reach_the_line_rate(
+    collective: str, cluster: Cluster, spec: Spec, measure: Measure
+) -> None:
+    """Does nccl-tests measure the line rate promised for this collective?"""
+    fabric = spec.criteria.fabric
+    if fabric is None or (promise := fabric.busbw(collective)) is None:
+        not_promised(f"{collective}_busbw")
+    if not spec.accelerators.per_node:
+        not_promised("accelerators, which nccl-tests needs")
+    how = fabric.nccl_tests or tools.WHERE_FOUND
+    program = tools.program_of(collective, how)
+    if fabric.nccl_tests is None and tools.missing_on(cluster, program):
+        not_promised(f"nccl_tests, and {program} is not on the PATH of every node")
+    run = tools.run_nccl_tests(cluster, collective, how, promise, spec.accelerators.per_node)
+    print(run.output)
+    tools.record_nccl_run(measure, run, spec.fabric, promise)
+
+
+def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measure: Measure) -> None:
+    """Does ib_write_bw reach the line rate from each node to the next, over each rail?"""
+    if spec.fabric.kind not in ("infiniband", "roce"):
+        not_promised(f"RDMA that perftest can use, on {spec.fabric.kind}")
+    promised = spec.criteria.fabric and spec.criteria.fabric.write_bandwidth
+    how = promised or tools.WRITES_WHERE_FOUND
+    if not promised and tools.missing_on(cluster, how.program):
+        not_promised(f"write_bandwidth, and {how.program} is not on the PATH of every node")
+    devices = tools.devices_of(cluster, spec.fabric)
+    tools.record_devices(measure, devices, spec.fabric)
+    pairs = tools.write_bandwidths(cluster, devices, how)
+    tools.record_write_bandwidths(measure, pairs, spec.fabric, how)

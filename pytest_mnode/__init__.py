@@ -10,9 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_mnode.handle import Cluster, CommandResult, RankWorld
+    from pytest_mnode.curve import Curve, Point
+    from pytest_mnode.handle import Cluster, RankWorld
     from pytest_mnode.job import Job, JobResult, RunningJob
     from pytest_mnode.measure import Measure
+    from pytest_mnode.nodes import CommandResult
+    from pytest_mnode.promise import not_promised
     from pytest_mnode.spec import Spec
     from pytest_mnode.verdict import Bound, Measurement, Verdict
     from pytest_mnode.world.contract import World
@@ -23,30 +26,36 @@ __all__ = [
     "Bound",
     "Cluster",
     "CommandResult",
+    "Curve",
     "Job",
     "JobResult",
     "Measure",
     "Measurement",
+    "Point",
     "RankWorld",
     "RunningJob",
     "Spec",
     "Verdict",
     "World",
+    "not_promised",
 ]
 
 _HOME = {
     "Bound": "verdict",
     "Cluster": "handle",
-    "CommandResult": "handle",
+    "CommandResult": "nodes",
+    "Curve": "curve",
     "Job": "job",
     "JobResult": "job",
     "Measure": "measure",
     "Measurement": "verdict",
+    "Point": "curve",
     "RankWorld": "handle",
     "RunningJob": "job",
     "Spec": "spec",
     "Verdict": "verdict",
     "World": "world.contract",
+    "not_promised": "promise",
 }
 
 

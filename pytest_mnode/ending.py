@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_mnode.curve import Curve
+from pytest_mnode.promise import NOT_PROMISED, skip_reason
 from pytest_mnode.report import (
     CaseResult,
     Certificate,
@@ -21,18 +23,17 @@ from pytest_mnode.report import (
     print_summary,
     write_report,
 )
+from pytest_mnode.report.criterion import Outcome
 from pytest_mnode.spec import doubts
 from pytest_mnode.verdict import Measurement
 
 if TYPE_CHECKING:
     from pytest_mnode.run import Run
 
-Result = Literal["passed", "failed", "error", "skipped"]
-
 
 @dataclass(slots=True)
 class _Case:
-    outcome: Result = "passed"
+    outcome: Outcome = "passed"
     message: str = ""
     culprit: str | None = None
     duration_s: float = 0.0
@@ -110,6 +111,8 @@ class Ending:
 
     def _cut_short(self, session: pytest.Session, exitstatus: int) -> list[str]:
         why = []
+        if self.run.settings.faults:
+            why.append(f"fault injected: {self.run.settings.faults}")
         if self._deselected:
             why.append(f"{self._deselected} tests deselected")
         if chosen := [a for a in session.config.args if "::" in a]:
@@ -130,25 +133,35 @@ class Ending:
             terminalreporter.write_line(f"written: {path}")
 
 
-_SILENT = "not promised by the spec"
+_SILENT = f"{NOT_PROMISED} by the spec"
 
 
 def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
     """Criteria of which nothing ran."""
-    ran = {criterion_name(case.test) for case in cases if case.outcome != "skipped"}
+    ran = {criterion_name(c.test) for c in cases if c.outcome not in ("skipped", NOT_PROMISED)}
     return {criterion_name(case.test) for case in cases} - ran
 
 
-_SEVERITY: dict[str, int] = {"passed": 0, "skipped": 1, "error": 2, "failed": 3}
+_SEVERITY: dict[Outcome, int] = {
+    "passed": 0,
+    "not promised": 1,
+    "skipped": 2,
+    "error": 3,
+    "failed": 4,
+}
 
 
-def _outcome(report: pytest.TestReport) -> Result:
+def _outcome(report: pytest.TestReport) -> Outcome:
     if report.failed:
         return "failed" if report.when == "call" else "error"
-    return "skipped" if report.skipped else "passed"
+    if not report.skipped:
+        return "passed"
+    return "not promised" if skip_reason(report).startswith(NOT_PROMISED) else "skipped"
 
 
 def _message(report: pytest.TestReport) -> str:
+    if report.skipped:
+        return skip_reason(report)
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(crash.message) if crash is not None else report.longreprtext
 
@@ -161,6 +174,7 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=case.message,
         culprit=case.culprit,
         measurements=tuple(Measurement.from_dict(m) for m in case.facts.get("measurements", ())),
+        curves=tuple(Curve.from_dict(c) for c in case.facts.get("curves", ())),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import NODES_FIXTURE
+from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,29 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         pytest.fail(str(error), pytrace=False)
     yield handle
     handle.close()
+
+
+@pytest.fixture(name=NODE_FIXTURE)
+def _node(request: pytest.FixtureRequest) -> str:
+    """A node's name, in the controller: a test that asks for it runs once for each node.
+
+    The node is not this test's own: with `cluster` beside it, it is.
+    """
+    from pytest_mnode.run import run_of
+
+    index, count = request.param
+    try:
+        names = run_of(request.config).all_nodes().nodes
+    except MnodeError as error:
+        pytest.fail(str(error), pytrace=False)
+    if count != len(names):
+        pytest.fail(
+            f"this test runs once for each of {count} nodes, and there are {len(names)}; "
+            f"give --mnode-nodes={len(names)}",
+            pytrace=False,
+        )
+    name: str = names[index]
+    return name
 
 
 @pytest.fixture(name=NODES_FIXTURE)

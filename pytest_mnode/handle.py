@@ -1,19 +1,16 @@
-"""`cluster`: the nodes from the controller's side. Commands, worlds, jobs, power, links."""
+"""`cluster`: nodes that are a test's own. Commands, worlds, jobs, power, links."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import cloudpickle
 
-from pytest_mnode.errors import ClusterError, MnodeError, RankError, UsageError
+from pytest_mnode.errors import MnodeError, RankError, UsageError
 from pytest_mnode.job import Job, RunningJob
+from pytest_mnode.nodes import Nodes
 from pytest_mnode.world.messages import CallFunction, WorldInfo
 
 if TYPE_CHECKING:
@@ -22,86 +19,17 @@ if TYPE_CHECKING:
     from pytest_mnode.world.client import Lease
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """How a command ended on one node. `returncode` is None where its limit ended it."""
-
-    node: str
-    returncode: int | None
-    stdout: str
-    stderr: str
-    duration_s: float
-
-    @property
-    def ok(self) -> bool:
-        return self.returncode == 0
-
-
-class Cluster:
+class Cluster(Nodes):
     """The nodes of a controller-side test, its own until the test ends."""
 
     def __init__(self, run: Run, lease: Lease, need: Need) -> None:
-        self._run = run
+        super().__init__(run, lease.nodes)
         self._lease = lease
         self._need = need
         self._worlds: list[RankWorld] = []
         self._jobs: list[RunningJob] = []
         self._off: list[str] = []
-        self._rates: list[tuple[str, str]] = []
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Names of this test's nodes, in the order in which worlds are filled."""
-        return self._lease.nodes
-
-    def run(
-        self,
-        argv: Sequence[str],
-        nodes: Sequence[str] | str | None = None,
-        *,
-        timeout: float = 60.0,
-        env: Mapping[str, str] | None = None,
-    ) -> list[CommandResult]:
-        """Run a command on nodes (None: all) at the same time; one result each, in their order.
-
-        A command that is not over after `timeout` seconds is killed, and its returncode is None.
-        """
-        names = self._names(nodes)
-        started = time.monotonic()
-        running = [self.start(argv, name, env=env) for name in names]
-        results = []
-        for name, process in zip(names, running, strict=True):
-            left = max(0.0, started + timeout - time.monotonic())
-            code: int | None
-            try:
-                out, err = process.communicate(timeout=left)
-                code = process.returncode
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, err = process.communicate()
-                code = None
-            results.append(CommandResult(name, code, out, err, time.monotonic() - started))
-        return results
-
-    def start(
-        self,
-        argv: Sequence[str],
-        node: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        output: int | Any = subprocess.PIPE,
-    ) -> subprocess.Popen[str]:
-        """Start a command on a node and leave it running; it is the caller's to end."""
-        [command] = self._ask("commands", (node,), tuple(argv))
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, **(env or {})},
-        )
+        self._rates: dict[tuple[str, str], tuple[float, float]] = {}
 
     def world(
         self,
@@ -148,12 +76,9 @@ class Cluster:
 
     def set_rate(self, node: str, link: str, rate_mbit_s: float) -> None:
         """Change the rate of a node's link, at both ends; set back when the test ends."""
-        self._ask("set_rate", self._names(node)[0], link, rate_mbit_s)
-        self._rates.append((node, link))
-
-    def address(self, node: str) -> str:
-        """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
-        return str(self._ask("address_of", self._names(node)[0]))
+        before = self._ask("rates_of", self._names(node)[0], link)
+        self._ask("set_rate", node, link, rate_mbit_s)
+        self._rates.setdefault((node, link), before)
 
     def close(self) -> None:
         """End what the test left running, undo what it changed, give the nodes back."""
@@ -162,34 +87,15 @@ class Cluster:
                 job.close()
         for world in self._worlds:
             world.close()
-        spec = self._run.spec
-        for node, link in self._rates:
-            line = (
-                spec.management
-                if spec.management and spec.management.has_interface(link)
-                else spec.fabric
-            )
-            with contextlib.suppress(MnodeError):
-                self._ask("set_rate", node, link, line.line_rate_mbits_s)
+        for (node, link), rates in self._rates.items():
+            for way, rate in zip(("tx", "rx"), rates, strict=True):
+                with contextlib.suppress(MnodeError):
+                    self._ask("set_rate", node, link, rate, way)
         for node in list(self._off):
             with contextlib.suppress(MnodeError):
                 self.power_on(node)
         if self._run.client is not None:
             self._run.client.release(self._lease)
-
-    def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
-        names = (
-            self.nodes if nodes is None else (nodes,) if isinstance(nodes, str) else tuple(nodes)
-        )
-        for name in names:
-            if name not in self.nodes:
-                raise UsageError(f"no node {name!r} in this test; it has {', '.join(self.nodes)}")
-        return names
-
-    def _ask(self, method: str, *args: Any) -> Any:
-        if self._run.client is None:
-            raise ClusterError("the run is over")
-        return self._run.client.ask_launcher(method, *args)
 
 
 class RankWorld:

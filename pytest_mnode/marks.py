@@ -12,12 +12,20 @@ from pytest_mnode.options import REUSE, Settings
 
 RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
 CLUSTER_FIXTURE = "cluster"
+NODE_FIXTURE = "node"
+CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, NODE_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
+FEWEST_NODES = 2
+"""What tests that need ranks get where nobody says how many nodes."""
 
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, reuse='warm'|'group'|'fresh', timeout=SECONDS, "
     "exclusive=True): run the test's body in every rank of a world of N nodes × G ranks; a list "
     "of nodes parametrises. Without nodes the test gets all."
+)
+CRITERION = (
+    "criterion(first=True): this file is a question of the acceptance suite, certified; with first "
+    "its tests come before those of other files"
 )
 _ACCEPTED = ("nodes", "procs_per_node", "reuse", "timeout", "exclusive")
 
@@ -44,8 +52,13 @@ def asks_for(item: pytest.Item, name: str) -> bool:
     """
     if name not in fixture_names(item):
         return False
-    definitions = getattr(item, "_fixtureinfo", None)
-    for definition in reversed(definitions.name2fixturedefs.get(name, ()) if definitions else ()):
+    known = getattr(item, "_fixtureinfo", None)
+    return _is_ours(known.name2fixturedefs.get(name, ()) if known else (), name)
+
+
+def _is_ours(definitions: Sequence[Any], name: str) -> bool:
+    """Whether the fixture that counts among these, the last, is ours or asks for ours."""
+    for definition in reversed(definitions):
         if definition.func.__module__ == "pytest_mnode.fixtures":
             return True
         if name not in definition.argnames:
@@ -57,19 +70,24 @@ def _rank_fixtures(item: pytest.Item) -> list[str]:
     return [name for name in sorted(RANK_FIXTURES) if asks_for(item, name)]
 
 
+def controller_fixtures(item: pytest.Item) -> list[str]:
+    """Those it asks for that are of the nodes and live in the controller."""
+    return [name for name in CONTROLLER_FIXTURES if asks_for(item, name)]
+
+
 def runs_in_ranks(item: pytest.Item) -> bool:
     """Whether the body of this test runs in ranks, not in the controller."""
     if _rank_fixtures(item):
         return True
-    return item.get_closest_marker("mnode") is not None and not asks_for(item, CLUSTER_FIXTURE)
+    return item.get_closest_marker("mnode") is not None and not controller_fixtures(item)
 
 
 def contradiction(item: pytest.Item) -> str | None:
     """Why this test cannot run anywhere: it asks for both sides."""
-    mixed = _rank_fixtures(item)
-    if mixed and asks_for(item, CLUSTER_FIXTURE):
+    mixed, own = _rank_fixtures(item), controller_fixtures(item)
+    if mixed and own:
         return (
-            f"asks for cluster, which lives in the controller, and for {', '.join(mixed)}, which "
+            f"asks for {own[0]}, which lives in the controller, and for {', '.join(mixed)}, which "
             "live in ranks: a test runs in one or the other; use cluster.world(...).run(function) "
             "to do something in ranks from the controller"
         )
@@ -135,3 +153,18 @@ def parametrise_nodes(metafunc: pytest.Metafunc) -> None:
                 NODES_FIXTURE, nodes, ids=[f"nodes{n}" for n in nodes], indirect=True
             )
         return
+
+
+def parametrise_node(metafunc: pytest.Metafunc, settings: Settings) -> None:
+    """A test that asks for our `node` runs once for each node, as node0, node1, …"""
+    if not _is_ours(metafunc._arg2fixturedefs.get(NODE_FIXTURE, ()), NODE_FIXTURE):
+        return
+    marks = metafunc.definition.iter_markers("mnode")
+    said = next((m.kwargs["nodes"] for m in marks if "nodes" in m.kwargs), None)
+    count: int = said if _is_count(said) else settings.nodes or FEWEST_NODES  # type: ignore[assignment]
+    metafunc.parametrize(
+        NODE_FIXTURE,
+        [(index, count) for index in range(count)],
+        ids=[f"node{index}" for index in range(count)],
+        indirect=True,
+    )

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.curve import Curve
 from pytest_mnode.verdict import Bound, Measurement, Verdict
 from pytest_mnode.verdict import at_least as _at_least
 from pytest_mnode.verdict import at_most as _at_most
 from pytest_mnode.verdict import equals as _equals
 
 KEPT = pytest.StashKey[list[Measurement]]()
+CURVES = pytest.StashKey[list[Curve]]()
 
 
 class Measure:
     """The `measure` fixture: call it with what was measured and what was expected."""
 
-    def __init__(self, kept: list[Measurement], where: str) -> None:
+    def __init__(
+        self, kept: list[Measurement], where: str, curves: list[Curve] | None = None
+    ) -> None:
         self._kept = kept
         self._where = where
+        self._curves = [] if curves is None else curves
 
     def __call__(
         self,
@@ -55,6 +61,10 @@ class Measure:
         self._kept.append(measurement)
         return measurement
 
+    def curve(self, curve: Curve) -> None:
+        """Keep a curve for the certificate. It is not judged: measure what is expected of it."""
+        self._curves.append(curve)
+
 
 def _bound(
     at_least: float | None, at_most: float | None, equals: float | None, tolerance: float
@@ -77,16 +87,21 @@ def _bound(
 
 def measure_of(item: pytest.Item, where: str) -> Measure:
     """The measure of a test; what it keeps goes with the test."""
-    return Measure(item.stash.setdefault(KEPT, []), where)
+    return Measure(item.stash.setdefault(KEPT, []), where, item.stash.setdefault(CURVES, []))
 
 
 def kept_by(item: pytest.Item) -> list[Measurement]:
     return item.stash.get(KEPT, [])
 
 
+def curves_kept_by(item: pytest.Item) -> list[Curve]:
+    return item.stash.get(CURVES, [])
+
+
 def forget(item: pytest.Item) -> None:
     """A test that runs again starts with nothing measured."""
     item.stash.setdefault(KEPT, []).clear()
+    item.stash.setdefault(CURVES, []).clear()
 
 
 def judged(measurements: list[Measurement], verdict: Verdict) -> str:
@@ -111,6 +126,11 @@ def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
                 best[measurement.name] = measurement
             met.setdefault(measurement.name, []).append(replace(measurement, where=""))
     return [_of_all(worst, met[name], len(by_rank)) for name, worst in best.items()]
+
+
+def curves_of(by_rank: Iterable[Iterable[Curve]]) -> list[Curve]:
+    """Curves of all ranks, equal ones once: what is agreed was measured by all of them."""
+    return list(dict.fromkeys(curve for curves in by_rank for curve in curves))
 
 
 def _of_all(worst: Measurement, met: list[Measurement], ranks: int) -> Measurement:

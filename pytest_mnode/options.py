@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_mnode.errors import UsageError
+
 if TYPE_CHECKING:
     from pytest_mnode.run import Run
 
@@ -16,6 +18,7 @@ RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 LAUNCHERS = ("auto", "local", "rack")
 REUSE = ("warm", "group", "fresh")
+NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
@@ -43,9 +46,16 @@ _OPTIONS = (
     _Option("backend", "NAME", f"of process groups: {', '.join(BACKENDS)}", "auto"),
     _Option("reuse", "LEVEL", "what tests share: warm ranks and group, ranks with a new group, "
             "or nothing (fresh)", "warm"),
+    _Option("numa-bind", "HOW", "which CPUs ranks are bound to: none; node (all beside the "
+            "accelerator) or exclusive (cores of their own there), as torchrun's --numa-binding; "
+            "auto (exclusive on the rack, elsewhere none, as torchrun)", "auto"),
     _Option("timeout", "SECONDS", "limit of a test that runs in ranks (default: 300)", "300"),
+    _Option("locate-budget", "SECONDS", "how long to look for who slows the fabric (default: 20)",
+            "20"),
     _Option("report", "DIR", "write certificate.json and certificate.xml into DIR"),
     _Option("log-dir", "DIR", "keep the logs of all ranks in DIR"),
+    _Option("fault", "NAME:NODE[:VALUE][,…]", "have something go wrong on the rack before the "
+            "first test; such a run never certifies (an unknown name lists all)"),
 )  # fmt: skip
 
 
@@ -59,9 +69,12 @@ class Settings:
     spec: Path | None
     backend: str
     reuse: str
+    numa_bind: str
     timeout_s: float
     report_dir: Path | None
     log_dir: Path | None
+    faults: str = ""
+    locate_budget_s: float = 20.0
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -73,6 +86,12 @@ def add_options(parser: pytest.Parser) -> None:
             option.flag, dest=option.dest, metavar=option.metavar, help=option.help + default
         )
         parser.addini(option.dest, f"as {option.flag}", default=option.default or "")
+    # Without a value, or it would take the next word, often a path of tests, for one.
+    group.addoption(
+        "--mnode-locate",
+        action="store_true",
+        help="measure pairs of nodes, nodes and rails even where the fabric is fast",
+    )
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -84,10 +103,18 @@ def read_settings(config: pytest.Config) -> Settings:
         spec=_path(config, "spec"),
         backend=_choice(config, "backend", BACKENDS),
         reuse=_choice(config, "reuse", REUSE),
+        numa_bind=_choice(config, "numa-bind", NUMA_BIND),
         timeout_s=_seconds(config, "timeout"),
         report_dir=_directory(config, "report"),
         log_dir=_directory(config, "log-dir"),
+        faults=_faults(config),
+        locate_budget_s=locate_budget_s(config),
     )
+
+
+def locate_budget_s(config: pytest.Config) -> float:
+    """How long to look for who slows the fabric; in ranks as in the controller."""
+    return _seconds(config, "locate-budget")
 
 
 def _value(config: pytest.Config, name: str) -> tuple[str, str]:
@@ -129,6 +156,19 @@ def _seconds(config: pytest.Config, name: str) -> float:
     if not 0 < value < 1e7:
         raise _wrong(where, text, "accepted: seconds, more than 0")
     return value
+
+
+def _faults(config: pytest.Config) -> str:
+    where, text = _value(config, "fault")
+    if not text and not where.startswith("--"):
+        return ""
+    from pytest_mnode.faults import parse
+
+    try:
+        parse(text)
+    except UsageError as error:
+        raise pytest.UsageError(f"{where}: {error}") from None
+    return text
 
 
 def _path(config: pytest.Config, name: str) -> Path | None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode import marks, options
+from pytest_mnode import marks, needs, options
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _mnode_nodes,
+    _node,
     cluster,
     device,
     local_rank,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pytest_mnode.run import Run
 
 SETTINGS = pytest.StashKey[options.Settings]()
+NEEDS = pytest.StashKey[needs.Needs]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,12 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marks.MARKER)
-    config.addinivalue_line(
-        "markers", "criterion: this file is a question of the acceptance suite; certified"
-    )
+    config.addinivalue_line("markers", marks.CRITERION)
+    config.addinivalue_line("markers", needs.MARKER)
     settings = config.stash[SETTINGS] = options.read_settings(config)
     if _follows(config):
         return
+    config.stash[NEEDS] = needs.Needs()
+    config.pluginmanager.register(config.stash[NEEDS], "mnode-needs")
     if settings.nodes is not None or settings.spec is not None or settings.report_dir is not None:
         _make_run(config)
 
@@ -118,6 +121,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks.parametrise_nodes(metafunc)
+    marks.parametrise_node(metafunc, metafunc.config.stash[SETTINGS])
+
+
+@pytest.hookimpl(trylast=True)  # after plugins that shuffle
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = needs.in_order(items)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal asks what to say of it
@@ -142,7 +151,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _needs_pool(item: pytest.Item) -> bool:
-    return marks.runs_in_ranks(item) or marks.asks_for(item, marks.CLUSTER_FIXTURE)
+    return marks.runs_in_ranks(item) or bool(marks.controller_fixtures(item))
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -159,7 +168,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     run = _make_run(config)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in run.run_item(item, nextitem):
+    missing = config.stash[NEEDS].missing_for(item)
+    for report in run.not_tried(item, missing) if missing else run.run_item(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
         if config.getoption("capture") == "no":
             _show_output(config, report)
@@ -178,6 +188,8 @@ def _show_output(config: pytest.Config, report: pytest.TestReport) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _follows(item.config) and (why := marks.contradiction(item)):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
+    if not _follows(item.config) and (why := item.config.stash[NEEDS].missing_for(item)):
+        pytest.fail(why, pytrace=False)
     if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import forget
 
@@ -218,10 +230,10 @@ def pytest_runtest_makereport(
     if call.when == "teardown" and not _follows(item.config):
         criterion = item.get_closest_marker("criterion") is not None
         if criterion or marks.asks_for(item, "measure"):
-            from pytest_mnode.measure import kept_by
+            from pytest_mnode.measure import curves_kept_by, kept_by
             from pytest_mnode.telling import describe
 
-            describe(report, item, kept_by(item), ())
+            describe(report, item, kept_by(item), (), curves_kept_by(item))
     return report
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_mnode.errors import MnodeError, NodeLostError
-from pytest_mnode.marks import Need, need_of, runs_in_ranks
-from pytest_mnode.measure import summed_up
+from pytest_mnode.errors import MnodeError, NodeLostError, UsageError
+from pytest_mnode.marks import FEWEST_NODES, Need, need_of, runs_in_ranks
+from pytest_mnode.measure import curves_of, summed_up
+from pytest_mnode.nodes import Nodes
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.telling import Warner, describe, error_report
@@ -24,9 +25,11 @@ from pytest_mnode.world.pool import Pool, backend_of, procs_per_node_of
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
-_FEWEST_NODES = 2
 _BOOT_AGAIN = 2
 _BEGIN_AGAIN = 2
+_UNKNOWN_NODES = (
+    "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
+)
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -73,15 +76,33 @@ class Run:
         if self.pool is None:
             assert self.nodes is not None
             self.pool = Pool(self.settings, self.spec, self.nodes)
+            if self.settings.faults:
+                self._inject_faults(self.pool)
             self.launcher, self.reason = self.pool.launcher.name, self.pool.reason
             self.client = self.pool.client
         return self.pool
+
+    def _inject_faults(self, pool: Pool) -> None:
+        """Have happen what was asked for; undone by the end of the rack."""
+        from pytest_mnode.cluster.rack import Rack
+        from pytest_mnode.faults import inject
+
+        try:
+            if not isinstance(pool.launcher, Rack):
+                raise UsageError(
+                    "only the rack can have faults, and the launcher is "
+                    f"{pool.launcher.name} ({pool.reason})"
+                )
+            inject(pool.launcher, self.settings.faults)
+        except MnodeError as error:
+            self.close()
+            raise UsageError(f"--mnode-fault: {error}") from error
 
     def decide_nodes(self, items: Sequence[pytest.Item]) -> None:
         """Without --mnode-nodes: as many as the most demanding test asks for, two at least."""
         if self.nodes is None:
             asked = [need_of(item, self.settings).nodes or 0 for item in items]
-            self.nodes = min(max([_FEWEST_NODES, *asked]), self.spec.nodes)
+            self.nodes = min(max([FEWEST_NODES, *asked]), self.spec.nodes)
 
     def send_collect(self, items: Sequence[pytest.Item]) -> None:
         """Have the ranks collect the files of these tests as this process did."""
@@ -111,6 +132,7 @@ class Run:
             f"mnode: launcher {self.launcher} ({self.reason}), {self.nodes} nodes × {per_node} = "
             f"{self.nodes * per_node} ranks, backend {self.backend}, "
             f"spec {self.spec.name} ({_shown(self.spec_path, self.config)})"
+            + (f", fault injected: {self.settings.faults}" if self.settings.faults else "")
         )
 
     def close(self) -> None:
@@ -138,12 +160,14 @@ class Run:
         self._after(outcome)
         return reports
 
+    def not_tried(self, item: pytest.Item, why: str) -> list[pytest.TestReport]:
+        """Reports of a test that is not sent to ranks."""
+        return [error_report(item, why)]
+
     def _conduct(self, item: pytest.Item, need: Need, following: str | None) -> Outcome:
         client = self.client
         if client is None:
-            raise MnodeError(
-                "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
-            )
+            raise MnodeError(_UNKNOWN_NODES)
         lease = self._lease(need, item.nodeid)
         try:
             fresh = need.reuse == "fresh"
@@ -197,10 +221,10 @@ class Run:
         }
         keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
         reports = merge(outcome, own, item.nodeid, item.location, keywords)
-        measurements = summed_up(
-            {r: s.torn.measurements for r, s in outcome.states.items() if s.torn is not None}
-        )
-        describe(reports[-1], item, measurements, outcome.world.nodes)
+        torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
+        measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
+        curves = curves_of(t.curves for t in torn.values())
+        describe(reports[-1], item, measurements, outcome.world.nodes, curves)
         return reports
 
     def _deserialize(self, data: dict[str, Any]) -> pytest.TestReport:
@@ -239,11 +263,15 @@ class Run:
 
         need = need_of(item, self.settings)
         if self.client is None:
-            raise MnodeError(
-                "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
-            )
+            raise MnodeError(_UNKNOWN_NODES)
         lease = self._lease(need, item.nodeid)
         return Cluster(self, lease, need)
+
+    def all_nodes(self) -> Nodes:
+        """All nodes by name, without a lease: there are some even where no rank can be."""
+        if self.client is None:
+            raise MnodeError(_UNKNOWN_NODES)
+        return Nodes(self, self.client.ask_launcher("node_names"))
 
     def run_function(
         self, world: WorldInfo, timeout_s: float, message: Callable[[int, str], CallFunction]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.curve import Curve
 from pytest_mnode.verdict import Measurement
 
 
@@ -49,6 +50,7 @@ def describe(
     item: pytest.Item,
     measurements: Sequence[Measurement],
     nodes: Sequence[str],
+    curves: Sequence[Curve] = (),
 ) -> None:
     """Attach to a test's last report what a certificate needs of it; survives pytest-xdist."""
     from pytest_mnode.report import measurement_properties
@@ -61,6 +63,7 @@ def describe(
         "question": question,
         "nodes": list(nodes),
         "measurements": [m.to_dict() for m in measurements],
+        "curves": [curve.to_dict() for curve in curves],
     }
 
 

@@ -26,6 +26,10 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
         (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
         (["--mnode-timeout=soon"], "ERROR: --mnode-timeout=soon: accepted: seconds, more than 0"),
+        (
+            ["--mnode-locate-budget=0"],
+            "ERROR: --mnode-locate-budget=0: accepted: seconds, more than 0",
+        ),
         (["--mnode-timeout=nan"], "ERROR: --mnode-timeout=nan: accepted: seconds, more than 0"),
         (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),

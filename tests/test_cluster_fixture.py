@@ -99,6 +99,20 @@ TESTS = """
         slow = world.run(seconds, group=True)[0]
         assert slow > 3 * quick, (quick, slow)
 
+    def rates(cluster):
+        return cluster._ask("rates_of", "node1", "fab0")
+
+    def test_rate_is_put_back_as_it_was(cluster):
+        assert rates(cluster) == (200, 200)
+        cluster._ask("set_rate", "node1", "fab0", 60, "rx")  # as a fault does, to stay
+        cluster.set_rate("node1", "fab0", 20)
+        cluster.set_rate("node1", "fab0", 30)
+        assert rates(cluster) == (30, 30)
+
+    def test_rate_was_put_back(cluster):
+        assert rates(cluster) == (200, 60)
+        cluster._ask("set_rate", "node1", "fab0", 200)
+
     @pytest.fixture(scope="session")
     def script(tmp_path_factory):
         path = tmp_path_factory.mktemp("job with blank") / "train.py"

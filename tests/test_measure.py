@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.measure import Measure, summed_up
+from pytest_mnode.curve import Curve, Point
+from pytest_mnode.measure import Measure, curves_of, summed_up
 from pytest_mnode.verdict import Measurement, Verdict, at_least
 
 
@@ -19,6 +20,14 @@ def test_what_is_recorded_says_where() -> None:
     Measure(kept, "rank 1 on node1")("x", 3, "GB/s", at_most=4, tolerance=0.5, source="spec")
     assert kept[0].where == "rank 1 on node1"
     assert kept[0].verdict is Verdict.PASS
+
+
+def test_a_curve_that_ranks_agree_on_is_kept_once() -> None:
+    point = Point(1024, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0)
+    agreed, other = (Curve("all_gather", name, "gloo", 4, (point,)) for name in ("ring", "default"))
+    kept: list[Curve] = []
+    Measure([], "", kept).curve(agreed)
+    assert curves_of([kept, [Curve.from_dict(agreed.to_dict())], [other]]) == [agreed, other]
 
 
 def test_of_many_ranks_the_worst_counts() -> None:

@@ -126,3 +126,21 @@ def test_without_a_number_of_nodes_the_remedy_is_named(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, "-n1")
     assert run.outcomes() == {"test_it": "error"}
     assert "give --mnode-nodes" in run.output
+
+
+def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
+    """A rank keeps what a worker's next test needs, and another worker's test may come before."""
+    module = """
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def wide(world):
+            return __name__
+
+        @pytest.mark.parametrize("i", range(8))
+        def test_wide(wide, i):
+            assert wide == __name__
+    """
+    write_files(tmp_path, test_a=module, test_b=module)
+    run = run_pytest(tmp_path, "-n", "2", "--dist=loadfile", "--mnode-nodes=2")
+    assert "16 passed" in run.output, run.output

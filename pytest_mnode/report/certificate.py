@@ -17,7 +17,7 @@ from pytest_mnode.report.criterion import (
 )
 from pytest_mnode.report.facts import RunFacts, utc
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class CertificateVerdict(StrEnum):

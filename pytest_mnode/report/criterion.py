@@ -8,14 +8,16 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
+from pytest_mnode.curve import Curve
 from pytest_mnode.report.text import first_line
 from pytest_mnode.verdict import Measurement, Verdict
 
-_WORST_FIRST = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2}
+Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
+"""How a test ended; "not promised" is a skip that says so (`not_promised`)."""
 
 
 class CriterionVerdict(StrEnum):
-    """What became of a criterion. Only `PASS` counts for a certificate."""
+    """What became of a criterion, or of one of its cases. Only `PASS` counts for a certificate."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -24,37 +26,48 @@ class CriterionVerdict(StrEnum):
     NOT_PROMISED = "not promised"
 
 
+_WORST_FIRST = {
+    CriterionVerdict.FAIL: 0,
+    CriterionVerdict.INCONCLUSIVE: 1,
+    CriterionVerdict.PASS: 2,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """What became of one test.
 
     test: node id. question: first line of its docstring. message: why it did not pass.
     culprit: what to blame where no measurement says so. nodes: where it ran.
+    curves: what was measured over sizes; recorded, never judged.
     """
 
     test: str
     question: str
-    outcome: Literal["passed", "failed", "error", "skipped"]
+    outcome: Outcome
     message: str = ""
     culprit: str | None = None
     measurements: tuple[Measurement, ...] = ()
     nodes: tuple[str, ...] = ()
     duration_s: float | None = None
+    curves: tuple[Curve, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CriterionVerdict:
         """Fail before inconclusive; pass only for a test that passed with nothing unmeasured."""
         verdicts = {m.verdict for m in self.measurements}
         if self.outcome == "failed" or Verdict.FAIL in verdicts:
-            return Verdict.FAIL
-        if self.outcome != "passed" or Verdict.INCONCLUSIVE in verdicts:
-            return Verdict.INCONCLUSIVE
-        return Verdict.PASS
+            return CriterionVerdict.FAIL
+        if Verdict.INCONCLUSIVE in verdicts:
+            return CriterionVerdict.INCONCLUSIVE
+        if self.outcome == "not promised":
+            return CriterionVerdict.NOT_PROMISED
+        return CriterionVerdict.PASS if self.outcome == "passed" else CriterionVerdict.INCONCLUSIVE
 
     @property
     def worst(self) -> Measurement | None:
         """The measurement that decided the verdict; None where none did."""
-        decisive = [m for m in self.measurements if m.verdict is self.verdict]
+        decisive = [m for m in self.measurements if _has(m, self.verdict)]
         return min(decisive, key=_relative_margin, default=None)
 
     @property
@@ -77,6 +90,7 @@ class CaseResult:
             "nodes": list(self.nodes),
             "duration_s": self.duration_s,
             "measurements": [m.to_dict() for m in self.measurements],
+            "curves": [curve.to_dict() for curve in self.curves],
         }
 
     @classmethod
@@ -85,6 +99,7 @@ class CaseResult:
         fields = {k: v for k, v in data.items() if k != "verdict"}
         fields["nodes"] = tuple(data["nodes"])
         fields["measurements"] = tuple(map(Measurement.from_dict, data["measurements"]))
+        fields["curves"] = tuple(map(Curve.from_dict, data["curves"]))
         return cls(**fields)
 
 
@@ -103,17 +118,26 @@ class CriterionResult:
 
     @property
     def verdict(self) -> CriterionVerdict:
-        """The worst verdict of its cases."""
+        """The worst verdict of its cases, those aside that are not promised.
+
+        A criterion that is promised and of which no case is, did not run.
+        """
         if self.not_promised is not None:
             return CriterionVerdict.NOT_PROMISED
-        if not self.cases:
-            return CriterionVerdict.DID_NOT_RUN
-        return CriterionVerdict(min((c.verdict for c in self.cases), key=_WORST_FIRST.__getitem__))
+        if judged := [c.verdict for c in self.judged]:
+            return min(judged, key=_WORST_FIRST.__getitem__)
+        left_open = self.cases and not self.promised
+        return CriterionVerdict.NOT_PROMISED if left_open else CriterionVerdict.DID_NOT_RUN
+
+    @property
+    def judged(self) -> tuple[CaseResult, ...]:
+        """The cases that are promised."""
+        return tuple(c for c in self.cases if c.verdict is not CriterionVerdict.NOT_PROMISED)
 
     @property
     def deciding(self) -> tuple[CaseResult, ...]:
         """The cases that have the criterion's verdict; none where it was not judged."""
-        return tuple(c for c in self.cases if c.verdict.value == self.verdict.value)
+        return tuple(c for c in self.cases if c.verdict is self.verdict)
 
     @property
     def worst(self) -> CaseResult | None:
@@ -134,7 +158,7 @@ class CriterionResult:
             name
             for case in self.deciding
             for name in (
-                *(m.culprit for m in case.measurements if m.verdict is case.verdict),
+                *(m.culprit for m in case.measurements if _has(m, case.verdict)),
                 case.culprit,
             )
             if name
@@ -176,6 +200,10 @@ class CriterionResult:
 def criterion_name(test: str) -> str:
     """The criterion a node id belongs to: "acceptance/test_fabric.py::test_x[4]" is "fabric"."""
     return PurePosixPath(test.partition("::")[0]).stem.removeprefix("test_")
+
+
+def _has(measurement: Measurement, verdict: CriterionVerdict) -> bool:
+    return measurement.verdict is not None and measurement.verdict.value == verdict.value
 
 
 def _relative_margin(measurement: Measurement) -> float:

@@ -72,7 +72,8 @@ def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
     match criterion.verdict:
         case CriterionVerdict.NOT_PROMISED:
             out = _named(criterion.name, criterion.name)
-            out.add_skipped_info(fit(f"not promised: {criterion.not_promised}"))
+            why = criterion.not_promised or criterion.cases[0].message
+            out.add_skipped_info(fit(f"not promised: {why}"))
             yield out
         case CriterionVerdict.DID_NOT_RUN:
             out = _named(criterion.name, criterion.name)
@@ -91,7 +92,9 @@ def _case(case: CaseResult) -> Iterator[junit_xml.TestCase]:
         out = _named(test or path, classname, case.duration_s)
         blame = f", culprit {case.culprit}" if case.culprit else ""
         told = (first_line(case.message, 1000) or case.outcome) + blame
-        if case.outcome == "failed":
+        if case.verdict is CriterionVerdict.NOT_PROMISED:
+            out.add_skipped_info(fit(told))
+        elif case.outcome == "failed":
             _fail(out, told, case.message)
         elif case.outcome != "passed":
             _error(out, told, case.message)

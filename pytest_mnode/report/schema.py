@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 from pytest_mnode.report.certificate import SCHEMA_VERSION, CertificateVerdict
-from pytest_mnode.report.criterion import CriterionVerdict
+from pytest_mnode.report.criterion import CriterionVerdict, Outcome
 from pytest_mnode.verdict import Relation, Verdict
 
 _TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _NUMBER = {"type": "number"}
+_COUNT = {"type": "integer", "minimum": 0}
 _NUMBER_OR_NULL = {"type": ["number", "null"]}
 _TIME = {"type": "string", "format": "date-time"}
 
@@ -60,17 +61,39 @@ def certificate_schema() -> dict[str, Any]:
         margin=_NUMBER_OR_NULL,
         verdict=_one_of(*(v.value for v in Verdict), None),
     )
+    curve = _object(
+        "Curve",
+        collective=_TEXT,
+        algorithm=_TEXT,
+        backend=_TEXT,
+        ranks=_COUNT,
+        points=_list(
+            _object(
+                "Point",
+                size_bytes=_COUNT,
+                repeats=_COUNT,
+                time_median_us=_NUMBER,
+                time_p99_us=_NUMBER,
+                time_min_us=_NUMBER,
+                time_max_us=_NUMBER,
+                algbw_gbytes_s=_NUMBER,
+                busbw_gbytes_s=_NUMBER,
+                wrong=_COUNT,
+            )
+        ),
+    )
     case = _object(
         "Case",
         test=_TEXT,
         question=_TEXT,
-        verdict=_one_of(*(v.value for v in Verdict)),
-        outcome=_one_of("passed", "failed", "error", "skipped"),
+        verdict=_one_of(*(v.value for v in Verdict), CriterionVerdict.NOT_PROMISED.value),
+        outcome=_one_of(*get_args(Outcome)),
         message=_TEXT,
         culprit=_TEXT_OR_NULL,
         nodes=_list(_TEXT),
         duration_s=_NUMBER_OR_NULL,
         measurements=_list(measurement),
+        curves=_list(curve),
     )
     criterion = _object(
         "Criterion",
@@ -85,7 +108,7 @@ def certificate_schema() -> dict[str, Any]:
         launcher=_TEXT,
         launcher_reason=_TEXT,
         nodes=_list(_TEXT),
-        ranks={"type": "integer", "minimum": 0},
+        ranks=_COUNT,
         backend=_TEXT,
         spec=_object("Spec", name=_TEXT, path=_TEXT, digest=_TEXT),
         versions=_object(

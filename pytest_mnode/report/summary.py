@@ -75,14 +75,15 @@ def _told(criterion: CriterionResult) -> tuple[str, str]:
     case = criterion.worst
     if case is None:
         return "", ""
-    worst, count = case.worst, len(criterion.cases)
-    if worst is not None and worst.expected is not None:
+    worst, count = case.worst, len(criterion.judged)
+    exact = criterion.verdict is CriterionVerdict.PASS and count > 1 and worst and not worst.margin
+    if worst is not None and worst.expected is not None and not exact:
         # The value comes first: a narrow terminal cuts the end.
         judged = worst.verdict is not Verdict.INCONCLUSIVE
         told = f"{worst.measured} {worst.name}" if judged else case.told
         return first_line(told), worst.expected.short(worst.unit)
     if criterion.verdict is CriterionVerdict.PASS and count > 1:
-        return f"{count} tests passed", ""
+        return f"{count} tests passed", ""  # of which none came near a bound that has room
     return case.told, case.question
 
 

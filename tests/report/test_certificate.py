@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
+from pytest_mnode.curve import Curve, Point
 from pytest_mnode.errors import UsageError
 from pytest_mnode.report import CaseResult, Certificate, CriterionResult, criterion_name
 from pytest_mnode.verdict import Measurement, at_least, at_most, equals
@@ -40,6 +42,9 @@ def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more:
         ("error", [SLOW], "fail"),
         ("skipped", [], "inconclusive"),
         ("skipped", [RECORDED, FAST], "inconclusive"),
+        ("not promised", [], "not promised"),
+        ("not promised", [UNKNOWN], "inconclusive"),
+        ("not promised", [SLOW], "fail"),
         ("no such outcome", [FAST], "inconclusive"),
     ],
 )
@@ -56,6 +61,9 @@ def test_a_case_passes_only_if_it_passed_and_nothing_is_unmeasured(
         (["passed", "passed"], "pass"),
         (["passed", "skipped"], "inconclusive"),
         (["skipped", "passed", "failed"], "fail"),
+        (["not promised", "passed"], "pass"),
+        (["not promised", "skipped"], "inconclusive"),
+        (["not promised", "not promised"], "did not run"),
     ],
 )
 def test_a_criterion_is_as_good_as_its_worst_case(outcomes: list[Any], verdict: str) -> None:
@@ -214,6 +222,8 @@ def test_times_are_written_in_utc(certify: Certify) -> None:
 
 def test_a_certificate_survives_json(certify: Certify) -> None:
     odd = case("odd", "error", UNKNOWN, RECORDED, message="é\x00", culprit="node1", duration_s=0.5)
+    point = Point(1 << 20, 5, 63.5, 70.0, 60.25, 70.0, 0.016, 0.024, 1)
+    odd = replace(odd, curves=(Curve("all_reduce", "ring", "gloo", 4, (point, point)),))
     certificate = certify(
         GOOD,
         BAD,
@@ -241,8 +251,8 @@ def test_a_value_that_is_not_finite_never_certifies_after_json(certify: Certify)
     assert Certificate.from_dict(data).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("version", [2, None, "1"])
+@pytest.mark.parametrize("version", [1, 3, None, "2"])
 def test_another_version_is_refused(certify: Certify, version: Any) -> None:
     data = certify().to_dict() | {"schema_version": version}
-    with pytest.raises(UsageError, match=f"schema_version {version!r} cannot be read; .* reads 1"):
+    with pytest.raises(UsageError, match=f"schema_version {version!r} cannot be read; .* reads 2"):
         Certificate.from_dict(data)

@@ -87,6 +87,17 @@ def test_a_test_without_measurements_is_a_case(
     assert told(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
 
 
+def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> None:
+    left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
+    certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
+    assert told(suite(certificate, "fabric")) == [
+        ("test_all_reduce[4]", "skipped", "not promised: the colour"),
+        ("test_all_reduce[4]", "pass", None),
+    ]
+    assert told(suite(certify(left_open), "fabric"))[0][1] == "skipped"
+    assert told(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
+
+
 def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certify) -> None:
     case = CaseResult(TEST, "?", "failed", "wrong sum\nE assert", measurements=(FAST,))
     fabric = suite(certify(case), "fabric")

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from pytest_mnode.curve import Curve, Point
 from pytest_mnode.report import CaseResult, Certificate
 from pytest_mnode.report.schema import certificate_schema, schema_text
 from pytest_mnode.verdict import Measurement, at_least
@@ -27,6 +28,7 @@ FAILED = CaseResult(
     (Measurement("busbw", None, "GB/s", at_least(46)), Measurement("size", 8, "MB")),
     ("node0", "node2"),
     1.5,
+    (Curve("all_gather", "ring", "nccl", 16, (Point(1024, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0),)),),
 )
 
 
@@ -93,7 +95,7 @@ def test_no_key_may_be_missing_or_added(full: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema_version": 2},
+        {"schema_version": 1},
         {"verdict": "passed"},
         {"verdict": "certified"},
         {"expiry": "2026-11-28T02:06:00+00:00"},

@@ -95,6 +95,12 @@ def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: C
     ]
 
 
+def test_where_nothing_could_be_missed_by_a_little_tests_are_counted(certify: Certify) -> None:
+    whole = Measurement("links that are up", 1, "", at_least(1))
+    lines = summary_lines(certify(case("fabric", "passed", FAST, whole), case("fabric")))
+    assert re.split(r"\s{2,}", lines[1]) == ["fabric", "2 tests passed", "pass"]
+
+
 @pytest.mark.parametrize("width", [200, 100, 80, 70])
 def test_a_narrow_terminal_cuts_figures_and_never_the_culprit(certify: Certify, width: int) -> None:
     name = "all_reduce busbw on the plateau from 1 MB to 64 MB"

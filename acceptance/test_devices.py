@@ -1,0 +1,46 @@
+"""Is every rank as fast by itself as the others are?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode import bench, not_promised
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.world.contract import World
+
+pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+
+
+def test_every_rank_multiplies_as_fast_as_the_others(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does every rank multiply matrices rightly, and as fast as the others?"""
+    promised = spec.criteria.devices
+    if promised is None or promised.matmul is None:
+        not_promised("devices.matmul")
+    for dtype in promised.matmul.dtypes:
+        bench.wrong_products(promised.matmul, dtype, world, device, measure)
+        found = bench.compare_matmul(promised.matmul, dtype, world, device)
+        print(found.table())
+        found.record(measure)
+
+
+@pytest.mark.parametrize("kind", ["memory_copy", "device_copy", "host_to_device", "device_to_host"])
+def test_every_rank_copies_as_fast_as_the_others(
+    kind: str, world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does every rank copy as fast as the others?"""
+    promised = spec.criteria.devices
+    promise = getattr(promised, kind, None)
+    if promise is None:
+        not_promised(f"devices.{kind}")
+    found = bench.compare_copy(kind, promise, world, device)
+    print(found.table())
+    found.record(measure)

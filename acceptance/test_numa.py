@@ -1,0 +1,64 @@
+"""Do ranks run, allocate and send beside their accelerators?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode import bench
+from pytest_mnode.placement.facts import Question
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.world.contract import World
+
+pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+
+
+def test_ranks_run_beside_their_accelerator(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """May every thread of every rank run only on CPUs beside the rank's accelerator?"""
+    found = bench.placement(Question.CPUS, world, device, spec)
+    print(found.table())
+    found.record(measure)
+
+
+def test_memory_is_beside_the_accelerator(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Is the memory of every rank beside its accelerator?"""
+    found = bench.placement(Question.MEMORY, world, device, spec)
+    print(found.table())
+    found.record(measure)
+
+
+def test_ranks_send_over_the_nearest_nic(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Does every rank send over the NIC that is nearest to its accelerator?"""
+    found = bench.placement(Question.NIC, world, device, spec)
+    print(found.table())
+    found.record(measure)
+
+
+def test_ranks_have_cores_of_their_own(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Has every rank of a node cores that no other may use?"""
+    found = bench.placement(Question.CORES, world, device, spec)
+    print(found.table())
+    found.record(measure)
+
+
+def test_near_memory_is_faster_than_far(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Is memory beside the accelerator faster than memory that is far from it?"""
+    found = bench.near_and_far(world, device, spec)
+    print(found.table())
+    found.record(measure)

@@ -1,0 +1,79 @@
+"""Runs the acceptance suite on the rack and reads its certificate."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pytest_mnode.spec import default_spec_path
+from tests.inner import InnerRun, run_pytest, write_files
+
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A run of the acceptance suite with its certificate."""
+
+    run: InnerRun
+    certificate: Mapping[str, Any]
+
+    def criterion(self, name: str) -> Mapping[str, Any]:
+        return next(c for c in self.certificate["criteria"] if c["name"] == name)
+
+    def measurements(self, name: str) -> dict[str, Mapping[str, Any]]:
+        return {m["name"]: m for c in self.criterion(name)["cases"] for m in c["measurements"]}
+
+    def culprits(self, name: str) -> set[str]:
+        cases = self.criterion(name)["cases"]
+        named = {c["culprit"] for c in cases if c["verdict"] != "pass"}
+        named |= {m["culprit"] for m in self.measurements(name).values() if m["verdict"] == "fail"}
+        return named - {None}
+
+
+def certify(
+    directory: Path,
+    *args: str,
+    fault: str | None = None,
+    env: Mapping[str, str] | None = None,
+    files: Sequence[str] = (),
+) -> Certified:
+    """Run acceptance/, or those of its files that are named, on four nodes.
+
+    fault: the text of a pytest plugin. files: names such as "test_mesh.py".
+    """
+    if fault is not None:
+        write_files(directory, fault=fault)
+        args = ("-p", "fault", *args)
+    report = directory / "report"
+    what = [str(ACCEPTANCE / file) for file in files] or [str(ACCEPTANCE)]
+    arguments = ("--mnode-nodes=4", *what, f"--mnode-report={report}", *args)
+    run = run_pytest(directory, *arguments, env={"PYTHONPATH": str(directory), **(env or {})})
+    assert (report / "certificate.json").exists(), run.output
+    return Certified(run, json.loads((report / "certificate.json").read_text()))
+
+
+def spec_with(directory: Path, *changes: tuple[str, str]) -> str:
+    """--mnode-spec of the rack's page with regular expressions replaced."""
+    text = default_spec_path().read_text()
+    for pattern, replacement in changes:
+        text, count = re.subn(pattern, replacement, text)
+        assert count == 1, pattern
+    path = directory / "spec.yaml"
+    path.write_text(text)
+    return f"--mnode-spec={path}"
+
+
+def spec_edited(directory: Path, edit: Callable[[dict[str, Any]], None]) -> str:
+    """--mnode-spec of the rack's page as `edit` leaves it."""
+    page = yaml.safe_load(default_spec_path().read_text())
+    edit(page)
+    path = directory / "spec.yaml"
+    path.write_text(yaml.safe_dump(page))
+    return f"--mnode-spec={path}"

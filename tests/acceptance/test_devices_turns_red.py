@@ -1,0 +1,66 @@
+"""A rank that is slow by itself is named, with the reason; one that computes wrongly is too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.certified import certify
+from tests.faults.talk import need_quotas
+from tests.inner import need_rack
+
+WRONG_PRODUCT = """
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def one_wrong_value(world, monkeypatch):
+        import torch
+        right = torch.mm
+        def mm(a, b, **options):
+            product = right(a, b, **options)
+            if world.rank == 3:
+                product[-1, -1] += 1
+            return product
+        monkeypatch.setattr(torch, "mm", mm)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
+    done = certify(
+        tmp_path,
+        "--mnode-fault=busy_neighbour:node1:2",
+        fault=WRONG_PRODUCT,
+        files=["test_devices.py"],
+    )
+    assert done.criterion("devices")["verdict"] == "fail", done.run.output
+    found = done.measurements("devices")
+    for name, unit in (("matmul float32", "GFLOP/s"), ("memory copy", "GB/s")):
+        slowest = found[f"{name}, slowest rank"]
+        assert slowest["verdict"] == "fail", done.run.output
+        assert slowest["value"] < 0.7 * found[f"{name}, median of ranks"]["value"]
+        assert slowest["culprit"].startswith("rank 1 on node1 (")
+        assert f"{unit}, median " in slowest["culprit"]
+        assert "by other processes of node1 on its CPUs" in slowest["culprit"]
+        assert "rank" not in slowest["culprit"][4:]
+    assert found["matmul float32, wrong rows"]["verdict"] == "fail"
+    assert found["matmul float32, wrong rows"]["culprit"] == "rank 3 on node3 (1)"
+
+
+def test_a_rank_with_a_quota_is_named(tmp_path: Path) -> None:
+    need_quotas()
+    done = certify(tmp_path, "--mnode-fault=cpu_quota:node2:30", files=["test_devices.py"])
+    found = done.measurements("devices")
+    for name in ("matmul float32", "memory copy"):
+        slowest = found[f"{name}, slowest rank"]
+        assert slowest["verdict"] == "fail", done.run.output
+        assert slowest["culprit"].startswith("rank 2 on node2 (")
+        assert "by its CPU quota of 0.3 CPUs (/sys/fs/cgroup/" in slowest["culprit"]
+        assert "rank" not in slowest["culprit"][4:]
+    assert found["matmul float32, wrong rows"]["verdict"] == "pass"
+    assert done.certificate["verdict"] == "not certified"

@@ -1,0 +1,126 @@
+"""Placement goes wrong on some nodes, and each fault is found where it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.probes.numa import read_numa
+from tests.acceptance.certified import Certified, certify, spec_with
+from tests.inner import need_rack
+
+CPUS = "ranks that may run off their accelerator's CPUs"
+NIC = "ranks that send over a NIC that is not the nearest"
+MEMORY = "memory near the accelerator, of the rank with least"
+CORES = "ranks that share a core with another"
+
+MEMORIES_AND_A_STRAY = """
+    import os, threading
+    from dataclasses import replace
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def memory_on_both_sockets(world, monkeypatch):
+        # As if this machine had it: pages of ranks on the second socket are then far from it.
+        from pytest_mnode.bench import numa
+        read = numa.read_machine
+
+        def with_memory(root):
+            machine = read(root)
+            nodes = tuple(replace(node, memory_bytes=1 << 30) for node in machine.numa.nodes)
+            return replace(machine, numa=replace(machine.numa, nodes=nodes))
+
+        monkeypatch.setattr(numa, "read_machine", with_memory)
+
+    @pytest.fixture(autouse=True)
+    def a_thread_elsewhere(world):
+        if world.node != "node3":
+            yield
+            return
+        end = threading.Event()
+        up = threading.Event()
+
+        def stray():
+            os.sched_setaffinity(0, range(os.cpu_count()))
+            up.set()
+            end.wait()
+
+        thread = threading.Thread(target=stray, name="stray")
+        thread.start()
+        up.wait()
+        yield
+        end.set()
+        thread.join()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _sockets() -> None:
+    need_rack()
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU, so nodes of the rack show no sockets")
+
+
+def measured(done: Certified, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = done.measurements("numa")[name]
+    return found
+
+
+def test_wrong_bindings_threads_and_nics_are_told_apart(tmp_path: Path) -> None:
+    other_side = spec_with(
+        tmp_path,
+        ("fabric_socket: 0", "fabric_socket: 1"),
+        ("management_socket: 1", "management_socket: 0"),
+    )
+    faults = "--mnode-fault=numa_swapped:node2,numa_unbound:node1"
+    done = certify(tmp_path, other_side, faults, fault=MEMORIES_AND_A_STRAY, files=["test_numa.py"])
+    assert done.certificate["verdict"] == "not certified"
+    cpus = measured(done, CPUS)
+    assert (cpus["value"], cpus["verdict"]) == (3, "fail"), done.run.output
+    unbound, swapped, stray = cpus["culprit"].split("; rank ")
+    assert unbound.startswith("rank 1 on node1: CPU binding (CPUs ")
+    assert "expected CPUs " in unbound
+    assert unbound.endswith(" on NUMA node 1)")
+    assert swapped.startswith("2 on node2: CPU binding (CPUs ")
+    assert swapped.endswith(" on NUMA node 0)")
+    assert stray.startswith("3 on node3: CPU binding (CPUs ")
+    # Found and expected, in words: what is wrong with each is not the same.
+    assert "rank 1 on node1: is not bound" in cpus["note"]
+    assert "rank 2 on node2: is bound to CPUs" in cpus["note"]
+    assert "but thread " in cpus["note"]
+    assert "node0" not in cpus["note"]
+    nic = measured(done, NIC)
+    assert (nic["value"], nic["verdict"]) == (4, "fail")
+    assert "rank 0 on node0: fab0 (fab0 (SYS, NUMA distance 21); expected " in nic["culprit"]
+    memory = measured(done, MEMORY)
+    if sum(bool(node.memory_bytes) for node in read_numa().nodes) == 1:
+        assert (memory["value"], memory["verdict"]) == (0, "fail")
+        assert "rank 1 on node1: memory binding (" in memory["culprit"]
+        assert "rank 3 on node3: memory binding (" in memory["culprit"]
+        assert "node0" not in memory["culprit"]  # its pages are on its own socket
+    assert measured(done, CORES)["verdict"] == "pass"  # one rank a node shares with nobody
+
+
+def test_ranks_on_one_core_are_named(tmp_path: Path) -> None:
+    done = certify(
+        tmp_path,
+        "--mnode-nodes=2",
+        "--mnode-procs-per-node=2",
+        "--mnode-fault=numa_crowded:node1",
+        files=["test_numa.py"],
+    )
+    cores = measured(done, CORES)
+    assert (cores["value"], cores["verdict"]) == (2, "fail"), done.run.output
+    assert "rank 2 on node1: " in cores["culprit"]
+    assert "rank 3 on node1: " in cores["culprit"]
+    assert "rank 2 on node1: may run on CPUs " in cores["note"]
+    assert " with rank 3 " in cores["note"]
+    assert "node0" not in cores["culprit"]
+    # One NIC for two sockets is as near as it can be to both ranks.
+    assert measured(done, NIC)["verdict"] == "pass"
+    verdicts = {case["verdict"] for case in done.criterion("numa")["cases"]}
+    assert verdicts <= {"pass", "fail", "not promised"}

@@ -1,0 +1,175 @@
+"""Preflight on racks with faults: many at once, on different nodes, each found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import Certified, certify, spec_with
+from tests.inner import need_rack
+
+PROMISES = """
+    storage: {{}}
+    limits: {{shm: 1 GiB, memlock: 128 KiB, open_files: 1024}}
+    disk: [{{path: {scratch}, free: 1 MB}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+class Found:
+    """Cases of a run of preflight, by test and node."""
+
+    def __init__(self, done: Certified) -> None:
+        self.done = done
+        self.cases: Mapping[str, Any] = {
+            c["test"].partition("::")[2]: c for c in done.criterion("preflight")["cases"]
+        }
+
+    def failed(self) -> set[str]:
+        return {name for name, case in self.cases.items() if case["verdict"] == "fail"}
+
+    def inconclusive(self) -> set[str]:
+        return {name for name, case in self.cases.items() if case["verdict"] == "inconclusive"}
+
+    def culprits(self, name: str) -> set[str]:
+        measurements = self.cases[name]["measurements"]
+        return {m["culprit"] for m in measurements if m["verdict"] == "fail"}
+
+    def notes(self, name: str) -> str:
+        return " ".join(m["note"] for m in self.cases[name]["measurements"])
+
+
+def _preflight(
+    directory: Path,
+    faults: str,
+    *args: str,
+    files: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> Found:
+    fault = f"--mnode-fault={faults}"
+    return Found(certify(directory, fault, *args, files=("test_preflight.py", *files), env=env))
+
+
+def _with_storage(directory: Path) -> tuple[Path, str]:
+    """Paths for datasets, checkpoints and scratch, and a spec that promises them."""
+    base = directory / "shared"
+    for name in ("datasets", "checkpoints", "scratch"):
+        (base / name).mkdir(parents=True)
+    for number in range(3):
+        (base / "datasets" / f"part{number}.bin").write_bytes(bytes([number]) * 4096)
+    paths = "".join(f"  {n}: {base / n}\n" for n in ("datasets", "checkpoints", "scratch"))
+    promises = PROMISES.format(scratch=base / "scratch").strip("\n")
+    return base, spec_with(
+        directory,
+        (r"(?m)^criteria:$", f"storage:\n{paths}\ncriteria:"),
+        (r"(?m)^    limits: .*$", promises),
+    )
+
+
+def test_faults_of_systems_are_found(tmp_path: Path) -> None:
+    base, spec = _with_storage(tmp_path)
+    faults = (
+        f"mtu_hole:node1,port_dropped:node0,slow_names:node2,small_shm:node3,skewed_clock:node2:-2,"
+        f"low_nofile:node1,low_memlock:node0,other_package:node3:numpy,"
+        f"read_only_path:node1:{base}/checkpoints,full_disk:node3:{base}/scratch,"
+        f"other_code:node2:{base}/datasets/part1.bin,link_down:node3,wrong_hosts:node1:node1"
+    )
+    env = {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "mgmt0"}
+    found = _preflight(tmp_path, faults, spec, env=env)
+    assert found.failed() == {
+        "test_interfaces_are_up[node3]",
+        "test_every_node_is_reached[node3]",
+        "test_names_are_found[node1]",
+        *(f"test_nothing_ties_the_hands_of_backends[node{i}]" for i in range(4)),
+        "test_first_node_is_reached[node0]",
+        "test_every_node_is_reached[node0]",
+        "test_names_are_found[node2]",
+        "test_full_size_packets_pass[node1]",
+        "test_clocks_agree[node2]",
+        "test_nodes_are_the_same[node3-packages]",
+        "test_storage_can_be_used[node1]",
+        "test_storage_can_be_used[node3]",
+        "test_datasets_are_the_same[node2]",
+        "test_shared_memory_suffices[node3]",
+        "test_memory_can_be_locked[node0]",
+        "test_files_can_be_open[node1]",
+        "test_disks_have_room[node3]",
+    }, found.done.run.output
+    # Who cannot reach the first node for no fault of its own is not accused.
+    assert found.inconclusive() == {
+        *(f"test_first_node_is_reached[node{i}]" for i in (1, 2, 3)),
+        "test_interfaces_run_at_their_speed[node3]",
+        "test_full_size_packets_pass[node3]",
+    }
+    assert found.culprits("test_first_node_is_reached[node0]") == {"node0 10.77.0.1"}
+    assert "connections are filtered" in found.notes("test_first_node_is_reached[node0]")
+    assert found.culprits("test_every_node_is_reached[node0]") == {
+        "node0: connections to it are filtered on the management network, datagrams pass"
+    }
+    assert found.culprits("test_full_size_packets_pass[node1]") == {
+        "node1: its link to the fabric network, both ways"
+    }
+    hole = found.cases["test_full_size_packets_pass[node1]"]["measurements"][0]
+    assert hole["value"] == 1400
+    [skew] = found.cases["test_clocks_agree[node2]"]["measurements"]
+    assert 1990 < skew["value"] < 2010
+    assert "node2 is behind node" in skew["note"]
+    assert "± " in skew["note"]
+    assert "+other" in found.notes("test_nodes_are_the_same[node3-packages]")
+    [read_only] = found.culprits("test_storage_can_be_used[node1]")
+    assert read_only == f"node1 {base}/checkpoints: read-only file system"
+    [full] = found.culprits("test_storage_can_be_used[node3]")
+    assert full.endswith("scratch: no space left on device")
+    assert "part1.bin" in found.notes("test_datasets_are_the_same[node2]")
+    assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 has no carrier"}
+    assert "node1 is 127.0.1.1" in found.notes("test_names_are_found[node1]")
+    [tied] = found.culprits("test_nothing_ties_the_hands_of_backends[node3]")
+    assert tied == (
+        "node3: GLOO_SOCKET_IFNAME=mgmt0 (not the fabric's interface), NCCL_ALGO=Ring "
+        "(one algorithm)"
+    )
+    assert "12 of 12 were late" in found.notes("test_names_are_found[node2]")
+    assert [p for p in base.rglob("*") if p.name.startswith(".")] == []  # nothing is left
+
+
+def test_faults_of_links_are_found(tmp_path: Path) -> None:
+    code = Path(__file__).parents[2] / "pytest_mnode" / "verdict.py"
+    faults = (
+        f"one_way:node1+node2,interface_missing:node3,wrong_hosts:node0,slow_link:node0,"
+        f"other_code:node1:{code}"
+    )
+    found = _preflight(tmp_path, faults, files=("test_mesh.py",))
+    assert found.failed() == {
+        "test_interfaces_are_up[node3]",
+        "test_interfaces_run_at_their_speed[node0]",
+        "test_every_node_is_reached[node1]",
+        "test_every_node_is_reached[node2]",
+        "test_every_node_is_reached[node3]",
+        "test_names_are_found[node0]",
+        "test_nodes_are_the_same[node1-code]",
+    }, found.done.run.output
+    assert found.inconclusive() == {
+        "test_interfaces_run_at_their_speed[node3]",
+        "test_interfaces_have_their_mtu[node3]",
+        "test_full_size_packets_pass[node3]",
+    }
+    assert found.culprits("test_interfaces_are_up[node3]") == {"node3 fab0 is not there"}
+    assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 is not there"}
+    one_way = {"path from node1 to node2 (one way)"}
+    assert found.culprits("test_every_node_is_reached[node1]") == one_way
+    assert found.culprits("test_every_node_is_reached[node2]") == one_way
+    assert "without node3" in found.notes("test_every_node_is_reached[node0]")
+    assert found.culprits("test_interfaces_run_at_their_speed[node0]") == {"node0 fab0 (50 Mbit/s)"}
+    assert "node1 is 10.77.0.1" in found.notes("test_names_are_found[node0]")
+    assert "pytest_mnode/verdict.py" in found.notes("test_nodes_are_the_same[node1-code]")
+    mesh = found.done.criterion("mesh")
+    assert mesh["verdict"] == "inconclusive"
+    assert {c["verdict"] for c in mesh["cases"]} == {"inconclusive"}
+    assert "fab0 is not there" in mesh["cases"][0]["message"]

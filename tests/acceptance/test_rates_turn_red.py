@@ -1,0 +1,103 @@
+"""The line rate of every collective, on a rack with a node at half rate and with wrong data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from pytest_mnode.report.schema import certificate_schema
+from pytest_mnode.spec import default_spec_path
+from tests.acceptance.certified import Certified, certify
+from tests.inner import need_rack
+
+RATE = "test_collective_reaches_the_line_rate"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+SWAPPED = """
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def halves_swapped_on_rank_1(world, monkeypatch):
+        import torch.distributed as dist
+
+        def swap(name):
+            right = getattr(dist, name)
+            def call(into, *args, **kwargs):
+                done = right(into, *args, **kwargs)
+                if world.rank == 1 and len(into) in (64, 256):
+                    into.copy_(into.roll(len(into) // 2))
+                return done
+            monkeypatch.setattr(dist, name, call)
+
+        for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
+                     "reduce_scatter_tensor", "all_to_all_single", "broadcast", "all_reduce"):
+            if hasattr(dist, name):
+                swap(name)
+
+        both = dist.batch_isend_irecv
+        def batch_isend_irecv(ops):
+            for work in both(ops):
+                work.wait()
+            if world.rank == 1:
+                ops[0].tensor.copy_(ops[0].tensor.roll(1))
+            return []
+        monkeypatch.setattr(dist, "batch_isend_irecv", batch_isend_irecv)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def _spec(directory: Path, **changes: object) -> str:
+    """--mnode-spec of the rack's page with these keys of every promise of a collective."""
+    page = yaml.safe_load(default_spec_path().read_text())
+    page["criteria"] = {"fabric": page["criteria"]["fabric"]}
+    fabric = page["criteria"]["fabric"]
+    page["criteria"]["fabric"] = {f"{name}_busbw": fabric[f"{name}_busbw"] for name in COLLECTIVES}
+    for promise in page["criteria"]["fabric"].values():
+        promise.update({"sizes": [promise["plateau_from"]], "repeats": 2} | changes)
+    path = directory / "spec.yaml"
+    path.write_text(yaml.safe_dump(page))
+    return f"--mnode-spec={path}"
+
+
+def _cases(done: Certified) -> dict[str, dict[str, Any]]:
+    cases = {c["test"].partition("::")[2]: c for c in done.criterion("fabric")["cases"]}
+    return {name: cases[f"{RATE}[{name}]"] for name in COLLECTIVES}
+
+
+def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path) -> None:
+    fault = "--mnode-fault=slow_link:node2:100"
+    done = certify(tmp_path, _spec(tmp_path), fault, files=["test_fabric.py"])
+    jsonschema.validate(done.certificate, certificate_schema())
+    cases = _cases(done)
+    # A broadcast's root sends two copies meanwhile, so that node2 has the time.
+    assert {name for name, case in cases.items() if case["verdict"] == "fail"} == {*COLLECTIVES} - {
+        "broadcast"
+    }, done.run.output
+    for name, case in cases.items():
+        culprits = {m["culprit"] for m in case["measurements"] if m["verdict"] == "fail"}
+        assert len(culprits) == (name != "broadcast")
+        assert all(culprit.startswith("node2 fab0") for culprit in culprits)
+        [curve] = case["curves"]
+        assert (curve["collective"], curve["backend"], curve["ranks"]) == (name, "gloo", 4)
+        [point] = curve["points"]
+        assert point["wrong"] == 0
+        assert point["time_min_us"] <= point["time_median_us"] <= point["time_p99_us"]
+    assert done.run.output.count("culprit as located when all_reduce was measured") == 4
+
+
+def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, sizes=["1 KiB"], plateau_from="1 KiB", at_least_fraction=0.001)
+    done = certify(tmp_path, spec, files=["test_fabric.py"], fault=SWAPPED)
+    for name, case in _cases(done).items():
+        found = {m["name"]: m for m in case["measurements"]}
+        wrong = found[f"{name} 1 KiB #wrong"]
+        assert (case["verdict"], wrong["verdict"]) == ("fail", "fail")
+        assert wrong["value"] >= 64
+        assert case["curves"][0]["points"][0]["wrong"] == wrong["value"]

@@ -1,0 +1,126 @@
+"""Criteria after a failed preflight, questions that are not promised, a test for each node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.inner import need_rack, run_pytest, write_files
+
+CRITERIA = {
+    "test_aaa": """
+        import pytest
+        pytestmark = pytest.mark.criterion
+
+        def test_in_ranks(world):
+            \"\"\"Is it well in ranks?\"\"\"
+
+        def test_in_the_controller(cluster):
+            \"\"\"Is it well in the controller?\"\"\"
+    """,
+    "test_mesh": """
+        import pytest
+        import pytest_mnode
+        pytestmark = pytest.mark.criterion
+
+        def test_open():
+            \"\"\"Is it promised?\"\"\"
+            pytest_mnode.not_promised("the colour of the cables")
+
+        def test_open_in_ranks(world):
+            \"\"\"Is it promised in ranks?\"\"\"
+            pytest_mnode.not_promised()
+
+        def test_kept(world):
+            \"\"\"Is it kept?\"\"\"
+    """,
+    "test_zzz": """
+        import pytest
+        pytestmark = pytest.mark.criterion(first=True)
+
+        @pytest.mark.stops("aaa")
+        def test_each(node, measure):
+            \"\"\"Is the node well?\"\"\"
+            measure("cables", 1 if node == "node1" else 2, equals=2, source="two", culprit=node)
+
+        @pytest.mark.stops("mesh")
+        def test_inconclusive(measure):
+            \"\"\"Can it be told?\"\"\"
+            measure("cables", None, equals=2, source="two")
+    """,
+}
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(tmp_path: Path) -> None:
+    write_files(tmp_path, **CRITERIA)
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-report=report", "-v")
+    assert run.outcomes() == {
+        "test_each[node0]": "passed",
+        "test_each[node1]": "failure",
+        "test_inconclusive": "error",
+        "test_in_ranks": "error",
+        "test_in_the_controller": "error",
+        "test_open": "skipped",
+        "test_open_in_ranks": "skipped",
+        "test_kept": "passed",
+    }, run.output
+    assert next(iter(run.cases())) == "test_each[node0]"  # first, by its mark
+    reason = "not tried, for zzz failed: node1"
+    assert run.output.count(reason) >= 2
+    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    criteria = {c["name"]: c for c in certificate["criteria"]}
+    cases = {c["test"].partition("::")[2]: c for c in criteria["mesh"]["cases"]}
+    assert {name: c["verdict"] for name, c in cases.items()} == {
+        "test_open": "not promised",
+        "test_open_in_ranks": "not promised",
+        "test_kept": "pass",
+    }
+    assert cases["test_open"]["message"] == "not promised by the spec: the colour of the cables"
+    assert criteria["mesh"]["verdict"] == "pass"  # an inconclusive test stops nothing
+    assert criteria["aaa"]["verdict"] == "inconclusive"
+    assert criteria["zzz"]["verdict"] == "fail"
+
+
+def test_a_test_for_each_node_misses_none(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        test_each="""
+            import pytest
+
+            def test_each(node):
+                pass
+
+            @pytest.mark.mnode(nodes=3)
+            def test_of_three(node):
+                assert node in ("node0", "node1", "node2")
+
+            @pytest.fixture
+            def own():
+                return 1
+
+            class TestOwn:
+                @pytest.fixture
+                def node(self):
+                    return "mine"
+
+                def test_own(self, node):
+                    assert node == "mine"
+        """,
+    )
+    run = run_pytest(tmp_path)
+    assert run.outcomes() == {
+        "test_each[node0]": "error",
+        "test_each[node1]": "error",
+        "test_of_three[node0]": "passed",
+        "test_of_three[node1]": "passed",
+        "test_of_three[node2]": "passed",
+        "test_own": "passed",
+    }, run.output
+    assert "each of 2 nodes, and there are 3; give --mnode-nodes=3" in run.output
