@@ -6,12 +6,17 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from pytest_mnode.spec.data import DataCriterion
 from pytest_mnode.spec.devices import DevicesCriterion
 from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Sizes, Some
+from pytest_mnode.spec.groups import GroupsCriterion
+from pytest_mnode.spec.launch import LaunchCriterion
 from pytest_mnode.spec.line import BusbwLine, ring_line
 from pytest_mnode.spec.numa import NumaCriterion
 from pytest_mnode.spec.preflight import PreflightCriterion
 from pytest_mnode.spec.quantity import SIZE
+from pytest_mnode.spec.restart import RestartCriterion
+from pytest_mnode.spec.scaling import ScalingCriterion
 from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
 from pytest_mnode.spec.transport import TransportPromise
 from pytest_mnode.spec.wire import HasLineRate
@@ -143,3 +148,13 @@ class Criteria(Page):
     """Is every rank as fast by itself as the others?"""
     fabric: FabricCriterion | None = None
     """Do collectives reach the line rate?"""
+    groups: GroupsCriterion | None = None
+    """Do parallel dimensions have the right ranks, and sum right?"""
+    data: DataCriterion | None = None
+    """Does every sample reach one rank, once?"""
+    launch: LaunchCriterion | None = None
+    """Does a job start right, wherever it is placed?"""
+    scaling: ScalingCriterion | None = None
+    """Is what n nodes lose against one explained, and small?"""
+    restart: RestartCriterion | None = None
+    """Does a killed job come back and lose nothing?"""
