@@ -6,4 +6,4 @@ from pytest_mnode.spec.fields import Page
 
 
 class ScalingCriterion(Page):
-    """A training job over n nodes does n times the work of one but for a little, and its loss is named."""
+    """A training job over n nodes does n times the work of one; what is lost is named."""
