@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.probes.nccl_tests import NcclTest, Row, read_nccl_tests
-from pytest_mnode.tools.nodes import Nodes
 
 if TYPE_CHECKING:
+    from pytest_mnode.nodes import Nodes
     from pytest_mnode.spec.criteria import BusbwPromise
     from pytest_mnode.spec.tools import NcclTestsPromise
 

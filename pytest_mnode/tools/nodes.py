@@ -1,40 +1,11 @@
-"""What running a program needs of the nodes; `cluster` has it."""
+"""Which nodes have a program."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_mnode.nodes import CommandResult
-
-
-class Nodes(Protocol):
-    """See `pytest_mnode.Cluster`, whose methods these are."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]: ...
-
-    def run(
-        self,
-        argv: Sequence[str],
-        nodes: Sequence[str] | str | None = None,
-        *,
-        timeout: float = 60.0,
-        env: Mapping[str, str] | None = None,
-    ) -> list[CommandResult]: ...
-
-    def start(
-        self,
-        argv: Sequence[str],
-        node: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        output: int | Any = subprocess.PIPE,
-    ) -> subprocess.Popen[str]: ...
-
-    def address(self, node: str) -> str: ...
+    from pytest_mnode.nodes import Nodes
 
 
 def missing_on(cluster: Nodes, program: str) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.probes.perftest import Perftest, read_perftest
-from pytest_mnode.tools.nodes import Nodes
 
 if TYPE_CHECKING:
+    from pytest_mnode.nodes import Nodes
     from pytest_mnode.spec.models import Fabric
     from pytest_mnode.spec.tools import WriteBandwidthPromise
 

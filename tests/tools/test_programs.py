@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from pytest_mnode import tools
 from pytest_mnode.measure import Measure
-from pytest_mnode.nodes import CommandResult
+from pytest_mnode.nodes import Nodes
 from pytest_mnode.probes.nccl_tests import NcclTest, Row, Timing
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.criteria import BusbwPromise
@@ -23,6 +22,9 @@ from pytest_mnode.spec.models import Fabric
 from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
 from pytest_mnode.tools.nccl import NcclRun
 from pytest_mnode.verdict import Measurement, Verdict
+
+if TYPE_CHECKING:
+    from pytest_mnode.run import Run
 
 # Stands for ib_write_bw: the server makes a file for its port, the client needs it there.
 WRITE_BW = """\
@@ -53,57 +55,23 @@ WRITE_BW = """\
 """
 
 
-class Local:
+class Local(Nodes):
     """Nodes that are this machine; what they see differs by NODE in the environment."""
 
-    nodes = ("n0", "n1", "n2")
-
     def __init__(self, directory: Path) -> None:
+        super().__init__(cast("Run", None), ("n0", "n1", "n2"))
         self.directory = directory
 
-    def start(
-        self,
-        argv: Sequence[str],
-        node: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        output: Any = -1,
-    ) -> subprocess.Popen[str]:
-        path = f"{self.directory}:{os.environ['PATH']}"
-        return subprocess.Popen(
-            list(argv),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PATH": path, "DIR": str(self.directory), "NODE": node},
-        )
-
-    def run(
-        self,
-        argv: Sequence[str],
-        nodes: Sequence[str] | str | None = None,
-        *,
-        timeout: float = 60.0,
-        env: Mapping[str, str] | None = None,
-    ) -> list[CommandResult]:
-        names = [nodes] if isinstance(nodes, str) else nodes or self.nodes
-        results = []
-        for name in names:
-            if argv[0] == "ls":
-                found = "".join(f"{d}\n" for d in ("mlx5_10", "mlx5_9", "mlx5_bond0"))
-                results.append(CommandResult(name, 0, found, "", 0.0))
-                continue
-            process = self.start(argv, name)
-            code: int | None
-            try:
-                out, err = process.communicate(timeout=timeout)
-                code = process.returncode
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, err = process.communicate()
-                code = None
-            results.append(CommandResult(name, code, out, err, 0.0))
-        return results
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]:
+        if argv[0] == "ls":
+            argv = ["printf", "mlx5_10\\nmlx5_9\\nmlx5_bond0\\n"]
+        path = f"PATH={self.directory}:{os.environ['PATH']}"
+        return [
+            ["env", path, f"DIR={self.directory}", f"NODE={name}", *argv]
+            for name in self._names(nodes)
+        ]
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
