@@ -10,6 +10,7 @@ from pytest_mnode.spec.fields import Page
 from pytest_mnode.spec.models import Fabric, Spec
 from pytest_mnode.spec.preflight_doubts import preflight_doubts
 from pytest_mnode.spec.quantity import RATE
+from pytest_mnode.spec.scaling import scaling_doubts
 
 _PATTERN = frozenset("*?[")
 
@@ -19,7 +20,13 @@ def doubts(spec: Spec) -> list[str]:
 
     A doubtful spec is used as it stands; who reads the certificate is told. Empty for a sound one.
     """
-    return [*_bounds(spec), *_links(spec), *_words(spec), *preflight_doubts(spec)]
+    return [
+        *_bounds(spec),
+        *_links(spec),
+        *_words(spec),
+        *preflight_doubts(spec),
+        *scaling_doubts(spec),
+    ]
 
 
 def wire_allows_fraction(spec: Spec) -> tuple[float, str]:

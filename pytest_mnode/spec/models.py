@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_mnode.spec.criteria import Criteria
 from pytest_mnode.spec.fields import (
@@ -139,6 +139,17 @@ class Spec(Page):
     not_promised: tuple[NotPromised, ...] = ()
     """Questions left open on purpose: reported as such, never as passed."""
     certificate: Certificate
+
+    @field_validator("criteria")
+    @classmethod
+    def _emulates_nothing_real(cls, criteria: Criteria, info: ValidationInfo) -> Criteria:
+        accelerators, scaling = info.data.get("accelerators"), criteria.scaling
+        if accelerators and accelerators.per_node and scaling and scaling.compute_s is not None:
+            raise ValueError(
+                f"scaling.compute: {scaling.compute_s:g} s, with accelerators.per_node "
+                f"{accelerators.per_node}: real accelerators compute for real; leave it out"
+            )
+        return criteria
 
     @property
     def promised_criteria(self) -> tuple[str, ...]:

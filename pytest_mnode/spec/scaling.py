@@ -2,8 +2,144 @@
 
 from __future__ import annotations
 
-from pytest_mnode.spec.fields import Page
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Seconds, Some
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec.models import Spec
+
+AllowedCause = Literal[
+    "communication",
+    "fabric",
+    "overlap",
+    "straggler",
+    "skew",
+    "compute",
+    "input",
+    "optimiser",
+    "checkpoint",
+]
+"""Causes that a spec may allow. Traffic on another network, and what has no name, never are."""
+_Part = Annotated[float, Field(strict=True, gt=0, lt=1, allow_inf_nan=False)]
+_KEY = "criteria.scaling"
+
+
+class ReferenceModel(Page):
+    """The transformer that is trained."""
+
+    layers: Some = 12
+    """Blocks of attention and feed-forward."""
+    width: Some = 768
+    """Of the embedding; divided by heads without a rest."""
+    heads: Some = 12
+    """Of attention."""
+    context: Some = 1024
+    """Tokens of a sample."""
+    vocab: Annotated[int, Field(strict=True, ge=2)] = 50304
+    """Different tokens."""
+
+    @model_validator(mode="after")
+    def _has_whole_heads(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(
+                f"width {self.width} over heads {self.heads}; accepted: a multiple of heads"
+            )
+        return self
 
 
 class ScalingCriterion(Page):
     """A training job over n nodes does n times the work of one; what is lost is named."""
+
+    at_least_efficiency: Annotated[Fraction, Field(le=1)] = 0.95
+    """Throughput over n nodes, as a part of n times what one node does."""
+    explained_from: Annotated[Fraction, Field(le=1)] = 0.90
+    """From here up to at_least_efficiency it passes where the loss is explained."""
+    explained_fraction: Annotated[Fraction, Field(le=1)] = 0.8
+    """Part of the loss that allowed causes have to account for there."""
+    allowed_causes: tuple[AllowedCause, ...] = ()
+    """What may explain a loss: communication (exposed though the fabric is fast and most of it is
+    hidden), fabric (short of its line rate), overlap (communication that is not hidden), straggler
+    (one node or rank computes slower), skew (another one at each step), compute (all do), input,
+    optimiser, checkpoint."""
+    kind: Literal["weak", "strong"] = "weak"
+    """weak: each rank has samples_per_rank on any number of nodes; strong: over all nodes it has,
+    and as much more on fewer nodes."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """How the model is trained: replicated, or sharded."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in; bfloat16 on accelerators."""
+    model: ReferenceModel = Field(default_factory=ReferenceModel)
+    samples_per_rank: Some = 8
+    """Samples of a rank in a step."""
+    bucket_bytes: Bytes = Field(25 << 20, alias="bucket")
+    """Gradients that DDP sends at once, at least, such as 25 MiB."""
+    compute_s: Seconds | None = Field(None, alias="compute")
+    """Declared time of forward and backward of a step, emulated by waiting: where nodes share the
+    processors of one machine, and nowhere else. Gradients and collectives stay real."""
+    warmup: Count = 3
+    """Steps before the first that is timed, each time."""
+    steps: Annotated[int, Field(strict=True, ge=3)] = 10
+    """Timed steps in a row on each number of nodes, in each round."""
+    rounds: Annotated[int, Field(strict=True, ge=2)] = 3
+    """How often all numbers of nodes take their turn, beginning at another node each time."""
+    most_rounds: Annotated[int, Field(strict=True, ge=2)] = 8
+    """More rounds follow, up to so many, while the result is not known well enough."""
+    at_most_uncertainty: _Part = 0.02
+    """Half of the 95 % confidence interval of an efficiency; with more there is no answer."""
+    parts_within: _Part = 0.02
+    """Part of the step time by which its parts may miss it, on each rank."""
+    fabric_fraction: Annotated[Fraction, Field(le=1)] = 0.8
+    """Of the line rate, reached by all-reduces with nothing else going on, of all gradients at
+    once; where it is not, the fabric is to blame for what communication costs."""
+    elsewhere_fraction: _Part = 0.1
+    """Part of the bytes sent during the steps that may go over other NICs than the fabric's."""
+    within_s: Seconds = Field(600.0, alias="within")
+    """Limit of the whole job."""
+
+    @model_validator(mode="after")
+    def _leaves_a_question(self) -> Self:
+        if self.explained_from > self.at_least_efficiency:
+            raise ValueError(
+                f"explained_from {self.explained_from:g} is above at_least_efficiency "
+                f"{self.at_least_efficiency:g}; accepted: at most as much"
+            )
+        if self.most_rounds < self.rounds:
+            raise ValueError(
+                f"most_rounds {self.most_rounds} is below rounds {self.rounds}; "
+                f"accepted: at least as many"
+            )
+        if len(set(self.allowed_causes)) < len(self.allowed_causes):
+            raise ValueError("allowed_causes names one twice; accepted: each once")
+        return self
+
+
+def scaling_doubts(spec: Spec) -> Iterator[str]:
+    """One line for each promise that cannot be right, or that would hide a fault."""
+    promise = spec.criteria.scaling
+    if promise is None:
+        return
+    if spec.nodes == 1:
+        yield f"{_KEY}: promised for nodes: 1, which has no other node to scale to"
+    if promise.explained_from < 0.8:
+        yield (
+            f"{_KEY}.explained_from: {promise.explained_from:g} lets a cluster pass that loses "
+            f"more than a fifth"
+        )
+    if promise.at_least_efficiency > 0.99:
+        yield (
+            f"{_KEY}.at_least_efficiency: {promise.at_least_efficiency:g} is more than clocks and "
+            f"the last bucket of gradients leave a healthy cluster"
+        )
+    if promise.at_most_uncertainty > 1 - promise.at_least_efficiency:
+        yield (
+            f"{_KEY}.at_most_uncertainty: {promise.at_most_uncertainty:g} is more than the loss "
+            f"that is asked about, {1 - promise.at_least_efficiency:.3g}"
+        )
+    if promise.compute_s is not None and not spec.emulated:
+        yield f"{_KEY}.compute: emulated, and emulated: does not say so"
+    if promise.dtype == "bfloat16" and not spec.accelerators.per_node:
+        yield f"{_KEY}.dtype: bfloat16, but accelerators.per_node is 0"
