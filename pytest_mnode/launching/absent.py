@@ -1,0 +1,48 @@
+"""Who came to a meeting of ranks and who did not, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_mnode.world.describe import ranks_text
+
+
+@dataclass(frozen=True, slots=True)
+class Comer:
+    """A rank that came: its node's name and how many ranks its node has (None: not told)."""
+
+    node: str
+    local_size: int | None
+
+
+def never_came(
+    size: int, came: Mapping[int, Comer], within_s: float, twice: Mapping[int, str] | None = None
+) -> str:
+    """One line that names those of `size` ranks that are not in `came`.
+
+    twice: ranks that came from two places, with the places in words.
+    """
+    missing = [rank for rank in range(size) if rank not in came]
+    nodes = _nodes_of(missing, came)
+    where = f" ({', '.join(nodes)})" if nodes else ""
+    if came:
+        names = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
+        did = f"{ranks_text(sorted(came))} on {','.join(names)} did"
+    else:
+        did = "nobody did"
+    line = f"{ranks_text(missing)} of {size}{where} never came within {within_s:g} s ({did})"
+    for rank, places in sorted((twice or {}).items()):
+        line += f"; rank {rank} came twice, from {places}: RANK must be different in every process"
+    return line
+
+
+def _nodes_of(missing: list[int], came: Mapping[int, Comer]) -> list[str]:
+    """Nodes of missing ranks, where a neighbour of the same node came and tells."""
+    found: dict[str, None] = {}
+    for rank, comer in sorted(came.items()):
+        if comer.local_size:
+            first = rank - rank % comer.local_size
+            if any(first <= other < first + comer.local_size for other in missing):
+                found[comer.node] = None
+    return list(found)
