@@ -60,19 +60,32 @@ class Nodes:
         names = self._names(nodes)
         started = time.monotonic()
         running = [self.start(argv, name, env=env) for name in names]
-        results = []
-        for name, process in zip(names, running, strict=True):
-            left = max(0.0, started + timeout - time.monotonic())
-            code: int | None
-            try:
-                out, err = process.communicate(timeout=left)
-                code = process.returncode
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, err = process.communicate()
-                code = None
-            results.append(CommandResult(name, code, out, err, time.monotonic() - started))
-        return results
+        return [
+            self.finish(process, name, started + timeout - time.monotonic(), started)
+            for name, process in zip(names, running, strict=True)
+        ]
+
+    def finish(
+        self,
+        process: subprocess.Popen[str],
+        node: str,
+        timeout: float,
+        started: float | None = None,
+    ) -> CommandResult:
+        """Wait for what `start` started, `timeout` seconds at most, then kill it; how it ended.
+
+        started: when, by the monotonic clock; None: its duration is counted from here.
+        """
+        since = time.monotonic() if started is None else started
+        code: int | None
+        try:
+            out, err = process.communicate(timeout=max(0.0, timeout))
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            code = None
+        return CommandResult(node, code, out, err, time.monotonic() - since)
 
     def start(
         self,
@@ -104,6 +117,11 @@ class Nodes:
     def address(self, node: str) -> str:
         """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
         return str(self._ask("address_of", self._names(node)[0]))
+
+    def fabric_interface(self, node: str) -> str | None:
+        """The interface that collectives should use on a node; None: the backend's choice."""
+        found: str | None = self._ask("interface_of", self._names(node)[0])
+        return found
 
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
         names = (

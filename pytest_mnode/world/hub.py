@@ -322,6 +322,8 @@ class Hub(threading.Thread):
             return tuple(by_name)
         if message.method == "address_of":
             return by_name[message.args[0]].address
+        if message.method == "interface_of":
+            return by_name[message.args[0]].fabric_interface
         method = getattr(self.launcher, message.method, None)
         if method is None:
             what = message.method.replace("_", " ")
