@@ -45,7 +45,7 @@ class Cluster(Nodes):
         names = self.nodes[:nodes] if isinstance(nodes, int) else self._names(nodes)
         if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
             raise UsageError(f"nodes={nodes}: this test has {len(self.nodes)} nodes")
-        procs = procs_per_node or self._need.procs_per_node or self._run.procs_per_node
+        procs = procs_per_node or self._run.procs_of(self._need)
         assert self._run.client is not None
         info = self._run.client.open_world(self._lease, procs, fresh, tuple(names))
         world = RankWorld(self._run, info, self._need.timeout_s, fresh)

@@ -19,15 +19,19 @@ FEWEST_NODES = 2
 """What tests that need ranks get where nobody says how many nodes."""
 
 MARKER = (
-    "mnode(nodes=N or [N, …], procs_per_node=G, reuse='warm'|'group'|'fresh', timeout=SECONDS, "
-    "exclusive=True): run the test's body in every rank of a world of N nodes × G ranks; a list "
-    "of nodes parametrises. Without nodes the test gets all."
+    "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
+    "reuse='warm'|'group'|'fresh', timeout=SECONDS, exclusive=True): run the test's body in every "
+    "rank of a world of N nodes × G ranks; a list of nodes parametrises. Without nodes the test "
+    "gets all."
 )
 CRITERION = (
     "criterion(first=True): this file is a question of the acceptance suite, certified; with first "
     "its tests come before those of other files"
 )
-_ACCEPTED = ("nodes", "procs_per_node", "reuse", "timeout", "exclusive")
+_ACCEPTED = (
+    *("nodes", "procs_per_node", "min_procs_per_node"),
+    *("reuse", "timeout", "exclusive"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Need:
     reuse: str
     timeout_s: float
     exclusive: bool
+    min_procs_per_node: int = 1
+    """As many ranks a node at least, where they do not need an accelerator each."""
 
 
 def fixture_names(item: pytest.Item) -> Sequence[str]:
@@ -108,6 +114,7 @@ def need_of(item: pytest.Item, settings: Settings) -> Need:
         said.get("reuse", settings.reuse),
         float(said.get("timeout", settings.timeout_s)),
         bool(said.get("exclusive", False)) or asks_for(item, "measure"),
+        int(said.get("min_procs_per_node", 1)),
     )
 
 
@@ -124,7 +131,7 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
         if name == "nodes" and isinstance(value, list | tuple) and value:
             if not all(_is_count(n) for n in value):
                 raise wrong(text, "whole numbers of 1 or more")
-        elif name in ("nodes", "procs_per_node") and not _is_count(value):
+        elif name.removeprefix("min_") in ("nodes", "procs_per_node") and not _is_count(value):
             raise wrong(text, "a whole number of 1 or more")
         elif name == "reuse" and value not in REUSE:
             raise wrong(text, ", ".join(REUSE))

@@ -172,7 +172,7 @@ class Run:
         try:
             fresh = need.reuse == "fresh"
             for _ in range(_BEGIN_AGAIN):
-                world = client.open_world(lease, need.procs_per_node or self.procs_per_node, fresh)
+                world = client.open_world(lease, self.procs_of(need), fresh)
                 conductor = Conductor(client, world, need.timeout_s)
                 keep_group = need.reuse == "warm" and not world.fresh
                 outcome = conductor.run_item(item.nodeid, following, keep_group)
@@ -184,6 +184,12 @@ class Run:
         finally:
             client.release(lease)
         return outcome
+
+    def procs_of(self, need: Need) -> int:
+        """Ranks a node for a test: more than usual only where they do not share accelerators."""
+        procs = need.procs_per_node or self.procs_per_node
+        on_cpus = self.backend == "gloo" and not self.spec.accelerators.per_node
+        return max(procs, need.min_procs_per_node) if on_cpus else procs
 
     def _tell_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
         """A rank died after the end of the test that killed it, and before the next began."""
@@ -209,7 +215,7 @@ class Run:
         if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
             return None
         other = need_of(nextitem, self.settings)
-        same = (need.nodes, need.procs_per_node) == (other.nodes, other.procs_per_node)
+        same = (need.nodes, self.procs_of(need)) == (other.nodes, self.procs_of(other))
         return nextitem.nodeid if same and other.reuse != "fresh" else None
 
     def _reports(self, item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:

@@ -31,8 +31,8 @@ def _named(*names: str) -> Callable[..., object]:
     return call
 
 
-_ALL_GATHER = _named("all_gather_single", "all_gather_into_tensor")
-_REDUCE_SCATTER = _named("reduce_scatter_single", "reduce_scatter_tensor")
+all_gather_single = _named("all_gather_single", "all_gather_into_tensor")
+reduce_scatter_single = _named("reduce_scatter_single", "reduce_scatter_tensor")
 
 
 class Prepared(Protocol):
@@ -142,7 +142,7 @@ class AllGather:
         spoil(self._output)
 
     def run(self) -> object:
-        return _ALL_GATHER(self._output, self._input, group=self._group)
+        return all_gather_single(self._output, self._input, group=self._group)
 
     def wrong(self) -> int:
         parts = parts_of(self._output, self._part)
@@ -165,7 +165,7 @@ class ReduceScatter:
         spoil(self._output)
 
     def run(self) -> object:
-        return _REDUCE_SCATTER(self._output, self._input, group=self._group)
+        return reduce_scatter_single(self._output, self._input, group=self._group)
 
     def wrong(self) -> int:
         return self._values.wrong(self._output, phase=dist.get_rank())

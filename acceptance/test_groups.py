@@ -1,0 +1,91 @@
+"""Do data, tensor and pipeline parallel groups have the right ranks, and sum right?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode import groups, not_promised
+from pytest_mnode.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.world.contract import World
+
+pytestmark = [
+    pytest.mark.criterion,
+    pytest.mark.mnode(min_procs_per_node=2),  # or no group could stay inside a node
+    pytest.mark.usefixtures("process_group"),
+]
+
+
+@pytest.fixture
+def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
+    """Meshes over the nodes given: those that the spec names, else dp, tp and pp as they fit."""
+    if spec.criteria.groups is None:
+        not_promised("groups")
+    try:
+        return groups.layouts(spec.criteria.groups, world)
+    except UsageError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def test_every_rank_is_in_the_right_groups(
+    world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
+) -> None:
+    """Is every rank in the right group of each dimension, at the right place, and heard there?"""
+    for layout in layouts:
+        with groups.mesh_of(layout, device) as mesh:
+            for found in groups.members(mesh, world, device):
+                found.record(measure)
+
+
+def test_collectives_inside_groups_are_right(
+    world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
+) -> None:
+    """Do collectives inside the groups come right, and messages between stages, both ways?"""
+    for layout in layouts:
+        with groups.mesh_of(layout, device) as mesh:
+            groups.collectives(mesh, world, device).record(measure)
+
+
+def test_groups_do_not_mix(
+    world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
+) -> None:
+    """Do collectives come right while all other groups are busy, of two meshes at once?"""
+    hybrid = groups.Layout.of(replicate=len(world.nodes), shard=world.local_size)
+    with groups.mesh_of(layouts[-1], device) as one, groups.mesh_of(hybrid, device) as other:
+        meshes = {str(layouts[-1]): one, str(hybrid): other}
+        groups.together(meshes, world, device).record(measure)
+
+
+def test_tensor_parallel_groups_stay_inside_a_node(
+    world: World,
+    device: torch.device,
+    spec: Spec,
+    layouts: tuple[groups.Layout, ...],
+    measure: Measure,
+) -> None:
+    """Is every rank of a tensor parallel group on the same node as the others?"""
+    assert spec.criteria.groups is not None
+    asked = spec.criteria.groups.inside_node
+    having = [(one, names) for one in layouts if (names := one.wider_than_one(asked))]
+    if not having:
+        not_promised(f"groups of more than one rank along {' or '.join(asked) or 'any dimension'}")
+    for layout, names in having:
+        with groups.mesh_of(layout, device) as mesh:
+            groups.inside_node(mesh, world, names).record(measure)
+
+
+def test_slices_of_a_mesh_are_right(
+    world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
+) -> None:
+    """Have slices of a mesh, and what they are flattened to, the right ranks?"""
+    layout = max(layouts, key=lambda one: len(one.names))
+    with groups.mesh_of(layout, device) as mesh:
+        for found in groups.slices(mesh, world, device):
+            found.record(measure)

@@ -1,0 +1,170 @@
+"""Collectives inside groups, with values that differ by rank, by position and by group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.bench.collectives import all_gather_single, reduce_scatter_single
+from pytest_mnode.groups.facts import Talked
+
+COUNT = 64
+"""Values of a part."""
+_RANKS = 1 << 20
+"""More than there are ranks."""
+_WRONG = -(1 << 40)
+"""What receivers hold before: nothing that anybody sends."""
+
+
+def sent(rank: int, salt: int, device: torch.device, count: int = COUNT) -> torch.Tensor:
+    """Whole numbers that no other rank sends, nor this one with another salt (below 2^15)."""
+    first = (salt * _RANKS + rank) * count
+    return torch.arange(first, first + count, device=device)
+
+
+def all_reduce(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    mine = sent(me, salt, on)
+    work = dist.all_reduce(mine, group=group, async_op=True)
+    right = torch.stack([sent(rank, salt, on) for rank in ranks]).sum(0)
+    return Check(work, mine, right)
+
+
+def all_gather(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    every = _empty(len(ranks) * COUNT, on)
+    mine = sent(me, salt, on)
+    work = all_gather_single(every, mine, group=group, async_op=True)
+    return Check(work, every, torch.cat([sent(rank, salt, on) for rank in ranks]), mine)
+
+
+def reduce_scatter(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    size, place = len(ranks), ranks.index(me)
+    parts = torch.cat([sent(me, salt + receiver, on) for receiver in range(size)])
+    mine = _empty(COUNT, on)
+    work = reduce_scatter_single(mine, parts, group=group, async_op=True)
+    right = torch.stack([sent(rank, salt + place, on) for rank in ranks]).sum(0)
+    return Check(work, mine, right, parts)
+
+
+def broadcast(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    """From the last rank of the group, so that the first is not so by chance."""
+    root = ranks[-1]
+    here = sent(root, salt, on) if me == root else _empty(COUNT, on)
+    work = dist.broadcast(here, src=root, group=group, async_op=True)
+    return Check(work, here, sent(root, salt, on))
+
+
+def all_to_all(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    place = ranks.index(me)
+    parts = torch.cat([sent(me, salt + receiver, on) for receiver in range(len(ranks))])
+    mine = _empty(len(ranks) * COUNT, on)
+    work = dist.all_to_all_single(mine, parts, group=group, async_op=True)
+    return Check(work, mine, torch.cat([sent(rank, salt + place, on) for rank in ranks]), parts)
+
+
+def forward(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    """Each rank to the next, as activations go from stage to stage; the first hears of nobody."""
+    return _along(group, ranks, me, salt, on, 1)
+
+
+def backward(group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
+    """Each rank to the one before, as gradients go."""
+    return _along(group, ranks, me, salt, on, -1)
+
+
+def _along(  # noqa: PLR0917  what its two callers have, and the way
+    group: Any, ranks: Sequence[int], me: int, salt: int, on: torch.device, step: int
+) -> Check:
+    place = ranks.index(me)
+    here, mine = _empty(COUNT, on), sent(me, salt, on)
+    operations = []
+    if 0 <= (sender := place - step) < len(ranks):
+        operations.append(dist.P2POp(dist.irecv, here, ranks[sender], group=group))
+        right = sent(ranks[sender], salt, on)
+    else:
+        right = here.clone()
+    if 0 <= (receiver := place + step) < len(ranks):
+        operations.append(dist.P2POp(dist.isend, mine, ranks[receiver], group=group))
+    works = dist.batch_isend_irecv(operations) if operations else []
+    return Check(works, here, right, mine)
+
+
+class Check:
+    """A collective under way, and what it should come to."""
+
+    def __init__(
+        self, work: Any, got: torch.Tensor, right: torch.Tensor, kept: object = None
+    ) -> None:
+        self._works = work if isinstance(work, list) else [work]
+        self._got, self._right = got, right
+        self._kept = kept  # what is being sent must live until it is
+
+    def wrong(self, group: str, name: str) -> Talked:
+        """Wait for its end, and count what is wrong on this rank."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        self._kept = None
+        differs = (self._got != self._right).nonzero().flatten().tolist()
+        if not differs:
+            return Talked(group, name, 0)
+        at = differs[0]
+        got, right = int(self._got[at]), int(self._right[at])
+        return Talked(group, name, len(differs), f"position {at} is {got}, expected {right}")
+
+
+Start = Callable[[Any, Sequence[int], int, int, torch.device], Check]
+EVERY: Mapping[str, Start] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "broadcast": broadcast,
+    "all_to_all": all_to_all,
+    "send to the next": forward,
+    "send to the one before": backward,
+}
+"""Collectives by name. Each takes the group, its ranks in order, this rank, a salt of which it uses
+as many as the group has ranks, and the device."""
+_AT_ONCE = ("all_reduce", "all_gather", "broadcast")
+
+
+def one_by_one(
+    groups: Mapping[str, Any], ranks: Mapping[str, Sequence[int]], me: int, on: torch.device
+) -> list[Talked]:
+    """Every collective in every group, one after the other."""
+    done = []
+    salt = 0
+    for name, group in groups.items():
+        for collective, start in EVERY.items():
+            check = start(group, ranks[name], me, salt, on)
+            done.append(check.wrong(name, collective))
+            salt += len(ranks[name])
+    return done
+
+
+def at_once(
+    groups: Mapping[str, Any],
+    ranks: Mapping[str, Sequence[int]],
+    me: int,
+    on: torch.device,
+    rounds: int = 2,
+) -> list[Talked]:
+    """Collectives in all groups, under way together and waited for last to first.
+
+    All ranks start them in the same order, as NCCL wants it of communicators that run at once.
+    """
+    under_way = []
+    salt = 0
+    for _ in range(rounds):
+        for collective in _AT_ONCE:
+            for name, group in groups.items():
+                check = EVERY[collective](group, ranks[name], me, salt, on)
+                under_way.append((name, collective, check))
+                salt += 1
+    return [check.wrong(name, collective) for name, collective, check in reversed(under_way)]
+
+
+def _empty(count: int, on: torch.device) -> torch.Tensor:
+    return torch.full((count,), _WRONG, dtype=torch.int64, device=on)
