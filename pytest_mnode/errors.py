@@ -8,6 +8,7 @@
     ├── WorldError             ranks could not be started or did not answer
     │   ├── RankError          a function run in the ranks of a world failed in some
     │   └── EnvironmentContractError   RANK, WORLD_SIZE … are missing or contradict each other
+    ├── CheckpointError        a checkpoint could not be written, or none may be used
     └── TimeLimitError         a wait reached its limit; names who did not arrive
 
 Messages are one line unless they carry a traceback of somebody else.
@@ -50,6 +51,10 @@ class RankError(WorldError):
 
 class EnvironmentContractError(WorldError):
     """RANK, WORLD_SIZE and the like are missing, not numbers, or contradict each other."""
+
+
+class CheckpointError(MnodeError):
+    """A checkpoint could not be written, or none may be used: names path and remedy."""
 
 
 class TimeLimitError(MnodeError):

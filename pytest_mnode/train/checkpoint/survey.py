@@ -1,0 +1,109 @@
+"""What is in a store, as one process sees it. Reads files, and needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from pytest_mnode.train.checkpoint.found import Found
+from pytest_mnode.train.checkpoint.manifest import (
+    Manifest,
+    ManifestError,
+    fingerprint,
+    read_manifest,
+    seal,
+)
+from pytest_mnode.train.checkpoint.names import COMPLETE, MANIFEST, PARTIAL, REMOVED, read_name
+
+CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
+_SILLY_RENAMED = ".nfs"
+"""NFS keeps a file that is removed while open under a name that begins so, until it is closed."""
+
+
+def survey(directory: Path) -> list[Found]:
+    """Every checkpoint and every unfinished one, newest first; empty where there is no directory.
+
+    Looks at names, sizes, manifest and COMPLETE; `wrong_files` reads all the rest. Raises OSError
+    where the directory cannot be listed.
+    """
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    found = []
+    for text in names:
+        name = read_name(text)
+        if name is not None and name.kind != REMOVED:
+            # Of one step the one in its place is the newest, unfinished ones are the last to try.
+            order = (name.step, name.kind is None, name.kind != PARTIAL, text)
+            found.append((order, examine(directory / text, name.step, name.kind == PARTIAL)))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def examine(path: Path, step: int, partial: bool = False) -> Found:
+    """A directory that should hold the checkpoint of this step; never raises."""
+    try:
+        if partial:
+            return Found(path, step, CUT_SHORT)
+        manifest, text = _read(path)
+        return Found(path, step, _reason(path, step, manifest), manifest, fingerprint(text))
+    except ManifestError as error:
+        return Found(path, step, str(error))
+    except OSError as error:
+        name = Path(str(error.filename or path)).name
+        return Found(path, step, f"{name} cannot be read: {error.strerror}")
+
+
+def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
+    """Those of these files whose content is not what was written, with the reason; reads all."""
+    wrong = []
+    for name in names:
+        entry = manifest.files[name]
+        try:
+            with (path / name).open("rb", buffering=0) as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # in pieces of 256 KiB
+        except OSError as error:
+            wrong.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        if found != entry.sha256:
+            wrong.append(f"{name} is not what was written: its SHA-256 differs")
+    return wrong
+
+
+def _read(path: Path) -> tuple[Manifest, bytes]:
+    """The manifest of a checkpoint, proven by COMPLETE. Raises ManifestError, OSError."""
+    try:
+        with (path / COMPLETE).open("rb") as file:
+            sealed = file.read(256)
+    except FileNotFoundError:
+        raise ManifestError(CUT_SHORT) from None
+    try:
+        text = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise ManifestError(f"{MANIFEST} is missing") from None
+    if sealed != seal(text):
+        raise ManifestError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
+    return read_manifest(text), text
+
+
+def _reason(path: Path, step: int, manifest: Manifest) -> str | None:
+    """Why a checkpoint with a good manifest may not be used, from names and sizes."""
+    if manifest.step != step:
+        return f"it is of step {manifest.step}: moved or renamed"
+    with os.scandir(path) as entries:
+        there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    for name, entry in manifest.files.items():
+        if name not in there:
+            return f"{name} is missing"
+        if not stat.S_ISREG(there[name].st_mode):
+            return f"{name} is not a plain file"
+        if there[name].st_size != entry.bytes:
+            return f"{name} has {there[name].st_size} of {entry.bytes} bytes"
+    for name in sorted(there):
+        known = name in manifest.files or name in (MANIFEST, COMPLETE)
+        if not known and not name.startswith(_SILLY_RENAMED):
+            return f"it holds {name}, which {MANIFEST} does not name"
+    return None
