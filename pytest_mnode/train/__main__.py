@@ -1,0 +1,100 @@
+"""The program that torchrun starts: `torchrun … -m pytest_mnode.train CONFIG.json`.
+
+Ends with 0 when all steps are done, 75 (EX_TEMPFAIL) when it was told to stop and has saved, 2 for
+a config that cannot be used, 1 for all else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_mnode.errors import MnodeError, UsageError
+from pytest_mnode.train import EXIT_PREEMPTED
+from pytest_mnode.train.config import JobConfig
+
+USAGE = "usage: python -m pytest_mnode.train CONFIG.json, started by torchrun"
+
+
+class Stop:
+    """SIGTERM is a request: the step at hand is finished, and saved, before it is obeyed."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, *_: Any) -> None:
+        self.wanted = True
+
+    def __call__(self) -> bool:
+        return self.wanted
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train as the config says, in one rank; the exit status."""
+    if len(argv) != 1:
+        raise UsageError(USAGE)
+    config = JobConfig.read(argv[0])
+    stop = Stop()
+    # Read by cuBLAS when it starts: without it torch refuses to multiply deterministically.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    import torch
+    import torch.distributed as dist
+
+    from pytest_mnode.launching.meeting import meet
+    from pytest_mnode.train.trainer import Trainer
+
+    torch.use_deterministic_algorithms(config.deterministic)
+    device = _device(torch)
+    meet(config.meet_s)
+    try:
+        trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
+        trainer.resume()
+        while trainer.finished_steps < config.steps and not trainer.preempted:
+            trainer.step()
+            time.sleep(config.pause_s)
+        if trainer.preempted:
+            trainer.save()
+        trainer.end()
+        trainer.close()
+        return EXIT_PREEMPTED if trainer.finished_steps < config.steps else 0
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(torch: Any) -> Any:
+    """This rank's accelerator, by local rank; else the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return torch.device("cpu")
+    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+    torch.get_device_module(device).set_device(device)
+    return device
+
+
+def _place(dist: Any) -> Any:
+    """This rank's place, with the nodes by the names they have themselves."""
+    from pytest_mnode.world.contract import World
+
+    names: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(names, socket.gethostname())
+    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    return World.from_env(os.environ, names[::local_size])
+
+
+if __name__ == "__main__":
+    try:
+        status = main(sys.argv[1:])
+    except UsageError as error:
+        print(f"train: {error}", file=sys.stderr)
+        status = 2
+    except MnodeError as error:
+        print(f"train: {error}", file=sys.stderr)
+        status = 1
+    sys.exit(status)

@@ -1,0 +1,147 @@
+"""What a run of the reference job is told: one JSON file, checked once, before torch is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from pytest_mnode.errors import UsageError
+
+PARALLEL = ("ddp", "fsdp2")
+DTYPES = ("float32", "bfloat16")
+
+_LEAST = {
+    **{"seed": 0, "vocab": 2, "context": 2, "width": 1, "heads": 1, "layers": 1, "samples": 1},
+    **{"global_batch": 1, "accumulation": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 0.0},
+    **{"compute_s": 0.0, "checkpoint_every": 0, "keep": 1, "hold_checkpoint": 1, "pause_s": 0.0},
+    "meet_s": 0.1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """The reference job. Sizes are numbers of tokens, samples or steps; durations are seconds.
+
+    samples: of the data set, which is one epoch; a whole number of global batches.
+    global_batch: samples an optimiser step, on all ranks and over all `accumulation` passes.
+    dtype: "bfloat16" computes under autocast; parameters and gradients' sums stay float32.
+    compute_s: declared duration of the forward and backward passes of one step, slept up to; None:
+    nothing is emulated. Only where the device is the CPU.
+    directory: of the run; `records/` and `checkpoints/` are made in it.
+    checkpoint_every: steps between checkpoints, 0: none. keep: how many complete ones are kept.
+    reshard: whether a checkpoint of another number of ranks is accepted.
+    meet_s: how long ranks wait for each other when they start.
+    hold_checkpoint: the step whose checkpoint is held open while it is written, for a kill.
+    pause_s: slept after every step, outside what is measured.
+    """
+
+    directory: str
+    seed: int = 0
+    vocab: int = 256
+    context: int = 32
+    width: int = 64
+    heads: int = 4
+    layers: int = 4
+    samples: int = 1024
+    global_batch: int = 16
+    accumulation: int = 1
+    steps: int = 20
+    learning_rate: float = 3e-3
+    warmup_steps: int = 5
+    parallel: str = "ddp"
+    dtype: str = "float32"
+    compute_s: float | None = None
+    checkpoint_every: int = 0
+    keep: int = 2
+    reshard: bool = False
+    meet_s: float = 60.0
+    hold_checkpoint: int | None = None
+    deterministic: bool = True
+    pause_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, str(field.type), getattr(self, field.name))
+        for name, known in (("parallel", PARALLEL), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                _refuse(name, getattr(self, name), " or ".join(f'"{word}"' for word in known))
+        if not self.directory:
+            _refuse("directory", self.directory, "the path of a directory")
+        if self.width % self.heads:
+            _refuse("width", self.width, f"a multiple of heads={self.heads}")
+        if self.samples % self.global_batch:
+            wanted = f"a multiple of global_batch={self.global_batch}, so that each is seen once"
+            _refuse("samples", self.samples, wanted)
+        if self.global_batch % self.accumulation:
+            _refuse(
+                "global_batch", self.global_batch, f"a multiple of accumulation={self.accumulation}"
+            )
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a JSON file. Raises UsageError, one line that names file, key and value."""
+        try:
+            given = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{path}: not JSON: {error}") from None
+        try:
+            return cls.from_dict(given)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, given: Any) -> Self:
+        """From keys and values. Raises UsageError for a key that is unknown or missing."""
+        if not isinstance(given, Mapping):
+            raise UsageError(f"a run is described by an object of keys, not by {given!r:.60}")
+        known = {field.name for field in fields(cls)}
+        for key in given:
+            if key not in known:
+                raise UsageError(f"unknown key {key!r}; known are {', '.join(sorted(known))}")
+        if "directory" not in given:
+            raise UsageError("key 'directory' is missing: the directory of the run")
+        return cls(**given)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the JSON file that `read` reads; its path."""
+        path = Path(path)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        return path
+
+    @property
+    def records(self) -> Path:
+        return Path(self.directory) / "records"
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.directory) / "checkpoints"
+
+    def local_batch(self, ranks: int) -> int:
+        """Samples of one pass of one rank. Raises UsageError where they do not divide."""
+        if self.global_batch % (ranks * self.accumulation):
+            wanted = f"a multiple of {ranks} ranks × accumulation={self.accumulation}"
+            _refuse("global_batch", self.global_batch, wanted)
+        return self.global_batch // (ranks * self.accumulation)
+
+
+def _check(name: str, kind: str, value: Any) -> None:
+    if value is None and kind.endswith("| None"):
+        return
+    kind = kind.removesuffix(" | None")
+    accepted = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}[kind]
+    wrong_bool = isinstance(value, bool) and kind != "bool"
+    if wrong_bool or not isinstance(value, accepted):
+        words = {"int": "a whole number", "float": "a number", "str": "a text"}
+        _refuse(name, value, words.get(kind, "true or false"))
+    if kind in ("int", "float") and not (math.isfinite(value) and value >= _LEAST[name]):
+        _refuse(name, value, f"at least {_LEAST[name]}")
+
+
+def _refuse(name: str, value: Any, wanted: str) -> None:
+    raise UsageError(f"{name}={value!r}: give {wanted}")

@@ -1,0 +1,138 @@
+"""The model over the ranks, by DDP or FSDP2, with every collective noted in the timeline."""
+
+# No annotations as text here: DDP reads those of its hook.
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_mnode.train.config import JobConfig
+from pytest_mnode.train.model import Transformer
+from pytest_mnode.train.spans import Spans
+
+
+def parallel(
+    model: Transformer, config: JobConfig, device: torch.device, group: Any, spans: Spans
+) -> nn.Module:
+    """`model` over the ranks of `group`, gradients averaged."""
+    if config.parallel == "ddp":
+        ids = [device.index] if device.type != "cpu" else None
+        wrapped = DistributedDataParallel(model, device_ids=ids, process_group=group)
+        wrapped.register_comm_hook(None, AveragedGradients(group, spans))
+        spans.timeline.observed = True
+        return wrapped
+    mesh = DeviceMesh.from_group(group, device.type)
+    bfloat16 = config.dtype == "bfloat16"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bfloat16 else None, reduce_dtype=torch.float32
+    )
+    for part in (model.embedding, *model.blocks, model.head):
+        _shard(part, mesh, policy, spans)
+    return _shard(model, mesh, policy, spans)
+
+
+def _shard(
+    module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy, spans: Spans
+) -> nn.Module:
+    sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
+    if any(True for _ in module.parameters(recurse=False)) or any(module.children()):
+        note = getattr(sharded, "set_custom_all_gather", None)
+        if note is not None:  # since torch 2.9; before it nobody can tell what is hidden
+            note(NotedAllGather(spans))
+            sharded.set_custom_reduce_scatter(NotedReduceScatter(spans))
+            spans.timeline.observed = True
+    return module
+
+
+@contextlib.contextmanager
+def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
+    """A pass of several: gradients go over the fabric with the last one only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        yield
+    elif isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+class AveragedGradients:
+    """DDP's own averaging of a bucket, that notes when it was entered and when it was done."""
+
+    def __init__(self, group: Any, spans: Spans) -> None:
+        self._group = group
+        self._ranks = dist.get_world_size(group)
+        self._spans = spans
+        self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
+
+    def __call__(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        timeline = self._spans.timeline
+        with self._spans.aside():
+            began = timeline.clock.mark()
+            gradients = bucket.buffer().div_(self._ranks)
+            work = dist.all_reduce(gradients, group=self._group, async_op=True)
+
+        def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            timeline.collectives.append((gradients.nbytes, began, timeline.clock.mark()))
+            return future.value()[0]
+
+        return work.get_future().then(done)
+
+
+class _Noted:
+    """What FSDP2 asks of a collective of one's own: memory for it, and the call."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _note(self, size: int, began: Any, work: Any) -> Any:
+        timeline = self._spans.timeline
+        if work is None:
+            timeline.collectives.append((size, began, timeline.clock.mark()))
+        else:
+            work.get_future().then(
+                lambda _: timeline.collectives.append((size, began, timeline.clock.mark()))
+            )
+        return work
+
+
+class NotedAllGather(_Noted):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        async_op: bool = False,
+    ) -> Any:
+        began = self._spans.timeline.clock.mark()
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return self._note(output_tensor.nbytes, began, work)
+
+
+class NotedReduceScatter(_Noted):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        began = self._spans.timeline.clock.mark()
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        work = scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return self._note(input_tensor.nbytes, began, work)

@@ -1,0 +1,66 @@
+"""Random states of a rank: set from a seed, kept, compared, put back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(*words: int) -> None:
+    """Seed python, numpy, torch and the accelerator with one seed made of these numbers."""
+    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # of all devices as well
+
+
+def random_states(device: torch.device) -> str:
+    """All random states of this process, as one line of JSON."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states = {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), cached],
+        "torch": _hex(torch.get_rng_state()),
+    }
+    if device.type != "cpu":
+        states["device"] = _hex(torch.get_device_module(device).get_rng_state(device))
+    return json.dumps(states)
+
+
+def set_random_states(text: str, device: torch.device) -> None:
+    """Put back what `random_states` kept."""
+    states: dict[str, Any] = json.loads(text)
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_tensor(states["torch"]))
+    if device.type != "cpu" and "device" in states:
+        torch.get_device_module(device).set_rng_state(_tensor(states["device"]), device)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(tensors: list[torch.Tensor]) -> str:
+    """SHA-256 of the values of tensors in this order; of a sharded one, of this rank's shard."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found.update(local.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _hex(state: torch.Tensor) -> str:
+    return bytes(state.cpu().numpy()).hex()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -1,0 +1,239 @@
+"""What a run wrote down: one JSON line a step and rank, and who reads it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pytest_mnode.errors import MnodeError
+
+PARTS = (
+    *("input", "forward", "backward", "exposed"),
+    *("metrics", "optimiser", "checkpoint", "rest"),
+)
+"""How a step's time is split; see `timeline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One collective of the gradients or parameters: seconds are since the step began.
+
+    began: when this rank entered it; ended: when its result was there.
+    """
+
+    bytes: int
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What every line says: who wrote it, and in which life of the run.
+
+    incarnation: "requeue.restart", what MNODE_REQUEUE and TORCHELASTIC_RESTART_COUNT said.
+    """
+
+    rank: int
+    world_size: int
+    node: str
+    pid: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRecord(_Written):
+    """A rank is ready to train. time: wall clock, s.
+
+    loaded: step of the checkpoint that it goes on from, None: from the beginning. loaded_from: how
+    many ranks had saved it; saved_at: wall clock, s. refused: checkpoints that were not accepted,
+    "path: reason" each.
+    """
+
+    kind: ClassVar[str] = "start"
+    time: float
+    loaded: int | None
+    loaded_from: int | None = None
+    saved_at: float | None = None
+    load_s: float = 0.0
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord(_Written):
+    """One optimiser step, as one rank did it. Durations in seconds.
+
+    step: from 1. samples: data-set indices this rank consumed in it, in order. loss: mean over the
+    tokens of all ranks; tokens: those of this rank. lr: what the step was taken with. rng: digest
+    of the random states after it. began, ended: wall clock; wall_s: measured around the step and
+    apart from its parts. hidden_s: time of collectives beneath computing, None: not known.
+    """
+
+    kind: ClassVar[str] = "step"
+    step: int
+    epoch: int
+    samples: tuple[int, ...]
+    loss: float
+    tokens: int
+    lr: float
+    rng: str
+    began: float
+    ended: float
+    wall_s: float
+    parts: Mapping[str, float]
+    hidden_s: float | None = None
+    transfers: tuple[Transfer, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord(_Written):
+    """A checkpoint is complete. begun, ended: wall clock, s; bytes: of the whole of it."""
+
+    kind: ClassVar[str] = "checkpoint"
+    step: int
+    seconds: float
+    bytes: int
+    begun: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord(_Written):
+    """A rank has ended as it should. Digests are of this rank's own part of the state.
+
+    preempted: it was told to stop, and steps is less than what was asked for.
+    """
+
+    kind: ClassVar[str] = "end"
+    steps: int
+    parameters: str
+    optimiser: str
+    lr: float
+    time: float
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRecord:
+    """A line that is no record: torn by a kill, or not ours. line: from 1."""
+
+    kind: ClassVar[str] = "unreadable"
+    path: str
+    line: int
+    reason: str
+
+
+Record = StartRecord | StepRecord | CheckpointRecord | EndRecord | UnreadableRecord
+_KINDS: dict[str, Any] = {
+    cls.kind: cls for cls in (StartRecord, StepRecord, CheckpointRecord, EndRecord)
+}
+_EXACT = {"loss", "lr"}  # written as float.hex: bit by bit, and easily compared by eye
+
+
+@dataclass(slots=True)
+class RecordFile:
+    """Appends lines to one rank's file, each flushed before the next thing is done."""
+
+    directory: Path
+    rank: int
+    world_size: int
+    node: str = field(default_factory=socket.gethostname)
+    _fd: int = -1
+
+    def __post_init__(self) -> None:
+        path = self.directory / f"rank{self.rank}.jsonl"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")  # the life before was killed in the middle of a line
+        except OSError as error:
+            raise MnodeError(f"{path}: records cannot be written: {error.strerror}") from None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What each of this rank's records says of itself."""
+        return {
+            **{"rank": self.rank, "world_size": self.world_size, "node": self.node},
+            **{"pid": os.getpid(), "incarnation": incarnation(os.environ)},
+        }
+
+    def append(self, record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> None:
+        """Write one line. Raises MnodeError where the disk does not take it whole."""
+        line = line_of(record).encode() + b"\n"
+        try:
+            written = os.write(self._fd, line)
+        except OSError as error:
+            raise MnodeError(f"rank {self.rank}: no record written: {error.strerror}") from None
+        if written != len(line):
+            raise MnodeError(f"rank {self.rank}: a record was cut at {written} of {len(line)} B")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def incarnation(env: Mapping[str, str]) -> str:
+    """Which life of the run this is: "0.0" is the first, "1.2" a requeue and two restarts on."""
+    return f"{env.get('MNODE_REQUEUE', '0')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def line_of(record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> str:
+    """A record as one line of JSON, without the line's end."""
+    values = asdict(record)
+    for name in _EXACT & values.keys():
+        values[name] = float(values[name]).hex()
+    return json.dumps({"kind": record.kind, **values}, separators=(",", ":"))
+
+
+def record_of(line: str) -> StartRecord | StepRecord | CheckpointRecord | EndRecord:
+    """The record that a line holds. Raises ValueError with the reason where it holds none."""
+    given = json.loads(line)
+    if not isinstance(given, dict) or given.get("kind") not in _KINDS:
+        raise ValueError("no record of a kind that is known")
+    cls = _KINDS[given.pop("kind")]
+    names = {f.name for f in fields(cls)}
+    values = {name: value for name, value in given.items() if name in names}
+    try:
+        for name in _EXACT & values.keys():
+            values[name] = float.fromhex(values[name])
+        for name in {"samples", "refused"} & values.keys():
+            values[name] = tuple(values[name])
+        if values.get("transfers") is not None:
+            values["transfers"] = tuple(Transfer(**one) for one in values["transfers"])
+        found: StartRecord | StepRecord | CheckpointRecord | EndRecord = cls(**values)
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"not a {cls.kind} record: {error}") from None
+    return found
+
+
+def read_records(directory: str | Path) -> list[Record]:
+    """All records below a run's directory (or its `records/`), rank by rank, as written.
+
+    A line that cannot be read, such as the last one of a rank that was killed, becomes an
+    UnreadableRecord; no content makes this raise, and no directory is no records.
+    """
+    place = Path(directory)
+    place = place / "records" if (place / "records").is_dir() else place
+    found: list[Record] = []
+    for path in sorted(place.glob("rank*.jsonl"), key=lambda p: (len(p.name), p.name)):
+        try:
+            lines = path.read_bytes().decode(errors="replace").split("\n")
+        except OSError as error:
+            found.append(UnreadableRecord(str(path), 0, f"cannot be read: {error.strerror}"))
+            continue
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                found.append(record_of(line))
+            except (ValueError, RecursionError) as error:
+                why = "torn: " if number == len(lines) else ""
+                found.append(UnreadableRecord(str(path), number, f"{why}{error}"))
+    return found
