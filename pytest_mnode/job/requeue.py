@@ -13,7 +13,8 @@ class Seen:
     """A job as it is now.
 
     nodes: it runs on, in order; first_size: how many they were at first. ended: exit status of
-    torchrun on those where it ended. there: all nodes that there are, spares and all.
+    torchrun on those where it ended. there: all nodes that there are now, spares and all.
+    lost: those of its nodes that were gone since it was started, there again or not.
     requeue: which start this is, from 0. preempted: it was told to end.
     """
 
@@ -21,13 +22,9 @@ class Seen:
     first_size: int
     ended: Mapping[str, int]
     there: Sequence[str]
+    lost: tuple[str, ...]
     requeue: int
     preempted: bool = False
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """Nodes of the job that are gone, among those where torchrun ended."""
-        return tuple(n for n in self.nodes if n in self.ended and n not in self.there)
 
     @property
     def is_over(self) -> bool:

@@ -45,6 +45,8 @@ class RunningJob:
         self._nodes: tuple[str, ...] = ()
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._ended: dict[str, int] = {}
+        self._lost: tuple[str, ...] = ()
+        self._first_size = 0
         self._events: list[JobEvent] = []
         self._requeue = 0
         self._preempted = False
@@ -148,8 +150,8 @@ class RunningJob:
                 self._note("gave up", detail=f"{todo.why}, after {self._requeue} requeues")
             return self._finish()
         if todo.nodes:
-            self._again(todo.nodes, seen.lost, todo.why)
-        elif todo.why and self._gave_up_waiting(seen.lost):
+            self._again(todo.nodes, todo.why)
+        elif todo.why and self._gave_up_waiting():
             return self._finish()
         return None
 
@@ -185,7 +187,8 @@ class RunningJob:
         start = Start(self._id, nodes, self._requeue, address, int(found.stdout))
         given = {**os.environ, **self._job.env}
         self._nodes, self._processes, self._ended = nodes, {}, {}
-        self._preempted = False
+        self._lost, self._preempted = (), False
+        self._first_size = self._first_size or len(nodes)
         for name in nodes:
             self._used[name] = None
             log = self._log(name, self._requeue)
@@ -195,9 +198,7 @@ class RunningJob:
                 self._processes[name] = self._cluster.start(argv, name, env=env, output=output)
         self._note("started", detail=f"{', '.join(nodes)}")
 
-    def _again(self, nodes: tuple[str, ...], lost: Sequence[str], why: str) -> None:
-        for name in lost:
-            self._note("node lost", name)
+    def _again(self, nodes: tuple[str, ...], why: str) -> None:
         self._end_all()
         self._requeue += 1
         self._waiting_since = None
@@ -209,14 +210,18 @@ class RunningJob:
         asked = dict.fromkeys((*suspects, *(self._job.spares if suspects else ())))
         self._asked_at = time.monotonic()
         gone = {name for name in asked if not processes.is_there(self._cluster, name)}
+        for name in self._nodes:
+            if name in gone and name not in self._lost:
+                self._lost += (name,)
+                self._note("node lost", name)
         over = len(self._ended) == len(self._nodes)
         told = over and was_preempted([self._text(name) for name in self._nodes])
-        first = next(e for e in self._events if e.what == "started").detail.count(",") + 1
         return Seen(
             nodes=self._nodes,
-            first_size=first,
+            first_size=self._first_size,
             ended=self._ended,
             there=[name for name in self._cluster.nodes if name not in gone],
+            lost=self._lost,
             requeue=self._requeue,
             preempted=self._preempted or told,
         )
@@ -226,16 +231,14 @@ class RunningJob:
         waits = self._waiting_since is not None
         return waits and time.monotonic() - self._asked_at > _ASK_AGAIN_S
 
-    def _gave_up_waiting(self, lost: Sequence[str]) -> bool:
+    def _gave_up_waiting(self) -> bool:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-            for name in lost:
-                self._note("node lost", name)
             self._end_all()
         if now - self._waiting_since < self._job.back_within_s:
             return False
-        text = f"{', '.join(lost)} not back within {self._job.back_within_s:g} s"
+        text = f"{', '.join(self._lost)} not back within {self._job.back_within_s:g} s"
         self._note("gave up", detail=text)
         return True
 
@@ -248,7 +251,7 @@ class RunningJob:
 
     def _where(self) -> str:
         if self._waiting_since is not None:
-            return f"the job waits for {', '.join(self._seen().lost)} to be there again"
+            return f"the job waits for {', '.join(self._lost)} to be there again"
         return f"the job still runs on {', '.join(self._still_running())}"
 
     def _still_running(self) -> list[str]:
