@@ -18,6 +18,7 @@ _LEAST = {
     **{"seed": 0, "vocab": 2, "context": 2, "width": 1, "heads": 1, "layers": 1, "samples": 1},
     **{"global_batch": 1, "accumulation": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 0.0},
     **{"compute_s": 0.0, "checkpoint_every": 0, "keep": 1, "hold_checkpoint": 1, "pause_s": 0.0},
+    "bucket_bytes": 1,
     "meet_s": 0.1,
 }
 
@@ -29,6 +30,7 @@ class JobConfig:
     samples: of the data set, which is one epoch; a whole number of global batches.
     global_batch: samples an optimiser step, on all ranks and over all `accumulation` passes.
     dtype: "bfloat16" computes under autocast; parameters and gradients' sums stay float32.
+    bucket_bytes: gradients that DDP sends at once, at least.
     compute_s: declared duration of the forward and backward passes of one step, slept up to; None:
     nothing is emulated. Only where the device is the CPU.
     directory: of the run; `records/` and `checkpoints/` are made in it.
@@ -54,6 +56,7 @@ class JobConfig:
     warmup_steps: int = 5
     parallel: str = "ddp"
     dtype: str = "float32"
+    bucket_bytes: int = 25 << 20
     compute_s: float | None = None
     checkpoint_every: int = 0
     keep: int = 2

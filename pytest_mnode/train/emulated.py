@@ -12,7 +12,7 @@ from pathlib import Path
 COMPUTE_FACTOR = Path("/dev/shm/mnode-slow-device")
 """Holds how many times as long as declared this node's emulated compute takes."""
 INPUT_PAUSE = Path("/dev/shm/mnode-slow-input")
-"""Holds how many seconds this node's loader takes longer for each batch."""
+"""Holds how many seconds this node's loader takes longer for each sample."""
 
 
 def compute_factor() -> float:
@@ -21,7 +21,7 @@ def compute_factor() -> float:
 
 
 def input_pause_s() -> float:
-    """Seconds that this node's loader takes longer for each batch of a rank; 0 on a healthy one."""
+    """Seconds that this node's loader takes longer for each sample; 0 on a healthy one."""
     return _number(INPUT_PAUSE, 0.0)
 
 

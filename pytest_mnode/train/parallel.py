@@ -24,7 +24,12 @@ def parallel(
     """`model` over the ranks of `group`, gradients averaged."""
     if config.parallel == "ddp":
         ids = [device.index] if device.type != "cpu" else None
-        wrapped = DistributedDataParallel(model, device_ids=ids, process_group=group)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=ids,
+            process_group=group,
+            bucket_cap_mb=config.bucket_bytes / (1 << 20),
+        )
         wrapped.register_comm_hook(None, AveragedGradients(group, spans))
         spans.timeline.observed = True
         return wrapped
@@ -73,7 +78,9 @@ class AveragedGradients:
         self._spans = spans
         self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
 
-    def __call__(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(  # type: ignore[name-defined]
+        self, _: Any, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
         timeline = self._spans.timeline
         with self._spans.aside():
             began = timeline.clock.mark()
@@ -84,7 +91,8 @@ class AveragedGradients:
             timeline.collectives.append((gradients.nbytes, began, timeline.clock.mark()))
             return future.value()[0]
 
-        return work.get_future().then(done)
+        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+        return reduced
 
 
 class _Noted:
