@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.train.checkpoint.names import Name, read_name
+from pytest_mnode.train.checkpoint.names import REPLACED, order, read_name, step_name
 from pytest_mnode.world.describe import places
 
-STALE = "their file system is stale, or another one"
+STALE = "a file system that is stale, or not the one that all nodes share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,17 @@ class Choice:
     @property
     def settled(self) -> bool:
         """To look again cannot bring a newer one."""
-        newest = max(map(_newest_first, self.candidates), default=None)
-        return all(newest is not None and _newest_first(n) < newest for n in self.disputed)
+        newest = max(map(order, self.candidates), default=None)
+        return all(newest is not None and order(n) < newest for n in self.disputed)
 
 
 def choose(views: Sequence[View], nodes: Sequence[str]) -> Choice:
     """What ranks agree on. views and nodes: by rank. The same on all ranks for the same input."""
-    order: dict[str, None] = {}
-    for view in views:
-        order.update(dict.fromkeys(view))
+    names = {name for view in views for name in view}
     candidates: list[str] = []
     refused: dict[str, str] = {}
     disputed: set[str] = set()
-    for name in sorted(order, key=_newest_first, reverse=True):
+    for name in sorted(names, key=order, reverse=True):
         seen = [view.get(name) for view in views]
         reason = _refusal(seen, nodes)
         if reason is None:
@@ -114,30 +112,19 @@ def outdated(
     """Which checkpoints go once `saved` is complete, oldest first; `saved` never does.
 
     Kept are the newest `keep` that are complete and not known to be damaged, `saved` among them,
-    and all of later steps, which are another job's to judge. What is damaged goes with the first
-    that is older than those kept.
+    and all of later steps, which are another job's to judge. What is damaged goes when it is older
+    than all that are kept, and what was replaced when that by which it was is complete.
     """
-    step = _step(saved)
-    older = sorted(
-        (n for n in {*complete, *damaged} if n != saved and _step(n) <= step), key=_newest_first
-    )
-    good = [n for n in older if n in complete and n not in damaged]
-    kept = good[len(good) - (keep - 1) :] if keep > 1 else []
-    oldest_kept = min((_newest_first(n) for n in kept), default=_newest_first(saved))
-    gone = [n for n in good if n not in kept]
-    return gone + [n for n in older if n not in good and _newest_first(n) < oldest_kept]
+    whole = {name for name in complete if name not in damaged} | {saved}
+    names = sorted({*whole, *damaged}, key=order)
+    replaced = [name for name in names if _replaced_by(name) in whole]
+    older = [name for name in names if order(name) < order(saved) and name not in replaced]
+    good = [name for name in older if name in whole]
+    kept = [*good[max(0, len(good) - (keep - 1)) :], saved]
+    return replaced + [name for name in older if name not in kept and order(name) < order(kept[0])]
 
 
-def _newest_first(text: str) -> tuple[int, bool, bool, str]:
-    name = _read(text)
-    return name.step, name.kind is None, not name.is_leftover, text
-
-
-def _step(text: str) -> int:
-    return _read(text).step
-
-
-def _read(text: str) -> Name:
+def _replaced_by(text: str) -> str | None:
+    """The name of the checkpoint that took the place of this one."""
     name = read_name(text)
-    assert name is not None, text
-    return name
+    return step_name(name.step) if name is not None and name.kind == REPLACED else None

@@ -20,6 +20,7 @@ REMEDIES = {
     errno.EACCES: "let the user of the job write there, on every node",
     errno.EPERM: "let the user of the job write there, on every node",
     errno.ENOTDIR: "give the run a directory",
+    errno.EEXIST: "give the run a directory",
     errno.ENOENT: "was it removed meanwhile, does another run use this directory?",
     errno.ESTALE: "mount the file system again on that node",
     errno.EIO: "the storage fails: see the kernel's log on that node",

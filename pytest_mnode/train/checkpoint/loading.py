@@ -8,13 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint.stateful import Stateful
+
 from pytest_mnode.errors import CheckpointError
 from pytest_mnode.train.checkpoint.choose import Choice, Seen, by_rank, choose, shares
 from pytest_mnode.train.checkpoint.found import Found, Loaded, Refused
 from pytest_mnode.train.checkpoint.manifest import Manifest
 from pytest_mnode.train.checkpoint.names import read_name
 from pytest_mnode.train.checkpoint.peers import Peers, StageError
-from pytest_mnode.train.checkpoint.shards import MisfitError, read_shards
+from pytest_mnode.train.checkpoint.shards import (
+    MisfitError,
+    one_line,
+    plain,
+    read_shards,
+)
 from pytest_mnode.train.checkpoint.survey import survey, wrong_files
 
 OWN = "own_by_rank"
@@ -56,6 +63,10 @@ def load(
                 raise CheckpointError(
                     f"{path} is whole, and does not fit this job: {error}; it was written with "
                     f"torch {manifest.torch}. Give the job that it is of, or another directory"
+                ) from None
+            except StageError as error:
+                raise CheckpointError(
+                    f"{path} cannot be loaded: {by_rank(error.reasons, peers.nodes)}"
                 ) from None
             except RuntimeError as error:
                 reason, touched = str(error), True
@@ -120,19 +131,29 @@ def _wrong(path: Path, manifest: Manifest, peers: Peers) -> str | None:
     sizes = {name: entry.bytes for name, entry in manifest.files.items()}
     share = shares(sizes, peers.size)[peers.rank]
     wrong = peers.gather(wrong_files(path, manifest, share))
-    reasons = {rank: ", ".join(names) for rank, names in enumerate(wrong) if names}
-    if not reasons:
-        return None
-    # What a file holds is no rank's fault: who read it matters only where others cannot be asked.
-    return "; ".join(reasons.values())
+    reasons: dict[int, str | None] = {
+        rank: ", ".join(names) for rank, names in enumerate(wrong) if names
+    }
+    return by_rank(reasons, peers.nodes) or None
 
 
 def _read(state: dict[str, Any], path: Path, manifest: Manifest, peers: Peers) -> Any:
     """Fill the state; what is this rank's own."""
     has_own = manifest.own and manifest.world_size == peers.size
-    asked = {**state, OWN: {str(peers.rank): ()}} if has_own else dict(state)
+    asked: dict[str, Any] = {}
+    peers.stage(lambda: asked.update(plain(state)), one_line)
+    if has_own:
+        asked[OWN] = {str(peers.rank): ()}
     read_shards(asked, path, peers)
-    state.update((key, asked[key]) for key in state)
+
+    def hand_over() -> None:
+        for key, value in state.items():
+            if isinstance(value, Stateful):
+                value.load_state_dict(asked[key])
+            else:
+                state[key] = asked[key]
+
+    peers.stage(hand_over, one_line)
     return asked[OWN][str(peers.rank)][0] if has_own else None
 
 

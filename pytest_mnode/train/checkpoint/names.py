@@ -43,3 +43,10 @@ def read_name(name: str) -> Name | None:
     if match is None or step_name(int(match[1])) != f"step-{match[1]}":
         return None
     return Name(int(match[1]), match[2])
+
+
+def order(text: str) -> tuple[int, bool, bool, str]:
+    """Sorts names of ours: later steps are greater; of one step the checkpoint in its place."""
+    name = read_name(text)
+    assert name is not None, text
+    return name.step, name.kind is None, not name.is_leftover, text

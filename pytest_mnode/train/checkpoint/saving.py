@@ -34,13 +34,14 @@ from pytest_mnode.train.checkpoint.names import (
     step_name,
 )
 from pytest_mnode.train.checkpoint.peers import Peers, StageError
-from pytest_mnode.train.checkpoint.shards import ElsewhereError, write_shards
+from pytest_mnode.train.checkpoint.shards import ElsewhereError, plain, write_shards
 from pytest_mnode.train.checkpoint.survey import survey
 
 HOLD_S = 60.0
 SETTLE_S = 5.0
 """How long a directory that rank 0 made may take to be seen by all: NFS remembers absence."""
 _LOOK_AGAIN_S = 0.1
+_OWN = {True: "with a part of its own", False: "without one"}
 _SEALED = f".{COMPLETE}.tmp"
 
 
@@ -58,10 +59,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What rank 0 found and made before the first byte. held: a run was held here before."""
+    """What rank 0 made before the first byte, and decided for all."""
 
     name: str
-    held: bool
+    hold: bool
 
 
 def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
@@ -72,8 +73,11 @@ def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
         begun = _on_first(peers, order, lambda: _begin(order))
         path = order.directory / begun.name
         _all_see(peers, order, path)
-        files = _write(peers, order, state, path)
-        if order.hold and not begun.held:
+        plain_state: dict[str, Any] = {}
+        # An object's own state_dict() may fail on one rank, and torch would leave the others alone.
+        peers.stage(lambda: plain_state.update(plain(state)), lambda e: told(e, order.directory))
+        files = _write(peers, order, plain_state, path)
+        if begun.hold:
             _hold(peers, order, path)
         manifest = Manifest(
             step=order.step,
@@ -115,25 +119,33 @@ def _begin(order: Order) -> _Begun:
             remove(entry)
     path = order.directory / aside(order.step, PARTIAL)
     path.mkdir()
-    return _Begun(path.name, held)
+    return _Begun(path.name, order.hold and not held)
 
 
 def _all_see(peers: Peers, order: Order, path: Path) -> None:
-    """Raises StageError where a rank does not see the directory that rank 0 made."""
+    """Raises StageError where a rank does not see what rank 0 made, or saves something else."""
     end = time.monotonic() + SETTLE_S
     while not path.is_dir() and time.monotonic() < end:
         with contextlib.suppress(OSError):
             list(order.directory.iterdir())  # has a network file system look again
         time.sleep(_LOOK_AGAIN_S)
 
-    def look() -> None:
+    def look() -> tuple[int, bool]:
         if not path.is_dir():
             raise _NotSharedError(
                 f"{order.directory} is not the directory that rank 0 sees on {peers.nodes[0]} "
                 f"({free_text(order.directory)} in it); checkpoints need one that all nodes share"
             )
+        return order.step, order.own
 
-    peers.stage(look, str)
+    first, *others = peers.stage(look, str)
+    wrong = {
+        rank: f"saves step {step} {_OWN[own]}, and rank 0 step {first[0]} {_OWN[first[1]]}"
+        for rank, (step, own) in enumerate(others, start=1)
+        if (step, own) != first
+    }
+    if wrong:
+        raise StageError(wrong)
 
 
 class _NotSharedError(Exception):

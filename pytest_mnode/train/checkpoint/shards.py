@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.stateful import Stateful
 
 from pytest_mnode.train.checkpoint.manifest import FileEntry
 from pytest_mnode.train.checkpoint.peers import Peers
@@ -31,15 +32,22 @@ class MisfitError(Exception):
     """A checkpoint is whole, and has not what the state asks for."""
 
 
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with the state_dict() of those of its values that have one."""
+    return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
+
+
 def write_shards(state: dict[str, Any], path: Path, peers: Peers) -> dict[str, FileEntry]:
-    """Write this rank's shard into `path`, which is there; its files by name. All ranks call this.
+    """Write this rank's shard of a plain state into `path`, which is there; its files by name.
+
+    All ranks call this.
 
     What ranks have in common is divided between them, tensor by tensor, so that each writes about
     as many bytes; of what is sharded each writes its own. Raises OSError or RuntimeError where it
     fails on this rank, RuntimeError where it fails on another only.
     """
     files = _Files()
-    writer = FileSystemWriter(path, thread_count=1, sync_files=False)
+    writer = _Writer(path, thread_count=1, sync_files=False)
     writer.fs = files
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process writes alone is meant
@@ -57,7 +65,7 @@ def write_shards(state: dict[str, Any], path: Path, peers: Peers) -> dict[str, F
 
 
 def read_shards(state: dict[str, Any], path: Path, peers: Peers) -> None:
-    """Fill `state` from the checkpoint in `path`. All ranks call this.
+    """Fill a plain `state` from the checkpoint in `path`. All ranks call this.
 
     Raises MisfitError on all ranks where the checkpoint has not what some rank's state asks for,
     RuntimeError on all where reading fails on any; the state is part new, part old then.
@@ -73,12 +81,17 @@ def read_shards(state: dict[str, Any], path: Path, peers: Peers) -> None:
             )
         except CheckpointException as error:
             rank, (cause, _) = min(error.failures.items())
-            text = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+            text = one_line(cause)
             if error.args[0] == "plan":
                 raise MisfitError(f"{text} (rank {rank} of {peers.size})") from None
             raise RuntimeError(
                 f"reading it failed on rank {rank} of {peers.size}: {text}"
             ) from None
+
+
+def one_line(error: BaseException) -> str:
+    """ "what it says", or its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _mine(error: CheckpointException, peers: Peers, trouble: OSError | None) -> Exception:
@@ -90,6 +103,17 @@ def _mine(error: CheckpointException, peers: Peers, trouble: OSError | None) -> 
         return ElsewhereError()
     cause = failure[0]
     return cause if isinstance(cause, Exception) else RuntimeError(f"{type(cause).__name__}")
+
+
+class _Writer(FileSystemWriter):
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except OSError:
+            raise
+        except Exception as error:
+            # It goes to all ranks: what cannot be pickled would leave them waiting.
+            raise RuntimeError(one_line(error)) from None
 
 
 class ElsewhereError(Exception):

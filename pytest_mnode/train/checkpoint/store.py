@@ -103,12 +103,13 @@ class Store:
         self.refused = outcome.refused
         return outcome.loaded
 
-    def survey(self) -> Sequence[Found]:
-        """Complete checkpoints and others, newest first, by name, size and manifest; no torch.
+    def survey(self, verify: bool = False) -> Sequence[Found]:
+        """Complete checkpoints and others, newest first, as this process sees them; needs no torch.
 
-        Raises OSError where the directory cannot be listed.
+        By name, size and manifest; with `verify` all files are read and compared with their
+        digests. Raises OSError where the directory cannot be listed.
         """
-        return survey(self.directory)
+        return survey(self.directory, verify)
 
     def newest(self) -> Found | None:
         """The newest complete one, as `survey` sees it."""

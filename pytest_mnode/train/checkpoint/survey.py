@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_mnode.train.checkpoint.found import Found
@@ -16,18 +17,25 @@ from pytest_mnode.train.checkpoint.manifest import (
     read_manifest,
     seal,
 )
-from pytest_mnode.train.checkpoint.names import COMPLETE, MANIFEST, PARTIAL, REMOVED, read_name
+from pytest_mnode.train.checkpoint.names import (
+    COMPLETE,
+    MANIFEST,
+    PARTIAL,
+    REMOVED,
+    order,
+    read_name,
+)
 
 CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
 _SILLY_RENAMED = ".nfs"
 """NFS keeps a file that is removed while open under a name that begins so, until it is closed."""
 
 
-def survey(directory: Path) -> list[Found]:
+def survey(directory: Path, verify: bool = False) -> list[Found]:
     """Every checkpoint and every unfinished one, newest first; empty where there is no directory.
 
-    Looks at names, sizes, manifest and COMPLETE; `wrong_files` reads all the rest. Raises OSError
-    where the directory cannot be listed.
+    Looks at names, sizes, manifest and COMPLETE; with `verify` at every byte. Raises OSError where
+    the directory cannot be listed.
     """
     try:
         names = [path.name for path in directory.iterdir()]
@@ -37,10 +45,9 @@ def survey(directory: Path) -> list[Found]:
     for text in names:
         name = read_name(text)
         if name is not None and name.kind != REMOVED:
-            # Of one step the one in its place is the newest, unfinished ones are the last to try.
-            order = (name.step, name.kind is None, name.kind != PARTIAL, text)
-            found.append((order, examine(directory / text, name.step, name.kind == PARTIAL)))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
+            one = examine(directory / text, name.step, name.kind == PARTIAL)
+            found.append(verified(one) if verify else one)
+    return sorted(found, key=lambda one: order(one.path.name), reverse=True)
 
 
 def examine(path: Path, step: int, partial: bool = False) -> Found:
@@ -55,6 +62,14 @@ def examine(path: Path, step: int, partial: bool = False) -> Found:
     except OSError as error:
         name = Path(str(error.filename or path)).name
         return Found(path, step, f"{name} cannot be read: {error.strerror}")
+
+
+def verified(found: Found) -> Found:
+    """The same, with the reason where a file of it is not what was written; reads all of them."""
+    if found.manifest is None or not found.complete:
+        return found
+    wrong = wrong_files(found.path, found.manifest, found.manifest.files)
+    return replace(found, reason=", ".join(wrong)) if wrong else found
 
 
 def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
