@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Documents(Dataset[tuple[int, Tensor, Tensor]]):
         return index, walk[:-1].clone(), targets
 
 
-class ResumableSampler(DistributedSampler[tuple[int, Tensor, Tensor]]):
+class ResumableSampler(DistributedSampler[Any]):
     """A DistributedSampler that begins at `position`: samples of this epoch that all ranks had.
 
     Any number of ranks that divides the position can go on from it, and every sample still comes

@@ -55,7 +55,8 @@ class Block(nn.Module):
         heads = (batch, length, self.heads, width // self.heads)
         q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+        attended: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return attended
 
 
 class Head(nn.Module):

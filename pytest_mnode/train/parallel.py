@@ -78,8 +78,10 @@ class AveragedGradients:
         self._spans = spans
         self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
 
-    def __call__(  # type: ignore[name-defined]
-        self, _: Any, bucket: dist.GradBucket
+    def __call__(
+        self,
+        _: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         timeline = self._spans.timeline
         with self._spans.aside():

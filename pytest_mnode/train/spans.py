@@ -66,12 +66,12 @@ class Spans:
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Where a block's computing begins. `x`, a tensor that is given to it or a weight."""
         self.begin("forward")
-        return _EndsBackward.apply(x, self) if x.requires_grad else x
+        return _ENDS_BACKWARD(x, self) if x.requires_grad else x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Where a block's computing ends, with what it returns."""
         if x.requires_grad:
-            x = _BeginsBackward.apply(x, self)
+            x = _BEGINS_BACKWARD(x, self)
         self.end("forward")
         return x
 
@@ -123,3 +123,7 @@ class _EndsBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.spans.end("backward")
         return grads[0], None
+
+
+_BEGINS_BACKWARD: Any = _BeginsBackward.apply
+_ENDS_BACKWARD: Any = _EndsBackward.apply

@@ -1,7 +1,8 @@
 """How a step's time is split, on one rank and by its own clock.
 
-A step is a row of sections that are timed one by one: input (waiting for the loader), passes
-(forward and backward), metrics (agreeing on the loss with all ranks), optimiser, checkpoint, rest.
+A step is a row of sections, each beginning where the one before ended: input (waiting for the
+loader), passes (forward and backward), metrics (agreeing on the loss with all ranks), optimiser,
+checkpoint, rest.
 Within the passes every block of the model times its own forward and backward computing; what is
 left of the passes is *exposed*: waiting for collectives, and the hooks of DDP or FSDP2. The step's
 wall time is measured around all of them, so that their sum is a check and not a definition.
@@ -77,6 +78,7 @@ class Timeline:
     aside: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
     collectives: list[tuple[int, Any, Any]] = field(default_factory=list)
     origin: Any = None
+    last: Any = None
     wall_s: float = 0.0
     observed: bool = False
     """Whether somebody notes collectives; else what they took is not known."""
@@ -84,22 +86,21 @@ class Timeline:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Around everything that belongs to the step; more than once where it has pieces."""
-        if self.origin is None:
-            self.origin = self.clock.mark()
         began = time.monotonic()
+        self.last = self.clock.mark()
+        if self.origin is None:
+            self.origin = self.last
         try:
             yield
             self.clock.settle()
         finally:
             self.wall_s += time.monotonic() - began
 
-    @contextlib.contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        begin = self.clock.mark()
-        try:
-            yield
-        finally:
-            self.sections.setdefault(name, []).append((begin, self.clock.mark()))
+    def lap(self, name: str) -> None:
+        """What was done since the last lap was `name`."""
+        now = self.clock.mark()
+        self.sections.setdefault(name, []).append((self.last, now))
+        self.last = now
 
     def parts(self) -> dict[str, float]:
         """Seconds by part, of PARTS."""

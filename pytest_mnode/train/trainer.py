@@ -91,27 +91,31 @@ class Trainer:
         config, timeline = self.config, self.spans.timeline
         began = time.time()
         with timeline.running():
-            with timeline.section("input"):
-                batches = [self._next_batch() for _ in range(config.accumulation)]
+            batches = [self._next_batch() for _ in range(config.accumulation)]
+            timeline.lap("input")
+
             total = torch.zeros((), dtype=torch.float64, device=self.device)
-            with timeline.section("passes"):
-                for number, (_, tokens, targets) in enumerate(batches):
-                    with summing_up(self.model, last=number == config.accumulation - 1):
-                        total += self._forward_and_backward(tokens, targets)
-            with timeline.section("metrics"):
-                count = sum(int((targets != IGNORED).sum()) for _, _, targets in batches)
-                loss, self.preempted = self._agree(total, count)
-            with timeline.section("optimiser"):
-                lr = self.schedule.get_last_lr()[0]
-                self.optimiser.step()
-                self.schedule.step()
-                self.optimiser.zero_grad()
-            with timeline.section("rest"):
-                epoch = self.sampler.epoch
-                samples = tuple(int(i) for indices, _, _ in batches for i in indices)
-                self.finished_steps += 1
-                self._advance()
-                states = digest(random_states(self.device))
+            for number, (_, tokens, targets) in enumerate(batches):
+                with summing_up(self.model, last=number == config.accumulation - 1):
+                    total += self._forward_and_backward(tokens, targets)
+            timeline.lap("passes")
+
+            count = sum(int((targets != IGNORED).sum()) for _, _, targets in batches)
+            loss, self.preempted = self._agree(total, count)
+            timeline.lap("metrics")
+
+            lr = float(self.schedule.get_last_lr()[0])
+            self.optimiser.step()
+            self.schedule.step()
+            self.optimiser.zero_grad()
+            timeline.lap("optimiser")
+
+            epoch = self.sampler.epoch
+            samples = tuple(int(i) for indices, _, _ in batches for i in indices)
+            self.finished_steps += 1
+            self._advance()
+            states = digest(random_states(self.device))
+            timeline.lap("rest")
         record = StepRecord(
             **self.records.origin,
             step=self.finished_steps,
@@ -139,8 +143,8 @@ class Trainer:
         if self.store is None or self._saved_step == self.finished_steps:
             return None
         timeline, begun = self.spans.timeline, time.time()
-        with timeline.running(), timeline.section("checkpoint"):
-            saved = self.store.save(
+        with timeline.running():
+            saved: Saved = self.store.save(
                 self._state(),
                 step=self.finished_steps,
                 world=self.place,
@@ -148,6 +152,7 @@ class Trainer:
                 hold=self.config.hold_checkpoint,
                 own=random_states(self.device),
             )
+            timeline.lap("checkpoint")
         self._saved_step = saved.step
         self.records.append(
             CheckpointRecord(
@@ -168,7 +173,7 @@ class Trainer:
             return None
         began = time.monotonic()
         state = self._state()
-        loaded = self.store.load(
+        loaded: Loaded | None = self.store.load(
             state, world=self.place, group=self.group, reshard=self.config.reshard
         )
         if loaded is not None:
@@ -185,7 +190,7 @@ class Trainer:
             else:  # another number of ranks: no rank's states are those of one that saved
                 seed_all(self.config.seed, 1 + self.rank, loaded.step, self.ranks)
             self._saved_step = loaded.step
-        refused = () if loaded is None else loaded.refused
+        refused = self.store.refused
         self.records.append(
             StartRecord(
                 **self.records.origin,
@@ -213,7 +218,7 @@ class Trainer:
                     for _, value in sorted(optimiser[number].items())
                 ]
             ),
-            lr=self.schedule.get_last_lr()[0],
+            lr=float(self.schedule.get_last_lr()[0]),
             time=time.time(),
             preempted=self.preempted,
         )
@@ -257,7 +262,8 @@ class Trainer:
             loss: Tensor = self.model(tokens, targets)
         # Ranks' gradients are averaged: together with this they are the sum over the global batch
         # by a constant, whatever the documents' lengths and however the batch is cut.
-        (loss * (self.ranks / (config.global_batch * config.context))).backward()
+        scale = self.ranks / (config.global_batch * config.context)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach().double()
 
     def _agree(self, total: Tensor, count: int) -> tuple[float, bool]:
