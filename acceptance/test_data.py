@@ -1,0 +1,119 @@
+"""Does every sample reach one rank, once, and count for what it should?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode import data, not_promised
+from pytest_mnode.spec.data import DataCriterion
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_mnode.handle import Cluster
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.world.contract import World
+
+if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
+    import torch._dynamo  # DDP takes more than a second for it, in every rank by itself
+
+pytestmark = [
+    pytest.mark.criterion,
+    pytest.mark.mnode(min_procs_per_node=2),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on few cores
+]
+needs_group = pytest.mark.usefixtures("process_group")
+
+
+@pytest.fixture
+def promise(spec: Spec) -> DataCriterion:
+    """What to try it with."""
+    if spec.criteria.data is None:
+        not_promised("data")
+    return spec.criteria.data
+
+
+@needs_group
+@pytest.mark.parametrize("how", ["padded", "dropped", "by workers"])
+def test_every_sample_reaches_one_rank(
+    how: str, world: World, promise: DataCriterion, measure: Measure
+) -> None:
+    """Does every sample reach one rank, once, whether shards are padded or the rest is dropped?"""
+    from pytest_mnode.data import checks
+
+    workers = promise.workers if how == "by workers" else 0
+    if how == "by workers" and not workers:
+        not_promised("workers of a DataLoader")
+    for found in checks.shards(promise, world, drop_last=how == "dropped", workers=workers):
+        found.record(measure)
+
+
+@needs_group
+def test_each_epoch_has_an_order_of_its_own(
+    world: World, promise: DataCriterion, measure: Measure
+) -> None:
+    """Is every epoch shuffled otherwise, and the same way when it is begun anew?"""
+    from pytest_mnode.data import checks
+
+    for found in checks.orders(promise, world):
+        found.record(measure)
+
+
+@needs_group
+def test_an_epoch_goes_on_where_it_was_cut(
+    world: World, promise: DataCriterion, measure: Measure
+) -> None:
+    """Is no sample lost and none read twice when a run goes on, on as many ranks or on fewer?"""
+    from pytest_mnode.data import checks
+
+    for ranks in sorted({world.size, max(1, world.size // 2)}, reverse=True):
+        checks.resumed(promise, world, ranks).record(measure)
+
+
+@needs_group
+def test_optimiser_sees_the_global_batch(
+    world: World, device: torch.device, promise: DataCriterion, measure: Measure
+) -> None:
+    """Is a step of the optimiser of as many samples as local batch × ranks × accumulation?"""
+    from pytest_mnode.data import checks
+
+    checks.global_batch(promise, world, device).record(measure)
+
+
+@needs_group
+def test_metrics_are_reduced_exactly(
+    world: World, device: torch.device, promise: DataCriterion, measure: Measure
+) -> None:
+    """Are sums and counts reduced, exactly, where ranks have unequally many samples?"""
+    from pytest_mnode.data import checks
+
+    for found in checks.metrics(promise, world, device):
+        found.record(measure)
+
+
+def test_seeds_differ_by_rank_and_come_again(
+    cluster: Cluster, spec: Spec, promise: DataCriterion, measure: Measure
+) -> None:
+    """Does every rank draw random numbers of its own, and the same when the run is repeated?"""
+    on_accelerator = spec.accelerators.per_node > 0
+    for found in data.seeds_of_two_runs(
+        cluster, workers=promise.workers, on_accelerator=on_accelerator
+    ):
+        found.record(measure)
+
+
+@needs_group
+def test_all_ranks_read_the_same_files(
+    world: World, spec: Spec, promise: DataCriterion, measure: Measure
+) -> None:
+    """Does every rank read the same files of the data set, with the same content?"""
+    from pytest_mnode.data import checks
+
+    if spec.storage is None or spec.storage.datasets is None:
+        not_promised("storage.datasets")
+    for found in checks.files(promise, spec.storage.datasets, world):
+        found.record(measure)

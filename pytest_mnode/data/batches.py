@@ -1,0 +1,161 @@
+"""Judging what the optimiser saw: how many samples a step, and at what weight. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, isclose
+from typing import TYPE_CHECKING
+
+from pytest_mnode.data.facts import StepSeen, StepsSeen
+from pytest_mnode.wrong import Wrong, found, listed
+
+if TYPE_CHECKING:
+    from pytest_mnode.measure import Measure
+
+_SHARE = 1e-6
+"""Weights of samples may differ by this part: gradients are sums of rounded numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """Samples in a step of the optimiser, and what else was seen of its gradients.
+
+    samples: of the step and rank furthest from what is expected; None where nothing was seen.
+    """
+
+    label: str
+    samples: int | None
+    expected: int
+    source: str
+    culprit: str | None
+    note: str
+    wrong: tuple[Wrong, ...]
+
+    @property
+    def right(self) -> bool:
+        return self.samples == self.expected and all(one.right for one in self.wrong)
+
+    def record(self, measure: Measure) -> None:
+        """Have it judged with the test."""
+        measure(
+            f"{self.label}: samples in a step of the optimiser",
+            self.samples,
+            "samples",
+            equals=self.expected,
+            source=self.source,
+            culprit=self.culprit,
+            note=self.note,
+        )
+        for one in self.wrong:
+            one.record(measure)
+
+
+def judge_batches(
+    label: str, seen: Sequence[StepsSeen], local: int, accumulation: int
+) -> GlobalBatch:
+    """Does each step take the gradient of `local` samples × ranks × micro-batches, all alike?
+
+    seen: of every rank. local: samples of one rank's micro-batch.
+    """
+    ranks = len(seen)
+    expected = local * ranks * accumulation
+    source = f"{local} samples × {ranks} ranks × {accumulation} micro-batches"
+    steps = min((len(one.steps) for one in seen), default=0)
+    sizes: list[tuple[int, str]] = []
+    unequal, unreduced = [], []
+    for number in range(steps):
+        of_all = Counter(itertools.chain.from_iterable(one.steps[number].fed for one in seen))
+        for one in seen:
+            step = one.steps[number]
+            where = f"{one.at} in step {number + 1}"
+            size = sum(of_all[sample] for sample, _ in step.weights)
+            if size != expected:
+                why = _why_size(step, size, expected, ranks, accumulation)
+                sizes.append((size, f"{where}: {size} samples, {why}"))
+            if text := _unequal(step, of_all):
+                unequal.append(f"{where}: {text}")
+            if step.weights != seen[0].steps[number].weights:
+                unreduced.append(f"{where} has another gradient than {seen[0].at}")
+    worst = max((size for size, _ in sizes), key=lambda s: abs(s - expected), default=expected)
+    uneven = [f"{one.at} took {len(one.steps)} steps, others {steps}" for one in seen]
+    uneven = [text for one, text in zip(seen, uneven, strict=True) if len(one.steps) != steps]
+    name = "gradients that are not the mean over the batch"
+    totals = _totals(seen, steps, ranks, accumulation)
+    return GlobalBatch(
+        label,
+        worst if steps else None,
+        expected,
+        source,
+        listed(text for _, text in sizes) or None,
+        f"{steps} steps seen" if steps else "no step of the optimiser was seen",
+        (
+            _counted(f"{label}: {name}", steps, "each sample weighs one over the batch", totals),
+            _counted(f"{label}: samples that weigh otherwise", steps, "all weigh alike", unequal),
+            found(
+                f"{label}: gradients unlike rank 0's",
+                "all ranks step by the same gradient",
+                [*unreduced, *uneven],
+            ),
+        ),
+    )
+
+
+def _counted(name: str, steps: int, source: str, culprits: Sequence[str]) -> Wrong:
+    one = found(name, source, culprits)
+    return one if steps else Wrong(name, None, source, note="no step of the optimiser was seen")
+
+
+def _totals(seen: Sequence[StepsSeen], steps: int, ranks: int, accumulation: int) -> list[str]:
+    """Where the weights of a step do not add up to one."""
+    texts = []
+    for one in seen:
+        for number, step in enumerate(one.steps[:steps]):
+            total = fsum(weight for _, weight in step.weights)
+            if not isclose(total, 1, rel_tol=_SHARE):
+                why = _why_total(total, ranks, accumulation)
+                texts.append(f"{one.at} in step {number + 1}: weights add up to {total:.6g}, {why}")
+    return texts
+
+
+def _why_total(total: float, ranks: int, accumulation: int) -> str:
+    causes = {
+        accumulation: "as if the loss were not divided by the micro-batches",
+        1 / accumulation: "as if the loss were divided by the micro-batches once too often",
+        ranks: "as if gradients were summed over ranks, not averaged",
+        1 / ranks: "as if one rank's gradient were divided by all ranks",
+        ranks * accumulation: "as if it were summed over ranks and micro-batches",
+    }
+    for factor, why in causes.items():
+        if factor != 1 and isclose(total, factor, rel_tol=1e-3):
+            return why
+    return "expected 1"
+
+
+def _why_size(step: StepSeen, size: int, expected: int, ranks: int, accumulation: int) -> str:
+    own = len(step.fed)
+    texts = [f"expected {expected}"]
+    if own and size == own != expected:
+        texts.append("its own only: gradients were not reduced over ranks")
+    elif size * accumulation == expected:
+        texts.append("one micro-batch: it stepped at each, or dropped the others")
+    elif size * ranks == expected:
+        texts.append("one rank's")
+    elif own * ranks != expected and own:
+        texts.append(f"{own} computed by this rank, expected {expected // ranks}")
+    return "; ".join(texts)
+
+
+def _unequal(step: StepSeen, of_all: Counter[int]) -> str:
+    """The sample that weighs least otherwise than the usual one; "" where all weigh alike."""
+    each = {sample: weight / max(1, of_all[sample]) for sample, weight in step.weights}
+    if not each:
+        return ""
+    usual = sorted(each.values())[len(each) // 2]
+    odd = {s: w for s, w in each.items() if not isclose(w, usual, rel_tol=_SHARE)}
+    if not odd:
+        return ""
+    sample, weight = next(iter(odd.items()))
+    return f"{len(odd)} of {len(each)} samples, such as {sample}: {weight / usual:.4g} of the usual"

@@ -1,0 +1,89 @@
+"""Judging random numbers: other ones on each rank, the same in a second run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pytest_mnode.data.facts import Draws
+from pytest_mnode.wrong import Wrong, listed
+
+
+def kind_of(source: str) -> str:
+    """The generator that a source draws from: "numpy" of "worker 1: numpy"."""
+    return source.rpartition(": ")[2]
+
+
+def judge_distinct(label: str, draws: Sequence[Draws]) -> Wrong:
+    """Does every rank, and every worker of its loader, draw numbers of its own?
+
+    Two that draw the same from one kind of generator are wrong.
+    """
+    drawn: dict[tuple[str, str], list[str]] = {}
+    for one in draws:
+        for source, digest in one.digests.items():
+            worker = source.rpartition(": ")[0]
+            who = f"{one.at}, {worker}" if worker else str(one.at)
+            drawn.setdefault((kind_of(source), digest), []).append(who)
+    equal = {kind: who for (kind, _), who in drawn.items() if len(who) > 1}
+    texts = [
+        f"{listed(who)} draw the same from {kind}"
+        for (kind, _), who in drawn.items()
+        if len(who) > 1
+    ]
+    shared = sum(len(who) for who in drawn.values() if len(who) > 1)
+    # One rank alone has nobody whose numbers it could have.
+    alone = len(draws) < 2
+    return Wrong(
+        f"{label}: generators that draw what another draws",
+        None if alone or not drawn else shared,
+        "each rank and each worker has a seed of its own",
+        listed(texts) or None,
+        "one rank has nobody to share with" if alone else _sources(draws) if not equal else "",
+    )
+
+
+def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws]) -> Wrong:
+    """Does every rank draw the same numbers in a second run with the same seed?"""
+    other = {one.at.rank: one.digests for one in again}
+    texts = []
+    count = 0
+    for one in first:
+        then = other.get(one.at.rank, {})
+        kinds = [source for source, digest in one.digests.items() if then.get(source) != digest]
+        count += len(kinds)
+        if kinds:
+            texts.append(f"{one.at} draws others from {', '.join(_shown(kinds))}")
+    return Wrong(
+        f"{label}: generators that draw otherwise in a second run",
+        count if first and again else None,
+        "numbers follow from the seed and the rank",
+        listed(texts) or None,
+        _sources(first),
+    )
+
+
+def judge_depends(label: str, one: Sequence[Draws], other: Sequence[Draws]) -> Wrong:
+    """Does another seed give every rank other numbers?"""
+    by_rank = {draws.at.rank: draws.digests for draws in other}
+    texts = []
+    count = 0
+    for draws in one:
+        then = by_rank.get(draws.at.rank, {})
+        kinds = [source for source, digest in draws.digests.items() if then.get(source) == digest]
+        count += len(kinds)
+        if kinds:
+            texts.append(f"{draws.at} draws the same from {', '.join(_shown(kinds))}")
+    return Wrong(
+        f"{label}: generators that the seed does not reach",
+        count if one and other else None,
+        "another seed gives other numbers",
+        listed(texts) or None,
+    )
+
+
+def _shown(kinds: Sequence[str], most: int = 4) -> list[str]:
+    return [*kinds[:most], *([f"{len(kinds) - most} more"] if len(kinds) > most else [])]
+
+
+def _sources(draws: Iterable[Draws]) -> str:
+    return ", ".join(dict.fromkeys(source for one in draws for source in one.digests))
