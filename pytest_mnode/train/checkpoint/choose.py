@@ -113,7 +113,7 @@ def outdated(
 
     Kept are the newest `keep` that are complete and not known to be damaged, `saved` among them,
     and all of later steps, which are another job's to judge. What is damaged goes when it is older
-    than all that are kept, and what was replaced when that by which it was is complete.
+    than as many whole ones, and what was replaced when that by which it was is complete.
     """
     whole = {name for name in complete if name not in damaged} | {saved}
     names = sorted({*whole, *damaged}, key=order)
@@ -121,6 +121,8 @@ def outdated(
     older = [name for name in names if order(name) < order(saved) and name not in replaced]
     good = [name for name in older if name in whole]
     kept = [*good[max(0, len(good) - (keep - 1)) :], saved]
+    if len(kept) < keep:
+        return replaced
     return replaced + [name for name in older if name not in kept and order(name) < order(kept[0])]
 
 

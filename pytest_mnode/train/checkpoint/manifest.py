@@ -57,7 +57,7 @@ def read_manifest(text: bytes) -> Manifest:
         page = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{MANIFEST} is not readable: {_one_line(str(error))}") from None
-    if not isinstance(page, dict) or not isinstance(page.get("format"), int):
+    if not isinstance(page, dict) or type(page.get("format")) is not int:
         raise ManifestError(f"{MANIFEST} does not say of which format it is")
     if page["format"] != FORMAT:
         raise ManifestError(f"it is of format {page['format']}, and format {FORMAT} is read here")

@@ -114,8 +114,11 @@ def _begin(order: Order) -> _Begun:
     held = False
     for entry in order.directory.iterdir():
         name = read_name(entry.name)
-        if name is not None and name.is_leftover:
-            held = held or (name.step == order.step and (entry / HOLDING).exists())
+        if name is None:
+            continue
+        held = held or (name.step == order.step and (entry / HOLDING).exists())
+        unsealed = (entry / _SEALED).exists() and not (entry / COMPLETE).exists()
+        if name.is_leftover or unsealed:
             remove(entry)
     path = order.directory / aside(order.step, PARTIAL)
     path.mkdir()
