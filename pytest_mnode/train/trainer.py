@@ -176,7 +176,11 @@ class Trainer:
         loaded: Loaded | None = self.store.load(
             state, world=self.place, group=self.group, reshard=self.config.reshard
         )
-        if loaded is not None:
+        if loaded is None:
+            # To have names for what may come, torch took a step with a learning rate of 0, and
+            # counted it: AdamW would begin with the second.
+            self.optimiser.state.clear()
+        else:
             set_state_dict(
                 self.model,
                 self.optimiser,
