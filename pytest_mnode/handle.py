@@ -31,6 +31,11 @@ class Cluster(Nodes):
         self._off: list[str] = []
         self._rates: dict[tuple[str, str], tuple[float, float]] = {}
 
+    @property
+    def procs_per_node(self) -> int:
+        """Ranks of a node in this test, where nothing else is said."""
+        return self._run.procs_of(self._need)
+
     def world(
         self,
         nodes: int | Sequence[str] | None = None,
@@ -45,7 +50,7 @@ class Cluster(Nodes):
         names = self.nodes[:nodes] if isinstance(nodes, int) else self._names(nodes)
         if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
             raise UsageError(f"nodes={nodes}: this test has {len(self.nodes)} nodes")
-        procs = procs_per_node or self._run.procs_of(self._need)
+        procs = procs_per_node or self.procs_per_node
         assert self._run.client is not None
         info = self._run.client.open_world(self._lease, procs, fresh, tuple(names))
         world = RankWorld(self._run, info, self._need.timeout_s, fresh)

@@ -123,6 +123,11 @@ class Nodes:
         found: str | None = self._ask("interface_of", self._names(node)[0])
         return found
 
+    @property
+    def share_files(self) -> bool:
+        """Whether all nodes are on this machine, and see its files."""
+        return bool(self._ask("shares_kernel"))
+
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
         names = (
             self.nodes if nodes is None else (nodes,) if isinstance(nodes, str) else tuple(nodes)

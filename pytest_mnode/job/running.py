@@ -105,9 +105,11 @@ class RunningJob:
             raise ClusterError(f"no {what} is running on {node or ', '.join(on)}")
         return done
 
-    def preempt(self, grace_s: float) -> None:
+    def preempt(self, grace_s: float) -> list[str]:
         """As a scheduler that wants the nodes back: SIGTERM to torchrun on all nodes at once, and
         SIGKILL to whatever is left `grace_s` seconds later. Requeued, where it may be, by `wait`.
+
+        Names of the nodes that had to be killed.
         """
         self._signal(self._living(self._nodes), "torchrun", signals.SIGTERM)
         end = time.monotonic() + grace_s
@@ -118,6 +120,7 @@ class RunningJob:
         self._note("preempted", detail=f"{', '.join(late)} killed after {grace_s:g} s" * bool(late))
         if late:
             self._end_all()
+        return late
 
     def pids(self, node: str, rank: int | None = None) -> list[int]:
         """Pids, as the node sees them, of one rank or of all the job's processes there."""

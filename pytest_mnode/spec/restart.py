@@ -2,8 +2,62 @@
 
 from __future__ import annotations
 
-from pytest_mnode.spec.fields import Page
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pytest_mnode.spec.fields import Fraction, Page, Seconds, Some
+
+Kill = Literal["rank", "node", "preemption", "checkpoint"]
+KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
+_Steps = Annotated[int, Field(strict=True, ge=6)]
 
 
 class RestartCriterion(Page):
     """A killed job comes back without hands and loses nothing after its last checkpoint."""
+
+    kills: Annotated[tuple[Kill, ...], Field(min_length=1)] = KILLS
+    """What the job comes back from: SIGKILL of a rank; a node that is powered off; preemption,
+    which is SIGTERM to the whole job; SIGKILL while a checkpoint is written."""
+    within_s: Seconds = Field(alias="within")
+    """From the kill to the end of the first step of the job that came back, such as 60 s."""
+    node_loss: Literal["spare", "fewer", "rebooted"] = "spare"
+    """Where the job goes on whose node is gone: on a spare that stands by, on one node fewer, or
+    on the node when it was booted again."""
+    tolerance: Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    """By which losses may differ from those of a run that was never killed, relative to them; 0:
+    bit by bit, and final parameters and optimiser states too. Above 0 where the backend is not
+    deterministic; parameters are then compared as values, relative to the largest."""
+    resharded_tolerance: Annotated[Fraction, Field(lt=1)] | None = None
+    """The same for a job that goes on with another number of ranks, which sum in another order;
+    left out: checkpoints are not promised to be loaded by any other number."""
+    refuses_damaged: Annotated[bool, Field(strict=True)] = True
+    """A checkpoint that was damaged after it was written is refused, and the one before is used."""
+    checkpoint_within_s: Seconds | None = Field(None, alias="checkpoint_within")
+    """The longest that a checkpoint of the job takes."""
+    grace_s: Seconds = Field(30.0, alias="grace")
+    """Time that a preempted job is given to save, before it is killed."""
+    back_within_s: Seconds = Field(120.0, alias="back_within")
+    """How long a job waits for its node to be booted again (node_loss: rebooted)."""
+    steps: _Steps = 18
+    """Optimiser steps of the job, of which 12 are an epoch; a checkpoint is saved at every 4th."""
+    pause_s: Seconds = Field(0.1, alias="pause")
+    """Waited after each step of the runs that are killed, so that the kill falls between the first
+    step and the last: as long as a command on a node takes, divided by a few."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """How the model is trained: replicated, or sharded."""
+    width: Some = 64
+    """Of the model's embedding, a multiple of 4; parameters grow with its square."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if len(set(self.kills)) < len(self.kills):
+            raise ValueError(f"kills names one twice; accepted: each of {', '.join(KILLS)} once")
+        if self.node_loss == "fewer" and "node" in self.kills and not self.resharded_tolerance:
+            raise ValueError(
+                "node_loss fewer goes on with another number of ranks; accepted: with "
+                "resharded_tolerance, such as 0.01"
+            )
+        if self.width % 4:
+            raise ValueError(f"width {self.width}; accepted: a multiple of 4")
+        return self

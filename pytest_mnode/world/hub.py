@@ -324,6 +324,8 @@ class Hub(threading.Thread):
             return by_name[message.args[0]].address
         if message.method == "interface_of":
             return by_name[message.args[0]].fabric_interface
+        if message.method == "shares_kernel":
+            return self.launcher.shared_kernel
         method = getattr(self.launcher, message.method, None)
         if method is None:
             what = message.method.replace("_", " ")

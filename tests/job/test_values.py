@@ -31,7 +31,14 @@ Root Cause (first observed failure):
 
 
 def _seen(**given: Any) -> Seen:
-    known = {"nodes": ALL[:3], "first_size": 3, "ended": {}, "there": ALL, "lost": (), "requeue": 0}
+    known: dict[str, Any] = {
+        "nodes": ALL[:3],
+        "first_size": 3,
+        "ended": {},
+        "there": ALL,
+        "lost": (),
+        "requeue": 0,
+    }
     return Seen(**(known | given))
 
 

@@ -1,0 +1,176 @@
+"""The lives of a run: which ranks trained which steps, from what they wrote down. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pytest_mnode.train.records import (
+    CheckpointRecord,
+    EndRecord,
+    Record,
+    StartRecord,
+    StepRecord,
+    UnreadableRecord,
+)
+
+
+@dataclass(slots=True)
+class RankLife:
+    """What one rank wrote between one start and the next, in its order."""
+
+    start: StartRecord
+    steps: list[StepRecord] = field(default_factory=list)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """All ranks from one start of the job to the next; `number` counts from 0.
+
+    by_rank: those that wrote something. size: how many there are to be.
+    """
+
+    number: int
+    size: int
+    by_rank: Mapping[int, RankLife]
+
+    @property
+    def loaded(self) -> int:
+        """The step that it went on from, the least of what ranks say; 0 for the beginning."""
+        return min(life.start.loaded or 0 for life in self.by_rank.values())
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that wrote nothing."""
+        return [rank for rank in range(self.size) if rank not in self.by_rank]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that some rank finished; what was loaded where none did."""
+        steps = [s.step for life in self.by_rank.values() for s in life.steps]
+        return max(steps, default=self.loaded)
+
+    @property
+    def processes(self) -> dict[str, list[tuple[int, float]]]:
+        """(pid, a time at which it ran) of its ranks, by node."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for life in self.by_rank.values():
+            found.setdefault(life.start.node, []).append((life.start.pid, life.start.time))
+        return found
+
+    def first_step_ended(self) -> float | None:
+        """When all of its ranks had finished their first step, wall clock; None: not all did."""
+        firsts = [life.steps[0].ended for life in self.by_rank.values() if life.steps]
+        return max(firsts) if len(firsts) == self.size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A step as it counts: `life` did it, and none that came later took it back."""
+
+    step: int
+    life: int
+    by_rank: Mapping[int, StepRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run: its lives in order, and lines that belong to none or could not be read."""
+
+    lives: tuple[Life, ...]
+    stray: tuple[str, ...] = ()
+
+    def kept_until(self, life: Life) -> int:
+        """The last step of a life that no later one took back."""
+        later = [other.loaded for other in self.lives if other.number > life.number]
+        return min(later, default=life.last_step)
+
+    def effective(self) -> list[Effective]:
+        """Steps that count, in order of lives, one each time that ranks did it."""
+        return [
+            Effective(step, life.number, found)
+            for life in self.lives
+            for step, found in _steps(life)
+            if step <= self.kept_until(life)
+        ]
+
+    def taken_back(self) -> list[Effective]:
+        """Steps that a later life did again, in order of lives."""
+        return [
+            Effective(step, life.number, found)
+            for life in self.lives
+            for step, found in _steps(life)
+            if step > self.kept_until(life)
+        ]
+
+    def curve(self) -> dict[int, Mapping[int, StepRecord]]:
+        """What each rank wrote of each step that counts; of one done twice, the last."""
+        return {one.step: one.by_rank for one in self.effective()}
+
+
+def history_of(records: Iterable[Record]) -> History:
+    """Lives from records, rank by rank and in order of writing, as `read_records` gives them.
+
+    Ranks count their restarts apart, so that their numbers name no life: a new one begins with a
+    rank that starts once more, with another requeue, or with another number of ranks.
+    """
+    by_rank: dict[int, list[RankLife]] = {}
+    stray = []
+    for record in records:
+        if isinstance(record, UnreadableRecord):
+            stray.append(f"{record.path}:{record.line}: {record.reason}")
+        elif isinstance(record, StartRecord):
+            by_rank.setdefault(record.rank, []).append(RankLife(record))
+        elif not by_rank.get(record.rank):
+            stray.append(f"rank {record.rank}: a {record.kind} before any start")
+        else:
+            _add(by_rank[record.rank][-1], record)
+    starts = [life for lives in by_rank.values() for life in lives]
+    starts.sort(key=lambda life: life.start.time)
+    groups: list[dict[int, RankLife]] = []
+    for life in starts:
+        if not groups or not _fits(groups[-1], life):
+            groups.append({})
+        groups[-1][life.start.rank] = life
+    lives = tuple(
+        Life(number, next(iter(group.values())).start.world_size, dict(sorted(group.items())))
+        for number, group in enumerate(groups)
+    )
+    return History(lives, tuple(stray))
+
+
+def _add(life: RankLife, record: StepRecord | CheckpointRecord | EndRecord) -> None:
+    if isinstance(record, StepRecord):
+        life.steps.append(record)
+    elif isinstance(record, CheckpointRecord):
+        life.checkpoints.append(record)
+    else:
+        life.end = record
+
+
+def _fits(group: Mapping[int, RankLife], life: RankLife) -> bool:
+    some = next(iter(group.values())).start
+    return life.start.rank not in group and _of(some) == _of(life.start)
+
+
+def _of(start: StartRecord) -> tuple[int, str]:
+    return start.world_size, start.incarnation.partition(".")[0]
+
+
+def _steps(life: Life) -> Iterator[tuple[int, Mapping[int, StepRecord]]]:
+    """Each step with what ranks wrote of it; once more for each time that a rank did it again."""
+    times: dict[int, list[dict[int, StepRecord]]] = {}
+    for rank, own in life.by_rank.items():
+        done: dict[int, int] = {}
+        for record in own.steps:
+            number = done.get(record.step, 0)
+            done[record.step] = number + 1
+            rounds = times.setdefault(record.step, [])
+            if len(rounds) <= number:
+                rounds.append({})
+            rounds[number][rank] = record
+    for step in sorted(times):
+        for found in times[step]:
+            yield step, found

@@ -1,0 +1,139 @@
+"""Which job is run, on which nodes, and where the kill strikes: from the promise alone. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.job import Job
+from pytest_mnode.restart.comparing import Like
+from pytest_mnode.restart.judging import Terms
+from pytest_mnode.spec.restart import Kill, RestartCriterion
+from pytest_mnode.train.config import JobConfig
+
+EPOCH_STEPS = 12
+CHECKPOINT_EVERY = 4
+STRIKE_AFTER = 6
+"""The step after which a kill strikes: in the middle of an epoch, with a checkpoint behind it."""
+HELD = 8
+"""The step whose checkpoint is held open while it is written."""
+RESTARTS = 3
+"""A kill costs each node one; the others are for a meeting that fails on a busy machine."""
+_KEY = "criteria.restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A job that will be killed.
+
+    nodes: it begins on; spares: stand by; ranks_after: how many ranks it has when it came back
+    from the loss of a node. victim: the node that is lost. eye: a node that is not, from which the
+    others are watched.
+    """
+
+    nodes: tuple[str, ...]
+    spares: tuple[str, ...]
+    per_node: int
+    fewest: int | None
+    victim: str
+    eye: str
+    config: JobConfig
+
+    @property
+    def ranks(self) -> int:
+        return len(self.nodes) * self.per_node
+
+    def ranks_after(self, kill: Kill) -> int:
+        """How many ranks the job has when it came back."""
+        if kill == "node" and self.fewest is not None:
+            return self.fewest * self.per_node
+        return self.ranks
+
+    def job(self, config_path: str, promise: RestartCriterion) -> Job:
+        """The reference job, restarted by torchrun and requeued by the launcher."""
+        return Job(
+            ["-m", "pytest_mnode.train", config_path],
+            nodes=self.nodes,
+            procs_per_node=self.per_node,
+            restarts=RESTARTS,
+            requeues=2,
+            spares=self.spares,
+            fewest_nodes=self.fewest,
+            back_within_s=promise.back_within_s,
+        )
+
+    def whole(self, directory: str) -> JobConfig:
+        """The config of the run that is not killed."""
+        return replace(self.config, directory=directory, pause_s=0.0)
+
+    def cut(self, kill: Kill, directory: str) -> JobConfig:
+        """The config of the run that is."""
+        held = HELD if kill == "checkpoint" else None
+        return replace(self.config, directory=directory, hold_checkpoint=held)
+
+    def digest(self) -> str:
+        """Names the run that is not killed: the same for the same job on the same nodes."""
+        what = json.dumps([asdict(self.whole(".")), self.nodes, self.per_node])
+        return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+    def terms(self, kill: Kill, promise: RestartCriterion) -> Terms:
+        """What the run has to keep."""
+        config = self.config
+        same = self.ranks_after(kill) == self.ranks
+        like = like_same(promise) if same else like_resharded(promise)
+        return Terms(config.steps, config.samples, config.global_batch, like, promise.within_s)
+
+
+def plan(promise: RestartCriterion, there: Sequence[str], per_node: int) -> Plan:
+    """The job for these nodes. Raises UsageError where they are too few for the promise."""
+    if len(there) < 2:
+        raise UsageError(f"{_KEY}: {len(there)} node; give --mnode-nodes=2 or more")
+    spare = promise.node_loss == "spare"
+    nodes = tuple(there[:-1] if spare else there)
+    fewest = len(nodes) - 1 if promise.node_loss == "fewer" else None
+    victim = nodes[min(1, len(nodes) - 1)]
+    return Plan(
+        nodes=nodes,
+        spares=(there[-1],) if spare else (),
+        per_node=per_node,
+        fewest=fewest,
+        victim=victim,
+        eye=next(name for name in there if name != victim),
+        config=config_for(promise, len(nodes) * per_node * (2 if fewest is None else fewest)),
+    )
+
+
+def config_for(promise: RestartCriterion, batch: int) -> JobConfig:
+    """The reference job, small, with this global batch; of no directory yet."""
+    return JobConfig(
+        directory=".",
+        width=promise.width,
+        context=16,
+        layers=2,
+        global_batch=batch,
+        samples=EPOCH_STEPS * batch,
+        steps=promise.steps,
+        parallel=promise.parallel,
+        checkpoint_every=CHECKPOINT_EVERY,
+        keep=3,
+        reshard=promise.resharded_tolerance is not None,
+        pause_s=promise.pause_s,
+        deterministic=promise.tolerance == 0,
+    )
+
+
+def like_same(promise: RestartCriterion) -> Like:
+    """How equal a run is that goes on with as many ranks."""
+    if promise.tolerance == 0:
+        return Like(0.0, f"{_KEY}.tolerance 0: bit by bit")
+    return Like(promise.tolerance, f"{_KEY}.tolerance {promise.tolerance:g}, relative")
+
+
+def like_resharded(promise: RestartCriterion) -> Like:
+    """How equal a run is that goes on with another number of ranks."""
+    tolerance = promise.resharded_tolerance or 0.0
+    source = f"{_KEY}.resharded_tolerance {tolerance:g}, relative"
+    return Like(tolerance, source, same_ranks=False)

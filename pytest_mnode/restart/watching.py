@@ -1,0 +1,157 @@
+"""A run's directory, as a node sees it: made, read, waited on, surveyed, removed.
+
+The controller may see no file system of the nodes, so that everything is a command there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.errors import ClusterError, MnodeError
+from pytest_mnode.restart.evidence import Shelf
+from pytest_mnode.restart.lives import History, history_of
+from pytest_mnode.train.config import JobConfig
+from pytest_mnode.train.records import read_records
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+    from pytest_mnode.spec import Spec
+
+_LIMIT_S = 60.0
+_WRITE = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+_READ = r"""
+import json, pathlib, sys
+files = pathlib.Path(sys.argv[1]).glob("rank*.jsonl")
+json.dump({f.name: f.read_bytes().decode("utf-8", "replace") for f in files}, sys.stdout)
+"""
+# Until so many ranks have started `starts` times and have done `step` since, or the store holds
+# a checkpoint open in the middle of being written.
+_AWAIT = r"""
+import glob, json, sys, time
+place, ranks, starts, step, limit = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
+def done(path):
+    begun, last = 0, -1
+    with open(path, errors="replace") as file:
+        for line in file:
+            if line.startswith('{"kind":"start"'):
+                begun, last = begun + 1, -1
+            elif line.startswith('{"kind":"step"') and line.endswith("\n"):
+                last = json.loads(line)["step"]
+    return begun >= starts and last >= step
+end = time.monotonic() + limit
+while time.monotonic() < end:
+    if ranks == 0:
+        if glob.glob(glob.escape(place) + "/checkpoints/step-*/HOLDING"):
+            sys.exit(0)
+    elif sum(map(done, glob.glob(glob.escape(place) + "/records/rank*.jsonl"))) >= ranks:
+        sys.exit(0)
+    time.sleep(0.02)
+sys.exit(3)
+"""
+_SURVEY = r"""
+import json, sys
+from pytest_mnode.train.checkpoint import Store
+found = [(one.step, one.reason) for one in Store(sys.argv[1]).survey()]
+json.dump(found, sys.stdout)
+"""
+
+
+def shared_place(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
+    """Where all nodes see the same files; else, as a text, why there is no such place.
+
+    base: of this machine, used where all nodes are on it.
+    """
+    if spec.storage is not None and spec.storage.checkpoints is not None:
+        return Path(spec.storage.checkpoints)
+    if cluster.share_files:
+        return base
+    return "storage.checkpoints of the spec names no directory that all nodes share"
+
+
+@contextlib.contextmanager
+def run_directory(cluster: Cluster, node: str, place: Path, name: str) -> Iterator[str]:
+    """A directory for one run, made through a node, and removed in the end."""
+    [made] = cluster.run(["mktemp", "-d", str(place / f"mnode-{name}-XXXXXX")], node)
+    if not made.ok:
+        raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
+    directory = made.stdout.strip()
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(MnodeError):
+            cluster.run(["rm", "-rf", "--", directory], node, timeout=_LIMIT_S)
+
+
+def write_config(cluster: Cluster, node: str, config: JobConfig) -> str:
+    """Put a run's config into its directory; the path."""
+    path = f"{config.directory}/config.json"
+    _ask(cluster, node, _WRITE, path, json.dumps(asdict(config)))
+    return path
+
+
+def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> History:
+    """A run's records, brought here into a directory, as lives."""
+    files = json.loads(_ask(cluster, node, _READ, f"{directory}/records"))
+    into.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (into / Path(name).name).write_text(text)
+    return history_of(read_records(into))
+
+
+def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
+    """What is in the run's store now; None where it cannot be read."""
+    argv = [sys.executable, "-c", _SURVEY, f"{directory}/checkpoints"]
+    [found] = cluster.run(argv, node, timeout=_LIMIT_S)
+    if not found.ok:
+        return None
+    steps = json.loads(found.stdout)
+    complete = tuple(step for step, reason in steps if reason is None)
+    return Shelf(complete, tuple((step, why) for step, why in steps if why is not None))
+
+
+def await_steps(
+    cluster: Cluster,
+    node: str,
+    directory: str,
+    *,
+    ranks: int,
+    step: int,
+    starts: int = 1,
+    limit_s: float,
+    over: Callable[[], bool],
+) -> bool:
+    """Wait until so many ranks did this step since their start number `starts`; whether they did.
+
+    Called again and again meanwhile, `over` says whether there is nothing to wait for any more.
+    With ranks=0 it waits for a checkpoint that is held open.
+    """
+    words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
+    watcher = cluster.start([sys.executable, "-S", "-c", _AWAIT, *words], node)
+    end = time.monotonic() + limit_s + 10.0
+    try:
+        while watcher.poll() is None and time.monotonic() < end:
+            if over():
+                # What was written last may have been what is waited for.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    watcher.wait(0.5)
+                break
+            time.sleep(0.02)
+        return watcher.poll() == 0
+    finally:
+        watcher.kill()
+        watcher.communicate()
+
+
+def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
+    [found] = cluster.run([sys.executable, "-S", "-c", code, *words], node, timeout=_LIMIT_S)
+    if not found.ok:
+        raise ClusterError(f"{node}: {(found.stderr.strip().splitlines() or ['no answer'])[-1]}")
+    return found.stdout
