@@ -2,8 +2,89 @@
 
 from __future__ import annotations
 
-from pytest_mnode.spec.fields import Page
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from pytest_mnode.spec.fields import AbsolutePath, Page, Seconds, Some, Text
+
+Style = Literal["torchrun", "deepspeed", "megatron"]
+
+
+class StartPromise(Page):
+    """A job started this way runs with the right environment on every node."""
+
+    within_s: Seconds = Field(60.0, alias="within")
+    """From its submission to its end, of a program that does nothing but meet, such as 60 s."""
+    job: AbsolutePath | None = None
+    """A job file of the cluster's own (docs/launch.md), with a program that reports as ours does;
+    left out: the one of fixtures/jobs."""
+
+
+class RendezvousPromise(Page):
+    """Ranks that are there make a process group in time."""
+
+    ranks: Some = 16
+    """How many at least, the same number on every node."""
+    within_s: Seconds = Field(alias="within")
+    """From the call of init_process_group to its return, on the slowest rank."""
+
+
+class StorePromise(Page):
+    """The store in which ranks meet serves many clients."""
+
+    clients: Annotated[tuple[Some, ...], Field(min_length=1)] = (64, 256, 1024)
+    """How many, rising; simulated by threads of the ranks."""
+    within_s: Seconds = Field(alias="within")
+    """In which all of the largest number have connected, told each other, and passed a barrier."""
+
+    @field_validator("clients")
+    @classmethod
+    def _rises(cls, clients: tuple[int, ...]) -> tuple[int, ...]:
+        if sorted(set(clients)) != list(clients):
+            shown = ", ".join(map(str, clients))
+            raise ValueError(f"[{shown}] does not rise; accepted: each number larger than the last")
+        return clients
+
+
+class AbsentPromise(Page):
+    """Where a rank never comes, every other one says which, soon after its limit."""
+
+    limit_s: Seconds = Field(2.0, alias="limit")
+    """Of initialisation, in this test."""
+    said_within_s: Seconds = Field(alias="said_within")
+    """From that limit to the error, on the slowest rank."""
 
 
 class LaunchCriterion(Page):
-    """A job as a user describes it starts on every node with the right environment."""
+    """A job as a user describes it starts on every node. What is left out is not promised."""
+
+    torchrun: StartPromise | None = None
+    """One torchrun a node."""
+    deepspeed: StartPromise | None = None
+    """One process a rank, as the deepspeed command starts them."""
+    megatron: StartPromise | None = None
+    """One task a rank, and a script that turns the scheduler's facts into torch's variables."""
+    elsewhere: Literal[True] | None = None
+    """The same on other nodes, in another order."""
+    image: Text | None = None
+    """Jobs run in a container image, such as this one."""
+    rendezvous: RendezvousPromise | None = None
+    store: StorePromise | None = None
+    absent: AbsentPromise | None = None
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"promises nothing; accepted: {', '.join(type(self).model_fields)}")
+        if self.elsewhere and not any((self.torchrun, self.deepspeed, self.megatron)):
+            raise ValueError(
+                "elsewhere promises nothing without a style; "
+                "accepted: with torchrun, deepspeed or megatron"
+            )
+        return self
+
+    def start(self, style: str) -> StartPromise | None:
+        """What is promised of a style; None if nothing is."""
+        found: StartPromise | None = getattr(self, style, None)
+        return found

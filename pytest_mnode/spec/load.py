@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pytest_mnode.errors import SpecError
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from pytest_mnode.spec.models import Spec
+
+Model = TypeVar("Model", bound="BaseModel")
 
 _ACCEPTED = {
     "dict_type": "a mapping of keys to values",
@@ -45,19 +47,25 @@ def load_spec(path: Path) -> Spec:
 
     Raises SpecError, one line with the file, the dotted key, the value met and the accepted form.
     """
+    from pytest_mnode.spec.models import Spec
+
+    return read_model(path, Spec)
+
+
+def read_model(path: Path, model: type[Model]) -> Model:
+    """The YAML file `path` as a model of pydantic's; raises SpecError as `load_spec` does."""
     from pydantic import ValidationError
 
-    from pytest_mnode.spec.models import Spec
     from pytest_mnode.spec.page import read_page
 
     page = read_page(path)
     try:
-        return Spec.model_validate(page)
+        return model.model_validate(page)
     except ValidationError as error:
         # an unknown key often explains a missing one
         faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise SpecError(f"{path}: {_fault_line(Spec, faults[0])}{more}") from None
+        raise SpecError(f"{path}: {_fault_line(model, faults[0])}{more}") from None
 
 
 def _fault_line(model: type[BaseModel], fault: ErrorDetails) -> str:

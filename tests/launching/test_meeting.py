@@ -75,7 +75,7 @@ def test_every_rank_names_who_never_came(
         (
             "store absent",
             r"TimeLimitError: rank 1 of 4 on \S+ could not reach the store at 127.0.0.1:PORT "
-            r"within 1 s: connection refused; rank 0 keeps it: it may be absent, or the address cannot",
+            r"within 1 s: connection refused; rank 0 keeps it: it may be absent, or the",
         ),
         ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' is not known \("),
         ("store lost", r"WorldError: rank 1 of 4 on \S+ lost the store while it waited"),

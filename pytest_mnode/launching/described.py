@@ -1,0 +1,90 @@
+"""A job as a user describes it: image, nodes, accelerators per node, command, style, variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.spec.fields import Count, Page, Some, Text
+from pytest_mnode.spec.load import read_model
+
+HERE = "{here}"
+"""In a command: the folder of the job file."""
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Word = Annotated[str, StringConstraints(min_length=1)]
+
+
+class LaunchJob(Page):
+    """What a user asks of a cluster."""
+
+    name: Text
+    """What the job is called."""
+    image: Text | None = None
+    """Container image that the command runs in; left out: on the node as it is."""
+    nodes: Some | Literal["all"]
+    """How many nodes, or all that there are."""
+    accelerators_per_node: Count | Literal["all"]
+    """How many accelerators of each node; 0 where ranks compute on CPUs."""
+    ranks_per_node: Some | None = None
+    """How many ranks a node has; left out: one an accelerator, else one."""
+    command: Annotated[tuple[Word, ...], Field(min_length=1)]
+    """Program and arguments, word by word; {here} stands for the folder of this file."""
+    style: Literal["torchrun", "deepspeed", "megatron", "plain"] = "torchrun"
+    """Who starts the ranks: one torchrun a node, deepspeed's launcher, the scheduler one task a
+    rank, or nobody: the command runs once a node."""
+    env: dict[VariableName, str] = Field(default_factory=dict)
+    """Variables that every process gets."""
+
+    @field_validator("env")
+    @classmethod
+    def _leaves_the_contract(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            if name in env:
+                raise ValueError(
+                    f"{name} would be the same in every process; accepted: variables that the "
+                    "launcher does not set"
+                )
+        return env
+
+    def placed(self, nodes: int, accelerators: int) -> Self:
+        """The same with numbers for `all`: of the nodes it may have, and of the spec.
+
+        Raises UsageError where it asks for more than there is.
+        """
+        asked = nodes if self.nodes == "all" else self.nodes
+        each = accelerators if self.accelerators_per_node == "all" else self.accelerators_per_node
+        if asked > nodes:
+            raise UsageError(f"job {self.name}: nodes {asked}; accepted: up to {nodes}")
+        if each > accelerators:
+            raise UsageError(
+                f"job {self.name}: accelerators_per_node {each}; the spec has {accelerators} a node"
+            )
+        ranks = each or self.ranks_per_node or 1
+        return self.model_copy(
+            update={"nodes": asked, "accelerators_per_node": each, "ranks_per_node": ranks}
+        )
+
+    @property
+    def node_count(self) -> int:
+        """Of a job that is placed."""
+        assert isinstance(self.nodes, int), "not placed"
+        return self.nodes
+
+    @property
+    def rank_count(self) -> int:
+        """Ranks of a node, of a job that is placed."""
+        return 1 if self.style == "plain" else self.ranks_per_node or 1
+
+
+def read_job(path: Path) -> LaunchJob:
+    """The job in the YAML file `path`.
+
+    Raises UsageError, one line with the file, the dotted key, the value met and the accepted form.
+    """
+    job = read_model(path, LaunchJob)
+    here = str(path.absolute().parent)
+    command = tuple(word.replace(HERE, here) for word in job.command)
+    return job.model_copy(update={"command": command})

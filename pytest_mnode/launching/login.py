@@ -1,0 +1,195 @@
+"""Runs commands on a node as an ordinary user who logged in: `login.py PLAN`, a JSON object.
+
+Run by its path with `python -I -S`, so that it needs nothing but the standard library. PLAN is what
+`Login` makes: what the user's environment is, whether to become an unprivileged user, which files
+that user must be able to read, and the processes to start, each with argv and variables. What was
+in the environment before is gone: each process gets HOME, USER, PATH, LANG and its own variables.
+
+The first line that it prints says as whom: {"login": {"node": …, "uid": …, "user": …, "why": …}}.
+It ends when all processes have, or when one failed and the others had their time to follow; what
+is left then, children of children too, is killed, and so is all when this process is told to end.
+The exit status is the first that is not 0; 128 + signal where one was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from typing import Any, NoReturn
+
+NOBODY = 65534
+_SUBREAPER, _PARENT_DEATH = 36, 1
+_FOLLOW_S = 20.0
+"""How long other processes of the node may go on when one has failed: they have their own limits
+for a peer that is gone, and what they say then is worth reading."""
+
+
+def main(plan: dict[str, Any]) -> NoReturn:
+    """Start, wait, bury; see the module."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans of the job become ours, however deep they hide
+    libc.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
+    uid, why = chosen_user(bool(plan["unprivileged"]), plan["must_read"], plan["must_run"])
+    home, made = home_of(uid)
+    user = name_of(uid)
+    say({"login": {"node": socket.gethostname(), "uid": uid, "user": user, "why": why}})
+    base = {"HOME": home, "USER": user, "PATH": plan["path"], "LANG": plan["lang"]}
+    ended: list[int] = []
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, told_to_end)
+        children = {
+            start([word.replace("{home}", home) for word in one["argv"]], base | one["env"], uid)
+            for one in plan["processes"]
+        }
+        ended = wait_for(children)
+    except KeyboardInterrupt:
+        ended = [128 + signal.SIGTERM]
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        kill_all_below()
+        if made:
+            shutil.rmtree(home, ignore_errors=True)
+    sys.exit(next((code for code in ended if code), 0))
+
+
+def told_to_end(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def chosen_user(unprivileged: bool, must_read: list[str], must_run: list[str]) -> tuple[int, str]:
+    """Whom the processes run as, and why not as an unprivileged user where one was asked for."""
+    uid = os.geteuid()
+    if uid != 0 or not unprivileged:
+        return uid, "" if uid else "not asked to be unprivileged"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, why_not(must_read, must_run).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        why = pipe.read()
+    os.waitpid(child, 0)
+    return (0, why) if why else (NOBODY, "")
+
+
+def why_not(must_read: list[str], must_run: list[str]) -> str:
+    """Become nobody and try; "" where nothing is in the way."""
+    try:
+        become(NOBODY)
+    except OSError as error:
+        return f"the node does not let uid {NOBODY} be taken ({(error.strerror or '').lower()})"
+    for paths, mode, doing in ((must_run, os.X_OK, "run"), (must_read, os.R_OK, "read")):
+        for path in paths:
+            if not os.access(path, mode):
+                return f"uid {NOBODY} cannot {doing} {path}"
+    return ""
+
+
+def become(uid: int) -> None:
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def home_of(uid: int) -> tuple[str, bool]:
+    """The user's home; one made for the time being, in the node's memory, for one who has none."""
+    if uid == os.geteuid():
+        try:
+            return pwd.getpwuid(uid).pw_dir, False
+        except KeyError:
+            return "/", False
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112
+    home = tempfile.mkdtemp(prefix="mnode-home-", dir=place)
+    os.chown(home, uid, uid)
+    return home, True
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def start(argv: list[str], env: dict[str, str], uid: int) -> int:
+    """A process of that user in its home, with this environment and nothing else."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        if uid != os.geteuid():
+            become(uid)
+        os.chdir(env["HOME"])
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        sys.stderr.write(f"{socket.gethostname()}: cannot run {argv[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(127)
+
+
+def wait_for(children: set[int]) -> list[int]:
+    """Exit codes in the order of ending; after a failure not for longer than _FOLLOW_S."""
+    codes: list[int] = []
+    left = set(children)
+    limit: float | None = None
+    while left and (limit is None or time.monotonic() < limit):
+        pid, status = os.waitpid(-1, 0 if limit is None else os.WNOHANG)
+        if pid == 0:
+            time.sleep(0.02)
+        elif pid in left:
+            left.remove(pid)
+            code = os.waitstatus_to_exitcode(status)
+            codes.append(code if code >= 0 else 128 - code)
+            if code and limit is None:
+                limit = time.monotonic() + _FOLLOW_S
+    return codes
+
+
+def kill_all_below() -> None:
+    """Kill what is left, until there is nothing: a killed parent's children become ours."""
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        for pid in children_of(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+        except ChildProcessError:
+            return
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:  # noqa: PTH123
+                    if int(file.read().rpartition(")")[2].split()[1]) == parent:
+                        found.append(int(entry))
+            except OSError:
+                continue
+    return found
+
+
+def say(what: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(what) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,131 @@
+"""How long ranks take to make a process group, measured in the ranks and judged here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pytest_mnode.errors import MnodeError
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.spec.launch import RendezvousPromise
+    from pytest_mnode.world.contract import World
+
+_KEY = "mnode-rendezvous"
+_STANDS_OUT = 3.0
+"""A rank is named where its own part is so many times the median of all ranks', and …"""
+_LEAST_S = 0.1
+"""… that much longer, so that no scheduling delay is blamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's times, s. connect_s: its own connection to the store and two round trips, with
+    nobody to wait for. init_s: init_process_group, begun by all ranks together."""
+
+    rank: int
+    node: str
+    connect_s: float
+    init_s: float
+
+
+def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes:
+    """In a rank that has no group: make one as a job does, and end it."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    if backend != "gloo" and torch.accelerator.is_available():
+        torch.accelerator.set_device_index(world.local_rank % torch.accelerator.device_count())
+    limit = timedelta(seconds=limit_s)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    began = time.perf_counter()
+    socket.getaddrinfo(address, port)
+    store = TCPStore(address, port, None, False, limit, False)
+    store.set(f"{_KEY}/{world.rank}", "here")
+    store.get(f"{_KEY}/{world.rank}")
+    connect_s = time.perf_counter() - began
+    if store.add(f"{_KEY}/came", 1) == world.size:
+        store.set(f"{_KEY}/go", "go")
+    store.wait([f"{_KEY}/go"], limit)
+    began = time.perf_counter()
+    dist.init_process_group(backend, timeout=limit)
+    init_s = time.perf_counter() - began
+    dist.destroy_process_group()
+    return RankTimes(world.rank, world.node, connect_s, init_s)
+
+
+def slow_rank(times: Sequence[RankTimes]) -> RankTimes | None:
+    """The rank whose own part stands out; None where all took about as long."""
+    slowest = max(times, key=lambda one: one.connect_s)
+    usual = statistics.median_low([one.connect_s for one in times])
+    stands_out = slowest.connect_s > _STANDS_OUT * usual
+    return slowest if stands_out and slowest.connect_s - usual > _LEAST_S else None
+
+
+def ranks_per_node(wanted: int, nodes: int, accelerators: int) -> int:
+    """As few a node as make `wanted` in all; one an accelerator where there are."""
+    each = -(-wanted // nodes)
+    return min(each, accelerators) if accelerators else each
+
+
+def record_rendezvous(
+    cluster: Cluster, promise: RendezvousPromise, spec: Spec, measure: Measure
+) -> None:
+    """Have fresh ranks make a group, and record how long the slowest took."""
+    devices = spec.accelerators.per_node
+    each = ranks_per_node(promise.ranks, len(cluster.nodes), devices)
+    size = each * len(cluster.nodes)
+    backend = None if devices else "gloo"
+    limit_s = 4 * promise.within_s + 10
+    name = f"init_process_group over {size} ranks"
+    source = f"criteria.launch.rendezvous.within {promise.within_s:g} s"
+    try:
+        with cluster.world(procs_per_node=each, fresh=True) as world:
+            times = world.run(time_init, backend, limit_s, timeout=2 * limit_s)
+    except MnodeError as error:
+        line = str(error).strip().splitlines()[0]
+        measure(name, None, "s", at_most=promise.within_s, source=source, note=line)
+        return
+    measure(
+        f"{name}: ranks",
+        size,
+        at_least=min(promise.ranks, size) if devices else promise.ranks,
+        source=f"criteria.launch.rendezvous.ranks {promise.ranks}",
+        note="as many as there are accelerators" if size < promise.ranks else "",
+    )
+    slow = slow_rank(times)
+    last = max(times, key=lambda one: one.init_s)
+    connects = [one.connect_s for one in times]
+    measure(
+        name,
+        last.init_s,
+        "s",
+        at_most=promise.within_s,
+        source=source,
+        culprit=_named(slow)
+        if slow
+        else f"no rank by itself; rank {last.rank} on {last.node} last",
+    )
+    measure(
+        f"{name}: own connection of the slowest rank",
+        max(connects),
+        "s",
+        at_most=promise.within_s,
+        source=source,
+        culprit=_named(slow) if slow else None,
+        note=f"median of all ranks {statistics.median(connects):.3f} s",
+    )
+
+
+def _named(rank: RankTimes) -> str:
+    return f"{rank.node} (rank {rank.rank}: {rank.connect_s:.2f} s to connect to the store alone)"

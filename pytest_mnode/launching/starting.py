@@ -1,0 +1,218 @@
+"""A job described, submitted, judged and recorded: what the launch criterion's tests do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launching.contract import (
+    Expected,
+    Wrong,
+    leaked,
+    missing_ranks,
+    not_met,
+)
+from pytest_mnode.launching.described import LaunchJob, read_job
+from pytest_mnode.launching.paths import Outcome, SubmissionPath, Submitted, outside_names
+from pytest_mnode.launching.variables import wrong_variables
+
+if TYPE_CHECKING:
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.spec.launch import StartPromise
+
+_SHOWN = 6
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that ran, and what it had to find. `what` heads its measurements."""
+
+    what: str
+    job: LaunchJob
+    expected: Expected
+    submitted: Submitted
+    outcome: Outcome
+
+    @property
+    def overdue(self) -> list[str]:
+        """Nodes on which the job had not ended at its limit."""
+        return [node for node, code in self.outcome.codes.items() if code is None]
+
+    def text(self) -> str:
+        """For a reader of the report: who ran where as whom, and what else the nodes printed."""
+        lines = [
+            f"{self.what}: {self.expected.size} ranks on {', '.join(self.submitted.nodes)}, "
+            f"{len(self.outcome.reports)} reported, {self.outcome.seconds:.1f} s",
+            *self.submitted.notes,
+            *self.logins(),
+        ]
+        for node, output in self.outcome.output.items():
+            rest = [line for line in output.splitlines() if not line.startswith("{")]
+            lines += [f"{node}: {line}" for line in rest[-_TAIL_LINES:]]
+        return "\n".join(lines)
+
+    def logins(self) -> list[str]:
+        """As whom the job ran, once for all nodes of which that is the same."""
+        said: dict[str, list[str]] = {}
+        for login in self.outcome.logins:
+            why = f": {login.why}" if login.why else ""
+            said.setdefault(f"ran as {login.user} (uid {login.uid}){why}", []).append(login.node)
+        return [f"{line} [{', '.join(nodes)}]" for line, nodes in said.items()]
+
+    def record(self, measure: Measure, promise: StartPromise, key: str) -> None:
+        """Record all that is judged; key: of the spec, for sources."""
+        self._record_ranks(measure, key)
+        style = f"contract of {self.expected.style}"
+        reports, expected = self.outcome.reports, self.expected
+        unread = None if reports else "no rank reported"
+        for name, found, source in (
+            ("variables wrong", wrong_variables(expected, reports), style),
+            ("variables leaked", leaked(expected, reports), "HOME, USER, PATH, LANG and the job's"),
+        ):
+            _count(measure, f"{self.what}: {name}", found, source, unread)
+        measure(
+            f"{self.what}: submission to end",
+            None if self.overdue else self.outcome.seconds,
+            "s",
+            at_most=promise.within_s,
+            source=f"{key}.within {promise.within_s:g} s",
+            culprit=", ".join(self.overdue) or None,
+            note="; ".join((*self.submitted.notes, *self.logins())),
+        )
+
+    def _record_ranks(self, measure: Measure, key: str) -> None:
+        expected, outcome = self.expected, self.outcome
+        short = missing_ranks(expected, outcome.reports)
+        measure(
+            f"{self.what}: ranks that reported",
+            len(outcome.reports) if not short or not self.overdue else None,
+            equals=expected.size,
+            source=f"{len(expected.nodes)} nodes × {expected.per_node}",
+            culprit=_first(short),
+            note=_all(short) or "",
+        )
+        apart = not_met(expected, outcome.reports)
+        sizes = [report.met.size for report in outcome.reports if report.met]
+        measure(
+            f"{self.what}: ranks that met all others",
+            len(outcome.reports) - len(apart) if outcome.reports else None,
+            equals=expected.size,
+            source="a sum over all ranks",
+            culprit=_first(apart),
+            note=_all(apart) or "",
+        )
+        if sizes:
+            measure(
+                f"{self.what}: ranks in the smallest group that met",
+                min(sizes),
+                equals=expected.size,
+                source="a sum of ones over all ranks",
+                culprit=_first(apart),
+                note=f"{expected.size} jobs of one rank" if max(sizes) == 1 < expected.size else "",
+            )
+        failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
+        measure(
+            f"{self.what}: nodes on which the job failed",
+            None if self.overdue else len(failed),
+            equals=0,
+            source=key,
+            culprit=", ".join(failed or self.overdue) or None,
+        )
+
+
+def job_of(style: str, promise: StartPromise, folder: Path, spec: Spec, nodes: int) -> LaunchJob:
+    """The job of a style: the cluster's own, else ours of that folder; placed on so many nodes.
+
+    Raises UsageError for a job file that cannot be used.
+    """
+    path = Path(promise.job) if promise.job else folder / f"{style}.yaml"
+    job = read_job(path)
+    if job.style != style:
+        raise UsageError(f"{path}: style: {job.style}; accepted: {style}, which it is named for")
+    return job.placed(nodes, spec.accelerators.per_node)
+
+
+def start(
+    path: SubmissionPath, job: LaunchJob, nodes: Sequence[str], what: str, limit_s: float
+) -> Started:
+    """Submit a job that is placed, and wait for its end. Raises UsageError, ClusterError."""
+    submission = path.submit(job, nodes)
+    try:
+        outcome = submission.wait(limit_s)
+        submitted = submission.submitted
+    finally:
+        submission.close()
+    expected = Expected(
+        style=job.style,
+        nodes=submitted.nodes,
+        per_node=job.rank_count,
+        accelerators=int(job.accelerators_per_node),
+        pins=submitted.pins,
+        outside=outside_names(),
+        own=frozenset(job.env),
+    )
+    return Started(what, job, expected, submitted, outcome)
+
+
+def elsewhere(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Other nodes, as far as there are: without the first, and the last of them first."""
+    return tuple(reversed(nodes[1:] if len(nodes) > 2 else nodes))
+
+
+def record_place(measure: Measure, before: str | None, now: Started) -> None:
+    """Whether a job ran on the nodes it was sent to, and MASTER_ADDR followed it there.
+
+    before: MASTER_ADDR of the same job on nodes where another one was first; None: not known.
+    """
+    said = {r.contract.get("MASTER_ADDR") for r in now.outcome.reports}
+    ran_on = {report.node for report in now.outcome.reports}
+    right = [node for node in now.expected.nodes if node in ran_on]
+    strange = sorted(ran_on - set(now.expected.nodes))
+    missing = [node for node in now.expected.nodes if node not in ran_on]
+    measure(
+        f"{now.what}: nodes that it ran on as asked",
+        len(right) - len(strange) if now.outcome.reports else None,
+        equals=len(now.expected.nodes),
+        source=f"placed on {', '.join(now.expected.nodes)}",
+        culprit=", ".join(strange or missing) or None,
+    )
+    wanted = now.submitted.master
+    stale = before is not None and before != wanted and before in said
+    addresses = ", ".join(sorted(filter(None, said))) or "none"
+    measure(
+        f"{now.what}: ranks whose MASTER_ADDR is the new first node's",
+        sum(r.contract.get("MASTER_ADDR") == wanted for r in now.outcome.reports)
+        if wanted and now.outcome.reports
+        else None,
+        equals=now.expected.size,
+        source=f"address of {now.expected.nodes[0]}, {wanted}",
+        culprit=f"MASTER_ADDR={addresses}",
+        note="still the address of the placement before" if stale else "",
+    )
+
+
+def _count(
+    measure: Measure, name: str, found: Sequence[Wrong], source: str, unread: str | None
+) -> None:
+    measure(
+        name,
+        None if unread else len(found),
+        equals=0,
+        source=source,
+        culprit=_first(found),
+        note=unread or _all(found) or "",
+    )
+
+
+def _first(found: Sequence[Wrong]) -> str | None:
+    return str(found[0]) if found else None
+
+
+def _all(found: Sequence[Wrong]) -> str:
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(map(str, found[:_SHOWN])) + more if len(found) > 1 else ""

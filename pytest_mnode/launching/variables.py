@@ -1,0 +1,219 @@
+"""Whether each variable of a job's ranks is right, judged over all ranks together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from pytest_mnode.launching.contract import REQUIRED, Expected, Wrong
+from pytest_mnode.launching.reports import RankReport
+from pytest_mnode.world.describe import compact
+
+_TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+
+
+def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
+    """All that is wrong with variables, devices and arguments; leaks apart."""
+    checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[Wrong]]] = (
+        _absent,
+        _sizes,
+        _ranks,
+        _locals,
+        _groups,
+        _master,
+        _scheduler,
+        _pins,
+        _devices,
+        _parallel,
+    )
+    return [wrong for check in checks for wrong in check(expected, reports)]
+
+
+def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    for report in reports:
+        for name in REQUIRED[expected.style]:
+            text = report.contract.get(name)
+            if text is None or not text:
+                yield Wrong(report.node, report.rank, name, f"{name} is not set")
+            elif name != "MASTER_ADDR" and report.number(name) is None:
+                yield Wrong(report.node, report.rank, name, f"{name}={text!r} is not a number")
+
+
+def _equal(report: RankReport, name: str, right: int) -> Iterator[Wrong]:
+    value = report.number(name)
+    if value is not None and value != right:
+        yield Wrong(report.node, report.rank, name, f"{name}={value}, must be {right}")
+
+
+def _sizes(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    for report in reports:
+        yield from _equal(report, "WORLD_SIZE", expected.size)
+        for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+            yield from _equal(report, name, expected.per_node)
+        for name in ("GROUP_WORLD_SIZE", "CROSS_SIZE", "SLURM_JOB_NUM_NODES"):
+            yield from _equal(report, name, len(expected.nodes))
+
+
+def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """0 … n-1, each once; a rank that two have is wrong where it does not belong."""
+    if not REQUIRED[expected.style]:
+        return
+    nodes_of: dict[int, list[str]] = defaultdict(list)
+    for report in reports:
+        if report.rank is not None:
+            nodes_of[report.rank].append(report.node)
+    for report in reports:
+        rank = report.rank
+        if rank is None:
+            continue
+        if rank >= expected.size:
+            what = f"RANK={rank} is outside the {expected.size} ranks of the job"
+            yield Wrong(report.node, rank, "RANK", what)
+        elif len(nodes_of[rank]) > 1:
+            own = expected.nodes[rank // expected.per_node]
+            if report.node != own or nodes_of[rank].count(own) > 1:
+                others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "here"
+                what = f"RANK={rank} is also a rank's of {others}"
+                yield Wrong(report.node, rank, "RANK", what)
+    missing = sorted(set(range(expected.size)) - set(nodes_of))
+    if missing and len(reports) >= expected.size:
+        node = expected.nodes[missing[0] // expected.per_node]
+        yield Wrong(node, None, "RANK", f"no rank has RANK={compact(missing)}")
+
+
+def _by_node(reports: Sequence[RankReport]) -> dict[str, list[RankReport]]:
+    found: dict[str, list[RankReport]] = defaultdict(list)
+    for report in reports:
+        found[report.node].append(report)
+    return found
+
+
+def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """LOCAL_RANK counts the ranks of a node from 0; in the order of RANK."""
+    for node, there in _by_node(reports).items():
+        met = Counter(report.number("LOCAL_RANK") for report in there)
+        for report in there:
+            local, rank = report.number("LOCAL_RANK"), report.rank
+            if local is None:
+                continue
+            if local >= expected.per_node:
+                what = f"LOCAL_RANK={local} is outside the {expected.per_node} ranks of the node"
+                yield Wrong(node, rank, "LOCAL_RANK", what)
+            elif met[local] > 1:
+                what = f"LOCAL_RANK={local} is {met[local]} ranks' of the node"
+                yield Wrong(node, rank, "LOCAL_RANK", what)
+            elif expected.style != "megatron" and rank is not None:
+                right = rank % expected.per_node
+                if local != right:
+                    what = f"LOCAL_RANK={local}, must be {right} for RANK={rank}"
+                    yield Wrong(node, rank, "LOCAL_RANK", what)
+
+
+def _groups(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """Nodes are counted in the order in which the job has them."""
+    for report in reports:
+        if report.node not in expected.nodes:
+            continue
+        right = expected.nodes.index(report.node)
+        for name in ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
+            yield from _equal(report, name, right)
+        rank = report.rank
+        duplicated = [other.rank for other in reports].count(rank) > 1
+        if rank is not None and rank < expected.size and not duplicated:
+            own = expected.nodes[rank // expected.per_node]
+            if report.node != own:
+                yield Wrong(report.node, rank, "RANK", f"RANK={rank} belongs to {own}")
+
+
+def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """The same everywhere, and an address of the first node."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        said = Counter(report.contract[name] for report in reports if name in report.contract)
+        if not said:
+            continue
+        first = [
+            report.contract.get(name) for report in reports if report.node == expected.nodes[0]
+        ]
+        [(common, times)] = said.most_common(1)
+        # As many have one as the other: then the first node's word counts.
+        if first and first[0] and said[first[0]] == times:
+            common = first[0]
+        for report in reports:
+            value = report.contract.get(name, common)
+            if value != common:
+                what = f"{name}={value}, others have {common}"
+                yield Wrong(report.node, report.rank, name, what)
+    for report in reports:
+        if report.node == expected.nodes[0] and report.master_is_here is not True:
+            address = report.contract.get("MASTER_ADDR")
+            if address:
+                why = (
+                    "is not one of its addresses"
+                    if report.master_is_here is False
+                    else ("means nothing there")
+                )
+                what = f"MASTER_ADDR={address} {why}, and rank 0 is there"
+                yield Wrong(report.node, report.rank, "MASTER_ADDR", what)
+
+
+def _scheduler(_: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """What the scheduler says of a task agrees with what the user's script made of it."""
+    pairs = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
+    for report in reports:
+        for fact, name in pairs.items():
+            told, made = report.number(fact), report.number(name)
+            if told is not None and made is not None and told != made:
+                what = f"{name}={made}, and {fact}={told}"
+                yield Wrong(report.node, report.rank, name, what)
+
+
+def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    for report in reports:
+        for name, right in expected.pins.get(report.node, {}).items():
+            value = report.contract.get(name)
+            if value != right:
+                met = "is not set" if value is None else f"is {value}"
+                what = f"{name} {met}, must be {right}"
+                yield Wrong(report.node, report.rank, name, what)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            value = report.contract.get(name, "")
+            exact = name.startswith("GLOO") or value.startswith("=")
+            for interface in value.lstrip("=").split(",") if exact and value else ():
+                if interface not in report.interfaces:
+                    what = f"{name}={value}, and the node has no {interface}"
+                    yield Wrong(report.node, report.rank, name, what)
+
+
+def _devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """All of the node's accelerators, or one of its own for each rank."""
+    name = "CUDA_VISIBLE_DEVICES"
+    for node, there in _by_node(reports).items():
+        own = {report.contract.get(name) for report in there if report.contract.get(name)}
+        one_each = len(own) == len(there) > 0
+        for report in there:
+            count = report.accelerators
+            if count is None and expected.accelerators:
+                yield Wrong(node, report.rank, name, "its accelerators could not be counted")
+            elif count is not None and count != expected.accelerators:
+                if count == 1 and one_each and expected.accelerators == len(there):
+                    continue
+                what = f"{count} of {expected.accelerators} accelerators are visible"
+                yield Wrong(node, report.rank, name, what)
+
+
+def _parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """Megatron's tensor × pipeline sizes divide the ranks, and tensor groups stay on a node."""
+    for report in reports:
+        sizes = {}
+        for name in (_TENSOR, _PIPELINE):
+            words = [w.partition("=")[2] for w in report.arguments if w.startswith(f"{name}=")]
+            if words and not words[-1].isdigit():
+                yield Wrong(report.node, report.rank, name, f"{name}={words[-1]!r} is no number")
+            sizes[name] = int(words[-1]) if words and words[-1].isdigit() else 1
+        tensor, pipeline = sizes[_TENSOR], sizes[_PIPELINE]
+        if not tensor or not pipeline or expected.size % (tensor * pipeline):
+            what = f"{_TENSOR} {tensor} × {_PIPELINE} {pipeline} does not divide {expected.size}"
+            yield Wrong(report.node, report.rank, _TENSOR, f"{what} ranks")
+        elif expected.per_node % tensor:
+            what = f"{_TENSOR} {tensor} does not divide the {expected.per_node} ranks of a node"
+            yield Wrong(report.node, report.rank, _TENSOR, what)
