@@ -62,6 +62,7 @@ class _Begun:
     """What rank 0 made before the first byte, and decided for all."""
 
     name: str
+    step: int
     hold: bool
 
 
@@ -93,7 +94,7 @@ def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
     except StageError as error:
         left = _abandon(peers, order, begun)
         raise CheckpointError(
-            f"the checkpoint of step {order.step} could not be written: "
+            f"the checkpoint of step {begun.step if begun else order.step} could not be written: "
             f"{by_rank(error.reasons, peers.nodes)}. {left}"
         ) from None
     seconds = max(peers.gather(time.monotonic() - began))
@@ -122,7 +123,7 @@ def _begin(order: Order) -> _Begun:
             remove(entry)
     path = order.directory / aside(order.step, PARTIAL)
     path.mkdir()
-    return _Begun(path.name, order.hold and not held)
+    return _Begun(path.name, order.step, order.hold and not held)
 
 
 def _all_see(peers: Peers, order: Order, path: Path) -> None:
