@@ -131,11 +131,15 @@ def _label(expected: Expected) -> str:
 
 def _told(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ...]:
     """What torch declares, of every rank."""
+    places: dict[str, int] = {}
+    if isinstance(groups, DeviceMesh):
+        # get_local_rank is the group's word, not the mesh's: new groups sort their ranks.
+        places = dict(zip(groups.mesh_dim_names or (), groups.get_coordinate() or (), strict=False))
     mine = {
         name: Membership(
             tuple(dist.get_process_group_ranks(group)),
             dist.get_rank(group),
-            groups.get_local_rank(name) if isinstance(groups, DeviceMesh) else None,
+            places.get(name),
         )
         for name, group in named(groups).items()
     }

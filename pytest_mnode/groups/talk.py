@@ -112,9 +112,31 @@ class Check:
             return Talked(group, name, 0)
         at = differs[0]
         got, right = int(self._got[at]), int(self._right[at])
-        return Talked(group, name, len(differs), f"position {at} is {got}, expected {right}")
+        told = difference(got, right) if name in _COPIES else f"{got}, expected {right}"
+        return Talked(group, name, len(differs), f"position {at} is {told}")
 
 
+def difference(got: int, right: int) -> str:
+    """A value that was copied, and the one that should have been, by the rank that sends them."""
+    sender, position = right // COUNT % _RANKS, right % COUNT
+    if got == _WRONG:
+        return f"not written, expected from rank {sender}"
+    if right == _WRONG:
+        return f"from rank {got // COUNT % _RANKS}, expected nothing"
+    if got < 0:
+        return f"{got}, which nobody sends, expected from rank {sender}"
+    other = got // COUNT % _RANKS
+    if other != sender:
+        return f"from rank {other}, expected from rank {sender}"
+    if got % COUNT != position:
+        return f"rank {sender}'s of position {got % COUNT}, expected {position}"
+    return f"what rank {sender} sends elsewhere"
+
+
+_COPIES = (
+    *("all_gather", "broadcast", "all_to_all"),
+    *("send to the next", "send to the one before"),
+)
 Start = Callable[[Any, Sequence[int], int, int, torch.device], Check]
 EVERY: Mapping[str, Start] = {
     "all_reduce": all_reduce,

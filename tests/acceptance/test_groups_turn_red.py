@@ -1,0 +1,150 @@
+"""Groups with wrong ranks, in a wrong order, over nodes or with wrong values, each named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import Certified, certify, spec_edited
+from tests.inner import need_rack
+
+BUILT_WRONG = """
+    import pytest
+
+    def another(turned):
+        "A mesh over the same ranks, numbered otherwise: its groups are really made so."
+        import torch
+        from torch.distributed.device_mesh import DeviceMesh
+        def init_device_mesh(kind, sizes, mesh_dim_names):
+            ranks = turned(torch.arange(8).reshape(sizes))
+            return DeviceMesh(kind, ranks, mesh_dim_names=mesh_dim_names)
+        return init_device_mesh
+
+    @pytest.fixture(autouse=True)
+    def meshes_are_numbered_otherwise(request, monkeypatch):
+        from pytest_mnode.groups import made
+        if "right_groups" in request.node.name:
+            flipped = another(lambda ranks: ranks.flip(-1))  # neighbours in each other's place
+            monkeypatch.setattr(made, "init_device_mesh", flipped)
+        else:
+            import torch
+            # The first dimension runs over neighbours, and the last over nodes.
+            by_column = another(lambda ranks: torch.arange(8).reshape(ranks.shape[::-1]).mT
+                if ranks.ndim == 2 else torch.arange(8).reshape(ranks.shape[::-1]).permute(2, 1, 0))
+            monkeypatch.setattr(made, "init_device_mesh", by_column)
+"""
+TOLD_WRONG = """
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def one_thing_wrong(request, world, monkeypatch):
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import DeviceMesh
+        name = request.node.name
+        if "right_groups" in name:
+            right = DeviceMesh.get_group
+            def get_group(mesh, dimension=None):
+                wrong = world.rank == 3 and dimension == "tp"
+                return right(mesh, "dp" if wrong else dimension)
+            monkeypatch.setattr(DeviceMesh, "get_group", get_group)
+        elif "inside_groups" in name:
+            right = dist.all_to_all_single
+            def all_to_all_single(into, parts, *args, **kwargs):
+                if world.rank == 4:
+                    parts = parts.roll(len(parts) // 2)  # the parts of others
+                return right(into, parts, *args, **kwargs)
+            monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
+        elif "mix" in name:
+            right = dist.broadcast
+            class Mixed:
+                def __init__(self, work, into, other):
+                    self.work, self.into, self.other = work, into, other
+
+                def wait(self):
+                    self.work.wait()
+                    self.into.copy_(self.other)
+
+            first = []
+
+            def broadcast(into, *args, **kwargs):
+                work = right(into, *args, **kwargs)
+                first.append(into)  # the first group's gets into all others
+                return work if world.rank != 5 else Mixed(work, into, first[0])
+
+            monkeypatch.setattr(dist, "broadcast", broadcast)
+        elif "slices" in name:
+            right = DeviceMesh.get_group
+
+            def get_group(mesh, dimension=None):
+                if mesh.mesh_dim_names == ("pp", "tp"):
+                    dimension = {"pp": "tp", "tp": "pp"}[dimension]
+                return right(mesh, dimension)
+
+            monkeypatch.setattr(DeviceMesh, "get_group", get_group)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def _with(directory: Path, fault: str, **groups: object) -> Certified:
+    def edit(page: dict[str, Any]) -> None:
+        page["criteria"] = {"groups": groups}
+
+    spec = spec_edited(directory, edit)
+    return certify(directory, spec, fault=fault, files=["test_groups.py"])
+
+
+def _failed(done: Certified) -> dict[str, str]:
+    """What failed, and whom it blames."""
+    found = done.measurements("groups")
+    return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
+
+
+def test_meshes_numbered_otherwise_are_found(tmp_path: Path) -> None:
+    done = _with(tmp_path, BUILT_WRONG, meshes=[{"dp": "rest", "tp": 2}])
+    assert done.certificate["verdict"] == "not certified"
+    failed = _failed(done)
+    order = failed["dp 4 × tp 2: ranks at a wrong place in their group"]
+    assert order.startswith("rank 0 on node0 is at place 0 of tp [0, 1], and 1 in the mesh; rank 1")
+    assert order.endswith("and 4 more")
+    # Numbered by column, tp groups are really made over nodes; so the hosts of their ranks say.
+    inside = failed["dp 4 × tp 2: tp groups over more than one node"]
+    assert inside.startswith("tp [0, 4] spans node0, node2; tp [1, 5] spans node0, node2; ")
+    measured = done.measurements("groups")
+    values = measured["dp 4 × tp 2: wrong values inside groups"]
+    assert (values["verdict"], values["value"]) == ("inconclusive", None)
+    assert "tp not tried: it has wrong ranks" in values["note"]
+
+
+def test_one_wrong_thing_is_named_with_its_rank(tmp_path: Path) -> None:
+    done = _with(tmp_path, TOLD_WRONG)
+    assert set(done.run.outcomes().values()) == {"failure", "passed"}
+    assert done.run.outcomes()["test_tensor_parallel_groups_stay_inside_a_node"] == "passed"
+    failed = _failed(done)
+    assert (
+        failed["dp 4 × tp 2: ranks in a wrong group"]
+        == "rank 3 on node1 is in tp [1, 3, 5, 7], expected [2, 3]"
+    )
+    values = failed["dp 4 × tp 2: wrong values inside groups"]
+    # Rank 4 sends to each what is for another.
+    assert values == (
+        "rank 0 on node0: all_to_all in dp: position 128 is what rank 4 sends elsewhere; "
+        "rank 2 on node1: all_to_all in dp: position 128 is what rank 4 sends elsewhere; "
+        "rank 4 on node2: all_to_all in dp: position 128 is what rank 4 sends elsewhere; "
+        "rank 4 on node2: all_to_all in tp: position 0 is what rank 4 sends elsewhere; and 2 more"
+    )
+    mixed = failed[
+        "pp 2 × dp 2 × tp 2, replicate 4 × shard 2: wrong values with all groups busy at once"
+    ]
+    assert mixed.startswith("rank 5 on node2: broadcast in ")
+    assert "rank 4 on" not in mixed
+    sliced = failed["pp 2 × dp 2 × tp 2, sliced: ranks in a wrong group"]
+    assert sliced.startswith(
+        "rank 0 on node0 is in [pp, tp] pp [0, 1], expected [0, 4]; "
+        "rank 1 on node0 is in [pp, tp] pp [0, 1], expected [1, 5]; "
+    )
