@@ -6,9 +6,11 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from pytest_mnode.errors import MnodeError
 
@@ -17,6 +19,19 @@ PARTS = (
     *("metrics", "optimiser", "checkpoint", "rest"),
 )
 """How a step's time is split; see `timeline`."""
+
+
+def _from_hex(text: Any) -> float:
+    if not isinstance(text, str):
+        raise ValueError("no number in hex")
+    try:
+        return float.fromhex(text)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
+Exact = Annotated[float, BeforeValidator(_from_hex)]
+"""Written as float.hex: to the last bit, and easily compared by eye."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +92,9 @@ class StepRecord(_Written):
     step: int
     epoch: int
     samples: tuple[int, ...]
-    loss: float
+    loss: Exact
     tokens: int
-    lr: float
+    lr: Exact
     rng: str
     began: float
     ended: float
@@ -112,7 +127,7 @@ class EndRecord(_Written):
     steps: int
     parameters: str
     optimiser: str
-    lr: float
+    lr: Exact
     time: float
     preempted: bool = False
 
@@ -128,10 +143,9 @@ class UnreadableRecord:
 
 
 Record = StartRecord | StepRecord | CheckpointRecord | EndRecord | UnreadableRecord
-_KINDS: dict[str, Any] = {
-    cls.kind: cls for cls in (StartRecord, StepRecord, CheckpointRecord, EndRecord)
+_READERS: dict[str, TypeAdapter[Any]] = {
+    cls.kind: TypeAdapter(cls) for cls in (StartRecord, StepRecord, CheckpointRecord, EndRecord)
 }
-_EXACT = {"loss", "lr"}  # written as float.hex: bit by bit, and easily compared by eye
 
 
 @dataclass(slots=True)
@@ -187,29 +201,25 @@ def incarnation(env: Mapping[str, str]) -> str:
 def line_of(record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> str:
     """A record as one line of JSON, without the line's end."""
     values = asdict(record)
-    for name in _EXACT & values.keys():
-        values[name] = float(values[name]).hex()
+    for name in ("loss", "lr"):
+        if name in values:
+            values[name] = float(values[name]).hex()
     return json.dumps({"kind": record.kind, **values}, separators=(",", ":"))
 
 
 def record_of(line: str) -> StartRecord | StepRecord | CheckpointRecord | EndRecord:
     """The record that a line holds. Raises ValueError with the reason where it holds none."""
     given = json.loads(line)
-    if not isinstance(given, dict) or given.get("kind") not in _KINDS:
+    kind = given.get("kind") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in _READERS:
         raise ValueError("no record of a kind that is known")
-    cls = _KINDS[given.pop("kind")]
-    names = {f.name for f in fields(cls)}
-    values = {name: value for name, value in given.items() if name in names}
     try:
-        for name in _EXACT & values.keys():
-            values[name] = float.fromhex(values[name])
-        for name in {"samples", "refused"} & values.keys():
-            values[name] = tuple(values[name])
-        if values.get("transfers") is not None:
-            values["transfers"] = tuple(Transfer(**one) for one in values["transfers"])
-        found: StartRecord | StepRecord | CheckpointRecord | EndRecord = cls(**values)
-    except (TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a {cls.kind} record: {error}") from None
+        found: StartRecord | StepRecord | CheckpointRecord | EndRecord
+        found = _READERS[kind].validate_json(line, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(key) for key in first["loc"])
+        raise ValueError(f"not a {kind} record: {where}: {first['msg']}") from None
     return found
 
 
