@@ -59,6 +59,15 @@ def sync_directory(path: Path) -> None:
         os.close(number)
 
 
+def make_directory(path: Path) -> None:
+    """A directory and those above it, all of which last; it may be there."""
+    if not path.is_dir():
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """A file with this content, on the disk when this returns; its name is not yet."""
     with path.open("wb") as file:

@@ -15,6 +15,7 @@ from pytest_mnode.errors import CheckpointError
 from pytest_mnode.train.checkpoint.choose import by_rank, outdated, where
 from pytest_mnode.train.checkpoint.files import (
     free_text,
+    make_directory,
     put,
     remove,
     sync_directory,
@@ -111,7 +112,7 @@ def _on_first(peers: Peers, order: Order, work: Any) -> Any:
 
 def _begin(order: Order) -> _Begun:
     """Remove what killed runs left, and make a directory to write in."""
-    order.directory.mkdir(parents=True, exist_ok=True)
+    make_directory(order.directory)
     held = False
     for entry in order.directory.iterdir():
         name = read_name(entry.name)
