@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_mnode.restart.corrupting import judged_with_a_damaged_checkpoint
     from pytest_mnode.restart.counting import judged_checkpoints
+    from pytest_mnode.restart.kills import judged_kill
     from pytest_mnode.restart.resharding import judged_on_other_sizes
-    from pytest_mnode.restart.striking import judged_kill
 
 __all__ = [
     "judged_checkpoints",
@@ -27,7 +27,7 @@ __all__ = [
 
 _HOME = {
     "judged_checkpoints": "counting",
-    "judged_kill": "striking",
+    "judged_kill": "kills",
     "judged_on_other_sizes": "resharding",
     "judged_with_a_damaged_checkpoint": "corrupting",
 }

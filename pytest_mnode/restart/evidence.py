@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,29 @@ class Struck:
     """One kill, and what came of it.
 
     what: in words, such as "SIGKILL of rank 1 on node1". at: wall clock, s; clock: whose.
-    culprit: what a reader should look at where the job does not come back.
-    shelf: None where the store could not be read then. alive: "pid on node" of processes of the
-    killed life that ran after it was to be gone; None where that could not be found out.
-    came_back: whether the job ended well. refused_exit: how it ended otherwise.
-    gently: it was told to end, and may lose nothing. in_writing: it was to be struck in the middle
-    of writing the checkpoint of this step.
-    late: nodes on which it had to be killed when the time to save was over.
+    killed: which life it ended, from 0. lives: how many there were when the next kill struck;
+    None: it was the last kill of the run.
+    shelf: None where the store could not be seen between the kill and the next life.
+    alive: "pid on node" of processes of the killed life that ran when the next one trained; None
+    where that could not be found out.
+    came_back: whether it trained again, and after the last kill to its end; ended_how: else.
+    gently: it was told to end, and may lose nothing; late: nodes on which it had to be killed when
+    the time to save was over. in_writing: it was struck while the checkpoint of this step was
+    written, or meant to be.
+    missed: why there was no kill; then nothing else counts.
     """
 
     what: str
     at: float
     clock: str
-    shelf: Shelf | None
-    alive: Sequence[str] | None
-    came_back: bool
+    killed: int = 0
+    lives: int | None = None
+    shelf: Shelf | None = None
+    alive: Sequence[str] | None = None
+    came_back: bool = False
     ended_how: str = ""
     gently: bool = False
-    in_writing: int | None = None
     late: Sequence[str] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    in_writing: int | None = None
+    notes: Sequence[str] = ()
+    missed: str = ""

@@ -42,6 +42,11 @@ class Life:
         return min(life.start.loaded or 0 for life in self.by_rank.values())
 
     @property
+    def began(self) -> float:
+        """When the last of its ranks was ready to train, wall clock."""
+        return max(life.start.time for life in self.by_rank.values())
+
+    @property
     def silent(self) -> list[int]:
         """Ranks that wrote nothing."""
         return [rank for rank in range(self.size) if rank not in self.by_rank]
@@ -51,6 +56,14 @@ class Life:
         """The last step that some rank finished; what was loaded where none did."""
         steps = [s.step for life in self.by_rank.values() for s in life.steps]
         return max(steps, default=self.loaded)
+
+    @property
+    def last_common_step(self) -> int:
+        """The last step that all ranks finished; what was loaded where there is none."""
+        if self.silent:
+            return self.loaded
+        lasts = [own.steps[-1].step if own.steps else 0 for own in self.by_rank.values()]
+        return max(self.loaded, min(lasts))
 
     @property
     def processes(self) -> dict[str, list[tuple[int, float]]]:

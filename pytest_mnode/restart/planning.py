@@ -14,12 +14,16 @@ from pytest_mnode.restart.judging import Terms
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 from pytest_mnode.train.config import JobConfig
 
-EPOCH_STEPS = 12
+ORDEALS: tuple[tuple[Kill, ...], ...] = (("rank", "checkpoint"), ("preemption", "node"))
+"""Kills of the same run, one after the other: those that torchrun restarts ranks after, and those
+that the launcher requeues the job after. To start a job takes longer than all it does then."""
+EPOCH_STEPS = 10
 CHECKPOINT_EVERY = 4
-STRIKE_AFTER = 6
-"""The step after which a kill strikes: in the middle of an epoch, with a checkpoint behind it."""
-HELD = 8
-"""The step whose checkpoint is held open while it is written."""
+STRIKE_AFTER = (6, 14)
+"""Steps after which the first kill of a run strikes and the second: in the middle of an epoch, a
+checkpoint of the same epoch behind it."""
+HELD = 12
+"""The step whose checkpoint is held open while written; the one before is of another epoch."""
 RESTARTS = 3
 """A kill costs each node one; the others are for a meeting that fails on a busy machine."""
 _KEY = "criteria.restart"
@@ -69,9 +73,9 @@ class Plan:
         """The config of the run that is not killed."""
         return replace(self.config, directory=directory, pause_s=0.0)
 
-    def cut(self, kill: Kill, directory: str) -> JobConfig:
+    def cut(self, kills: Sequence[Kill], directory: str) -> JobConfig:
         """The config of the run that is."""
-        held = HELD if kill == "checkpoint" else None
+        held = HELD if "checkpoint" in kills else None
         return replace(self.config, directory=directory, hold_checkpoint=held)
 
     def digest(self) -> str:
@@ -85,6 +89,12 @@ class Plan:
         same = self.ranks_after(kill) == self.ranks
         like = like_same(promise) if same else like_resharded(promise)
         return Terms(config.steps, config.samples, config.global_batch, like, promise.within_s)
+
+
+def ordeal_of(kill: Kill, promise: RestartCriterion) -> tuple[Kill, ...]:
+    """The kills, of those promised, that come over the same run as this one."""
+    together = next(kills for kills in ORDEALS if kill in kills)
+    return tuple(one for one in together if one in promise.kills)
 
 
 def plan(promise: RestartCriterion, there: Sequence[str], per_node: int) -> Plan:

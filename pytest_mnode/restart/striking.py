@@ -1,4 +1,4 @@
-"""The reference job under torchrun: run whole once, and once for each kill."""
+"""One run of the reference job under torchrun, killed once or twice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,168 +14,118 @@ from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError
 from pytest_mnode.job import JobEvent, JobResult, RunningJob, processes
 from pytest_mnode.restart import watching
 from pytest_mnode.restart.evidence import Struck
-from pytest_mnode.restart.judging import Finding, judge
-from pytest_mnode.restart.lives import History, Life, history_of
-from pytest_mnode.restart.planning import HELD, STRIKE_AFTER, Plan, plan
+from pytest_mnode.restart.lives import History, Life
+from pytest_mnode.restart.planning import HELD, STRIKE_AFTER, Plan
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 from pytest_mnode.train.config import JobConfig
-from pytest_mnode.train.records import read_records
-from pytest_mnode.wrong import Wrong
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
-    from pytest_mnode.measure import Measure
-    from pytest_mnode.spec import Spec
 
-_START_LIMIT_S = 180.0
+START_LIMIT_S = 180.0
 """Of a job, from its launch to the step that a kill waits for."""
 _PATIENCE = 2.0
 """How many times `within` a job is waited for, so that a late one is measured, not only missed."""
 _END_LIMIT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """What came of one kill: findings, and lines for whoever reads the log."""
-
-    findings: Sequence[Finding]
-    lines: Sequence[str]
-
-    def record(self, measure: Measure) -> None:
-        """Have every finding judged with the test."""
-        for finding in self.findings:
-            finding.record(measure)
-
-
-def judged_kill(
-    kill: Kill, promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
-) -> Killed:
-    """Kill the reference job, see it come back, and compare it with one that was not killed.
-
-    base: a directory of this session on this machine. The run that is not killed is made once in
-    it for each job and set of nodes.
-    """
-    place = watching.shared_place(cluster, spec, base)
-    if isinstance(place, str):
-        why = "a job needs a directory that all nodes share"
-        return Killed(
-            [Wrong("kills that the job did not come back from", None, why, note=place)], []
-        )
-    planned = plan(promise, cluster.nodes, cluster.procs_per_node)
-    whole = uninterrupted(planned, promise, cluster, place, base)
-    with watching.run_directory(cluster, planned.eye, place, kill) as directory:
-        stroke = _Stroke(kill, promise, planned, cluster, directory)
-        struck, cut = stroke.run(base / f"{kill}-records")
-    findings = judge(whole, cut, struck, planned.terms(kill, promise))
-    return Killed(findings, [struck.what, *map(str, stroke.events)])
-
-
-def uninterrupted(
-    planned: Plan, promise: RestartCriterion, cluster: Cluster, place: Path, base: Path
-) -> History:
-    """The run that nobody kills, by the same torchrun; made once in a session."""
-    kept = base / f"whole-{planned.digest()}"
-    if not (kept / "made").exists():
-        with (
-            watching.run_directory(cluster, planned.eye, place, "whole") as directory,
-            contextlib.closing(
-                _launched(planned, promise, cluster, planned.whole(directory))
-            ) as job,
-        ):
-            with contextlib.suppress(TimeLimitError):
-                job.wait(_START_LIMIT_S)
-            watching.read_history(cluster, planned.eye, directory, kept)
-        (kept / "made").touch()
-    return history_of(read_records(kept))
-
-
-def _launched(
+def launched(
     planned: Plan, promise: RestartCriterion, cluster: Cluster, config: JobConfig
 ) -> RunningJob:
+    """Start the job with this config, which is put into its directory."""
     path = watching.write_config(cluster, planned.eye, config)
     return cluster.launch(planned.job(path, promise))
 
 
 @dataclass(slots=True)
-class _Stroke:
-    """One run that is killed."""
+class Ordeal:
+    """A run and its kills, in their order. into: a directory here, to which records are brought."""
 
-    kill: Kill
+    kills: Sequence[Kill]
     promise: RestartCriterion
     plan: Plan
     cluster: Cluster
     directory: str
+    into: Path
+    struck: dict[Kill, Struck] = field(default_factory=dict)
     events: Sequence[JobEvent] = ()
 
-    def run(self, into: Path) -> tuple[Struck, History]:
-        """Launch, strike, wait; what was seen, and the records, which are brought `into`."""
-        config = self.plan.cut(self.kill, self.directory)
-        with contextlib.closing(_launched(self.plan, self.promise, self.cluster, config)) as job:
-            ready = self._await(job, *self._moment(), 1, _START_LIMIT_S)
-            struck = self._struck(job, into) if ready else self._not_ready(job)
+    def run(self) -> History:
+        """Launch, strike, wait; the records, while `struck` says what else was seen."""
+        config = self.plan.cut(self.kills, self.directory)
+        with contextlib.closing(launched(self.plan, self.promise, self.cluster, config)) as job:
+            for number, kill in enumerate(self.kills):
+                self._strike_and_wait(job, kill, number)
+            result: JobResult | None = None
+            with contextlib.suppress(TimeLimitError):
+                result = job.wait(_END_LIMIT_S)
+            self._over(_how_ended(job, result), result is not None and result.ok)
             self.events = job.events
-        return struck, self._history(into)
+        return self._history()
 
-    def _moment(self) -> tuple[int, int]:
-        """Ranks and step to wait for before the kill; no ranks: for a checkpoint held open."""
-        return (0, HELD) if self.kill == "checkpoint" else (self.plan.ranks, STRIKE_AFTER)
-
-    def _not_ready(self, job: RunningJob) -> Struck:
-        why = (
-            f"not killed: {self._moment()[1]} steps were not reached; {_how_ended(job, job.poll())}"
-        )
-        return Struck(why, time.time(), "the controller", None, None, False, why)
-
-    def _struck(self, job: RunningJob, into: Path) -> Struck:
-        what, at, clock, late = self._strike(job)
+    def _strike_and_wait(self, job: RunningJob, kill: Kill, number: int) -> None:
+        lives = len(self._history().lives) if number else 1
+        ranks, step = (0, HELD) if kill == "checkpoint" else (self.plan.ranks, STRIKE_AFTER[number])
+        if not self._await(job, ranks, step, lives, START_LIMIT_S):
+            result = job.poll()
+            how = _how_ended(job, result) if result else f"waited {START_LIMIT_S:g} s"
+            moment = f"step {step} was not " + ("saved" if kill == "checkpoint" else "reached")
+            why = f"there was no kill: {moment} in start {lives} of the run; {how}"
+            self.struck[kill] = Struck("no kill", time.time(), "nobody", missed=why)
+            return
+        before = [k for k, s in self.struck.items() if not s.missed]
+        if before:
+            self.struck[before[-1]] = replace(self.struck[before[-1]], lives=lives)
+        blow = self._strike(job, kill)
         shelf = watching.read_shelf(self.cluster, self.plan.eye, self.directory)
-        before = self._history(into)
-        if len(before.lives) != 1:
-            shelf = None  # it may hold what the next life saved
-        if self.kill == "node" and self.promise.node_loss == "rebooted":
+        seen = self._history().lives
+        if kill == "node" and self.promise.node_loss == "rebooted":
             self._boot_again(job)
         patience = _PATIENCE * self.promise.within_s
-        self._await(job, self.plan.ranks_after(self.kill), 0, 2, patience)
-        alive = self._alive(before.lives[0]) if before.lives else None
-        result: JobResult | None = None
-        with contextlib.suppress(TimeLimitError):
-            result = job.wait(_END_LIMIT_S if job.poll() is None else 0.0)
-        return Struck(
-            what=what,
-            at=at,
-            clock=clock,
-            shelf=shelf,
-            alive=alive,
-            came_back=result is not None and result.ok,
-            ended_how=_how_ended(job, result),
-            gently=self.kill == "preemption",
-            in_writing=HELD if self.kill == "checkpoint" else None,
-            late=late,
-            notes=_notes(job),
+        back = self._await(job, self.plan.ranks_after(kill), 0, lives + 1, patience)
+        result = job.poll()
+        self.struck[kill] = replace(
+            blow,
+            killed=lives - 1,
+            # It may hold what the next life saved.
+            shelf=shelf if len(seen) == lives else None,
+            alive=self._alive(seen[lives - 1]) if len(seen) >= lives else None,
+            came_back=back,
+            ended_how=_how_ended(job, result) if result else f"nothing in {patience:g} s",
+            gently=kill == "preemption",
+            in_writing=HELD if kill == "checkpoint" else None,
+            notes=_notes(job, blow.at),
         )
 
-    def _strike(self, job: RunningJob) -> tuple[str, float, str, Sequence[str]]:
-        """What was done, when, by whose clock, and which nodes were killed after their grace."""
-        late: Sequence[str] = ()
-        if self.kill == "node":
+    def _over(self, how: str, well: bool) -> None:
+        """Add how the job ended to the last kill that it came back from."""
+        last = next((k for k in reversed(self.struck) if not self.struck[k].missed), None)
+        if last is not None and self.struck[last].came_back:
+            self.struck[last] = replace(self.struck[last], came_back=well, ended_how=how)
+
+    def _strike(self, job: RunningJob, kill: Kill) -> Struck:
+        """Do it: what, when, by whose clock."""
+        if kill == "node":
             at = time.time()
             self.cluster.power_off(self.plan.victim)
-            return f"power-off of {self.plan.victim}", at, "the controller", late
-        if self.kill == "preemption":
+            return Struck(f"power-off of {self.plan.victim}", at, "the controller")
+        known = len(job.events)
+        if kill == "preemption":
             late = job.preempt(self.promise.grace_s)
             what = f"SIGTERM to the job, with {self.promise.grace_s:g} s to end"
         else:
             # Rank 0 is who commits a checkpoint.
-            rank = 0 if self.kill == "checkpoint" else min(1, self.plan.ranks - 1)
+            rank = 0 if kill == "checkpoint" else min(1, self.plan.ranks - 1)
+            late = []
             job.kill(rank=rank, signal=signal.SIGKILL)
             what = f"SIGKILL of rank {rank}"
-        sent = [event for event in job.events if event.what == "signalled"]
+        sent = [event for event in job.events[known:] if event.what == "signalled"]
         first = min(sent, key=lambda event: event.time_s)
-        if self.kill != "preemption":
+        if kill != "preemption":
             what += f" on {first.node}"
-        if self.kill == "checkpoint":
+        if kill == "checkpoint":
             what += f" while the checkpoint of step {HELD} was written"
-        return what, first.time_s, str(first.node), late
+        return Struck(what, first.time_s, str(first.node), late=late)
 
     def _boot_again(self, job: RunningJob) -> None:
         """As an operator does, once the launcher has seen that the node is gone."""
@@ -198,21 +148,20 @@ class _Stroke:
             over=lambda: job.poll() is not None,
         )
 
-    def _history(self, into: Path) -> History:
-        return watching.read_history(self.cluster, self.plan.eye, self.directory, into)
+    def _history(self) -> History:
+        return watching.read_history(self.cluster, self.plan.eye, self.directory, self.into)
 
     def _alive(self, life: Life) -> list[str] | None:
         """Processes of a killed life that still run; what was on a lost node went with it."""
         found = []
         for node, known in life.processes.items():
-            with contextlib.suppress(NodeLostError):
-                try:
-                    running = processes.alive(self.cluster, {node: known})[node]
-                except ClusterError as error:
-                    if isinstance(error, NodeLostError):
-                        raise
-                    return None
-                found += [f"pid {pid} on {node}" for pid in sorted(running)]
+            try:
+                running = processes.alive(self.cluster, {node: known})[node]
+            except NodeLostError:
+                continue
+            except ClusterError:
+                return None
+            found += [f"pid {pid} on {node}" for pid in sorted(running)]
         return found
 
 
@@ -230,9 +179,9 @@ def _how_ended(job: RunningJob, result: JobResult | None) -> str:
     return f"torchrun ended with {codes}" + (f"; {said[-1]}" if said else "")
 
 
-def _notes(job: RunningJob) -> tuple[str, ...]:
-    """How often the launcher started the job again, and where."""
-    requeued = [event for event in job.events if event.what == "requeued"]
+def _notes(job: RunningJob, since: float) -> tuple[str, ...]:
+    """How the job was started again, and where."""
+    requeued = [e for e in job.events if e.what == "requeued" and e.time_s >= since]
     if not requeued:
         return ("by torchrun's restart",)
     why = "; ".join(event.detail for event in requeued)

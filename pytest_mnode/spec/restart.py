@@ -10,7 +10,7 @@ from pytest_mnode.spec.fields import Fraction, Page, Seconds, Some
 
 Kill = Literal["rank", "node", "preemption", "checkpoint"]
 KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
-_Steps = Annotated[int, Field(strict=True, ge=6)]
+_Steps = Annotated[int, Field(strict=True, ge=18)]
 
 
 class RestartCriterion(Page):
@@ -39,8 +39,9 @@ class RestartCriterion(Page):
     """Time that a preempted job is given to save, before it is killed."""
     back_within_s: Seconds = Field(120.0, alias="back_within")
     """How long a job waits for its node to be booted again (node_loss: rebooted)."""
-    steps: _Steps = 18
-    """Optimiser steps of the job, of which 12 are an epoch; a checkpoint is saved at every 4th."""
+    steps: _Steps = 20
+    """Optimiser steps of the job, of which 10 are an epoch; a checkpoint is saved at every 4th,
+    and kills strike after the 6th and the 14th, or while the 12th is saved."""
     pause_s: Seconds = Field(0.1, alias="pause")
     """Waited after each step of the runs that are killed, so that the kill falls between the first
     step and the last: as long as a command on a node takes, divided by a few."""

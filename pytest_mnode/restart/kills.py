@@ -1,0 +1,98 @@
+"""Kills of the reference job, each judged beside the run that nobody killed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.job import JobEvent
+from pytest_mnode.restart import watching
+from pytest_mnode.restart.evidence import Struck
+from pytest_mnode.restart.findings import Finding
+from pytest_mnode.restart.judging import judge
+from pytest_mnode.restart.lives import History, history_of
+from pytest_mnode.restart.planning import Plan, ordeal_of, plan
+from pytest_mnode.restart.striking import START_LIMIT_S, Ordeal, launched
+from pytest_mnode.spec.restart import Kill, RestartCriterion
+from pytest_mnode.train.records import read_records
+from pytest_mnode.wrong import Wrong
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+    from pytest_mnode.measure import Measure
+    from pytest_mnode.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """What came of one kill: findings, and lines for whoever reads the log."""
+
+    findings: Sequence[Finding]
+    lines: Sequence[str]
+
+    def record(self, measure: Measure) -> None:
+        """Have every finding judged with the test."""
+        for finding in self.findings:
+            finding.record(measure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A run that was killed, with all that was seen of it."""
+
+    history: History
+    struck: Mapping[Kill, Struck]
+    events: Sequence[JobEvent]
+
+
+_DONE: dict[tuple[str, ...], _Done] = {}
+"""Runs of this session by its directory, the job and the kills: each is judged kill by kill."""
+
+
+def judged_kill(
+    kill: Kill, promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
+) -> Killed:
+    """Kill the reference job, see it come back, and compare it with one that was not killed.
+
+    base: a directory of this session on this machine. The run that is not killed is made once for
+    it, and so is each run that is killed twice.
+    """
+    place = watching.shared_place(cluster, spec, base)
+    if isinstance(place, str):
+        why = "a job goes on from a directory that all nodes share"
+        return Killed(
+            [Wrong("kills that the job did not come back from", None, why, note=place)], []
+        )
+    planned = plan(promise, cluster.nodes, cluster.procs_per_node)
+    whole = uninterrupted(planned, promise, cluster, place, base)
+    kills = ordeal_of(kill, promise)
+    key = (str(base), planned.digest(), *kills)
+    if key not in _DONE:
+        with watching.run_directory(cluster, planned.eye, place, "killed") as directory:
+            into = base / f"killed-{'-'.join(kills)}-{planned.digest()}"
+            ordeal = Ordeal(kills, promise, planned, cluster, directory, into)
+            _DONE[key] = _Done(ordeal.run(), ordeal.struck, ordeal.events)
+    done = _DONE[key]
+    struck = done.struck[kill]
+    findings = judge(whole, done.history, struck, planned.terms(kill, promise))
+    return Killed(findings, [struck.what, *map(str, done.events)])
+
+
+def uninterrupted(
+    planned: Plan, promise: RestartCriterion, cluster: Cluster, place: Path, base: Path
+) -> History:
+    """The run that nobody kills, by the same torchrun; made once in a session."""
+    kept = base / f"whole-{planned.digest()}"
+    if not (kept / "made").exists():
+        with watching.run_directory(cluster, planned.eye, place, "whole") as directory:
+            config = planned.whole(directory)
+            with contextlib.closing(launched(planned, promise, cluster, config)) as job:
+                with contextlib.suppress(TimeLimitError):
+                    job.wait(START_LIMIT_S)
+                watching.read_history(cluster, planned.eye, directory, kept)
+        (kept / "made").touch()
+    return history_of(read_records(kept))
