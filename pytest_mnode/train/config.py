@@ -72,6 +72,8 @@ class JobConfig:
         for name, known in (("parallel", PARALLEL), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 _refuse(name, getattr(self, name), " or ".join(f'"{word}"' for word in known))
+        if self.seed >= 1 << 32:
+            _refuse("seed", self.seed, "a number below 2**32")
         if not self.directory:
             _refuse("directory", self.directory, "the path of a directory")
         if self.width % self.heads:

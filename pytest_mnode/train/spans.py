@@ -63,6 +63,13 @@ class Spans:
         self._way: str | None = None
         self._began: Any = None
 
+    def next_step(self) -> None:
+        """A timeline of its own for what follows, and nothing to make up for."""
+        before = self.timeline
+        self.timeline = Timeline(before.clock, observed=before.observed)
+        if self.pace is not None:
+            self.pace.ahead_s = 0.0
+
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Where a block's computing begins. `x`, a tensor that is given to it or a weight."""
         self.begin("forward")

@@ -133,7 +133,7 @@ class Trainer:
             transfers=timeline.transfers(),
         )
         self.records.append(record)
-        self._next_timeline()
+        self.spans.next_step()
         if config.checkpoint_every and self.finished_steps % config.checkpoint_every == 0:
             self.save()
         return record
@@ -293,11 +293,7 @@ class Trainer:
         self._forward_and_backward(tokens, tokens)
         self.optimiser.zero_grad()
         self.spans.pace = pace
-        self._next_timeline()
-
-    def _next_timeline(self) -> None:
-        before = self.spans.timeline
-        self.spans.timeline = Timeline(before.clock, observed=before.observed)
+        self.spans.next_step()
 
     def _clock(self) -> Any:
         if self.device.type == "cpu":

@@ -31,6 +31,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"steps": None}, "steps=None: give a whole number"),
         ({"steps": 0}, "steps=0: give at least 1"),
         ({"seed": -1}, "seed=-1: give at least 0"),
+        ({"seed": 1 << 32}, r"seed=4294967296: give a number below 2\*\*32"),
         ({"learning_rate": float("nan")}, "learning_rate=nan: give at least 0.0"),
         ({"compute_s": "fast"}, "compute_s='fast': give a number"),
         ({"compute_s": -1}, "compute_s=-1: give at least 0.0"),
