@@ -19,6 +19,7 @@ _LEAST = {
     **{"global_batch": 1, "accumulation": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 0.0},
     **{"compute_s": 0.0, "checkpoint_every": 0, "keep": 1, "hold_checkpoint": 1, "pause_s": 0.0},
     "bucket_bytes": 1,
+    "dropout": 0.0,
     "meet_s": 0.1,
 }
 
@@ -27,6 +28,8 @@ _LEAST = {
 class JobConfig:
     """The reference job. Sizes are numbers of tokens, samples or steps; durations are seconds.
 
+    dropout: not zero, so that a run that resumes with other random states differs; ranks have each
+    their own, so that only without it a run over another number of ranks is the same.
     samples: of the data set, which is one epoch; a whole number of global batches.
     global_batch: samples an optimiser step, on all ranks and over all `accumulation` passes.
     dtype: "bfloat16" computes under autocast; parameters and gradients' sums stay float32.
@@ -48,6 +51,7 @@ class JobConfig:
     width: int = 64
     heads: int = 4
     layers: int = 4
+    dropout: float = 0.1
     samples: int = 1024
     global_batch: int = 16
     accumulation: int = 1
@@ -72,6 +76,8 @@ class JobConfig:
         for name, known in (("parallel", PARALLEL), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 _refuse(name, getattr(self, name), " or ".join(f'"{word}"' for word in known))
+        if self.dropout >= 1:
+            _refuse("dropout", self.dropout, "a number below 1")
         if self.seed >= 1 << 32:
             _refuse("seed", self.seed, "a number below 2**32")
         if not self.directory:

@@ -10,9 +10,6 @@ from pytest_mnode.train.config import JobConfig
 from pytest_mnode.train.data import IGNORED
 from pytest_mnode.train.spans import Spans
 
-DROPOUT = 0.1
-"""Not zero, so that a run that resumes with other random states is a run that differs."""
-
 
 class Embedding(nn.Module):
     """Tokens (batch, context) to vectors (batch, context, width)."""
@@ -20,13 +17,14 @@ class Embedding(nn.Module):
     def __init__(self, config: JobConfig, spans: Spans) -> None:
         super().__init__()
         self.spans = spans
+        self.dropout = config.dropout
         self.tokens = nn.Parameter(torch.randn(config.vocab, config.width) * 0.02)
         self.places = nn.Parameter(torch.randn(config.context, config.width) * 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Tokens have no gradient: the backward pass ends at the table.
         table = self.spans.enter(self.tokens)
-        x = F.dropout(F.embedding(tokens, table) + self.places, DROPOUT, self.training)
+        x = F.dropout(F.embedding(tokens, table) + self.places, self.dropout, self.training)
         return self.spans.leave(x)
 
 
@@ -37,6 +35,7 @@ class Block(nn.Module):
         super().__init__()
         self.spans = spans
         self.heads = config.heads
+        self.dropout = config.dropout
         self.norm1 = nn.LayerNorm(config.width)
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
@@ -46,9 +45,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.spans.enter(x)
-        x = x + F.dropout(self.attend(self.norm1(x)), DROPOUT, self.training)
+        x = x + F.dropout(self.attend(self.norm1(x)), self.dropout, self.training)
         fed = self.down(F.gelu(self.up(self.norm2(x))))
-        return self.spans.leave(x + F.dropout(fed, DROPOUT, self.training))
+        return self.spans.leave(x + F.dropout(fed, self.dropout, self.training))
 
     def attend(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape

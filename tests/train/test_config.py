@@ -45,6 +45,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"samples": 100}, "samples=100: give a multiple of global_batch=16"),
         ({"accumulation": 3}, "global_batch=16: give a multiple of accumulation=3"),
         ({"hold_checkpoint": 0}, "hold_checkpoint=0: give at least 1"),
+        ({"dropout": 1}, "dropout=1: give a number below 1"),
+        ({"dropout": -0.1}, "dropout=-0.1: give at least 0.0"),
     ],
 )
 def test_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
