@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_mnode.world.describe import ranks_text
+
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,13 @@ def never_came(
     for rank, places in sorted((twice or {}).items()):
         line += f"; rank {rank} came twice, from {places}: RANK must be different in every process"
     return line
+
+
+def gist(text: str) -> str:
+    """The line in an account of failed ranks that says what happened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = (line for line in lines if _ERROR.match(line))
+    return next(errors, lines[0] if lines else "no message")
 
 
 def _nodes_of(missing: list[int], came: Mapping[int, Comer]) -> list[str]:

@@ -68,11 +68,11 @@ class _Client:
             store = TCPStore(address, port, None, False, limit, False)
             self.at.append(time.perf_counter())
             store.set(f"client/{self.number}", str(self.number))
-            _all_here(store, "came", clients, limit)
+            all_here(store, "came", clients, limit)
             self.at.append(time.perf_counter())
             neighbour = (self.number + 1) % clients
             self.wrong = store.get(f"client/{neighbour}").decode() != str(neighbour)
-            _all_here(store, "through", clients, limit)
+            all_here(store, "through", clients, limit)
             self.at.append(time.perf_counter())
         except (RuntimeError, OSError) as error:
             self.error = f"client {self.number}: {error}".splitlines()[0]
@@ -96,6 +96,10 @@ def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Par
         if any(refusals):
             own = (refused,) if refused else ()
             return Part(world.rank, world.node, len(mine), errors=own)
+        if world.rank == 0:
+            # The first server of a process opens what all of them use, and it stays.
+            TCPStore(address, 0, None, True, limit, False)
+            gc.collect()
         before = _open_now()
         server = None
         if world.rank == 0:
@@ -124,7 +128,8 @@ def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Par
     return _part(world, found, began, left)
 
 
-def _all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
+def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
+    """A barrier of so many clients of a store; `name` is used up by it."""
     if store.add(f"{name}/count", 1) == clients:
         store.set(f"{name}/all", "yes")
     store.wait([f"{name}/all"], limit)
@@ -133,7 +138,7 @@ def _all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
 def _agree(store: Any, name: str, said: str, world: World, limit: timedelta) -> None:
     """Tell the other ranks, and wait until all of them have told."""
     store.set(f"{name}/{world.rank}", said)
-    _all_here(store, name, world.size, limit)
+    all_here(store, name, world.size, limit)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launching.absent import gist
 from pytest_mnode.launching.clients import Part, crowd
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def crowds_of(cluster: Cluster, promise: StorePromise) -> list[Crowd]:
             for clients in promise.clients:
                 found.append(_crowd(world, clients, limit_s))
     except MnodeError as error:
-        line = str(error).strip().splitlines()[0]
-        found += [Crowd(n, (), line) for n in promise.clients[len(found) :]]
+        why = gist(str(error))
+        found += [Crowd(n, (), why) for n in promise.clients[len(found) :]]
     return found
 
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.spec.fields import Count, Page, Some, Text
+from pytest_mnode.spec.fields import Page, Some, Text
 from pytest_mnode.spec.load import read_model
+from pytest_mnode.spec.quantity import shown
 
 HERE = "{here}"
 """In a command: the folder of the job file."""
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Word = Annotated[str, StringConstraints(min_length=1)]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _or_all(least: int) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if not whole and value != "all":
+            raise ValueError(f"{shown(value)}; accepted: a whole number of {least} or more, or all")
+        return value
+
+    return BeforeValidator(check)
 
 
 class LaunchJob(Page):
@@ -24,9 +36,9 @@ class LaunchJob(Page):
     """What the job is called."""
     image: Text | None = None
     """Container image that the command runs in; left out: on the node as it is."""
-    nodes: Some | Literal["all"]
+    nodes: Annotated[int | Literal["all"], _or_all(1)]
     """How many nodes, or all that there are."""
-    accelerators_per_node: Count | Literal["all"]
+    accelerators_per_node: Annotated[int | Literal["all"], _or_all(0)]
     """How many accelerators of each node; 0 where ranks compute on CPUs."""
     ranks_per_node: Some | None = None
     """How many ranks a node has; left out: one an accelerator, else one."""
@@ -35,18 +47,20 @@ class LaunchJob(Page):
     style: Literal["torchrun", "deepspeed", "megatron", "plain"] = "torchrun"
     """Who starts the ranks: one torchrun a node, deepspeed's launcher, the scheduler one task a
     rank, or nobody: the command runs once a node."""
-    env: dict[VariableName, str] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
     """Variables that every process gets."""
 
     @field_validator("env")
     @classmethod
     def _leaves_the_contract(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            if name in env:
+        for name in env:
+            if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 raise ValueError(
                     f"{name} would be the same in every process; accepted: variables that the "
                     "launcher does not set"
                 )
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{shown(name)}; accepted: names of variables, such as NCCL_DEBUG")
         return env
 
     def placed(self, nodes: int, accelerators: int) -> Self:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launching.absent import gist
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
@@ -65,7 +66,7 @@ def record_absent(cluster: Cluster, promise: AbsentPromise, spec: Spec, measure:
         with cluster.world(procs_per_node=1, fresh=True) as world:
             found = world.run(come_or_not, absent, promise.limit_s, backend, timeout=limit_s)
     except MnodeError as error:
-        failed = str(error).strip().splitlines()[0]
+        failed = gist(str(error))
     said = [one for one in found if one is not None]
     judge_absent(said, absent, cluster.nodes, promise, measure, failed=failed)
 

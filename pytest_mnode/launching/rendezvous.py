@@ -12,6 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launching.absent import gist
+from pytest_mnode.launching.clients import all_here
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
@@ -54,12 +56,12 @@ def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes
     store.set(f"{_KEY}/{world.rank}", "here")
     store.get(f"{_KEY}/{world.rank}")
     connect_s = time.perf_counter() - began
-    if store.add(f"{_KEY}/came", 1) == world.size:
-        store.set(f"{_KEY}/go", "go")
-    store.wait([f"{_KEY}/go"], limit)
+    all_here(store, f"{_KEY}/begin", world.size, limit)
     began = time.perf_counter()
     dist.init_process_group(backend, timeout=limit)
     init_s = time.perf_counter() - began
+    # A group that ends while others still connect to it looks to them like a dead peer.
+    all_here(store, f"{_KEY}/end", world.size, limit)
     dist.destroy_process_group()
     return RankTimes(world.rank, world.node, connect_s, init_s)
 
@@ -93,8 +95,8 @@ def record_rendezvous(
         with cluster.world(procs_per_node=each, fresh=True) as world:
             times = world.run(time_init, backend, limit_s, timeout=2 * limit_s)
     except MnodeError as error:
-        line = str(error).strip().splitlines()[0]
-        measure(name, None, "s", at_most=promise.within_s, source=source, note=line)
+        why = gist(str(error))
+        measure(name, None, "s", at_most=promise.within_s, source=source, note=why)
         return
     measure(
         f"{name}: ranks",

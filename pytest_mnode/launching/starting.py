@@ -160,8 +160,9 @@ def start(
 
 
 def elsewhere(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Other nodes, as far as there are: without the first, and the last of them first."""
-    return tuple(reversed(nodes[1:] if len(nodes) > 2 else nodes))
+    """Other nodes than the first ones, as far as there are: the last half, the last one first."""
+    count = max(2, len(nodes) // 2)
+    return tuple(reversed(nodes[-count:]))
 
 
 def record_place(measure: Measure, before: str | None, now: Started) -> None:

@@ -1,0 +1,71 @@
+"""What ranks print is read wherever it stands, and nothing that they print makes it raise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.launching.reports import Login, Met, read_output
+
+PROGRAM = Path(__file__).parents[2] / "fixtures" / "jobs" / "contract.py"
+
+
+def test_reads_what_the_program_prints() -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-S", str(PROGRAM), "--limit=5", "--x=1"],
+        env=env | {"LOCAL_RANK": "", "OTHER": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    [report], logins = read_output(f"noise\n[node0] 1: {done.stdout}\n{{}}\n")
+    assert logins == []
+    assert report.contract == env | {"LOCAL_RANK": ""}
+    assert (report.rank, report.number("LOCAL_RANK"), report.number("GROUP_RANK")) == (
+        0,
+        None,
+        None,
+    )
+    assert {"OTHER", "RANK"} <= report.names
+    assert report.met == Met(1, 1, (0,))
+    assert (report.master_is_here, report.error) == (True, "")
+    assert report.arguments == ("--limit=5", "--x=1")
+    assert "lo" in report.interfaces
+
+
+def test_says_what_it_lacks_and_fails() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", str(PROGRAM)],
+        env={"WORLD_SIZE": "2"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    [report], _ = read_output(done.stdout)
+    assert report.met is None
+    assert report.error == "KeyError: 'RANK'"
+
+
+def test_reads_logins() -> None:
+    line = json.dumps({"login": {"node": "node1", "uid": 0, "user": "root", "why": "no right"}})
+    assert read_output(line) == ([], [Login("node1", 0, "root", "no right")])
+
+
+@given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["mnode_rank", "node", "login", "uid", "contract", "met", "size", "sum",
+                         "ranks", "names", "user", "why", "master_is_here"]), inner)
+    | st.lists(inner)).map(json.dumps))  # fmt: skip
+def test_never_raises(text: str) -> None:
+    read_output(text)
