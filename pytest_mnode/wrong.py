@@ -55,6 +55,24 @@ def listed(texts: Iterable[str], most: int = SHOWN) -> str:
     return "; ".join([*every[:most], *more])
 
 
+def alike(said: Iterable[tuple[object, str]], ranks: int) -> list[str]:
+    """Texts of who said what, such as "all 8 ranks: 3 of 4": those of whom the same holds together.
+
+    said: (who, what), who being one of so many ranks.
+    """
+    by_what: dict[str, dict[str, None]] = {}
+    for who, what in said:
+        by_what.setdefault(what, {}).setdefault(str(who))
+    return [f"{_together(list(who), ranks)}: {what}" for what, who in by_what.items()]
+
+
+def _together(who: list[str], ranks: int) -> str:
+    if 1 < len(who) == ranks:
+        return f"all {ranks} ranks"
+    more = f" and {len(who) - SHOWN} more" if len(who) > SHOWN else ""
+    return ", ".join(who[:SHOWN]) + more
+
+
 def found(name: str, source: str, culprits: Iterable[str], count: int | None = None) -> Wrong:
     """Something wrong for each of the culprits named, or `count` in all; right where none is."""
     texts = list(culprits)

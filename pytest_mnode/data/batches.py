@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from math import fsum, isclose
 from typing import TYPE_CHECKING
 
-from pytest_mnode.data.facts import StepSeen, StepsSeen
-from pytest_mnode.wrong import Wrong, found, listed
+from pytest_mnode.data.facts import At, StepSeen, StepsSeen
+from pytest_mnode.wrong import Wrong, alike, found, listed
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
 
+_Said = tuple[At, str]
+_UNSEEN = "no step of the optimiser was seen"
 _SHARE = 1e-6
 """Weights of samples may differ by this part: gradients are sums of rounded numbers."""
 
@@ -64,59 +66,60 @@ def judge_batches(
     expected = local * ranks * accumulation
     source = f"{local} samples × {ranks} ranks × {accumulation} micro-batches"
     steps = min((len(one.steps) for one in seen), default=0)
-    sizes: list[tuple[int, str]] = []
-    unequal, unreduced = [], []
+    sizes: list[int] = []
+    wrong_sizes: list[_Said] = []
+    unequal: list[_Said] = []
+    unreduced: list[_Said] = []
     for number in range(steps):
         of_all = Counter(itertools.chain.from_iterable(one.steps[number].fed for one in seen))
         for one in seen:
             step = one.steps[number]
-            where = f"{one.at} in step {number + 1}"
             size = sum(of_all[sample] for sample, _ in step.weights)
+            sizes.append(size)
             if size != expected:
                 why = _why_size(step, size, expected, ranks, accumulation)
-                sizes.append((size, f"{where}: {size} samples, {why}"))
+                wrong_sizes.append((one.at, f"{size} samples in a step, {why}"))
             if text := _unequal(step, of_all):
-                unequal.append(f"{where}: {text}")
+                unequal.append((one.at, f"in step {number + 1} {text}"))
             if step.weights != seen[0].steps[number].weights:
-                unreduced.append(f"{where} has another gradient than {seen[0].at}")
-    worst = max((size for size, _ in sizes), key=lambda s: abs(s - expected), default=expected)
-    uneven = [f"{one.at} took {len(one.steps)} steps, others {steps}" for one in seen]
-    uneven = [text for one, text in zip(seen, uneven, strict=True) if len(one.steps) != steps]
-    name = "gradients that are not the mean over the batch"
+                unreduced.append((one.at, f"another gradient than {seen[0].at}"))
+    worst = max(sizes, key=lambda size: abs(size - expected), default=None)
+    uneven = [
+        (one.at, f"{len(one.steps)} steps, others {steps}")
+        for one in seen
+        if len(one.steps) != steps
+    ]
     totals = _totals(seen, steps, ranks, accumulation)
+    judged = (
+        ("gradients that are not the mean over the batch", "samples weigh one in all", totals),
+        ("gradients with samples that weigh otherwise", "all weigh alike", unequal),
+        ("gradients unlike rank 0's", "ranks step by the same gradient", [*unreduced, *uneven]),
+    )
     return GlobalBatch(
         label,
-        worst if steps else None,
+        worst,
         expected,
         source,
-        listed(text for _, text in sizes) or None,
-        f"{steps} steps seen" if steps else "no step of the optimiser was seen",
-        (
-            _counted(f"{label}: {name}", steps, "each sample weighs one over the batch", totals),
-            _counted(f"{label}: samples that weigh otherwise", steps, "all weigh alike", unequal),
-            found(
-                f"{label}: gradients unlike rank 0's",
-                "all ranks step by the same gradient",
-                [*unreduced, *uneven],
-            ),
+        listed(alike(wrong_sizes, ranks)) or None,
+        f"{steps} steps seen" if steps else _UNSEEN,
+        tuple(
+            found(f"{label}: {name}", why, alike(said, ranks), len(said))
+            if steps
+            else Wrong(f"{label}: {name}", None, why, note=_UNSEEN)
+            for name, why, said in judged
         ),
     )
 
 
-def _counted(name: str, steps: int, source: str, culprits: Sequence[str]) -> Wrong:
-    one = found(name, source, culprits)
-    return one if steps else Wrong(name, None, source, note="no step of the optimiser was seen")
-
-
-def _totals(seen: Sequence[StepsSeen], steps: int, ranks: int, accumulation: int) -> list[str]:
+def _totals(seen: Sequence[StepsSeen], steps: int, ranks: int, accumulation: int) -> list[_Said]:
     """Where the weights of a step do not add up to one."""
-    texts = []
+    texts: list[_Said] = []
     for one in seen:
-        for number, step in enumerate(one.steps[:steps]):
+        for step in one.steps[:steps]:
             total = fsum(weight for _, weight in step.weights)
             if not isclose(total, 1, rel_tol=_SHARE):
                 why = _why_total(total, ranks, accumulation)
-                texts.append(f"{one.at} in step {number + 1}: weights add up to {total:.6g}, {why}")
+                texts.append((one.at, f"weights add up to {total:.6g}, {why}"))
     return texts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import fsum, isfinite
 
 from pytest_mnode.data.facts import Counted, Reduced
-from pytest_mnode.wrong import Wrong, listed
+from pytest_mnode.wrong import Wrong, alike, listed
 
 _ROUNDING = 1e-12
 """Of the mean of absolute values: float64 sums of a million values are better than that."""
@@ -49,10 +49,10 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Wrong:
             why = ", one rank's own"
         elif abs(result - mean) <= _SINGLE * abs(mean):
             why = ", as float32 has it"
-        texts.append(f"{one.at} has {result!r}{why}")
+        texts.append((one.at, f"{result!r}{why}"))
     note = f"{mean!r} of {len(values)} values, {min(len(one.values) for one in reduced)} to "
     note += f"{max(len(one.values) for one in reduced)} a rank"
-    return Wrong(name, len(texts), source, listed(texts) or None, note)
+    return Wrong(name, len(texts), source, listed(alike(texts, len(reduced))) or None, note)
 
 
 def judge_count(label: str, counted: Sequence[Counted]) -> Wrong:
@@ -67,5 +67,6 @@ def judge_count(label: str, counted: Sequence[Counted]) -> Wrong:
         if one.result == total:
             continue
         why = ", as float64 has it" if one.result == int(float(total)) else ""
-        texts.append(f"{one.at} has {one.result}{why}")
-    return Wrong(name, len(texts), source, listed(texts) or None, f"{total} in all")
+        texts.append((one.at, f"{one.result}{why}"))
+    culprit = listed(alike(texts, len(counted))) or None
+    return Wrong(name, len(texts), source, culprit, f"{total} in all")

@@ -1,0 +1,200 @@
+"""Shards, orders, batches, metrics, seeds and files that are wrong, each with who is to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import Certified, certify, spec_edited
+from tests.inner import need_rack
+
+FIRST = """
+    import sys
+    import pytest
+
+    def pytest_collection_finish(session):
+        if "torch" in sys.modules:  # where ranks are forked from: all have the same seed
+            from pytest_mnode.train import randomness
+            right = randomness.seed_all
+            randomness.seed_all = lambda *words: right(words[0])
+
+    @pytest.fixture(autouse=True)
+    def one_thing_wrong(request, monkeypatch):
+        if "process_group" not in request.fixturenames:
+            return  # runs in the controller
+        world = request.getfixturevalue("world")
+        from torch.utils.data import DistributedSampler
+        from pytest_mnode.data import checks
+        from pytest_mnode.train.data import ResumableSampler
+        name = request.node.name
+        samples = DistributedSampler.__iter__
+        if "padded" in name and world.rank == 2:
+            init = DistributedSampler.__init__
+            def of_rank_1(sampler, dataset, replicas, rank, **options):
+                init(sampler, dataset, replicas, 1, **options)
+            monkeypatch.setattr(DistributedSampler, "__init__", of_rank_1)
+        elif "dropped" in name and world.rank == 3:
+            monkeypatch.setattr(
+                DistributedSampler, "__iter__", lambda sampler: iter(list(samples(sampler))[1:])
+            )
+        elif "workers" in name and world.rank == 5:
+            from pytest_mnode.data.reading import Indices
+            monkeypatch.setattr(Indices, "__getitem__", lambda data, i: i // 2 * 2)
+        elif "order" in name:
+            monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)
+        elif "goes_on" in name and world.rank == 1:
+            monkeypatch.setattr(ResumableSampler, "go_to", lambda sampler, epoch, position:
+                sampler.set_epoch(epoch))
+        elif "optimiser" in name:
+            def steps_at_each(model, optimizer, loader, accumulation):
+                for batch in loader:
+                    (model(batch).mean() / accumulation).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            monkeypatch.setattr(checks, "train", steps_at_each)
+        elif "metrics" in name:
+            import torch
+            import torch.distributed as dist
+            def of_averages(values, device):
+                average = torch.tensor([sum(values) / len(values)], dtype=torch.float64)
+                dist.all_reduce(average)
+                return float(average) / world.size
+            monkeypatch.setattr(checks, "mean_over_ranks", of_averages)
+        elif "files" in name and world.rank == 6:
+            right = checks.read_files
+            monkeypatch.setattr(checks, "read_files", lambda at, path, *rest:
+                right(at, path + "/../stale", *rest))
+"""
+SECOND = """
+    import sys
+    import pytest
+
+    def pytest_collection_finish(session):
+        if "torch" in sys.modules:  # where ranks are forked from
+            import random
+            from pytest_mnode.train import randomness
+            right = randomness.seed_all
+            def all_but_python(*words):
+                right(*words)
+                random.seed()
+            randomness.seed_all = all_but_python
+
+    @pytest.fixture(autouse=True)
+    def one_thing_wrong(request, monkeypatch):
+        if "process_group" not in request.fixturenames:
+            return  # runs in the controller
+        world = request.getfixturevalue("world")
+        from torch.utils.data import DistributedSampler
+        from pytest_mnode.data import checks
+        name = request.node.name
+        if "order" in name and world.rank == 4:
+            monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)
+        elif "padded" in name and world.rank == 4:
+            monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)
+        elif "optimiser" in name:
+            import contextlib
+            def not_divided(model, optimizer, loader, accumulation):
+                for number, batch in enumerate(loader, 1):
+                    last = number % accumulation == 0
+                    with contextlib.nullcontext() if last else model.no_sync():
+                        model(batch).mean().backward()
+                    if last:
+                        optimizer.step()
+                        optimizer.zero_grad()
+            monkeypatch.setattr(checks, "train", not_divided)
+        elif "metrics" in name:
+            import torch
+            import torch.distributed as dist
+            def in_float64(count, device):
+                total = torch.tensor([float(count)], dtype=torch.float64)
+                dist.all_reduce(total)
+                return int(total)
+            monkeypatch.setattr(checks, "sum_over_ranks", in_float64)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def _with(directory: Path, fault: str) -> Certified:
+    for folder, content in (("datasets", "of today"), ("stale", "of last week")):
+        (directory / folder).mkdir()
+        (directory / folder / "shard-0.bin").write_text(content)
+
+    def edit(page: dict[str, Any]) -> None:
+        page["criteria"] = {"data": page["criteria"]["data"]}
+        page["storage"] = {"datasets": str(directory / "datasets")}
+        page["not_promised"] = []
+
+    return certify(directory, spec_edited(directory, edit), fault=fault, files=["test_data.py"])
+
+
+def _failed(done: Certified) -> dict[str, str]:
+    """What failed, and whom it blames."""
+    found = done.measurements("data")
+    return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
+
+
+def test_each_wrong_thing_is_named(tmp_path: Path) -> None:
+    done = _with(tmp_path, FIRST)
+    assert set(done.run.outcomes().values()) == {"failure"}, done.run.output
+    failed = _failed(done)
+    overlap = failed["padded, 0 workers, epoch 1: samples read more than once"]
+    assert overlap.startswith(
+        "rank 2 on node1 has the sampler of rank 1; rank 2 on node1 lacks 65 "
+    )
+    assert "; rank 1 on node0 and rank 2 on node1 both read samples " in overlap
+    assert overlap.count("both") == 1
+    missing = failed["drop_last, 0 workers, epoch 0: samples that reached no rank"]
+    assert missing.startswith(
+        "rank 3 on node1 read 63, most ranks 64; rank 3 on node1 lacks 1 of its 64 samples, sample "
+    )
+    read_wrong = failed["padded, 2 workers, epoch 0: samples that reached no rank"]
+    assert read_wrong.startswith("rank 5 on node2 lacks ")
+    assert failed["3 epochs: times that a rank read in the order of an earlier epoch"] == (
+        "all 8 ranks: epoch 1 in the order of epoch 0, epoch 2 in the order of epoch 0: "
+        "set_epoch was not called, or does nothing"
+    )
+    cut = failed["cut at sample 256, 4 ranks go on: samples lost or read again"]
+    assert cut.endswith(" read again by rank 1 on node0")
+    assert failed["optimiser: samples in a step of the optimiser"] == (
+        "all 8 ranks: 64 samples in a step, expected 128; "
+        "one micro-batch: it stepped at each, or dropped the others"
+    )
+    mean = failed["loss: ranks with a wrong mean"]
+    assert mean.startswith("all 8 ranks: ")
+    assert mean.endswith(", the average of the ranks' averages")
+    seeds = failed["8 ranks with seed 20: generators that draw what another draws"]
+    assert seeds.startswith("all 8 ranks: the same from python, numpy, torch, dropout; ")
+    assert "all 8 ranks: worker 1, the same from python, numpy, torch, dropout" in seeds
+    [files] = [culprit for name, culprit in failed.items() if "/datasets: files" in name]
+    assert files.startswith("rank 6 on node3 reads shard-0.bin as ")
+
+
+def test_what_one_rank_or_one_part_does_otherwise_is_found(tmp_path: Path) -> None:
+    done = _with(tmp_path, SECOND)
+    failed = _failed(done)
+    stale = failed["padded, 0 workers, epoch 1: samples that reached no rank"]
+    assert stale.startswith("rank 4 on node2 shuffles by epoch 0, most ranks by 1; ")
+    assert "padded, 0 workers, epoch 0: samples that reached no rank" not in failed
+    order = failed["3 epochs: times that a rank read in the order of an earlier epoch"]
+    assert order.startswith("rank 4 on node2: epoch 1 in the order of epoch 0, ")
+    weights = "optimiser: gradients that are not the mean over the batch"
+    assert failed[weights] == (
+        "all 8 ranks: weights add up to 2, as if the loss were not divided by the micro-batches"
+    )
+    assert "optimiser: samples in a step of the optimiser" not in failed
+    tokens = failed["tokens: ranks with a wrong sum"]
+    assert tokens.startswith("all 8 ranks: ")
+    assert tokens.endswith(", as float64 has it")
+    again = failed["8 ranks with seed 20: generators that draw otherwise in a second run"]
+    assert again == "all 8 ranks: others from python"
+    found = done.measurements("data")
+    assert found["loss: ranks with a wrong mean"]["verdict"] == "pass"
+    assert (
+        found["8 ranks with seed 20: generators that draw what another draws"]["verdict"] == "pass"
+    )
