@@ -35,3 +35,36 @@ def test_a_killed_job_comes_back_and_loses_nothing(
     killed = restart.judged_kill(kill, promised, cluster, spec, base)
     print("\n".join(killed.lines))
     killed.record(measure)
+
+
+def test_a_damaged_checkpoint_is_refused(
+    cluster: Cluster, spec: Spec, base: Path, measure: Measure
+) -> None:
+    """Is a damaged checkpoint refused with its reason, and the one before used instead?"""
+    promised = spec.criteria.restart
+    if promised is None or not promised.refuses_damaged:
+        not_promised("restart.refuses_damaged")
+    for finding in restart.judged_with_a_damaged_checkpoint(promised, cluster, spec, base):
+        finding.record(measure)
+
+
+def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(
+    cluster: Cluster, spec: Spec, base: Path, measure: Measure
+) -> None:
+    """Does a job go on with half as many ranks, and with twice as many, as the same job?"""
+    promised = spec.criteria.restart
+    if promised is None or promised.resharded_tolerance is None:
+        not_promised("restart.resharded_tolerance")
+    for resharded in restart.judged_on_other_sizes(promised, cluster, spec, base):
+        resharded.record(measure)
+
+
+def test_checkpoints_cost_no_more_than_promised(
+    cluster: Cluster, spec: Spec, base: Path, measure: Measure
+) -> None:
+    """How long does a checkpoint take, and how large is it?"""
+    promised = spec.criteria.restart
+    if promised is None:
+        not_promised("restart")
+    for finding in restart.judged_checkpoints(promised, cluster, spec, base):
+        finding.record(measure)

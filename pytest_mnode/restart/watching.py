@@ -62,6 +62,17 @@ from pytest_mnode.train.checkpoint import Store
 found = [(one.step, one.reason) for one in Store(sys.argv[1]).survey()]
 json.dump(found, sys.stdout)
 """
+_FLIP = r"""
+import pathlib, sys
+files = [f for f in pathlib.Path(sys.argv[1]).iterdir() if f.suffix == ".distcp"]
+file = max(files, key=lambda f: f.stat().st_size)
+with file.open("r+b") as it:
+    it.seek(file.stat().st_size // 2)
+    [byte] = it.read(1)
+    it.seek(-1, 1)
+    it.write(bytes([byte ^ 1]))
+print(file.name, "has a flipped bit")
+"""
 
 
 def shared_place(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
@@ -155,3 +166,16 @@ def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
     if not found.ok:
         raise ClusterError(f"{node}: {(found.stderr.strip().splitlines() or ['no answer'])[-1]}")
     return found.stdout
+
+
+def copy_run(cluster: Cluster, node: str, source: str, target: str) -> None:
+    """Copy a run's records and checkpoints. Raises ClusterError."""
+    [done] = cluster.run(["cp", "-a", f"{source}/.", f"{target}/"], node, timeout=_LIMIT_S)
+    if not done.ok:
+        raise ClusterError(f"{node}: {done.stderr.strip()}")
+
+
+def flip_a_bit(cluster: Cluster, node: str, directory: str, step: int) -> str:
+    """Flip one bit in the middle of the largest file of a checkpoint; what was done, in words."""
+    place = f"{directory}/checkpoints/step-{step:08d}"
+    return f"whose file {_ask(cluster, node, _FLIP, place).strip()}"

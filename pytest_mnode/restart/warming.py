@@ -1,0 +1,69 @@
+"""Parts of runs in warm ranks, driven from the controller: no interpreter is started for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.errors import RankError
+from pytest_mnode.restart import warm
+from pytest_mnode.restart.findings import Figure
+from pytest_mnode.train.config import JobConfig
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+
+Parameters = Mapping[str, Any]
+"""Arrays by name."""
+_LIMIT_S = 120.0
+
+
+def killed_after(
+    cluster: Cluster, config: JobConfig, nodes: Sequence[str], procs: int, step: int
+) -> None:
+    """Train to this step, and kill all ranks with SIGKILL. Raises RankError where they fail."""
+    world = cluster.world(nodes, procs)
+    try:
+        world.run(warm.train, config, step, group=True, timeout=_LIMIT_S)
+    except RankError as error:
+        if "SIGKILL" not in str(error):
+            raise
+    finally:
+        world.close()
+
+
+def finished(
+    cluster: Cluster, config: JobConfig, nodes: Sequence[str], procs: int
+) -> Parameters | RankError:
+    """Resume and train to the end: the final parameters, or why that failed."""
+    with cluster.world(nodes, procs) as world:
+        try:
+            return world.run(warm.train, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
+        except RankError as error:
+            return error
+
+
+def saved_parameters(cluster: Cluster, config: JobConfig, node: str) -> Parameters:
+    """Those of a run's newest checkpoint."""
+    with cluster.world([node], 1) as world:
+        return world.run(warm.final_parameters, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
+
+
+def parameters_differ(one: Parameters, other: Parameters, tolerance: float, source: str) -> Figure:
+    """The largest difference of final parameters, as a part of the largest of them."""
+    import numpy as np
+
+    name = "final parameters, largest difference"
+    if one.keys() != other.keys() or not one:
+        which = sorted(one.keys() ^ other.keys())
+        return Figure(name, None, "", tolerance, source=source, note=f"only in one: {which}")
+    largest = max(float(np.abs(value).max()) for value in one.values())
+    by_name = {key: float(np.abs(one[key] - other[key]).max()) / largest for key in one}
+    worst = max(by_name, key=lambda key: by_name[key])
+    note = f"of {largest:.4g}, the largest of all; in {worst}"
+    return Figure(name, by_name[worst], "", tolerance, source=source, culprit=worst, note=note)
+
+
+def last_line(error: RankError) -> str:
+    """What a rank's error came to."""
+    return next((x.strip() for x in reversed(str(error).splitlines()) if x.strip()), "")
