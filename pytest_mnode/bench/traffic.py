@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from pytest_mnode.probes.nic import sent_bytes
 from pytest_mnode.spec.models import Network
 from pytest_mnode.world.contract import World
@@ -71,6 +69,8 @@ class Counted:
 
     def by_node(self, least_bytes: Sequence[int]) -> tuple[NodeTraffic, ...]:
         """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
+        import torch.distributed as dist
+
         sent = {
             name: count - self._before[name]
             for name, count in self._after.items()

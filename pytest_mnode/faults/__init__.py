@@ -19,6 +19,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import (  # noqa: F401  enter their faults
     clock,
     cpu,
+    emulated,
     files,
     limits,
     names,

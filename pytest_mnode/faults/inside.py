@@ -47,6 +47,18 @@ def edit(path: str) -> None:
     Path(path).write_bytes(sys.stdin.buffer.read())
 
 
+def write(path: str) -> None:
+    """A file with the text of standard input, in a file system that is the node's own."""
+    if str(Path(path).parent) not in _mount_points():
+        sys.exit(f"{path} is not in a file system of the node's own")
+    Path(path).write_bytes(sys.stdin.buffer.read())
+
+
+def remove(path: str) -> None:
+    """Take away a file that `write` made."""
+    Path(path).unlink()
+
+
 def read_only(path: str) -> None:
     """What is at `path` can be read and not written."""
     namespaces.mount(path, path, flags=MS_BIND)
@@ -128,7 +140,11 @@ def _mount_points() -> set[str]:
 
 
 ACTS = {
-    act.__name__: act for act in (replace, edit, read_only, full, resize, add, unmount, neighbour)
+    act.__name__: act
+    for act in (
+        *(replace, edit, write, remove, read_only),
+        *(full, resize, add, unmount, neighbour),
+    )
 }
 
 if __name__ == "__main__":

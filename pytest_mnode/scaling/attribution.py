@@ -1,0 +1,212 @@
+"""Where the time of a step goes on n nodes, and where the time that one node does not need. Pure.
+
+Ranks go in step, so a step takes as long as its slowest rank. What a rank waits for in collectives
+is the time that they need, and the time until the slowest rank has come. No clocks are compared to
+tell the two apart: in each step the rank that waits least is the slowest, its wait is what the
+collectives need, and what any other rank waits longer than that is waiting for the slowest one.
+
+Along the slowest rank of each step the parts add up to the step without any such waiting, so that
+the loss against one node splits into parts that each have one cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.scaling.efficiency import Scaled, reference_node
+from pytest_mnode.scaling.facts import PARTS, Facts, Step, Trained
+
+SPLIT = (*PARTS, "waiting")
+"""Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
+_EXPOSED = PARTS.index("exposed")
+_TYPICAL = 0.5
+"""Part of the steps, around the median, whose means stand for all: they add up, as medians of parts
+would not, and leave out what happened once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTime:
+    """Mean seconds of a rank's typical steps. waiting_s: of `exposed`, for the slowest rank.
+
+    slowest_in: part of the steps in which it was the slowest. missed: part of its step time by
+    which all its parts together miss it.
+    """
+
+    rank: int
+    node: str
+    step_s: float
+    compute: float
+    exposed: float
+    input: float
+    optimiser: float
+    checkpoint: float
+    rest: float
+    waiting_s: float
+    slowest_in: float
+    missed: float
+
+    @property
+    def collectives_s(self) -> float:
+        """What the collectives themselves cost it, not hidden beneath computing."""
+        return self.exposed - self.waiting_s
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The typical steps on `count` nodes, in parts.
+
+    ranks: each rank's own parts, over all groups of so many nodes that it was in. step_s: mean of
+    the typical steps; ideal_s: of one node's, as a part of which nothing would be lost. parts: of
+    the mean rank, by the order of SPLIT, and ideal: of one node. path, path_ideal: along the
+    slowest rank of each step, by the order of PARTS. sent_s, hidden_s: how long gradients were on
+    their way along the path, None where not told. backward_s: how long they could have been hidden.
+    """
+
+    count: int
+    ranks: tuple[RankTime, ...]
+    step_s: float
+    ideal_s: float
+    parts: tuple[float, ...]
+    ideal: tuple[float, ...]
+    path: tuple[float, ...]
+    path_ideal: tuple[float, ...]
+    sent_s: float | None
+    hidden_s: float | None
+    backward_s: float
+
+    @property
+    def lost_s(self) -> float:
+        return self.step_s - self.ideal_s
+
+    @property
+    def lost(self) -> tuple[float, ...]:
+        """The loss in parts of the mean rank, by the order of SPLIT."""
+        return tuple(mine - one for mine, one in zip(self.parts, self.ideal, strict=True))
+
+    @property
+    def lost_on_path(self) -> tuple[float, ...]:
+        """The loss in parts of the slowest rank of each step, by the order of PARTS."""
+        return tuple(mine - one for mine, one in zip(self.path, self.path_ideal, strict=True))
+
+    @property
+    def uneven_s(self) -> float:
+        """What the path is shorter than the step: a collective does not end for all at once, and
+        who hears of it last is the slowest in the next step."""
+        return self.lost_s - sum(self.lost_on_path)
+
+    @property
+    def not_attributed_s(self) -> float:
+        """What the parts of the mean rank leave of the loss: what its clocks do not cover."""
+        return self.lost_s - sum(self.lost)
+
+    @property
+    def worst_missed(self) -> RankTime:
+        """The rank whose parts miss its step time by most."""
+        return max(self.ranks, key=lambda rank: rank.missed)
+
+    @property
+    def hidden_fraction(self) -> float | None:
+        """Part of the gradients' way that was hidden; None where it is not told, or not gone."""
+        if self.sent_s is None or self.hidden_s is None or self.sent_s <= 0:
+            return None
+        return self.hidden_s / self.sent_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """Of some steps: their time, the mean rank's parts, and those along the slowest ranks."""
+
+    step_s: float
+    parts: NDArray[np.float64]
+    path: NDArray[np.float64]
+    slowest: list[Step]
+
+
+def attributed(facts: Facts, row: Scaled) -> Attribution:
+    """Split the steps on `row.count` nodes into their parts, and the loss against one node too."""
+    reference = reference_node(facts)
+    ones = [one for one in facts.over(1) if one.nodes[0] == reference]
+    alone = [(one, number) for one in ones for number in range(len(one.steps[0]))]
+    everywhere = list(facts.each_step(row.count))
+    share = row.ideal_s / _row_of_one(facts, reference)
+    base = _means(_typical(alone))
+    mine = base if row.count == 1 else _means(_typical(everywhere))
+    return Attribution(
+        count=row.count,
+        ranks=_by_rank(everywhere),
+        step_s=mine.step_s,
+        ideal_s=base.step_s * share,
+        parts=tuple(mine.parts.tolist()),
+        ideal=tuple((base.parts * share).tolist()),
+        path=tuple(mine.path.tolist()),
+        path_ideal=tuple((base.path * share).tolist()),
+        sent_s=_mean([step.sent_s for step in mine.slowest]),
+        hidden_s=_mean([step.hidden_s for step in mine.slowest]),
+        backward_s=float(np.mean([step.backward_s for step in mine.slowest])),
+    )
+
+
+def _row_of_one(facts: Facts, reference: str) -> float:
+    times = [one.step_times_s for one in facts.over(1) if one.nodes[0] == reference]
+    return float(np.median(np.concatenate(times)))
+
+
+def _typical(steps: Sequence[tuple[Trained, int]]) -> list[tuple[Trained, int]]:
+    """The middle half by step time, one at least."""
+    order = sorted(steps, key=lambda one: one[0].step_s(one[1]))
+    cut = int(len(order) * (1 - _TYPICAL) / 2)
+    return order[cut : len(order) - cut]
+
+
+def _means(steps: Sequence[tuple[Trained, int]]) -> _Means:
+    cycles = [one.cycle(number) for one, number in steps]
+    slowest = [min(cycle, key=lambda step: step.exposed) for cycle in cycles]
+    of_ranks = [np.mean([step.parts for step in cycle], axis=0) for cycle in cycles]
+    parts = np.mean(of_ranks, axis=0)
+    needed_s = float(np.mean([step.exposed for step in slowest]))
+    waiting_s = parts[_EXPOSED] - needed_s
+    parts[_EXPOSED] = needed_s
+    return _Means(
+        float(np.mean([np.mean([step.wall_s for step in cycle]) for cycle in cycles])),
+        np.append(parts, waiting_s),
+        np.mean([step.parts for step in slowest], axis=0),
+        slowest,
+    )
+
+
+def _by_rank(steps: Sequence[tuple[Trained, int]]) -> tuple[RankTime, ...]:
+    """Each rank's own typical steps, in the middle half of its groups'."""
+    every: dict[int, list[tuple[Trained, int, int]]] = {}
+    for one, number in steps:
+        for index, rank in enumerate(one.ranks):
+            every.setdefault(rank, []).append((one, number, index))
+    return tuple(_rank_time(rank, every[rank]) for rank in sorted(every))
+
+
+def _rank_time(rank: int, steps: Sequence[tuple[Trained, int, int]]) -> RankTime:
+    order = sorted(steps, key=lambda one: one[0].step_s(one[1]))
+    cut = int(len(order) * (1 - _TYPICAL) / 2)
+    typical = order[cut : len(order) - cut]
+    own = [one.steps[index][number] for one, number, index in typical]
+    least = [min(step.exposed for step in one.step(number)) for one, number, _ in typical]
+    parts = np.mean([step.parts for step in own], axis=0)
+    first, _, index = steps[0]
+    wall_s = float(np.mean([step.wall_s for step in own]))
+    return RankTime(
+        rank=rank,
+        node=first.node_of(index),
+        step_s=wall_s,
+        **dict(zip(PARTS, map(float, parts), strict=True)),
+        waiting_s=float(parts[_EXPOSED] - np.mean(least)),
+        slowest_in=float(np.mean([s.exposed <= e for s, e in zip(own, least, strict=True)])),
+        missed=float(np.mean([step.missed for step in own])),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None

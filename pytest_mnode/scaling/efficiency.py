@@ -1,0 +1,136 @@
+"""Throughput and efficiency with what is uncertain about them. Pure.
+
+A step time is the median of all timed steps. One node is the median node, of an even number the
+faster of the middle two: of two nodes a slow one cannot hide in their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.scaling.facts import Facts, Trained
+
+RESAMPLES = 400
+CONFIDENCE = 0.95
+_Rounds = Mapping[int, NDArray[np.float64]]
+"""By round: all step times of its groups, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """One number of nodes against one node.
+
+    step_s: median. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: a
+    second. low, high: 95 % confidence interval of the efficiency. steps: how many were timed.
+    """
+
+    count: int
+    step_s: float
+    ideal_s: float
+    samples_s: float
+    tokens_s: float
+    efficiency: float
+    low: float
+    high: float
+    steps: int
+
+    @property
+    def uncertainty(self) -> float:
+        """Half of the confidence interval."""
+        return (self.high - self.low) / 2
+
+    def known(self, at_most_uncertainty: float, bound: float) -> bool:
+        """Whether it is known so well, or to be on one side of the bound."""
+        return self.uncertainty <= at_most_uncertainty or not self.low < bound <= self.high
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds of each step that one node does not need."""
+        return self.step_s - self.ideal_s
+
+
+def reference_node(facts: Facts) -> str:
+    """The node that stands for one node: the median by step time, of two the faster."""
+    times: dict[str, list[float]] = {}
+    for one in facts.over(1):
+        times.setdefault(one.nodes[0], []).extend(one.step_times_s)
+    by_time = sorted((median(of_node), name) for name, of_node in times.items())
+    return by_time[(len(by_time) - 1) // 2][1]
+
+
+def scaled(facts: Facts, *, seed: int = 0) -> tuple[Scaled, ...]:
+    """A row for each number of nodes, rising, from one node on; () where nothing ran on one."""
+    ones = facts.over(1)
+    if not ones or any(not one.steps[0] for one in facts.trained):
+        return ()
+    name = reference_node(facts)
+    alone = _by_round([one for one in ones if one.nodes[0] == name])
+    rows = []
+    for count in facts.counts:
+        over = facts.over(count)
+        share = over[0].samples / (count * ones[0].samples)  # 1 in weak scaling, 1/n in strong
+        rounds = alone if count == 1 else _by_round(over)
+        step_s, ideal_s = _median_s(rounds), _median_s(alone) * share
+        low, high = (1.0, 1.0) if count == 1 else _interval(alone, rounds, share, seed)
+        rows.append(
+            Scaled(
+                count=count,
+                step_s=step_s,
+                ideal_s=ideal_s,
+                samples_s=over[0].samples / step_s,
+                tokens_s=over[0].tokens / step_s,
+                efficiency=ideal_s / step_s,
+                low=low,
+                high=high,
+                steps=sum(times.size for times in rounds.values()),
+            )
+        )
+    return tuple(rows)
+
+
+def settled(facts: Facts, at_most_uncertainty: float, bound: float, *, seed: int = 0) -> bool:
+    """Whether every efficiency is known well enough, or known to be on one side of the bound."""
+    rows = scaled(facts, seed=seed)
+    return bool(rows) and all(row.known(at_most_uncertainty, bound) for row in rows)
+
+
+def _by_round(trained: Sequence[Trained]) -> dict[int, NDArray[np.float64]]:
+    numbers = dict.fromkeys(one.round for one in trained)
+    return {
+        number: np.concatenate([one.step_times_s for one in trained if one.round == number])
+        for number in numbers
+    }
+
+
+def _median_s(rounds: _Rounds) -> float:
+    return float(np.median(np.concatenate(list(rounds.values()))))
+
+
+def _interval(alone: _Rounds, over: _Rounds, share: float, seed: int) -> tuple[float, float]:
+    """Resample rounds, and steps within them, with replacement; both sides by the same rounds.
+
+    Source: Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8
+    (hierarchical data).
+    """
+    source = np.random.default_rng(seed)
+    numbers = sorted(set(over) & set(alone))
+    if not numbers:
+        return 0.0, 1.0
+    found = np.empty(RESAMPLES)
+    for i in range(RESAMPLES):
+        drawn = source.choice(numbers, len(numbers))
+        one_s = _resampled(alone, drawn, source)
+        found[i] = one_s * share / _resampled(over, drawn, source)
+    edge = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(found, [edge, 1 - edge])
+    return float(low), float(high)
+
+
+def _resampled(rounds: _Rounds, drawn: NDArray[np.int64], source: np.random.Generator) -> float:
+    steps = [source.choice(rounds[int(number)], rounds[int(number)].size) for number in drawn]
+    return float(np.median(np.concatenate(steps)))

@@ -1,0 +1,115 @@
+"""What the fabric does by itself, and which NICs carried the steps' bytes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pytest_mnode.bench.traffic import NodeTraffic, astray
+from pytest_mnode.scaling.facts import Facts, Trained
+from pytest_mnode.spec import Spec, wire
+from pytest_mnode.spec.line import ring_line
+
+_LOOPBACK = "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """All-reduces over `count` nodes with nothing else going on.
+
+    all_s: of all gradients of a step at once. last_s: of the last bucket, which nothing can hide.
+    line_fraction: bus bandwidth of all gradients at once, as a part of the line rate.
+    """
+
+    count: int
+    size_bytes: int
+    all_s: float
+    last_s: float
+    line_fraction: float
+
+    def exposed_s(self, backward_s: float) -> float:
+        """What must be exposed in any case: the last bucket, or what outlasts computing."""
+        return max(self.last_s, self.all_s - backward_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What NICs sent during the timed steps of groups of two nodes or more.
+
+    fabric_bytes, elsewhere_bytes: over all nodes; None where the bytes are not to be seen in any
+    counter. least_bytes: what nodes had to send. astray: in words what carried it instead of the
+    fabric, None where nothing did; culprit: who did so, with a setting that says so.
+    """
+
+    fabric_bytes: int | None
+    elsewhere_bytes: int | None
+    least_bytes: float
+    astray: str | None = None
+    culprit: str | None = None
+    busiest: str = ""
+
+    @property
+    def elsewhere_fraction(self) -> float | None:
+        """Part of the bytes that went over other NICs."""
+        if self.fabric_bytes is None or self.elsewhere_bytes is None:
+            return None
+        total = self.fabric_bytes + self.elsewhere_bytes
+        return self.elsewhere_bytes / total if total else None
+
+
+def lane_of(facts: Facts, count: int, spec: Spec) -> Lane | None:
+    """The lane over `count` nodes: of groups that were tried at the same time, the median."""
+    swept = [one for one in facts.swept if len(one.nodes) == count]
+    ranks = count * facts.ranks_per_node
+    if count < 2 or not swept or ranks < 2:
+        return None
+    sizes = sorted({one.size_bytes for one in swept})
+    times = {size: median(one.time_s for one in swept if one.size_bytes == size) for size in sizes}
+    largest = sizes[-1]
+    if times[largest] <= 0:
+        return None
+    busbw = wire.busbw_gbytes_s(wire.Collective.ALL_REDUCE, largest, times[largest], ranks)
+    fraction = busbw / ring_line(spec.fabric).gbytes_s
+    return Lane(count, largest, times[largest], times[sizes[0]], fraction)
+
+
+def carried_by(trained: Sequence[Trained], facts: Facts, spec: Spec) -> Carried:
+    """Which NICs carried what the steps of these groups sent. Groups of one node send nothing.
+
+    By whatever algorithm, a node sends the gradients of a step once at least.
+    """
+    sent: dict[str, Counter[str]] = {}
+    least: Counter[str] = Counter()
+    for one in trained:
+        if one.count < 2:
+            continue
+        for node, counts in zip(one.nodes, one.sent_bytes, strict=True):
+            least[node] += facts.gradient_bytes * len(one.steps[0])
+            mine = sent.setdefault(node, Counter())
+            for nic, count in counts.items():
+                if nic != _LOOPBACK or facts.ranks_per_node == 1:
+                    mine[nic.partition(":")[0]] += count
+    traffic = [NodeTraffic(node, counts, least[node]) for node, counts in sent.items()]
+    if not traffic or any(node.carrier is None for node in traffic):
+        return Carried(None, None, sum(least.values()))
+    totals = sum(sent.values(), Counter[str]())
+    on_fabric = sum(count for nic, count in totals.items() if spec.fabric.has_interface(nic))
+    carried = Carried(
+        on_fabric,
+        sum(totals.values()) - on_fabric,
+        sum(least.values()),
+        busiest=", ".join(f"{nic} {count / 1e6:.1f} MB" for nic, count in totals.most_common(3)),
+    )
+    wrong = {node.node: name for node in traffic if (name := node.astray(spec.fabric)) is not None}
+    if not wrong:
+        return carried
+    names = "+".join(dict.fromkeys(wrong.values()))
+    moved = sum(sent[node][nic] for node, nic in wrong.items())
+    instead = "+".join(spec.fabric.interfaces)
+    return replace(
+        carried,
+        astray=f"{names} ({moved / 1e6:.0f} MB), not {instead}",
+        culprit=astray(traffic, spec.fabric),
+    )

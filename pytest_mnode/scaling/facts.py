@@ -1,0 +1,183 @@
+"""What a scaling job measured, as ranks tell it: values without judgement, and their JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from pytest_mnode.errors import WorldError
+
+MARK = "mnode-scaling: "
+"""Begins the line of a job's output that holds its facts."""
+PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
+"""What a step of a rank is made of: computing; waiting for collectives, of gradients while there is
+nothing left to compute, and of the loss; waiting for input; the optimiser; writing a checkpoint;
+all else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one rank, seconds. wall_s: measured by itself, beside its parts.
+
+    sent_s: how long gradients were on their way, and hidden_s: how long of it beneath computing;
+    None where that is not told. backward_s: the part of compute beneath which they can hide.
+    """
+
+    wall_s: float
+    compute: float
+    exposed: float
+    input: float
+    optimiser: float
+    checkpoint: float
+    rest: float
+    backward_s: float = 0.0
+    sent_s: float | None = None
+    hidden_s: float | None = None
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """Seconds by part, in the order of PARTS."""
+        return tuple(getattr(self, name) for name in PARTS)
+
+    @property
+    def after_s(self) -> float:
+        """What follows the last collective of the step."""
+        return self.optimiser + self.rest
+
+    @property
+    def missed(self) -> float:
+        """Part of the wall time by which the parts miss it."""
+        return abs(sum(self.parts) - self.wall_s) / self.wall_s if self.wall_s > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A group's timed steps in one turn, by rank, in the group's order.
+
+    nodes: names. ranks: numbers in the whole job. steps[i]: of ranks[i],
+    equally many each. samples, tokens: of one step, all ranks together. sent_bytes: by node, what
+    each NIC sent meanwhile, RDMA ports as "device:port". starved_s: by rank, for how long its
+    threads had no CPU though they were ready, all steps and threads added up; None if not known.
+    """
+
+    round: int
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    steps: tuple[tuple[Step, ...], ...]
+    samples: int
+    tokens: int
+    sent_bytes: tuple[Mapping[str, int], ...]
+    starved_s: tuple[float | None, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.nodes)
+
+    def node_of(self, index: int) -> str:
+        """Name of the node of the rank at this place of `ranks`."""
+        return self.nodes[index // (len(self.ranks) // len(self.nodes))]
+
+    def step(self, number: int) -> tuple[Step, ...]:
+        """One step of all ranks."""
+        return tuple(of_rank[number] for of_rank in self.steps)
+
+    def cycle(self, number: int) -> tuple[Step, ...]:
+        """The same from collective to collective: with the end of the step before, not its own.
+
+        Ranks end their last collective together. Who takes longer after it is late in the next
+        step, and it is there that the others wait.
+        """
+        if number == 0:
+            return self.step(0)
+        pairs = zip(self.step(number - 1), self.step(number), strict=True)
+        return tuple(
+            replace(
+                step,
+                wall_s=step.wall_s - step.after_s + before.after_s,
+                optimiser=before.optimiser,
+                rest=before.rest,
+            )
+            for before, step in pairs
+        )
+
+    def step_s(self, number: int) -> float:
+        """Seconds of a step of the group: ranks go in step, so what they differ by is no time."""
+        walls = [step.wall_s for step in self.step(number)]
+        return sum(walls) / len(walls)
+
+    @property
+    def step_times_s(self) -> tuple[float, ...]:
+        return tuple(self.step_s(number) for number in range(len(self.steps[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """All-reduces of a group with nothing else going on.
+
+    size_bytes: of one call. time_s: median of a few calls in a row, by the slowest rank.
+    """
+
+    nodes: tuple[str, ...]
+    size_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that a job measured. gradient_bytes: sent in a step by each rank, before the collective
+    makes copies. bucket_bytes: as they are sent, the last one last; empty where that is not told.
+    """
+
+    ranks_per_node: int
+    backend: str
+    device: str
+    parameters: int
+    gradient_bytes: int
+    bucket_bytes: tuple[int, ...]
+    trained: tuple[Trained, ...]
+    swept: tuple[Swept, ...]
+
+    def over(self, count: int) -> tuple[Trained, ...]:
+        """What groups of `count` nodes did."""
+        return tuple(one for one in self.trained if one.count == count)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(sorted({one.count for one in self.trained}))
+
+    @property
+    def rounds(self) -> int:
+        return len({one.round for one in self.trained})
+
+    def each_step(self, count: int) -> Iterator[tuple[Trained, int]]:
+        """Every timed step of groups of `count` nodes: the group's turn, and the step's number."""
+        for one in self.over(count):
+            for number in range(len(one.steps[0])):
+                yield one, number
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`. Raises WorldError for a text that tells anything else."""
+        try:
+            told = json.loads(text)
+            trained = tuple(_trained(one) for one in told.pop("trained"))
+            swept = tuple(
+                Swept(**{**one, "nodes": tuple(one["nodes"])}) for one in told.pop("swept")
+            )
+            buckets = tuple(told.pop("bucket_bytes"))
+            return cls(**told, bucket_bytes=buckets, trained=trained, swept=swept)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WorldError(f"what the scaling job wrote cannot be read: {error}") from None
+
+
+def _trained(told: dict[str, Any]) -> Trained:
+    steps = tuple(tuple(Step(**step) for step in of_rank) for of_rank in told["steps"])
+    if len(steps) != len(told["ranks"]) or len({len(of_rank) for of_rank in steps}) != 1:
+        raise ValueError("ranks with unequal numbers of steps")
+    tuples = {name: tuple(told[name]) for name in ("nodes", "ranks", "sent_bytes", "starved_s")}
+    return Trained(**{**told, **tuples, "steps": steps})
