@@ -19,6 +19,11 @@ TESTS = """
     import pytest
     import torch, torch.distributed as dist
     from pytest_mnode.train import JobConfig, Trainer
+    from pytest_mnode.train.data import IGNORED
+    from pytest_mnode.train.model import Transformer
+    from pytest_mnode.train.randomness import seed_all
+    from pytest_mnode.train.spans import Spans
+    from pytest_mnode.train.timeline import HostClock, Timeline
     from pytest_mnode.train.checkpoint import loading, saving  # imported once, not in every rank
 
     HERE = pathlib.Path.cwd()
@@ -57,6 +62,42 @@ TESTS = """
         with cluster.world(procs_per_node=2) as world:
             world.run(train, config(f"{way} to 8", way, reshard=True), group=True)
         pathlib.Path(f"{way}.json").write_text(json.dumps(told))
+
+    def gradients(config, *, world):
+        # Of the first step, over all ranks; and those of one process with all its samples.
+        with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
+            trainer.model.eval()  # no dropout, which differs by rank
+            kept = []
+            def keep(*_):
+                for p in trainer.model.parameters():
+                    kept.append(p.grad.full_tensor() if config.parallel == "fsdp2" else p.grad)
+            trainer.optimiser.register_step_pre_hook(keep)
+            trainer.optimiser.zero_grad = lambda: None
+            record = trainer.step()
+            mine = [None] * world.size
+            dist.all_gather_object(mine, record.samples)
+            seed_all(config.seed)
+            alone = Transformer(config, Spans(Timeline(HostClock()))).eval()
+            per_rank = []
+            for samples in mine:
+                tokens, targets = (
+                    torch.stack([trainer.data[i][n] for i in samples]) for n in (1, 2))
+                loss = alone(tokens, targets)
+                (loss / (config.global_batch * config.context)).backward()
+                per_rank.append((loss.item(), int((targets != IGNORED).sum())))
+            for ours, whole in zip(kept, alone.parameters(), strict=True):
+                torch.testing.assert_close(ours, whole.grad, rtol=1e-4, atol=1e-7)
+            mean = sum(l for l, _ in per_rank) / sum(n for _, n in per_rank)
+            of_means = sum(l / n for l, n in per_rank) / len(per_rank)
+            return record.loss, mean, of_means, record.tokens == per_rank[world.rank][1]
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_sums_are_those_of_one_process(cluster, way):
+        with cluster.world() as world:
+            told = world.run(gradients, config(f"{way} exact", way), group=True)
+        for loss, mean, of_means, tokens in told:
+            assert loss == pytest.approx(mean, rel=1e-6) and tokens
+            assert abs(of_means - mean) > 1e-5 * mean, "the test cannot tell"
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_some_of_the_ranks(cluster, way):
