@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
     import torch._dynamo  # DDP takes more than a second for it, in every rank by itself
 
+    import pytest_mnode.data.checks  # noqa: F401  once for all ranks
+
 pytestmark = [
     pytest.mark.criterion,
     pytest.mark.mnode(min_procs_per_node=2),

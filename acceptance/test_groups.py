@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
+
+if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
+    import pytest_mnode.groups.check  # noqa: F401  once for all ranks
 
 pytestmark = [
     pytest.mark.criterion,

@@ -39,7 +39,7 @@ FIRST = """
             monkeypatch.setattr(
                 DistributedSampler, "__iter__", lambda sampler: iter(list(samples(sampler))[1:])
             )
-        elif "workers" in name and world.rank == 5:
+        elif "workers" in name and world.rank == 1:
             from pytest_mnode.data.reading import Indices
             monkeypatch.setattr(Indices, "__getitem__", lambda data, i: i // 2 * 2)
         elif "order" in name:
@@ -62,7 +62,7 @@ FIRST = """
                 dist.all_reduce(average)
                 return float(average) / world.size
             monkeypatch.setattr(checks, "mean_over_ranks", of_averages)
-        elif "files" in name and world.rank == 6:
+        elif "files" in name and world.rank == 3:
             right = checks.read_files
             monkeypatch.setattr(checks, "read_files", lambda at, path, *rest:
                 right(at, path + "/../stale", *rest))
@@ -89,9 +89,9 @@ SECOND = """
         from torch.utils.data import DistributedSampler
         from pytest_mnode.data import checks
         name = request.node.name
-        if "order" in name and world.rank == 4:
+        if "order" in name and world.rank == 2:
             monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)
-        elif "padded" in name and world.rank == 4:
+        elif "padded" in name and world.rank == 2:
             monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)
         elif "optimiser" in name:
             import contextlib
@@ -130,7 +130,13 @@ def _with(directory: Path, fault: str) -> Certified:
         page["storage"] = {"datasets": str(directory / "datasets")}
         page["not_promised"] = []
 
-    return certify(directory, spec_edited(directory, edit), fault=fault, files=["test_data.py"])
+    return certify(
+        directory,
+        spec_edited(directory, edit),
+        "--mnode-nodes=2",
+        fault=fault,
+        files=["test_data.py"],
+    )
 
 
 def _failed(done: Certified) -> dict[str, str]:
@@ -154,47 +160,47 @@ def test_each_wrong_thing_is_named(tmp_path: Path) -> None:
         "rank 3 on node1 read 63, most ranks 64; rank 3 on node1 lacks 1 of its 64 samples, sample "
     )
     read_wrong = failed["padded, 2 workers, epoch 0: samples that reached no rank"]
-    assert read_wrong.startswith("rank 5 on node2 lacks ")
+    assert read_wrong.startswith("rank 1 on node0 lacks ")
     assert failed["3 epochs: times that a rank read in the order of an earlier epoch"] == (
-        "all 8 ranks: epoch 1 in the order of epoch 0, epoch 2 in the order of epoch 0: "
+        "all 4 ranks: epoch 1 in the order of epoch 0, epoch 2 in the order of epoch 0: "
         "set_epoch was not called, or does nothing"
     )
-    cut = failed["cut at sample 256, 4 ranks go on: samples lost or read again"]
+    cut = failed["cut at sample 128, 2 ranks go on: samples lost or read again"]
     assert cut.endswith(" read again by rank 1 on node0")
     assert failed["optimiser: samples in a step of the optimiser"] == (
-        "all 8 ranks: 64 samples in a step, expected 128; "
+        "all 4 ranks: 32 samples in a step, expected 64; "
         "one micro-batch: it stepped at each, or dropped the others"
     )
     mean = failed["loss: ranks with a wrong mean"]
-    assert mean.startswith("all 8 ranks: ")
+    assert mean.startswith("all 4 ranks: ")
     assert mean.endswith(", the average of the ranks' averages")
-    seeds = failed["8 ranks with seed 20: generators that draw what another draws"]
-    assert seeds.startswith("all 8 ranks: the same from python, numpy, torch, dropout; ")
-    assert "all 8 ranks: worker 1, the same from python, numpy, torch, dropout" in seeds
+    seeds = failed["4 ranks with seed 20: generators that draw what another draws"]
+    assert seeds.startswith("all 4 ranks: the same from python, numpy, torch, dropout; ")
+    assert "all 4 ranks: worker 1, the same from python, numpy, torch, dropout" in seeds
     [files] = [culprit for name, culprit in failed.items() if "/datasets: files" in name]
-    assert files.startswith("rank 6 on node3 reads shard-0.bin as ")
+    assert files.startswith("rank 3 on node1 reads shard-0.bin as ")
 
 
 def test_what_one_rank_or_one_part_does_otherwise_is_found(tmp_path: Path) -> None:
     done = _with(tmp_path, SECOND)
     failed = _failed(done)
     stale = failed["padded, 0 workers, epoch 1: samples that reached no rank"]
-    assert stale.startswith("rank 4 on node2 shuffles by epoch 0, most ranks by 1; ")
+    assert stale.startswith("rank 2 on node1 shuffles by epoch 0, most ranks by 1; ")
     assert "padded, 0 workers, epoch 0: samples that reached no rank" not in failed
     order = failed["3 epochs: times that a rank read in the order of an earlier epoch"]
-    assert order.startswith("rank 4 on node2: epoch 1 in the order of epoch 0, ")
+    assert order.startswith("rank 2 on node1: epoch 1 in the order of epoch 0, ")
     weights = "optimiser: gradients that are not the mean over the batch"
     assert failed[weights] == (
-        "all 8 ranks: weights add up to 2, as if the loss were not divided by the micro-batches"
+        "all 4 ranks: weights add up to 2, as if the loss were not divided by the micro-batches"
     )
     assert "optimiser: samples in a step of the optimiser" not in failed
     tokens = failed["tokens: ranks with a wrong sum"]
-    assert tokens.startswith("all 8 ranks: ")
+    assert tokens.startswith("all 4 ranks: ")
     assert tokens.endswith(", as float64 has it")
-    again = failed["8 ranks with seed 20: generators that draw otherwise in a second run"]
-    assert again == "all 8 ranks: others from python"
+    again = failed["4 ranks with seed 20: generators that draw otherwise in a second run"]
+    assert again == "all 4 ranks: others from python"
     found = done.measurements("data")
     assert found["loss: ranks with a wrong mean"]["verdict"] == "pass"
     assert (
-        found["8 ranks with seed 20: generators that draw what another draws"]["verdict"] == "pass"
+        found["4 ranks with seed 20: generators that draw what another draws"]["verdict"] == "pass"
     )

@@ -18,7 +18,7 @@ BUILT_WRONG = """
         import torch
         from torch.distributed.device_mesh import DeviceMesh
         def init_device_mesh(kind, sizes, mesh_dim_names):
-            ranks = turned(torch.arange(8).reshape(sizes))
+            ranks = turned(torch.arange(4).reshape(sizes))
             return DeviceMesh(kind, ranks, mesh_dim_names=mesh_dim_names)
         return init_device_mesh
 
@@ -31,8 +31,8 @@ BUILT_WRONG = """
         else:
             import torch
             # The first dimension runs over neighbours, and the last over nodes.
-            by_column = another(lambda ranks: torch.arange(8).reshape(ranks.shape[::-1]).mT
-                if ranks.ndim == 2 else torch.arange(8).reshape(ranks.shape[::-1]).permute(2, 1, 0))
+            by_column = another(lambda ranks: torch.arange(4).reshape(ranks.shape[::-1]).mT
+                if ranks.ndim == 2 else torch.arange(4).reshape(ranks.shape[::-1]).permute(2, 1, 0))
             monkeypatch.setattr(made, "init_device_mesh", by_column)
 """
 TOLD_WRONG = """
@@ -52,7 +52,7 @@ TOLD_WRONG = """
         elif "inside_groups" in name:
             right = dist.all_to_all_single
             def all_to_all_single(into, parts, *args, **kwargs):
-                if world.rank == 4:
+                if world.rank == 2:
                     parts = parts.roll(len(parts) // 2)  # the parts of others
                 return right(into, parts, *args, **kwargs)
             monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
@@ -71,7 +71,7 @@ TOLD_WRONG = """
             def broadcast(into, *args, **kwargs):
                 work = right(into, *args, **kwargs)
                 first.append(into)  # the first group's gets into all others
-                return work if world.rank != 5 else Mixed(work, into, first[0])
+                return work if world.rank != 3 else Mixed(work, into, first[0])
 
             monkeypatch.setattr(dist, "broadcast", broadcast)
         elif "slices" in name:
@@ -96,7 +96,7 @@ def _with(directory: Path, fault: str, **groups: object) -> Certified:
         page["criteria"] = {"groups": groups}
 
     spec = spec_edited(directory, edit)
-    return certify(directory, spec, fault=fault, files=["test_groups.py"])
+    return certify(directory, spec, "--mnode-nodes=2", fault=fault, files=["test_groups.py"])
 
 
 def _failed(done: Certified) -> dict[str, str]:
@@ -109,14 +109,13 @@ def test_meshes_numbered_otherwise_are_found(tmp_path: Path) -> None:
     done = _with(tmp_path, BUILT_WRONG, meshes=[{"dp": "rest", "tp": 2}])
     assert done.certificate["verdict"] == "not certified"
     failed = _failed(done)
-    order = failed["dp 4 × tp 2: ranks at a wrong place in their group"]
+    order = failed["dp 2 × tp 2: ranks at a wrong place in their group"]
     assert order.startswith("rank 0 on node0 is at place 0 of tp [0, 1], and 1 in the mesh; rank 1")
-    assert order.endswith("and 4 more")
     # Numbered by column, tp groups are really made over nodes; so the hosts of their ranks say.
-    inside = failed["dp 4 × tp 2: tp groups over more than one node"]
-    assert inside.startswith("tp [0, 4] spans node0, node2; tp [1, 5] spans node0, node2; ")
+    inside = failed["dp 2 × tp 2: tp groups over more than one node"]
+    assert inside == ("tp [0, 2] spans node0, node1; tp [1, 3] spans node0, node1")
     measured = done.measurements("groups")
-    values = measured["dp 4 × tp 2: wrong values inside groups"]
+    values = measured["dp 2 × tp 2: wrong values inside groups"]
     assert (values["verdict"], values["value"]) == ("inconclusive", None)
     assert "tp not tried: it has wrong ranks" in values["note"]
 
@@ -127,24 +126,24 @@ def test_one_wrong_thing_is_named_with_its_rank(tmp_path: Path) -> None:
     assert done.run.outcomes()["test_tensor_parallel_groups_stay_inside_a_node"] == "passed"
     failed = _failed(done)
     assert (
-        failed["dp 4 × tp 2: ranks in a wrong group"]
-        == "rank 3 on node1 is in tp [1, 3, 5, 7], expected [2, 3]"
+        failed["dp 2 × tp 2: ranks in a wrong group"]
+        == "rank 3 on node1 is in tp [1, 3], expected [2, 3]"
     )
-    values = failed["dp 4 × tp 2: wrong values inside groups"]
-    # Rank 4 sends to each what is for another.
+    values = failed["dp 2 × tp 2: wrong values inside groups"]
+    # Rank 2 sends to each what is for another.
     assert values == (
-        "rank 0 on node0: all_to_all in dp: position 128 is what rank 4 sends elsewhere; "
-        "rank 2 on node1: all_to_all in dp: position 128 is what rank 4 sends elsewhere; "
-        "rank 4 on node2: all_to_all in dp: position 128 is what rank 4 sends elsewhere; "
-        "rank 4 on node2: all_to_all in tp: position 0 is what rank 4 sends elsewhere; and 2 more"
+        "rank 0 on node0: all_to_all in dp: position 64 is what rank 2 sends elsewhere; "
+        "rank 2 on node1: all_to_all in dp: position 64 is what rank 2 sends elsewhere; "
+        "rank 2 on node1: all_to_all in tp: position 0 is what rank 2 sends elsewhere; "
+        "rank 3 on node1: all_to_all in tp: position 0 is what rank 2 sends elsewhere"
     )
     mixed = failed[
-        "pp 2 × dp 2 × tp 2, replicate 4 × shard 2: wrong values with all groups busy at once"
+        "pp 2 × dp 1 × tp 2, replicate 2 × shard 2: wrong values with all groups busy at once"
     ]
-    assert mixed.startswith("rank 5 on node2: broadcast in ")
-    assert "rank 4 on" not in mixed
-    sliced = failed["pp 2 × dp 2 × tp 2, sliced: ranks in a wrong group"]
+    assert mixed.startswith("rank 3 on node1: broadcast in ")
+    assert "rank 2 on" not in mixed
+    sliced = failed["pp 2 × dp 1 × tp 2, sliced: ranks in a wrong group"]
     assert sliced.startswith(
-        "rank 0 on node0 is in [pp, tp] pp [0, 1], expected [0, 4]; "
-        "rank 1 on node0 is in [pp, tp] pp [0, 1], expected [1, 5]; "
+        "rank 0 on node0 is in [pp, tp] pp [0, 1], expected [0, 2]; "
+        "rank 1 on node0 is in [pp, tp] pp [0, 1], expected [1, 3]; "
     )
