@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.criterion(first=True)
 
-stops_all = pytest.mark.stops("mesh", "fabric", "numa", "devices")
+stops_all = pytest.mark.stops(
+    *("mesh", "fabric", "numa", "devices"), *("groups", "data", "launch", "scaling", "restart")
+)
 stops_speed = pytest.mark.stops("fabric")
 
 

@@ -66,6 +66,7 @@ def test_a_rack_that_is_well_is_certified(tmp_path: Path) -> None:
     assert done.certificate["verdict"] == "certified"
     assert {c["name"]: c["verdict"] for c in done.certificate["criteria"]} == {
         **dict.fromkeys(("preflight", "mesh", "numa", "devices", "fabric"), "pass"),
+        **dict.fromkeys(("groups", "data"), "pass"),
         **dict.fromkeys(("accelerators", "storage", "gang"), "not promised"),
     }
     cases = [case for c in done.certificate["criteria"] for case in c["cases"]]

@@ -16,5 +16,8 @@ def test_the_documented_page_loads_and_is_beyond_doubt(tmp_path: Path) -> None:
     page = tmp_path / "spec.yaml"
     page.write_text(match[1])
     spec = load_spec(page)
-    assert spec.promised_criteria == ("preflight", "mesh", "numa", "devices", "fabric")
+    assert spec.promised_criteria == (
+        *("preflight", "mesh", "numa", "devices", "fabric"),
+        *("groups", "data"),
+    )
     assert doubts(spec) == []
