@@ -3,76 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_mnode.errors import CheckpointError
-from pytest_mnode.train.checkpoint.choose import by_rank, outdated, where
-from pytest_mnode.train.checkpoint.files import (
-    free_text,
-    make_directory,
-    put,
-    remove,
-    sync_directory,
-    told,
-    write_synced,
-)
+from pytest_mnode.train.checkpoint.choose import by_rank, where
+from pytest_mnode.train.checkpoint.files import free_text, sync_directory, told, write_synced
 from pytest_mnode.train.checkpoint.found import Saved
-from pytest_mnode.train.checkpoint.manifest import FileEntry, Manifest, seal
-from pytest_mnode.train.checkpoint.names import (
-    COMPLETE,
-    HOLDING,
-    MANIFEST,
-    PARTIAL,
-    REPLACED,
-    aside,
-    read_name,
-    step_name,
-)
+from pytest_mnode.train.checkpoint.manifest import FileEntry, Manifest
+from pytest_mnode.train.checkpoint.names import HOLDING, step_name
 from pytest_mnode.train.checkpoint.peers import Peers, StageError
+from pytest_mnode.train.checkpoint.placing import Begun, Order, begin, commit, discard, tidy
 from pytest_mnode.train.checkpoint.shards import ElsewhereError, plain, write_shards
-from pytest_mnode.train.checkpoint.survey import survey
 
 HOLD_S = 60.0
 SETTLE_S = 5.0
 """How long a directory that rank 0 made may take to be seen by all: NFS remembers absence."""
 _LOOK_AGAIN_S = 0.1
 _OWN = {True: "with a part of its own", False: "without one"}
-_SEALED = f".{COMPLETE}.tmp"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be saved. damaged: names of checkpoints that are known to be."""
-
-    directory: Path
-    step: int
-    keep: int
-    hold: bool
-    own: bool
-    damaged: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """What rank 0 made before the first byte, and decided for all."""
-
-    name: str
-    step: int
-    hold: bool
 
 
 def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
     """Write a checkpoint. Raises CheckpointError, the same on all ranks; nothing is left then."""
     began = time.monotonic()
-    begun: _Begun | None = None
+    begun: Begun | None = None
     try:
-        begun = _on_first(peers, order, lambda: _begin(order))
+        begun = _on_first(peers, order, lambda: begin(order))
+        assert begun is not None
         path = order.directory / begun.name
         _all_see(peers, order, path)
         plain_state: dict[str, Any] = {}
@@ -90,8 +50,8 @@ def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
             nodes=tuple(peers.nodes),
             files=files,
         )
-        _on_first(peers, order, lambda: _commit(order, manifest, path))
-        notes = _on_first(peers, order, lambda: _tidy(order))
+        _on_first(peers, order, lambda: commit(order, manifest, path))
+        notes = _on_first(peers, order, lambda: tidy(order))
     except StageError as error:
         left = _abandon(peers, order, begun)
         raise CheckpointError(
@@ -100,7 +60,7 @@ def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
         ) from None
     seconds = max(peers.gather(time.monotonic() - began))
     final = order.directory / step_name(order.step)
-    return Saved(order.step, final, manifest.total_bytes, seconds, notes)
+    return Saved(order.step, final, manifest.total_bytes, seconds, begun.notes + notes)
 
 
 def _on_first(peers: Peers, order: Order, work: Any) -> Any:
@@ -108,23 +68,6 @@ def _on_first(peers: Peers, order: Order, work: Any) -> Any:
     return peers.stage(
         lambda: work() if peers.rank == 0 else None, lambda error: told(error, order.directory)
     )[0]
-
-
-def _begin(order: Order) -> _Begun:
-    """Remove what killed runs left, and make a directory to write in."""
-    make_directory(order.directory)
-    held = False
-    for entry in order.directory.iterdir():
-        name = read_name(entry.name)
-        if name is None:
-            continue
-        held = held or (name.step == order.step and (entry / HOLDING).exists())
-        unsealed = (entry / _SEALED).exists() and not (entry / COMPLETE).exists()
-        if name.is_leftover or unsealed:
-            remove(entry)
-    path = order.directory / aside(order.step, PARTIAL)
-    path.mkdir()
-    return _Begun(path.name, order.step, order.hold and not held)
 
 
 def _all_see(peers: Peers, order: Order, path: Path) -> None:
@@ -175,17 +118,26 @@ def _write(peers: Peers, order: Order, state: dict[str, Any], path: Path) -> dic
     files = {name: entry for of_rank in by_ranks for name, entry in of_rank.items()}
 
     def check() -> None:
+        end = time.monotonic() + SETTLE_S
         for rank, of_rank in enumerate(by_ranks):
             for name, entry in of_rank.items():
-                there = (path / name).stat().st_size if (path / name).exists() else None
-                if there != entry.bytes:
-                    raise _NotSharedError(
-                        f"sees {there or 'none'} of the {entry.bytes} bytes that "
-                        f"{where([rank], peers.nodes)} wrote to {path / name}"
-                    )
+                while (there := _size(path / name)) != entry.bytes:
+                    if time.monotonic() > end:
+                        raise _NotSharedError(
+                            f"sees {there or 'none'} of the {entry.bytes} bytes that "
+                            f"{where([rank], peers.nodes)} wrote to {path / name}"
+                        )
+                    time.sleep(_LOOK_AGAIN_S)
 
     _on_first(peers, order, check)
     return files
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _hold(peers: Peers, order: Order, path: Path) -> None:
@@ -198,61 +150,7 @@ def _hold(peers: Peers, order: Order, path: Path) -> None:
     _on_first(peers, order, (path / HOLDING).unlink)
 
 
-def _commit(order: Order, manifest: Manifest, partial: Path) -> None:
-    """Manifest, name, COMPLETE. All that needs room is written before the first rename."""
-    text = manifest.text()
-    write_synced(partial / _SEALED, seal(text))
-    put(partial / MANIFEST, text)
-    final = order.directory / step_name(order.step)
-    before: Path | None = None
-    if final.exists():
-        before = order.directory / aside(order.step, REPLACED)
-        final.rename(before)
-    try:
-        partial.rename(final)
-        sync_directory(order.directory)
-        (final / _SEALED).rename(final / COMPLETE)
-        sync_directory(final)
-    except OSError:
-        if not partial.exists():
-            with contextlib.suppress(OSError):
-                final.rename(partial)
-        if before is not None:
-            before.rename(final)
-        raise
-
-
-def _tidy(order: Order) -> tuple[str, ...]:
-    """Remove what is not needed any more; what cannot be removed is said, and does no harm."""
-    notes = []
-    found = survey(order.directory)
-    complete = [one.path.name for one in found if one.complete]
-    damaged = order.damaged | {one.path.name for one in found if not one.complete}
-    for name in outdated(complete, damaged, step_name(order.step), order.keep):
-        path = order.directory / name
-        try:
-            if path.exists():
-                remove(path)
-        except OSError as error:
-            notes.append(f"{path} cannot be removed: {error.strerror}")
-    return tuple(notes)
-
-
-def _abandon(peers: Peers, order: Order, begun: _Begun | None) -> str:
+def _abandon(peers: Peers, order: Order, begun: Begun | None) -> str:
     """Remove what was written; says what there is still, the same on all ranks."""
-
-    def clean() -> str:
-        text = ""
-        path = order.directory / begun.name if begun is not None else None
-        if path is not None and path.exists():
-            try:
-                shutil.rmtree(path)
-            except OSError as error:
-                text = f"{path} is left, it cannot be removed: {error.strerror}. "
-        with contextlib.suppress(OSError):
-            for one in survey(order.directory):
-                if one.complete:
-                    return f"{text}The one before is kept: {one.path}"
-        return f"{text}There is no other"
-
-    return str(peers.gather(clean() if peers.rank == 0 else "")[0])
+    text = discard(order, begun) if peers.rank == 0 else ""
+    return peers.gather(text)[0]

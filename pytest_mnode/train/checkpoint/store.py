@@ -62,6 +62,7 @@ class Store:
         from pytest_mnode.train.checkpoint import saving
         from pytest_mnode.train.checkpoint.loading import OWN
         from pytest_mnode.train.checkpoint.peers import Peers
+        from pytest_mnode.train.checkpoint.placing import Order
 
         if step < 0:
             raise UsageError(f"step={step}: steps count from 0")
@@ -71,9 +72,7 @@ class Store:
         if own is not None:
             state = {**state, OWN: {str(peers.rank): (own,)}}
         damaged = frozenset(r.path.name for r in self.refused if not r.usable)
-        order = saving.Order(
-            self.directory, step, self.keep, hold == step, own is not None, damaged
-        )
+        order = Order(self.directory, step, self.keep, hold == step, own is not None, damaged)
         return saving.save(order, state, peers)
 
     def load(

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from pytest_mnode.errors import CheckpointError, UsageError
-from pytest_mnode.train.checkpoint import Store, saving
+from pytest_mnode.train.checkpoint import Store, placing, saving
 from pytest_mnode.train.checkpoint.manifest import read_manifest
+from pytest_mnode.train.checkpoint.peers import Peers
+from pytest_mnode.train.checkpoint.placing import Order
 from pytest_mnode.world.contract import World
 from tests.train.checkpoint.alone import ALONE, save, state, value
 
@@ -173,16 +175,26 @@ def test_an_old_one_that_cannot_be_removed_is_said(
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(saving, "remove", refuse)
+    monkeypatch.setattr(placing, "remove", refuse)
     saved = store.save(state(2), step=2, world=ALONE)
     assert saved.notes == (f"{tmp_path}/step-00000001 cannot be removed: Permission denied",)
 
 
 def test_it_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "HOLD_S", 0.3)
+    held: list[Path] = []
+    hold = saving._hold
+
+    def noted(peers: Peers, order: Order, path: Path) -> None:
+        held.append(path)
+        hold(peers, order, path)
+
+    monkeypatch.setattr(saving, "_hold", noted)
     store = Store(tmp_path)
-    assert save(store, 1, hold=2).name == "step-00000001"
+    save(store, 1, hold=2)
+    assert held == []
     saved = store.save(state(2), step=2, world=ALONE, hold=2)
+    assert len(held) == 1
     assert saved.seconds >= 0.3
     assert sorted(p.name for p in saved.path.iterdir()) == [
         ".metadata",
@@ -194,5 +206,6 @@ def test_it_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     left.mkdir()
     (left / "HOLDING").touch()
     assert store.holding() == left
-    assert store.save(state(3), step=3, world=ALONE, hold=3).seconds < 0.3
+    save(store, 3, hold=3)
+    assert len(held) == 1
     assert store.holding() is None

@@ -1,9 +1,10 @@
-"""A process is killed at any moment of saving: the old one or the new one is there, and whole."""
+"""Any step of saving kills the process or fails: the old one or the new one is there, and whole."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,36 +14,69 @@ from tests.inner import clean_env
 KILLING = Path(__file__).with_name("killing.py")
 
 
+@dataclass(frozen=True)
+class Line:
+    """What became of one step, and what was there after the next checkpoint."""
+
+    kill: bool
+    step: int
+    how: str
+    loaded: int
+    value: float
+    names: list[str]
+
+
+def read(text: str) -> Line:
+    kill, step, _, how, loaded, value, *names = text.split()
+    return Line(kill == "True", int(step), how, int(loaded), float(value), names)
+
+
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
     done = subprocess.run(
         [sys.executable, str(KILLING), str(tmp_path_factory.mktemp("stores"))],
         env=clean_env() | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines()]
+    return [read(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("step", ["3", "2"], ids=["later", "again"])
-def test_killed_at_every_step(lines: list[list[str]], step: str) -> None:
-    of_step = [line for line in lines if line[0] == step]
-    killed = [line for line in of_step if line[2] == "True"]
-    assert len(killed) > 20
-    assert [line[2] for line in of_step[len(killed) :]] == ["False"]
+STEPS = pytest.mark.parametrize("step", [3, 2], ids=["later", "again"])
+"""Beside complete ones of the steps 1 and 2; those of step 2 have 2 as their value, new ones 9."""
+
+
+@STEPS
+def test_killed_at_every_step(lines: list[Line], step: int) -> None:
+    of_step = [line for line in lines if line.kill and line.step == step]
+    assert [line.how for line in of_step] == ["killed"] * (len(of_step) - 1) + ["ended"]
+    assert len(of_step) > 20
     # What is loaded is the old one up to some step, and from then on the new one.
-    values = [line[4] for line in of_step]
-    assert set(values) == {"2.0", "9.0"}
+    values = [line.value for line in of_step]
+    assert set(values) == {2, 9}
     assert values == sorted(values)
-    assert all(line[3] == ("3" if line[4] == "9.0" and step == "3" else "2") for line in of_step)
+    assert all(line.loaded == (step if line.value == 9 else 2) for line in of_step)
 
 
-def test_the_next_one_removes_what_was_left(lines: list[list[str]]) -> None:
-    for step, number, killed, loaded, value, *left in lines:
-        older, newest = left
-        assert newest == "step-00000004", (step, number, killed, value)
+@STEPS
+def test_every_step_fails(lines: list[Line], step: int) -> None:
+    """What is said is what is so: an error leaves the old one, and without one the new is there."""
+    of_step = [line for line in lines if not line.kill and line.step == step]
+    hows = [line.how for line in of_step]
+    assert hows[-1] == "ended"
+    assert hows.count("failed") > 10
+    assert hows.count("ignored") > 3  # old ones that cannot be removed
+    assert set(hows) == {"failed", "ignored", "ended"}
+    for line in of_step:
+        assert line.value == (2 if line.how == "failed" else 9)
+
+
+def test_the_next_one_removes_what_was_left(lines: list[Line]) -> None:
+    for line in lines:
+        older, newest = line.names
+        assert newest == "step-00000004"
         # Killed when the new one had no name yet, the old one has kept the one it was given.
-        assert older.partition(".replaced-")[0] == f"step-{int(loaded):08d}"
+        assert older.partition(".replaced-")[0] == f"step-{line.loaded:08d}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.errors import CheckpointError, UsageError
-from pytest_mnode.train.checkpoint import (
-    Store,
-    loading,  # noqa: F401  imported once, before ranks are forked
-    saving,
-)
+from pytest_mnode.train.checkpoint import Found, Store, loading, saving
+from pytest_mnode.train.checkpoint.survey import survey
 from pytest_mnode.world.contract import World
 from tests.train.checkpoint.saves import load, on_all, refused_on_all, save
 
@@ -93,21 +89,31 @@ def test_a_rank_that_is_behind_is_named(store: Store, world: World) -> None:
         load(mine, world)
 
 
-def test_a_rank_that_catches_up_is_waited_for(store: Store, world: World) -> None:
+def test_a_rank_that_catches_up_is_waited_for(
+    store: Store, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(store, world, 1)
     save(store, world, 2)
-    late = Store(f"{store.directory}-late", settle_s=20.0)
+    late = Store(f"{store.directory}-late", settle_s=60.0)
     if world.rank == 0:
         shutil.copytree(store.directory / "step-00000001", late.directory / "step-00000001")
-        threading.Timer(
-            0.5, shutil.move, (store.directory / "step-00000002", late.directory)
-        ).start()
-        shutil.copytree(store.directory, f"{store.directory}-all")
     dist.barrier()
-    whole = Store(f"{store.directory}-all", settle_s=20.0)
-    loaded, found = load(late if world.node == "node1" else whole, world)
+    looks = []
+
+    def look(directory: Path) -> list[Found]:
+        """It comes when the rank has looked once."""
+        found = survey(directory)
+        looks.append(len(found))
+        if len(looks) == 1:
+            shutil.copytree(store.directory / "step-00000002", late.directory / "step-00000002")
+        return found
+
+    if world.rank == 1:
+        monkeypatch.setattr(loading, "survey", look)
+    mine = late if world.rank == 1 else Store(store.directory, settle_s=60.0)
+    loaded, found = load(mine, world)
     assert (loaded.step, found, loaded.refused) == (2, 2, ())
-    assert loaded.seconds >= 0.4
+    assert looks == ([1, 2] if world.rank == 1 else [])
 
 
 def test_a_directory_of_a_node_is_refused(
