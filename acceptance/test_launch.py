@@ -48,11 +48,12 @@ def test_job_is_as_right_elsewhere(
     nodes = launching.elsewhere(cluster.nodes)
     job = launching.job_of(style, promise, JOBS, spec, len(nodes))
     what = f"{style} elsewhere"
-    path = launching.path_of(cluster)
-    started = launching.start(path, job, nodes[: job.node_count], what, promise.within_s)
+    nodes = nodes[: job.node_count]
+    started = launching.start(launching.path_of(cluster), job, nodes, what, promise.within_s)
     print(started.text())
     started.record(measure, promise, f"criteria.launch.{style}")
-    launching.record_place(measure, cluster.address(cluster.nodes[0]), started)
+    addresses = {node: cluster.address(node) for node in cluster.nodes}
+    launching.record_place(measure, started, nodes, addresses)
 
 
 def test_job_runs_in_its_image(cluster: Cluster, spec: Spec, measure: Measure) -> None:

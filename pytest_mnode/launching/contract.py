@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from pytest_mnode.launching.reports import RankReport
 
+CANARY = "MNODE_CANARY"
+"""Set where a job is submitted from, for every submission; no rank may see it."""
 LOGIN = frozenset({"HOME", "USER", "PATH", "LANG"})
 """What an ordinary user's environment has here."""
 _SHELL = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"})
@@ -72,7 +74,7 @@ class Wrong:
 
 
 def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """Variables of where the job was submitted from that ranks see."""
+    """Variables of where the job was submitted from that ranks see, the canary first."""
     allowed = LOGIN | _SHELL | expected.own | set(REQUIRED[expected.style])
     allowed |= {name for pins in expected.pins.values() for name in pins}
     found = []
@@ -81,7 +83,7 @@ def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
             if not name.startswith(_ADDED[expected.style]):
                 what = f"{name} of the submitting environment is visible"
                 found.append(Wrong(report.node, report.rank, name, what))
-    return found
+    return sorted(found, key=lambda wrong: wrong.variable != CANARY)
 
 
 def missing_ranks(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:

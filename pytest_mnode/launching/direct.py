@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launching import login, styles
+from pytest_mnode.launching.contract import CANARY
 from pytest_mnode.launching.described import LaunchJob
-from pytest_mnode.launching.paths import CANARY, Outcome, SubmissionPath, Submitted
+from pytest_mnode.launching.paths import Outcome, SubmissionPath, Submitted
 from pytest_mnode.launching.reports import Login, RankReport, read_output
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Direct:
                 "with the variables that its launcher sets"
             )
         started = styles.processes(job, place, pins, by_deepspeed)
-        submitted = Submitted(names, place.address, pins, tuple(notes))
+        submitted = Submitted(names, pins, tuple(notes))
         return DirectSubmission(self._cluster, submitted, self._plans(started))
 
     def _plans(self, started: Mapping[str, Sequence[styles.Process]]) -> dict[str, str]:
@@ -151,7 +152,8 @@ class DirectSubmission:
             logins += logged_in
             host = logged_in[0].node if logged_in else node
             hosts[node] = host
-            reports += [replace(r, node=node) if r.node == host else r for r in found]
+            found = [replace(r, node=node) if r.node == host else r for r in found]
+            reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
         return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds)
 
     def close(self) -> None:

@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pytest_mnode.launching.contract import CANARY
 from pytest_mnode.launching.described import LaunchJob
 from pytest_mnode.launching.reports import Login, RankReport
-
-CANARY = "MNODE_CANARY"
-"""Set where a job is submitted from, for every submission; no rank may see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +38,11 @@ class Outcome:
 class Submitted:
     """What a path made of a job.
 
-    nodes: where it runs, in the order of ranks. master: address that MASTER_ADDR must be; None:
-    not known beforehand. pins: variables that the site adds, by node. notes: what was done
-    otherwise than a reader would think.
+    nodes: where it runs, in the order of ranks. pins: variables that the site adds, by node.
+    notes: what was done otherwise than a reader would think.
     """
 
     nodes: tuple[str, ...]
-    master: str | None
     pins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,35 +165,34 @@ def elsewhere(nodes: Sequence[str]) -> tuple[str, ...]:
     return tuple(reversed(nodes[-count:]))
 
 
-def record_place(measure: Measure, before: str | None, now: Started) -> None:
-    """Whether a job ran on the nodes it was sent to, and MASTER_ADDR followed it there.
+def record_place(
+    measure: Measure, now: Started, asked: Sequence[str], addresses: Mapping[str, str]
+) -> None:
+    """Whether a job ran on the nodes that were asked for, and MASTER_ADDR followed it there.
 
-    before: MASTER_ADDR of the same job on nodes where another one was first; None: not known.
+    asked: in the order of ranks. addresses: by which others reach them, and all other nodes.
     """
-    said = {r.contract.get("MASTER_ADDR") for r in now.outcome.reports}
-    ran_on = {report.node for report in now.outcome.reports}
-    right = [node for node in now.expected.nodes if node in ran_on]
-    strange = sorted(ran_on - set(now.expected.nodes))
-    missing = [node for node in now.expected.nodes if node not in ran_on]
+    reports = now.outcome.reports
+    ran_on = {report.node for report in reports}
+    strange = sorted(ran_on - set(asked))
+    missing = [node for node in asked if node not in ran_on]
     measure(
         f"{now.what}: nodes that it ran on as asked",
-        len(right) - len(strange) if now.outcome.reports else None,
-        equals=len(now.expected.nodes),
-        source=f"placed on {', '.join(now.expected.nodes)}",
+        len(asked) - len(missing) - len(strange) if reports else None,
+        equals=len(asked),
+        source=f"placed on {', '.join(asked)}",
         culprit=", ".join(strange or missing) or None,
     )
-    wanted = now.submitted.master
-    stale = before is not None and before != wanted and before in said
-    addresses = ", ".join(sorted(filter(None, said))) or "none"
+    wanted = addresses[asked[0]]
+    said = [r.contract.get("MASTER_ADDR", "none") for r in reports]
+    others = {address: node for node, address in addresses.items() if address != wanted}
+    wrong = sorted({address for address in said if address != wanted})
     measure(
-        f"{now.what}: ranks whose MASTER_ADDR is the new first node's",
-        sum(r.contract.get("MASTER_ADDR") == wanted for r in now.outcome.reports)
-        if wanted and now.outcome.reports
-        else None,
+        f"{now.what}: ranks whose MASTER_ADDR is the first node's",
+        said.count(wanted) if reports else None,
         equals=now.expected.size,
-        source=f"address of {now.expected.nodes[0]}, {wanted}",
-        culprit=f"MASTER_ADDR={addresses}",
-        note="still the address of the placement before" if stale else "",
+        source=f"{asked[0]} is at {wanted}",
+        culprit=", ".join(f"MASTER_ADDR={a} ({others.get(a, 'no node')})" for a in wrong) or None,
     )
 
 

@@ -1,0 +1,212 @@
+"""The launch criterion on jobs, logins and networks with something wrong: each is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_mnode.launching import login
+from tests.acceptance.certified import Certified, certify, spec_edited
+from tests.inner import need_rack
+
+PROGRAM = Path(__file__).parents[2] / "fixtures" / "jobs" / "contract.py"
+SCRIPT = PROGRAM.with_name("megatron.sh")
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def job(directory: Path, style: str, *on_the_way: str) -> str:
+    """A job file whose ranks do this in a shell before their program starts; its path."""
+    first = [str(SCRIPT)] if style == "megatron" else []
+    wrapper = f'{"; ".join(on_the_way)}; exec "$@"'
+    page = {
+        "name": f"wrong {style}",
+        "style": style,
+        "nodes": "all",
+        "accelerators_per_node": "all",
+        "ranks_per_node": 2,
+        "command": [*first, "sh", "-c", wrapper, "sh", "python", str(PROGRAM), "--limit=2"],
+    }
+    path = directory / f"{style}.yaml"
+    path.write_text(yaml.safe_dump(page))
+    return str(path)
+
+
+def launch(directory: Path, promised: Mapping[str, Any], *args: str, **more: Any) -> Certified:
+    """acceptance/test_launch.py, with a spec that promises this of launch and nothing else."""
+
+    def edit(page: dict[str, Any]) -> None:
+        page["criteria"] = {"launch": dict(promised)}
+
+    spec = spec_edited(directory, edit)
+    return certify(directory, spec, *args, files=["test_launch.py"], **more)
+
+
+def red(done: Certified) -> dict[str, str]:
+    """Culprit of each measurement that failed."""
+    found = done.measurements("launch")
+    return {name: str(m["culprit"]) for name, m in found.items() if m["verdict"] == "fail"}
+
+
+def inconclusive(done: Certified) -> set[str]:
+    found = done.measurements("launch")
+    return {name for name, m in found.items() if m["verdict"] == "inconclusive"}
+
+
+def test_wrong_variables_are_named_with_their_nodes(tmp_path: Path) -> None:
+    ways = {
+        "deepspeed": (
+            'case "$(hostname)/$LOCAL_RANK" in node2/0) export RANK=0 ;; '
+            "node3/1) export MASTER_ADDR=localhost ;; "
+            "node1/0) export GLOO_SOCKET_IFNAME=mgmt0 ;; esac"
+        ),
+        "megatron": (
+            'case "$(hostname)/$LOCAL_RANK" in node1/1) export WORLD_SIZE=6 ;; '
+            "node2/1) unset LOCAL_RANK ;; node3/0) export MASTER_PORT=1 ;; esac"
+        ),
+    }
+    promised = {
+        style: {"within": "30 s", "job": job(tmp_path, style, way)} for style, way in ways.items()
+    }
+    done = launch(tmp_path, promised)
+    found = {
+        style: done.measurements("launch")[f"{style}: variables wrong"]["note"].split("; ")
+        for style in ways
+    }
+    deepspeed, megatron = found["deepspeed"], found["megatron"]
+    assert len(deepspeed) == 4
+    assert deepspeed[:2] == [
+        "node2 rank 0: RANK=0 is also a rank's of node0",
+        "node2: no rank has RANK=4",
+    ]
+    assert deepspeed[2].startswith("node3 rank 7: MASTER_ADDR=localhost, others have ")
+    assert deepspeed[3] == "node1 rank 2: GLOO_SOCKET_IFNAME is mgmt0, must be fab0"
+    assert len(megatron) == 4
+    assert megatron[:2] == [
+        "node2 rank 5: LOCAL_RANK is not set",
+        "node1 rank 3: WORLD_SIZE=6, must be 8",
+    ]
+    assert megatron[2].startswith("node3 rank 6: MASTER_PORT=1, others have ")
+    assert megatron[3] == "node1 rank 3: WORLD_SIZE=6, and SLURM_NTASKS=8"
+    culprits = red(done)
+    assert culprits["deepspeed: variables wrong"] == deepspeed[0]
+    assert culprits["megatron: variables wrong"] == megatron[0]
+    # Nor did they all meet.
+    assert {f"{style}: ranks that met all others" for style in ways} <= set(culprits)
+
+
+def test_jobs_of_one_rank_and_a_login_that_keeps_the_environment(tmp_path: Path) -> None:
+    text = Path(login.__file__).read_text()
+    leaking = text.replace('base = {"HOME"', 'base = dict(os.environ) | {"HOME"')
+    assert leaking != text
+    (tmp_path / "leaking_login.py").write_text(leaking)
+    plugin = f"""
+        from pytest_mnode.launching import login
+        login.__file__ = {str(tmp_path / "leaking_login.py")!r}
+    """
+    alone = "export WORLD_SIZE=1 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((29500 + LOCAL_RANK))"
+    promised = {"deepspeed": {"within": "20 s", "job": job(tmp_path, "deepspeed", alone)}}
+    done = launch(tmp_path, promised, fault=plugin, env={"SITE_SECRET": "x"})
+    found = done.measurements("launch")
+    met = found["deepspeed: ranks in the smallest group that met"]
+    assert (met["value"], met["verdict"], met["note"]) == (1, "fail", "8 jobs of one rank")
+    assert "alone" in red(done)["deepspeed: ranks that met all others"]
+    # The program itself was content: nothing but the count tells.
+    assert found["deepspeed: nodes on which the job failed"]["verdict"] == "pass"
+    leak = found["deepspeed: variables leaked"]
+    seen = "node0 rank 0: MNODE_CANARY of the submitting environment is visible"
+    assert (leak["verdict"], leak["culprit"]) == ("fail", seen)
+    assert leak["value"] >= 16  # the canary and the secret, on each of 8 ranks
+
+
+def test_a_job_that_stays_or_an_address_that_does_not_follow_is_told(tmp_path: Path) -> None:
+    plugin = """
+        from pytest_mnode.launching.direct import Direct
+        submit = Direct.submit
+
+        def stay(self, job, nodes):
+            stays = job.style == "megatron"
+            return submit(self, job, self._cluster.nodes[:len(nodes)] if stays else nodes)
+
+        Direct.submit = stay
+    """
+    stale = "export MASTER_ADDR=node0"
+    promised = {
+        "deepspeed": {"within": "30 s", "job": job(tmp_path, "deepspeed", stale)},
+        "megatron": {"within": "30 s"},
+        "elsewhere": True,
+    }
+    done = launch(tmp_path, promised, "-k", "elsewhere", fault=plugin)
+    found = red(done)
+    address = "ranks whose MASTER_ADDR is the first node's"
+    assert {name for name in found if name.startswith("megatron")} == {
+        "megatron elsewhere: nodes that it ran on as asked",
+        f"megatron elsewhere: {address}",
+    }
+    assert found["megatron elsewhere: nodes that it ran on as asked"] == "node0, node1"
+    assert found[f"megatron elsewhere: {address}"].endswith("(node0)")
+    assert found[f"deepspeed elsewhere: {address}"] == "MASTER_ADDR=node0 (no node)"
+    assert "is not one of its addresses" in found["deepspeed elsewhere: variables wrong"]
+    assert "rank 0: OSError: " in found["deepspeed elsewhere: ranks that met all others"]
+
+
+def test_a_dropped_port_of_the_master_is_told_by_those_who_miss_it(tmp_path: Path) -> None:
+    promised = {"deepspeed": {"within": "30 s", "job": job(tmp_path, "deepspeed", "true")}}
+    done = launch(tmp_path, promised, "--mnode-fault=port_dropped:node0")
+    met = done.measurements("launch")["deepspeed: ranks that met all others"]
+    assert (met["value"], met["verdict"]) == (0, "fail")
+    lines = met["note"].split("; ")
+    missing = "ranks [2, 3, 4, 5, 6, 7] of 8 never came within 2 s"
+    assert lines[0] == f"node0 rank 0: TimeoutError: {missing}"
+    assert lines[1] == f"node0 rank 1: RuntimeError: rank 0 says: {missing}"
+    assert "node1 rank 2: TimeoutError: rank 2 did not meet the others at " in lines[2]
+    assert lines[2].endswith("timed out")
+    assert done.measurements("launch")["deepspeed: variables wrong"]["verdict"] == "pass"
+
+
+def test_a_slow_rendezvous_is_named(tmp_path: Path) -> None:
+    promised = {
+        "rendezvous": {"ranks": 8, "within": "1 s"},
+        "store": {"clients": [16], "within": "1 s"},
+    }
+    done = launch(tmp_path, promised, "--mnode-fault=delay:node2:300::mgmt0")
+    found = red(done)
+    assert found["init_process_group over 8 ranks"].startswith("node2 (rank ")
+    [store] = [name for name in found if name.startswith("store: 16 clients")]
+    assert found[store].startswith("node2 ")
+
+
+def test_an_init_that_names_nobody_an_image_and_few_open_files(tmp_path: Path) -> None:
+    plugin = """
+        from datetime import timedelta
+        from pytest_mnode.errors import TimeLimitError
+        from pytest_mnode.launching import meeting
+
+        def meet(timeout_s, backend=None):
+            import torch.distributed as dist
+            try:
+                dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            except RuntimeError as error:
+                raise TimeLimitError(str(error)) from error
+
+        meeting.meet = meet
+    """
+    promised = {
+        "absent": {"limit": "1 s", "said_within": "30 s"},
+        "image": "registry.example/torch",
+        "store": {"clients": [600], "within": "30 s"},
+    }
+    done = launch(tmp_path, promised, "--mnode-fault=low_nofile:node0:128", fault=plugin)
+    assert red(done) == {"ranks that named the one that never came": "rank 0 on node0"}
+    assert inconclusive(done) == {"ranks in the image"}
+    assert "runs no images" in done.measurements("launch")["ranks in the image"]["note"]
+    # More may be had than are open to begin with.
+    [store] = [m for n, m in done.measurements("launch").items() if n.startswith("store: 600")]
+    assert store["verdict"] == "pass"
