@@ -11,8 +11,10 @@ the loss against one node splits into parts that each have one cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,8 @@ SPLIT = (*PARTS, "waiting")
 """Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
 _EXPOSED = PARTS.index("exposed")
 _TYPICAL = 0.5
-"""Part of the steps, around the median, whose means stand for all: they add up, as medians of parts
-would not, and leave out what happened once."""
+"""Part of the steps, those nearest to the median, whose means stand for all: they add up, which
+medians of parts would not, and leave out what happened once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,9 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
     ones = [one for one in facts.over(1) if one.nodes[0] == reference]
     alone = [(one, number) for one in ones for number in range(len(one.steps[0]))]
     everywhere = list(facts.each_step(row.count))
-    share = row.ideal_s / _row_of_one(facts, reference)
-    base = _means(_typical(alone))
-    mine = base if row.count == 1 else _means(_typical(everywhere))
+    share = row.share
+    base = _means(_typical(alone, row.ideal_s / share))
+    mine = base if row.count == 1 else _means(_typical(everywhere, row.step_s))
     return Attribution(
         count=row.count,
         ranks=_by_rank(everywhere),
@@ -150,16 +152,10 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
     )
 
 
-def _row_of_one(facts: Facts, reference: str) -> float:
-    times = [one.step_times_s for one in facts.over(1) if one.nodes[0] == reference]
-    return float(np.median(np.concatenate(times)))
-
-
-def _typical(steps: Sequence[tuple[Trained, int]]) -> list[tuple[Trained, int]]:
-    """The middle half by step time, one at least."""
-    order = sorted(steps, key=lambda one: one[0].step_s(one[1]))
-    cut = int(len(order) * (1 - _TYPICAL) / 2)
-    return order[cut : len(order) - cut]
+def _typical(steps: Sequence[tuple[Trained, int]], around_s: float) -> list[tuple[Trained, int]]:
+    """The half that took most nearly so long, one at least."""
+    order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - around_s))
+    return order[: math.ceil(len(order) * _TYPICAL)]
 
 
 def _means(steps: Sequence[tuple[Trained, int]]) -> _Means:
@@ -188,9 +184,9 @@ def _by_rank(steps: Sequence[tuple[Trained, int]]) -> tuple[RankTime, ...]:
 
 
 def _rank_time(rank: int, steps: Sequence[tuple[Trained, int, int]]) -> RankTime:
-    order = sorted(steps, key=lambda one: one[0].step_s(one[1]))
-    cut = int(len(order) * (1 - _TYPICAL) / 2)
-    typical = order[cut : len(order) - cut]
+    middle_s = median(one.step_s(number) for one, number, _ in steps)
+    order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - middle_s))
+    typical = order[: math.ceil(len(order) * _TYPICAL)]
     own = [one.steps[index][number] for one, number, index in typical]
     least = [min(step.exposed for step in one.step(number)) for one, number, _ in typical]
     parts = np.mean([step.parts for step in own], axis=0)

@@ -18,6 +18,8 @@ from pytest_mnode.spec.scaling import ScalingCriterion
 
 NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "communication"
 STRAGGLER, SKEW, COMPUTE, REST = "straggler", "skew", "compute", "rest"
+OWNED = (NETWORK, FABRIC, OVERLAP, STRAGGLER, "input", "checkpoint")
+"""Kinds that have somebody to blame, or something; others may come of whatever else goes on."""
 _OWN = {"input": "waits {ms} a step for input", "optimiser": "takes {ms} a step longer to optimise"}
 _OWN["checkpoint"] = "takes {ms} a step longer for its checkpoint"
 _TELLS_APART = 0.5

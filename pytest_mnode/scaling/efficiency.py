@@ -1,14 +1,16 @@
 """Throughput and efficiency with what is uncertain about them. Pure.
 
-A step time is the median of all timed steps. One node is the median node, of an even number the
-faster of the middle two: of two nodes a slow one cannot hide in their mean.
+A step time is the median of medians: of the steps of each group in each turn, then of these, of an
+even number the slower of the middle two, so that where half of the groups have a slow node it
+shows. One node is the median node, of an even number the faster of the middle two: of two nodes
+a slow one cannot hide in their mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +19,19 @@ from pytest_mnode.scaling.facts import Facts, Trained
 
 RESAMPLES = 400
 CONFIDENCE = 0.95
-_Rounds = Mapping[int, NDArray[np.float64]]
-"""By round: all step times of its groups, seconds."""
+_Rounds = Mapping[int, Sequence[NDArray[np.float64]]]
+"""By round: the step times of each of its groups, seconds."""
+_MOST_GROUPS = 16
+"""Of a round, by chance, from which steps are drawn: more would take long, and change little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """One number of nodes against one node.
 
-    step_s: median. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: a
+    step_s: as above. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: a
     second. low, high: 95 % confidence interval of the efficiency. steps: how many were timed.
+    share: what a node has of the work of one node alone: 1 in weak scaling, 1/n in strong.
     """
 
     count: int
@@ -38,6 +43,7 @@ class Scaled:
     low: float
     high: float
     steps: int
+    share: float
 
     @property
     def uncertainty(self) -> float:
@@ -73,7 +79,7 @@ def scaled(facts: Facts, *, seed: int = 0) -> tuple[Scaled, ...]:
     rows = []
     for count in facts.counts:
         over = facts.over(count)
-        share = over[0].samples / (count * ones[0].samples)  # 1 in weak scaling, 1/n in strong
+        share = over[0].samples / (count * ones[0].samples)
         rounds = alone if count == 1 else _by_round(over)
         step_s, ideal_s = _median_s(rounds), _median_s(alone) * share
         low, high = (1.0, 1.0) if count == 1 else _interval(alone, rounds, share, seed)
@@ -87,7 +93,8 @@ def scaled(facts: Facts, *, seed: int = 0) -> tuple[Scaled, ...]:
                 efficiency=ideal_s / step_s,
                 low=low,
                 high=high,
-                steps=sum(times.size for times in rounds.values()),
+                share=share,
+                steps=sum(g.size for of_round in rounds.values() for g in of_round),
             )
         )
     return tuple(rows)
@@ -99,16 +106,15 @@ def settled(facts: Facts, at_most_uncertainty: float, bound: float, *, seed: int
     return bool(rows) and all(row.known(at_most_uncertainty, bound) for row in rows)
 
 
-def _by_round(trained: Sequence[Trained]) -> dict[int, NDArray[np.float64]]:
-    numbers = dict.fromkeys(one.round for one in trained)
-    return {
-        number: np.concatenate([one.step_times_s for one in trained if one.round == number])
-        for number in numbers
-    }
+def _by_round(trained: Sequence[Trained]) -> dict[int, list[NDArray[np.float64]]]:
+    found: dict[int, list[NDArray[np.float64]]] = {}
+    for one in trained:
+        found.setdefault(one.round, []).append(np.array(one.step_times_s))
+    return found
 
 
 def _median_s(rounds: _Rounds) -> float:
-    return float(np.median(np.concatenate(list(rounds.values()))))
+    return median_high(float(np.median(g)) for of_round in rounds.values() for g in of_round)
 
 
 def _interval(alone: _Rounds, over: _Rounds, share: float, seed: int) -> tuple[float, float]:
@@ -132,5 +138,10 @@ def _interval(alone: _Rounds, over: _Rounds, share: float, seed: int) -> tuple[f
 
 
 def _resampled(rounds: _Rounds, drawn: NDArray[np.int64], source: np.random.Generator) -> float:
-    steps = [source.choice(rounds[int(number)], rounds[int(number)].size) for number in drawn]
-    return float(np.median(np.concatenate(steps)))
+    groups = []
+    for number in drawn:
+        of_round = rounds[int(number)]
+        count = min(len(of_round), _MOST_GROUPS)
+        chosen = source.choice(len(of_round), count, replace=False)
+        groups += [of_round[int(i)] for i in chosen]
+    return median_high(float(np.median(source.choice(group, group.size))) for group in groups)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.scaling.attribution import Attribution, attributed
-from pytest_mnode.scaling.causes import FABRIC, Cause, causes_of, explained, told
+from pytest_mnode.scaling.causes import FABRIC, OWNED, Cause, causes_of, explained, told
 from pytest_mnode.scaling.efficiency import Scaled, scaled
 from pytest_mnode.scaling.fabric import Carried, Lane, carried_by, lane_of
 from pytest_mnode.scaling.facts import Facts
@@ -48,6 +48,12 @@ class Judged:
     def holds(self) -> bool | None:
         """None where there is no answer."""
         return None if self.open_ else self.row.efficiency >= self.bound
+
+    @property
+    def diffuse(self) -> bool:
+        """Whether it would hold but for causes that have no owner."""
+        owned_s = sum(max(0.0, cause.seconds) for cause in self.causes if cause.kind in OWNED)
+        return self.row.ideal_s / (self.row.ideal_s + owned_s) >= self.bound
 
     @property
     def told(self) -> str:
@@ -226,13 +232,12 @@ def _open(one: Judged, facts: Facts, spec: Spec, promise: ScalingCriterion) -> s
             f"known to ± {row.uncertainty:.3f} only, at_most_uncertainty is "
             f"{promise.at_most_uncertainty:g}: steps differ too much"
         )
-    lost_s = row.ideal_s / one.bound - row.ideal_s
-    too_long_s = row.lost_s - lost_s
-    if spec.emulated and too_long_s > 0 and (one.starved_s or 0.0) > row.lost_s:
+    starved_s = one.starved_s or 0.0
+    if spec.emulated and row.efficiency < one.bound and one.diffuse and starved_s > row.lost_s / 2:
         return (
-            f"nodes share this machine's processors, and ranks had none for "
-            f"{(one.starved_s or 0.0) * 1e3:.0f} ms of a step, more than is lost "
-            f"({row.lost_s * 1e3:.0f} ms)"
+            f"nodes share this machine's processors, and the threads of a rank had none for "
+            f"{starved_s * 1e3:.0f} ms of a step, of which {row.lost_s * 1e3:.0f} ms are lost with "
+            f"nobody to blame"
         )
     return ""
 

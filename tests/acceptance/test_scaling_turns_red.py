@@ -1,0 +1,126 @@
+"""Scaling on a rack that loses time, in each way that it can; the cause is named each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import Certified, certify, spec_edited
+from tests.inner import need_rack, write_files
+
+NOT_OVERLAPPED = """
+    '''In jobs, every all-reduce is waited for where it is begun.'''
+    import importlib.machinery
+    import os
+    import sys
+
+    NAME = "torch.distributed.distributed_c10d"
+
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name != NAME:
+                return None
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                begin = module.all_reduce
+
+                def all_reduce(tensor, op=module.ReduceOp.SUM, group=None, async_op=False):
+                    work = begin(tensor, op, group, async_op)
+                    if async_op:
+                        work.wait()
+                    return work
+
+                module.all_reduce = all_reduce
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+
+    if "MNODE_JOB" in os.environ:
+        sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def _certified(
+    directory: Path,
+    *args: str,
+    nodes: int = 2,
+    env: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Certified:
+    """A short job, by the rack's own promise but for these keys."""
+
+    def short(page: dict[str, Any]) -> None:
+        scaling = page["criteria"]["scaling"]
+        scaling |= {"rounds": 2, "most_rounds": 2, "steps": 3, **changes}
+        page["criteria"] = {"scaling": scaling}
+
+    spec = spec_edited(directory, short)
+    given = (spec, f"--mnode-nodes={nodes}", *args)
+    return certify(directory, *given, files=["test_scaling.py"], env=env)
+
+
+def _efficiency(done: Certified, nodes: int = 2) -> Mapping[str, Any]:
+    return done.measurements("scaling")[f"efficiency, {nodes} nodes"]
+
+
+def test_a_slow_link_is_located(tmp_path: Path) -> None:
+    done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3)
+    found = _efficiency(done, nodes=3)
+    assert found["verdict"] == "fail", done.run.output
+    assert found["culprit"].startswith("all-reduce exposed "), found["culprit"]
+    assert "% of line rate" in found["culprit"]
+    assert "node2 fab0" in found["culprit"]
+    network = done.measurements("scaling")["sent past the fabric during the steps"]
+    assert network["verdict"] == "pass"
+
+
+def test_a_straggler_is_named(tmp_path: Path) -> None:
+    done = _certified(tmp_path, "--mnode-fault=slow_device:node1:1.5")
+    found = _efficiency(done)
+    assert found["verdict"] == "fail", done.run.output
+    assert found["culprit"].startswith("node1 computes 1.5× slower"), found["culprit"]
+    # Who is slow waits for nobody; the other one does, for as long as it is the faster.
+    waits = done.measurements("scaling")["waiting for the slowest, 2 nodes"]
+    assert 50 < waits["value"] < 100
+
+
+def test_a_loader_that_stalls_is_named(tmp_path: Path) -> None:
+    done = _certified(tmp_path, "--mnode-fault=slow_input:node1:40")
+    found = _efficiency(done)
+    assert found["verdict"] == "fail", done.run.output
+    assert found["culprit"].startswith("node1 waits "), found["culprit"]
+    assert " a step for input" in found["culprit"]
+
+
+def test_collectives_that_are_not_overlapped(tmp_path: Path) -> None:
+    write_files(tmp_path, sitecustomize=NOT_OVERLAPPED)
+    done = _certified(tmp_path)
+    found = _efficiency(done)
+    assert found["verdict"] == "fail", done.run.output
+    assert found["culprit"].startswith("collectives are not overlapped: "), found["culprit"]
+
+
+def test_the_management_network(tmp_path: Path) -> None:
+    model = {"layers": 2, "width": 96, "heads": 2, "context": 16, "vocab": 32}
+    env = {"GLOO_SOCKET_IFNAME": "mgmt0"}
+    done = _certified(tmp_path, env=env, model=model, bucket="128 KiB")
+    found = _efficiency(done)
+    assert found["verdict"] == "fail", done.run.output
+    assert found["culprit"].startswith("traffic on mgmt0 ("), found["culprit"]
+    assert ", not fab0" in found["culprit"]
+    network = done.measurements("scaling")["sent past the fabric during the steps"]
+    assert network["verdict"] == "fail"
+    assert network["culprit"] == "all nodes sent over mgmt0 instead of fab0"
