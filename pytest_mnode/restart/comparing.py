@@ -60,6 +60,7 @@ def differing(whole: Curve, cut: Curve, like: Like) -> list[Wrong]:
         "losses that differ",
         lambda a, b: like.loss(a.loss, b.loss),
         lambda a, b: f"{b.loss:.9g} instead of {a.loss:.9g}",
+        lambda a, b: abs(a.loss - b.loss) / (max(abs(a.loss), abs(b.loss)) or 1.0),
     )
     rates = _Compared(
         "learning rates that differ",
@@ -78,14 +79,18 @@ class _Compared:
     name: str
     equal: Callable[[StepRecord, StepRecord], bool]
     shown: Callable[[StepRecord, StepRecord], str]
+    far: Callable[[StepRecord, StepRecord], float] | None = None
 
     def over(self, whole: Curve, cut: Curve, like: Like) -> Wrong:
         """Count what differs, and name where it begins for each rank."""
         count = pairs = 0
+        farthest = 0.0
         first: dict[int, str] = {}
         for step in sorted(whole.keys() & cut.keys()):
             for rank, a, b in _paired(whole[step], cut[step], like):
                 pairs += 1
+                if self.far is not None:
+                    farthest = max(farthest, self.far(a, b))
                 if not self.equal(a, b):
                     count += 1
                     how = self.shown(a, b)
@@ -94,6 +99,8 @@ class _Compared:
         if not pairs:
             return Wrong(self.name, None, like.source, note="no step that both runs did")
         note = f"of {pairs} steps and ranks"
+        if self.far is not None and farthest:
+            note += f", by {farthest:.2g} at most, relative"
         return Wrong(self.name, count, like.source, listed(first.values()) or None, note)
 
 

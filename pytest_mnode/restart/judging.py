@@ -67,7 +67,9 @@ def _compared(
     """What the run that came back did, up to its end or to the kill that followed."""
     over = struck.lives is None
     last = terms.steps if over else since.lives[-1].last_common_step
-    findings = steps_and_numbers(whole, since, last, terms.like)
+    # What a life did that was resumed itself was judged with the kill before it.
+    known = since.lives[1].loaded if struck.killed else 0
+    findings = steps_and_numbers(whole, since, last, terms.like, known)
     counted = [one for one in until.effective() if one.step <= last]
     findings.append(samples_not_seen_once(counted, terms.samples, last * terms.batch))
     if over:
@@ -75,9 +77,14 @@ def _compared(
     return findings
 
 
-def steps_and_numbers(whole: History, cut: History, last: int, like: Like) -> list[Finding]:
-    """Each step once, up to `last`, and with the numbers of the run that was never killed."""
-    curve = {step: found for step, found in cut.curve().items() if step <= last}
+def steps_and_numbers(
+    whole: History, cut: History, last: int, like: Like, known: int = 0
+) -> list[Finding]:
+    """Each step once, up to `last`, and with the numbers of the run that was never killed.
+
+    known: step up to which numbers are not compared.
+    """
+    curve = {step: found for step, found in cut.curve().items() if known < step <= last}
     return [
         steps_not_done_once(cut, last),
         *differing(whole.curve(), curve, like),

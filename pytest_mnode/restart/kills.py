@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.errors import RankError, TimeLimitError
 from pytest_mnode.job import JobEvent
 from pytest_mnode.restart import watching
 from pytest_mnode.restart.evidence import Struck
@@ -17,7 +17,9 @@ from pytest_mnode.restart.judging import judge
 from pytest_mnode.restart.lives import History, history_of
 from pytest_mnode.restart.planning import Plan, ordeal_of, plan
 from pytest_mnode.restart.striking import START_LIMIT_S, Ordeal, launched
+from pytest_mnode.restart.warming import Parameters, parameters_differ, saved_parameters
 from pytest_mnode.spec.restart import Kill, RestartCriterion
+from pytest_mnode.train.config import JobConfig
 from pytest_mnode.train.records import read_records
 from pytest_mnode.wrong import Wrong
 
@@ -47,6 +49,7 @@ class _Done:
     history: History
     struck: Mapping[Kill, Struck]
     events: Sequence[JobEvent]
+    parameters: Parameters | None
 
 
 _DONE: dict[tuple[str, ...], _Done] = {}
@@ -75,11 +78,34 @@ def judged_kill(
         with watching.run_directory(cluster, planned.eye, place, "killed") as directory:
             into = base / f"killed-{'-'.join(kills)}-{planned.digest()}"
             ordeal = Ordeal(kills, promise, planned, cluster, directory, into)
-            _DONE[key] = _Done(ordeal.run(), ordeal.struck, ordeal.events)
+            history = ordeal.run()
+            config = replace(planned.config, directory=directory)
+            ended = None if planned.exact(promise) else _parameters(cluster, config, planned)
+            _DONE[key] = _Done(history, ordeal.struck, ordeal.events, ended)
     done = _DONE[key]
-    struck = done.struck[kill]
-    findings = judge(whole, done.history, struck, planned.terms(kill, promise))
+    struck, terms = done.struck[kill], planned.terms(kill, promise)
+    findings = judge(whole, done.history, struck, terms)
+    if struck.lives is None and not terms.like.exact:
+        expected = _kept_parameters(base, planned)
+        like = terms.like
+        findings.append(
+            parameters_differ(expected, done.parameters or {}, like.tolerance, like.source)
+        )
     return Killed(findings, [struck.what, *map(str, done.events)])
+
+
+def _parameters(cluster: Cluster, config: JobConfig, planned: Plan) -> Parameters | None:
+    """Final ones, from the newest checkpoint of a run; None where there is none to be had."""
+    with contextlib.suppress(RankError):
+        return saved_parameters(cluster, config, planned.eye)
+    return None
+
+
+def _kept_parameters(base: Path, planned: Plan) -> Parameters:
+    import numpy as np
+
+    path = base / f"whole-{planned.digest()}" / "parameters.npz"
+    return dict(np.load(path)) if path.exists() else {}
 
 
 def uninterrupted(
@@ -94,5 +120,10 @@ def uninterrupted(
                 with contextlib.suppress(TimeLimitError):
                     job.wait(START_LIMIT_S)
                 watching.read_history(cluster, planned.eye, directory, kept)
+            if not planned.exact(promise):
+                import numpy as np
+
+                values = _parameters(cluster, config, planned) or {}
+                np.savez(kept / "parameters.npz", **values)
         (kept / "made").touch()
     return history_of(read_records(kept))

@@ -78,6 +78,10 @@ class Plan:
         held = HELD if "checkpoint" in kills else None
         return replace(self.config, directory=directory, hold_checkpoint=held)
 
+    def exact(self, promise: RestartCriterion) -> bool:
+        """Whether all runs are equal bit by bit, so that digests compare final parameters."""
+        return promise.tolerance == 0 and self.fewest is None
+
     def digest(self) -> str:
         """Names the run that is not killed: the same for the same job on the same nodes."""
         what = json.dumps([asdict(self.whole(".")), self.nodes, self.per_node])
@@ -105,6 +109,9 @@ def plan(promise: RestartCriterion, there: Sequence[str], per_node: int) -> Plan
     nodes = tuple(there[:-1] if spare else there)
     fewest = len(nodes) - 1 if promise.node_loss == "fewer" else None
     victim = nodes[min(1, len(nodes) - 1)]
+    config = config_for(promise, len(nodes) * per_node * (2 if fewest is None else fewest))
+    if fewest is not None:
+        config = replace(config, dropout=0.0)  # its masks are each rank's own
     return Plan(
         nodes=nodes,
         spares=(there[-1],) if spare else (),
@@ -112,7 +119,7 @@ def plan(promise: RestartCriterion, there: Sequence[str], per_node: int) -> Plan
         fewest=fewest,
         victim=victim,
         eye=next(name for name in there if name != victim),
-        config=config_for(promise, len(nodes) * per_node * (2 if fewest is None else fewest)),
+        config=config,
     )
 
 

@@ -119,13 +119,9 @@ def judged_on_other_sizes(
                 Wrong("steps lost", lost, like.source, culprit if lost else None, f"from {saved}")
             )
             findings += judge_resume(whole, cut, terms)
-            findings.append(_parameters(expected, came_to, like.tolerance, like.source))
+            findings.append(parameters_differ(expected, came_to, like.tolerance, like.source))
             found.append(Resharded(named, findings))
     return found
-
-
-def _parameters(one: Parameters, other: Parameters, tolerance: float, source: str) -> Finding:
-    return parameters_differ(one, other, tolerance, source)
 
 
 def _went_on(came_to: Parameters | RankError, expected: Parameters | RankError) -> Wrong:

@@ -22,12 +22,8 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic)
-    device = torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None:
-        device = torch.device(accelerator.type, world.local_rank)
     try:
-        trainer = Trainer(config, world, device)
+        trainer = Trainer(config, world, _device(world))
         trainer.resume()
         while trainer.finished_steps < (until or config.steps):
             trainer.step()
@@ -43,16 +39,22 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
 
 def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:
     """The parameters of a run's newest checkpoint by name, as arrays; in a world of one rank."""
-    import torch
-
     from pytest_mnode.train.trainer import Trainer
 
-    trainer = Trainer(replace(config, reshard=True), world, torch.device("cpu"))
+    trainer = Trainer(replace(config, reshard=True), world, _device(world))
     try:
         trainer.resume()
         return _whole(trainer.model)
     finally:
         trainer.close()
+
+
+def _device(world: World) -> Any:
+    """This rank's accelerator, by local rank; else the CPU."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    return torch.device("cpu" if accelerator is None else f"{accelerator.type}:{world.local_rank}")
 
 
 def _whole(model: Any) -> dict[str, Any]:

@@ -1,0 +1,280 @@
+"""A job that comes back wrong, or not at all: every check of test_restart.py, turned red."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import Certified, certify, spec_edited
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+
+# Patches a module when it is imported, in whatever process: torchrun, its ranks, warm ranks.
+SITE = """
+    import importlib.abc, importlib.util, json, os, signal, sys
+
+    def patched(name):
+        def register(patch):
+            class Finder(importlib.abc.MetaPathFinder):
+                def find_spec(self, wanted, path, target=None):
+                    if wanted != name:
+                        return None
+                    sys.meta_path.remove(self)
+                    spec = importlib.util.find_spec(name)
+                    run = spec.loader.exec_module
+                    def exec_module(module):
+                        run(module)
+                        patch(module)
+                    spec.loader.exec_module = exec_module
+                    return spec
+            sys.meta_path.insert(0, Finder())
+        return register
+"""
+
+# Ranks forget how to restart in the run that loses a rank; in the one that is preempted they do not
+# hear SIGTERM, and hide from whoever looks for the job's processes.
+DEAF = """
+    words = sys.orig_argv
+    if "mnode-killed-" in words[-1] and words[-1].endswith("config.json"):
+        if "torch.distributed.run" in words and "--max-restarts" in words:
+            at = words.index("--max-restarts") + 1
+            if words[at] != "0" and json.load(open(words[-1]))["hold_checkpoint"] is not None:
+                os.execv(sys.executable, [*words[:at], "0", *words[at + 1 :]])
+        elif "RANK" in os.environ and json.load(open(words[-1]))["hold_checkpoint"] is None:
+            if "MNODE_JOB" in os.environ:
+                env = {k: v for k, v in os.environ.items() if k != "MNODE_JOB"}
+                os.execve(sys.executable, words, env)
+            real = signal.signal
+            def deaf(number, handler):
+                return real(number, signal.SIG_IGN if number == signal.SIGTERM else handler)
+            signal.signal = deaf
+"""
+
+CARELESS = """
+    @patched("pytest_mnode.train.checkpoint.loading")
+    def _(module):
+        module._wrong = lambda *_: None
+
+    @patched("pytest_mnode.train.data")
+    def _(module):
+        def go_to(self, epoch, position):
+            self.set_epoch(epoch)
+            self.position = 0
+        module.ResumableSampler.go_to = go_to
+"""
+
+
+@pytest.fixture(autouse=True)
+def _rack() -> None:
+    need_rack()
+
+
+def _restart_only(**changes: Any) -> Any:
+    def edit(page: dict[str, Any]) -> None:
+        promised = page["criteria"]["restart"]
+        page["criteria"] = {"restart": promised | changes}
+
+    return edit
+
+
+def _case(done: Certified, test: str) -> tuple[str, dict[str, Any]]:
+    cases = {c["test"].partition("::")[2]: c for c in done.criterion("restart")["cases"]}
+    case = cases[test]
+    return case["verdict"], {m["name"]: m for m in case["measurements"]}
+
+
+KILL = "test_a_killed_job_comes_back_and_loses_nothing"
+
+
+def test_no_way_back_and_processes_that_outlive_their_kill(tmp_path: Path) -> None:
+    write_files(tmp_path, sitecustomize=SITE + DEAF)
+    edit = _restart_only(kills=["rank", "checkpoint", "preemption"], grace="2 s")
+    spec = spec_edited(tmp_path, edit)
+    done = certify(tmp_path, spec, "-k", KILL, files=["test_restart.py"])
+    output = done.run.output
+
+    verdict, found = _case(done, f"{KILL}[rank]")
+    back = found["kills that the job did not come back from"]
+    assert (verdict, back["verdict"]) == ("fail", "fail"), output
+    said = "no rank trained again after SIGKILL of rank 1 on node1; torchrun ended with 1 on node"
+    assert back["culprit"].startswith(said)
+
+    verdict, found = _case(done, f"{KILL}[checkpoint]")
+    assert verdict == "inconclusive", output
+    [back] = found.values()
+    assert back["note"].startswith("there was no kill: step 12 was not saved"), back
+
+    verdict, found = _case(done, f"{KILL}[preemption]")
+    late = found["nodes killed when the time to save was over"]
+    assert (verdict, late["culprit"]) == ("fail", "node0; node1; node2"), output
+    outlived = found["processes that outlived the kill"]
+    assert outlived["value"] >= 1, outlived
+    assert outlived["culprit"].startswith("pid "), outlived
+    assert " on node" in outlived["culprit"]
+
+
+def test_a_damaged_checkpoint_used_samples_repeated_and_a_slow_save(tmp_path: Path) -> None:
+    write_files(tmp_path, sitecustomize=SITE + CARELESS)
+    spec = spec_edited(tmp_path, _restart_only(checkpoint_within="1 ms"))
+    done = certify(tmp_path, spec, "-k", "not killed_job", files=["test_restart.py"])
+    output = done.run.output
+
+    verdict, found = _case(done, "test_a_damaged_checkpoint_is_refused")
+    used = found["damaged checkpoints that were used"]
+    assert (verdict, used["value"]) == ("fail", 3), output
+    assert used["culprit"].startswith("rank 0 on node0 loaded step 8, whose file "), used
+    assert found["refusals without a reason on record"]["value"] == 3
+
+    verdict, found = _case(done, "test_a_checkpoint_is_loaded_by_other_numbers_of_ranks")
+    assert verdict == "fail"
+    for to in (2, 8):
+        repeated = found[f"4 to {to} ranks: samples not seen exactly once"]
+        assert repeated["verdict"] == "fail", output
+        assert " of epoch 0: 2 times, step " in repeated["culprit"], repeated
+        assert found[f"4 to {to} ranks: steps of other samples"]["verdict"] == "fail"
+
+    verdict, found = _case(done, "test_checkpoints_cost_no_more_than_promised")
+    slow = found["time of a checkpoint, the longest"]
+    assert (verdict, slow["verdict"]) == ("fail", "fail"), output
+    assert slow["culprit"].startswith("rank ")
+    assert " on node" in slow["culprit"]
+
+
+FORGETFUL = """
+    from dataclasses import replace
+
+    import pytest
+    from pytest_mnode.restart import warm, watching, warming
+    from pytest_mnode.restart.comparing import Like
+    from pytest_mnode.restart.evidence import Struck
+    from pytest_mnode.restart.judging import Terms, judge
+    from pytest_mnode.train.config import JobConfig
+
+    CONFIG = JobConfig(directory=".", width=16, layers=1, context=8, vocab=32, global_batch=4,
+                       samples=40, steps=14, checkpoint_every=4, keep=3)
+
+    def forgets_steps(module, patch):
+        resume = module.Trainer.resume
+        def resumed(self):
+            loaded = resume(self)
+            if loaded: self.go_to(loaded.step + 2)
+            return loaded
+        patch.setattr(module.Trainer, "resume", resumed)
+
+    def forgets_its_place_in_the_data(module, patch):
+        from pytest_mnode.train.data import ResumableSampler
+        go_to = ResumableSampler.go_to
+        patch.setattr(ResumableSampler, "go_to", lambda self, epoch, _: go_to(self, epoch, 0))
+
+    def forgets_random_states(module, patch):
+        patch.setattr(module, "set_random_states", lambda *_: None)
+
+    def forgets_the_schedule(module, patch):
+        import torch
+        scheduler = torch.optim.lr_scheduler.LambdaLR
+        patch.setattr(scheduler, "load_state_dict", lambda *_: None)
+
+    def forgets_the_optimiser(module, patch):
+        before = module.set_state_dict
+        def only_the_model(model, optimiser, *, model_state_dict, optim_state_dict):
+            before(model, [], model_state_dict=model_state_dict, optim_state_dict={})
+        patch.setattr(module, "set_state_dict", only_the_model)
+
+    def finds_no_checkpoint(module, patch):
+        from pytest_mnode.train.checkpoint import Store
+        patch.setattr(Store, "load", lambda *_, **__: None)
+
+    def forgets_nothing(module, patch): pass
+
+    def resumed_badly(config, fault, *, world):
+        from pytest_mnode.train import trainer
+        with pytest.MonkeyPatch.context() as patch:
+            fault(trainer, patch)
+            return warm.train(config, world=world)
+
+    EXPECTED = {
+        forgets_nothing: {},
+        forgets_steps: {
+            "steps missing or done twice": "step 9: not done, though step 8 was loaded; step 10:",
+            "samples not seen exactly once": "sample ",
+        },
+        forgets_its_place_in_the_data: {
+            "samples not seen exactly once": " times, step ",
+            "steps of other samples": "step 9: samples [",
+            "losses that differ": "rank 0 on node0 from step 9 on: ",
+        },
+        forgets_random_states: {
+            "random states that differ": "rank 0 on node0 from step 9 on; rank 1 on node1 from",
+            "losses that differ": "rank 0 on node0 from step 9 on: ",
+            "final parameters that differ": "rank 0 on node0; rank 1 on node1",
+        },
+        forgets_the_schedule: {
+            "learning rates that differ": "rank 0 on node0 from step 9 on: 0.0005 instead of ",
+            "final parameters that differ": "rank 0 on node0; rank 1 on node1",
+        },
+        forgets_the_optimiser: {
+            "losses that differ": "rank 0 on node0 from step 1",
+            "final optimiser states that differ": "rank 0 on node0; rank 1 on node1",
+        },
+        finds_no_checkpoint: {
+            "steps lost beyond the newest complete checkpoint":
+                "the resume: it went on from no checkpoint, and step 8 was saved",
+        },
+    }
+
+    def ran(cluster, name, base, fault=None):
+        with watching.run_directory(cluster, "node0", base, name) as directory:
+            config = replace(CONFIG, directory=directory)
+            if fault is None:
+                warming.finished(cluster, config, cluster.nodes, 1)
+                shelf = None
+            else:
+                warming.killed_after(cluster, config, cluster.nodes, 1, 10)
+                shelf = watching.read_shelf(cluster, "node0", directory)
+                with cluster.world(cluster.nodes, 1) as world:
+                    world.run(resumed_badly, config, fault, group=True, timeout=60)
+            return watching.read_history(cluster, "node0", directory, base / f"{name}-records"), shelf
+
+    WHOLE = []
+
+    @pytest.mark.parametrize("fault", EXPECTED, ids=lambda f: f.__name__)
+    def test_resume(cluster, fault, tmp_path):
+        if not WHOLE:
+            WHOLE.append(ran(cluster, "whole", tmp_path)[0])
+        cut, shelf = ran(cluster, "cut", tmp_path, fault)
+        assert shelf.complete == (8, 4)
+        struck = Struck("SIGKILL", 0.0, "node0", shelf=shelf, alive=[], came_back=True)
+        terms = Terms(CONFIG.steps, CONFIG.samples, CONFIG.global_batch, Like(0.0, "bit by bit"))
+        findings = {f.name: f for f in judge(WHOLE[0], cut, struck, terms)}
+        wrong = {name: f for name, f in findings.items() if getattr(f, "count", 0)}
+        print("\\n".join(map(str, wrong.values())))
+        for name, culprit in EXPECTED[fault].items():
+            assert culprit in wrong[name].culprit
+        if not EXPECTED[fault]:
+            assert not wrong
+"""
+
+
+@pytest.fixture(scope="module")
+def resumes(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    need_rack()
+    directory = tmp_path_factory.mktemp("resumes")
+    write_files(directory, test_it=FORGETFUL)
+    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=rack", "-rA")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "forgets_nothing",
+        "forgets_steps",
+        "forgets_its_place_in_the_data",
+        "forgets_random_states",
+        "forgets_the_schedule",
+        "forgets_the_optimiser",
+        "finds_no_checkpoint",
+    ],
+)
+def test_a_resume_that_forgets_is_found_out(resumes: InnerRun, fault: str) -> None:
+    assert resumes.outcomes().get(f"test_resume[{fault}]") == "passed", resumes.output
