@@ -53,19 +53,18 @@ def main(argv: Sequence[str]) -> int:
     torch.use_deterministic_algorithms(config.deterministic)
     device = _device(torch)
     meet(config.meet_s)
-    try:
-        trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
-        trainer.resume()
-        while trainer.finished_steps < config.steps and not trainer.preempted:
-            trainer.step()
-            time.sleep(config.pause_s)
-        if trainer.preempted:
-            trainer.save()
-        trainer.end()
-        trainer.close()
-        return EXIT_PREEMPTED if trainer.finished_steps < config.steps else 0
-    finally:
-        dist.destroy_process_group()
+    trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
+    trainer.resume()
+    while trainer.finished_steps < config.steps and not trainer.preempted:
+        trainer.step()
+        time.sleep(config.pause_s)
+    if trainer.preempted:
+        trainer.save()
+    trainer.end()
+    trainer.close()
+    # Not after an error: who takes a group down waits for ranks that may wait for this one.
+    dist.destroy_process_group()
+    return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
 
 
 def _device(torch: Any) -> Any:

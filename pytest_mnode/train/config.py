@@ -141,6 +141,11 @@ class JobConfig:
         return self.global_batch // (ranks * self.accumulation)
 
 
+def spans_of(config: JobConfig) -> int:
+    """How many spans one pass of the model is timed in: embedding, blocks, head."""
+    return config.layers + 2
+
+
 def _check(name: str, kind: str, value: Any) -> None:
     if value is None and kind.endswith("| None"):
         return

@@ -90,8 +90,3 @@ class Transformer(nn.Module):
             x = block(x)
         loss: Tensor = self.head(x, targets)
         return loss
-
-
-def spans_of(config: JobConfig) -> int:
-    """How many spans one pass of the model has: embedding, blocks, head."""
-    return config.layers + 2

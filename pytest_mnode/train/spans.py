@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
-from pytest_mnode.train.timeline import Timeline
+from pytest_mnode.errors import UsageError
+from pytest_mnode.train.config import JobConfig, spans_of
+from pytest_mnode.train.emulated import compute_factor
+from pytest_mnode.train.timeline import Clock, EventClock, HostClock, Timeline
 
 
 class Pace:
@@ -52,6 +55,30 @@ class Pace:
             self._sleep(left)
         slept_until = self._now()
         self.ahead_s += self.share[way] - (slept_until - self._began)
+
+
+def pace_of(config: JobConfig, device: torch.device) -> Pace | None:
+    """The pace of the duration that is declared, if any, on this node's emulated accelerator.
+
+    Raises UsageError where there is a real one.
+    """
+    if config.compute_s is None:
+        return None
+    if device.type != "cpu":
+        raise UsageError(
+            f"compute_s={config.compute_s:g}: computing is emulated on the CPU only, and this is "
+            f"{device}; leave it out"
+        )
+    span_s = compute_factor() * config.compute_s / (config.accumulation * spans_of(config))
+    return Pace(span_s / 3, span_s * 2 / 3)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """A clock that tells when computing was done, not when it was asked for."""
+    if device.type == "cpu":
+        return HostClock()
+    module = torch.get_device_module(device)
+    return EventClock(lambda: module.Event(enable_timing=True), module.synchronize)
 
 
 class Spans:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.utils.data import DataLoader
 
-from pytest_mnode.errors import UsageError
+from pytest_mnode.train.checkpoint import Loaded, Saved, Store
 from pytest_mnode.train.config import JobConfig
-from pytest_mnode.train.data import IGNORED, Documents, ResumableSampler
-from pytest_mnode.train.emulated import compute_factor, input_pause_s
-from pytest_mnode.train.model import Transformer, spans_of
+from pytest_mnode.train.data import IGNORED
+from pytest_mnode.train.feed import Feed
+from pytest_mnode.train.model import Transformer
 from pytest_mnode.train.parallel import parallel, summing_up
 from pytest_mnode.train.randomness import (
     digest,
@@ -33,12 +31,10 @@ from pytest_mnode.train.records import (
     StartRecord,
     StepRecord,
 )
-from pytest_mnode.train.spans import Pace, Spans
-from pytest_mnode.train.timeline import EventClock, HostClock, Timeline
+from pytest_mnode.train.schedule import factor_of
+from pytest_mnode.train.spans import Spans, clock_of, pace_of
+from pytest_mnode.train.timeline import Timeline
 from pytest_mnode.world.contract import World
-
-if TYPE_CHECKING:
-    from pytest_mnode.train.checkpoint import Loaded, Saved
 
 
 class Trainer:
@@ -60,28 +56,24 @@ class Trainer:
         self.config, self.place, self.device = config, place, device
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.local_batch = config.local_batch(self.ranks)
         self.finished_steps = 0
         self.preempted = False
         self._told_to_stop = told_to_stop
         self._saved_step: int | None = None
 
-        self.spans = Spans(Timeline(self._clock()), self._pace())
+        self.spans = Spans(Timeline(clock_of(device)), pace_of(config, device))
         seed_all(config.seed)  # the same model on every rank
         model = Transformer(config, self.spans).to(device)
         self.model = parallel(model, config, device, self.group, self.spans)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, schedule(config))
-        self.data = Documents(
-            config.samples, config.vocab, config.context, config.seed, input_pause_s
-        )
-        self.sampler = ResumableSampler(self.data, self.ranks, self.rank, seed=config.seed)
-        self._batches: Iterator[Any] = iter(())
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, factor_of(config))
+        self.feed = Feed(config, self.rank, self.ranks, device)
         self._settle()
-        self.go_to(0)
         seed_all(config.seed, 1 + self.rank)  # dropout differs by rank
         self.records = RecordFile(config.records, self.rank, self.ranks, place.node)
-        self.store = self._open_store()
+        self.store: Store | None = None
+        if config.checkpoint_every:
+            self.store = Store(config.checkpoints, keep=config.keep)
 
     def step(self) -> StepRecord:
         """One optimiser step, written down, and the checkpoint that is due after it.
@@ -91,7 +83,8 @@ class Trainer:
         config, timeline = self.config, self.spans.timeline
         began = time.time()
         with timeline.running():
-            batches = [self._next_batch() for _ in range(config.accumulation)]
+            epoch = self.feed.epoch
+            batches = [self.feed.next() for _ in range(config.accumulation)]
             timeline.lap("input")
 
             total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -110,10 +103,9 @@ class Trainer:
             self.optimiser.zero_grad()
             timeline.lap("optimiser")
 
-            epoch = self.sampler.epoch
             samples = tuple(int(i) for indices, _, _ in batches for i in indices)
             self.finished_steps += 1
-            self._advance()
+            self.feed.advance()
             states = digest(random_states(self.device))
             timeline.lap("rest")
         record = StepRecord(
@@ -144,7 +136,7 @@ class Trainer:
             return None
         timeline, begun = self.spans.timeline, time.time()
         with timeline.running():
-            saved: Saved = self.store.save(
+            saved = self.store.save(
                 self._state(),
                 step=self.finished_steps,
                 world=self.place,
@@ -168,33 +160,9 @@ class Trainer:
 
     def resume(self) -> Loaded | None:
         """Go on from the newest checkpoint that is whole; None where there is none."""
-        if self.store is None:
-            self.records.append(StartRecord(**self.records.origin, time=time.time(), loaded=None))
-            return None
         began = time.monotonic()
-        state = self._state()
-        loaded: Loaded | None = self.store.load(
-            state, world=self.place, group=self.group, reshard=self.config.reshard
-        )
-        if loaded is None:
-            # To have names for what may come, torch took a step with a learning rate of 0, and
-            # counted it: AdamW would begin with the second.
-            self.optimiser.state.clear()
-        else:
-            set_state_dict(
-                self.model,
-                self.optimiser,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimiser"],
-            )
-            self.schedule.load_state_dict(state["schedule"])
-            self.go_to(loaded.step)
-            if loaded.own is not None:
-                set_random_states(loaded.own, self.device)
-            else:  # another number of ranks: no rank's states are those of one that saved
-                seed_all(self.config.seed, 1 + self.rank, loaded.step, self.ranks)
-            self._saved_step = loaded.step
-        refused = self.store.refused
+        loaded = None if self.store is None else self._load(self.store)
+        refused = () if self.store is None else self.store.refused
         self.records.append(
             StartRecord(
                 **self.records.origin,
@@ -208,19 +176,38 @@ class Trainer:
         )
         return loaded
 
+    def _load(self, store: Store) -> Loaded | None:
+        state = self._state()
+        loaded = store.load(state, world=self.place, group=self.group, reshard=self.config.reshard)
+        if loaded is None:
+            # To have names for what may come, torch took a step with a learning rate of 0, and
+            # counted it: AdamW would begin with the second.
+            self.optimiser.state.clear()
+            return None
+        set_state_dict(
+            self.model,
+            self.optimiser,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimiser"],
+        )
+        self.schedule.load_state_dict(state["schedule"])
+        self.feed.load_state_dict(state["feed"])
+        self.finished_steps = self._saved_step = loaded.step
+        if loaded.own is not None:
+            set_random_states(loaded.own, self.device)
+        else:  # another number of ranks: no rank's states are those of one that saved
+            seed_all(self.config.seed, 1 + self.rank, loaded.step, self.ranks)
+        return loaded
+
     def end(self) -> EndRecord:
         """Write down what this rank has come to."""
-        optimiser = self.optimiser.state_dict()["state"]
+        states = self.optimiser.state_dict()["state"]
         record = EndRecord(
             **self.records.origin,
             steps=self.finished_steps,
             parameters=digest_of([p.data for p in self.model.parameters()]),
             optimiser=digest_of(
-                [
-                    value
-                    for number in sorted(optimiser)
-                    for _, value in sorted(optimiser[number].items())
-                ]
+                [states[number][key] for number in sorted(states) for key in sorted(states[number])]
             ),
             lr=float(self.schedule.get_last_lr()[0]),
             time=time.time(),
@@ -232,32 +219,7 @@ class Trainer:
     def close(self) -> None:
         """Give back what was opened; the process group is the caller's."""
         self.records.close()
-        self._batches = iter(())
-
-    def go_to(self, step: int) -> None:
-        """Have the data where it is after this many steps."""
-        self.finished_steps = step
-        consumed = step * self.config.global_batch
-        self.sampler.go_to(*divmod(consumed, self.config.samples))
-        loader = DataLoader(
-            self.data,
-            batch_size=self.local_batch,
-            sampler=self.sampler,
-            pin_memory=self.device.type != "cpu",
-            # Else each new iterator draws a number from the states that dropout uses.
-            generator=torch.Generator(),
-        )
-        self._batches = iter(loader)
-
-    def _advance(self) -> None:
-        """The next epoch, where this one is over."""
-        if self.finished_steps * self.config.global_batch % self.config.samples == 0:
-            self.go_to(self.finished_steps)
-
-    def _next_batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        indices, tokens, targets = next(self._batches)
-        move = {"device": self.device, "non_blocking": True}
-        return indices, tokens.to(**move), targets.to(**move)
+        self.feed.close()
 
     def _forward_and_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Sum of the losses of one pass of this rank."""
@@ -279,7 +241,10 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         model, optimiser = get_state_dict(self.model, self.optimiser)
-        return {"model": model, "optimiser": optimiser, "schedule": self.schedule.state_dict()}
+        return {
+            **{"model": model, "optimiser": optimiser},
+            **{"schedule": self.schedule.state_dict(), "feed": self.feed.state_dict()},
+        }
 
     def _settle(self) -> None:
         """One pass that is thrown away: DDP orders its buckets by it, FSDP2 sets itself up.
@@ -287,48 +252,10 @@ class Trainer:
         A sum over ranks depends, in its last bits, on the bucket it is made in. A run that resumes
         must not have other buckets in its first step than one that was never cut.
         """
-        shape = (self.local_batch, self.config.context)
+        shape = (self.feed.local_batch, self.config.context)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
         pace, self.spans.pace = self.spans.pace, None
         self._forward_and_backward(tokens, tokens)
         self.optimiser.zero_grad()
         self.spans.pace = pace
         self.spans.next_step()
-
-    def _clock(self) -> Any:
-        if self.device.type == "cpu":
-            return HostClock()
-        module = torch.get_device_module(self.device)
-        return EventClock(lambda: module.Event(enable_timing=True), module.synchronize)
-
-    def _pace(self) -> Pace | None:
-        config = self.config
-        if config.compute_s is None:
-            return None
-        if self.device.type != "cpu":
-            raise UsageError(
-                f"compute_s={config.compute_s:g}: computing is emulated on the CPU only, and this "
-                f"is {self.device}; leave it out"
-            )
-        span_s = config.compute_s / (config.accumulation * spans_of(config))
-        factor = compute_factor()
-        return Pace(span_s * factor / 3, span_s * factor * 2 / 3)
-
-    def _open_store(self) -> Any:
-        if not self.config.checkpoint_every:
-            return None
-        from pytest_mnode.train.checkpoint import Store
-
-        return Store(self.config.checkpoints, keep=self.config.keep)
-
-
-def schedule(config: JobConfig) -> Callable[[int], float]:
-    """Factor of the learning rate by step: up in a line over the warm-up, then down by a cosine."""
-
-    def factor(step: int) -> float:
-        if step < config.warmup_steps:
-            return (step + 1) / (config.warmup_steps + 1)
-        left = max(1, config.steps - config.warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - config.warmup_steps) / left)))
-
-    return factor

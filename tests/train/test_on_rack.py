@@ -81,7 +81,7 @@ TESTS = """
             per_rank = []
             for samples in mine:
                 tokens, targets = (
-                    torch.stack([trainer.data[i][n] for i in samples]) for n in (1, 2))
+                    torch.stack([trainer.feed.data[i][n] for i in samples]) for n in (1, 2))
                 loss = alone(tokens, targets)
                 (loss / (config.global_batch * config.context)).backward()
                 per_rank.append((loss.item(), int((targets != IGNORED).sum())))
@@ -98,6 +98,25 @@ TESTS = """
         for loss, mean, of_means, tokens in told:
             assert loss == pytest.approx(mean, rel=1e-6) and tokens
             assert abs(of_means - mean) > 1e-5 * mean, "the test cannot tell"
+
+    def one_step(config, *, world):
+        with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
+            record = trainer.step()
+            kinds = {str(p.dtype) for p in trainer.model.parameters()}
+            return record.parts, record.loss, kinds
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_declared_time_and_bfloat16(cluster, way):
+        with cluster.world(nodes=2) as world:
+            told = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
+            for parts, loss, _ in told:
+                assert parts["forward"] > 0.15 and parts["backward"] > 0.35, parts
+                assert 0.595 < parts["forward"] + parts["backward"] < 1, parts
+            half = config(f"{way} half", way, dtype="bfloat16")
+            rounded_too = world.run(one_step, half, group=True)
+            for (_, loss, _), (_, rounded, kinds) in zip(told, rounded_too, strict=True):
+                assert loss != rounded == pytest.approx(loss, rel=0.01)
+                assert kinds == {"torch.float32"}
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_some_of_the_ranks(cluster, way):

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_mnode.train.config import JobConfig
-from pytest_mnode.train.model import Transformer, spans_of
-from pytest_mnode.train.spans import Pace, Spans
-from pytest_mnode.train.timeline import HostClock, Timeline
+from pytest_mnode.errors import UsageError
+from pytest_mnode.train.config import JobConfig, spans_of
+from pytest_mnode.train.model import Transformer
+from pytest_mnode.train.spans import Pace, Spans, clock_of, pace_of
+from pytest_mnode.train.timeline import EventClock, HostClock, Timeline
 
 
 class Noted:
@@ -191,3 +192,23 @@ def test_a_slow_step_does_not_shorten_the_next() -> None:
     spans.end("forward")
     assert watch.now == 101
     assert len(spans.timeline.forward) == 1
+
+
+def test_a_duration_is_declared_for_all_passes_of_a_step() -> None:
+    config = JobConfig("unused", layers=3, accumulation=2, compute_s=1.5)
+    pace = pace_of(config, torch.device("cpu"))
+    assert pace is not None
+    passes = 2 * spans_of(config)
+    assert pace.share == pytest.approx({"forward": 0.5 / passes, "backward": 1.0 / passes})
+    assert pace_of(JobConfig("unused"), torch.device("cpu")) is None
+
+
+def test_nothing_is_emulated_on_an_accelerator() -> None:
+    with pytest.raises(UsageError, match=r"compute_s=0\.5: computing is emulated on the"):
+        pace_of(JobConfig("unused", compute_s=0.5), torch.device("cuda", 1))
+    assert pace_of(JobConfig("unused"), torch.device("cuda", 1)) is None
+
+
+def test_an_accelerator_is_timed_by_its_own_events() -> None:
+    assert isinstance(clock_of(torch.device("cuda", 0)), EventClock)
+    assert isinstance(clock_of(torch.device("cpu")), HostClock)
