@@ -124,17 +124,16 @@ def _totals(seen: Sequence[StepsSeen], steps: int, ranks: int, accumulation: int
 
 
 def _why_total(total: float, ranks: int, accumulation: int) -> str:
-    causes = {
-        accumulation: "as if the loss were not divided by the micro-batches",
-        1 / accumulation: "as if the loss were divided by the micro-batches once too often",
-        ranks: "as if gradients were summed over ranks, not averaged",
-        1 / ranks: "as if one rank's gradient were divided by all ranks",
-        ranks * accumulation: "as if it were summed over ranks and micro-batches",
-    }
-    for factor, why in causes.items():
-        if factor != 1 and isclose(total, factor, rel_tol=1e-3):
-            return why
-    return "expected 1"
+    causes = (
+        (accumulation, "the loss were not divided by the micro-batches"),
+        (1 / accumulation, "the loss were divided by the micro-batches once too often"),
+        (ranks, "gradients were summed over ranks, not averaged"),
+        (1 / ranks, "gradients were divided by the ranks once too often"),
+    )
+    fitting = [
+        why for factor, why in causes if factor != 1 and isclose(total, factor, rel_tol=1e-3)
+    ]
+    return f"as if {', or '.join(fitting)}" if fitting else "expected 1"
 
 
 def _why_size(step: StepSeen, size: int, expected: int, ranks: int, accumulation: int) -> str:
