@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launching.absent import gist
 from pytest_mnode.launching.clients import Part, crowd
+from pytest_mnode.launching.rendezvous import stands_out
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster, RankWorld
@@ -87,7 +88,7 @@ def record_crowds(crowds: Sequence[Crowd], promise: StorePromise, measure: Measu
             "s",
             **judged,
             source=source,
-            culprit=f"{last[1].node} (clients of rank {last[1].rank} last)" if last else None,
+            culprit=_slow(one, last[1]) if last else None,
             note=_shortened(one.errors) if judged or one.errors else "",
         )
     parts = [part for one in crowds for part in one.parts]
@@ -111,6 +112,15 @@ def record_crowds(crowds: Sequence[Crowd], promise: StorePromise, measure: Measu
         culprit=left[0] if left else None,
         note=_shortened(left),
     )
+
+
+def _slow(one: Crowd, last: Part) -> str:
+    """Whose clients took longest to connect, where that stands out; else who was the last."""
+    times = {part: part.connected_s for part in one.parts if part.connected_s is not None}
+    slowest = max(times, key=lambda part: times[part])
+    if stands_out(list(times.values())):
+        return f"{slowest.node} (clients of rank {slowest.rank}: {times[slowest]:.2f} s to connect)"
+    return f"{last.node} (clients of rank {last.rank} last)"
 
 
 def _shortened(lines: Sequence[str]) -> str:

@@ -32,12 +32,14 @@ _LEAST_S = 0.1
 @dataclass(frozen=True, slots=True)
 class RankTimes:
     """One rank's times, s. connect_s: its own connection to the store and two round trips, with
-    nobody to wait for. init_s: init_process_group, begun by all ranks together."""
+    nobody to wait for. init_s: init_process_group, begun by all ranks together; None where it
+    failed, and `error` says how."""
 
     rank: int
     node: str
     connect_s: float
-    init_s: float
+    init_s: float | None
+    error: str = ""
 
 
 def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes:
@@ -56,22 +58,31 @@ def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes
     store.set(f"{_KEY}/{world.rank}", "here")
     store.get(f"{_KEY}/{world.rank}")
     connect_s = time.perf_counter() - began
-    all_here(store, f"{_KEY}/begin", world.size, limit)
-    began = time.perf_counter()
-    dist.init_process_group(backend, timeout=limit)
-    init_s = time.perf_counter() - began
-    # A group that ends while others still connect to it looks to them like a dead peer.
-    all_here(store, f"{_KEY}/end", world.size, limit)
-    dist.destroy_process_group()
+    try:
+        all_here(store, f"{_KEY}/begin", world.size, limit)
+        began = time.perf_counter()
+        dist.init_process_group(backend, timeout=limit)
+        init_s = time.perf_counter() - began
+        # A group that ends while others still connect to it looks to them like a dead peer.
+        all_here(store, f"{_KEY}/end", world.size, limit)
+    except RuntimeError as error:
+        return RankTimes(world.rank, world.node, connect_s, None, str(error).partition("\n")[0])
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
     return RankTimes(world.rank, world.node, connect_s, init_s)
 
 
 def slow_rank(times: Sequence[RankTimes]) -> RankTimes | None:
     """The rank whose own part stands out; None where all took about as long."""
     slowest = max(times, key=lambda one: one.connect_s)
-    usual = statistics.median_low([one.connect_s for one in times])
-    stands_out = slowest.connect_s > _STANDS_OUT * usual
-    return slowest if stands_out and slowest.connect_s - usual > _LEAST_S else None
+    return slowest if stands_out([one.connect_s for one in times]) else None
+
+
+def stands_out(times_s: Sequence[float]) -> bool:
+    """Whether the longest of these times is one that the others do not explain."""
+    usual, longest = statistics.median_low(times_s), max(times_s)
+    return longest > _STANDS_OUT * usual and longest - usual > _LEAST_S
 
 
 def ranks_per_node(wanted: int, nodes: int, accelerators: int) -> int:
@@ -105,19 +116,28 @@ def record_rendezvous(
         source=f"criteria.launch.rendezvous.ranks {promise.ranks}",
         note="as many as there are accelerators" if size < promise.ranks else "",
     )
+    judge_times(times, promise, name, measure)
+
+
+def judge_times(
+    times: Sequence[RankTimes], promise: RendezvousPromise, name: str, measure: Measure
+) -> None:
+    """Record the slowest rank's init_process_group, and how long its own part of it took."""
+    source = f"criteria.launch.rendezvous.within {promise.within_s:g} s"
     slow = slow_rank(times)
-    last = max(times, key=lambda one: one.init_s)
-    connects = [one.connect_s for one in times]
+    failed = [one for one in times if one.init_s is None]
+    last = max(times, key=lambda one: one.init_s or 0.0)
+    usual = f"no rank by itself; rank {last.rank} on {last.node} was the last"
     measure(
         name,
-        last.init_s,
+        None if failed else last.init_s,
         "s",
         at_most=promise.within_s,
         source=source,
-        culprit=_named(slow)
-        if slow
-        else f"no rank by itself; rank {last.rank} on {last.node} last",
+        culprit=_named(slow) if slow else usual,
+        note=f"rank {failed[0].rank} on {failed[0].node}: {failed[0].error}" if failed else "",
     )
+    connects = [one.connect_s for one in times]
     measure(
         f"{name}: own connection of the slowest rank",
         max(connects),

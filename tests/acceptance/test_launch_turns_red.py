@@ -176,7 +176,7 @@ def test_a_slow_rendezvous_is_named(tmp_path: Path) -> None:
         "rendezvous": {"ranks": 8, "within": "1 s"},
         "store": {"clients": [16], "within": "1 s"},
     }
-    done = launch(tmp_path, promised, "--mnode-fault=delay:node2:300::mgmt0")
+    done = launch(tmp_path, promised, "--mnode-fault=delay:node2:100::mgmt0")
     found = red(done)
     assert found["init_process_group over 8 ranks"].startswith("node2 (rank ")
     [store] = [name for name in found if name.startswith("store: 16 clients")]

@@ -15,11 +15,11 @@ from pytest_mnode.launching.described import LaunchJob
 from pytest_mnode.launching.held_back import Said, judge_absent
 from pytest_mnode.launching.images import in_image
 from pytest_mnode.launching.paths import Outcome, Submitted
-from pytest_mnode.launching.rendezvous import RankTimes, ranks_per_node, slow_rank
+from pytest_mnode.launching.rendezvous import RankTimes, judge_times, ranks_per_node, slow_rank
 from pytest_mnode.launching.reports import Login, Met, RankReport
 from pytest_mnode.launching.starting import Started, elsewhere, record_place
 from pytest_mnode.measure import Measure
-from pytest_mnode.spec.launch import AbsentPromise, StartPromise, StorePromise
+from pytest_mnode.spec.launch import AbsentPromise, RendezvousPromise, StartPromise, StorePromise
 from pytest_mnode.verdict import Measurement, Verdict
 from tests.launching.made import NODES, PINS, but, changed, expected, right
 
@@ -176,13 +176,14 @@ def test_the_largest_crowd_is_judged_and_all_are_shown() -> None:
     ("changes", "name", "culprit"),
     [
         ({"passed_s": 9.0}, "256 clients came", "node2 (clients of rank 2 last)"),
+        ({"connected_s": 4.0, "passed_s": 9.0}, "256 clients came", "node2 (clients of rank 2: 4"),
         ({"wrong": 3}, "keys that did not come right", "rank 2 on node2"),
         ({"left": ("2 threads",)}, "ranks that left clients", "rank 2 on node2: 2 threads"),
     ],
 )
 def test_a_slow_or_wrong_crowd_is_red(changes: dict[str, Any], name: str, culprit: str) -> None:
     found = red(crowd_verdicts(crowds(**changes)))
-    assert list(found.values()) == [culprit]
+    assert [str(one)[: len(culprit)] for one in found.values()] == [culprit]
     assert next(iter(found)).startswith(name)
 
 
@@ -252,6 +253,27 @@ def test_a_rank_that_is_slow_by_itself_is_named(
 ) -> None:
     found = slow_rank(times(*connect_s))
     assert (found.rank if found else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("init_s", "connect_s", "verdict", "culprit"),
+    [
+        (0.9, 0.01, Verdict.PASS, "no rank by itself; rank 2 on node2 was the last"),
+        (3.1, 0.01, Verdict.FAIL, "no rank by itself; rank 2 on node2 was the last"),
+        (3.1, 0.8, Verdict.FAIL, "node2 (rank 2: 0.80 s to connect to the store alone)"),
+        (None, 0.8, Verdict.INCONCLUSIVE, "node2 (rank 2: 0.80 s to connect to the store alone)"),
+    ],
+)
+def test_a_rendezvous_is_judged_by_its_slowest_rank(
+    init_s: float | None, connect_s: float, verdict: Verdict, culprit: str
+) -> None:
+    found = [replace(one, init_s=0.5) for one in times(0.01, 0.01, connect_s, 0.01)]
+    found[2] = replace(found[2], init_s=init_s, error="" if init_s else "no peer")
+    kept: list[Measurement] = []
+    promise = RendezvousPromise.model_validate({"within": "2 s"})
+    judge_times(found, promise, "init", Measure(kept, ""))
+    assert (kept[0].verdict, kept[0].culprit) == (verdict, culprit)
+    assert kept[0].note == ("" if init_s else "rank 2 on node2: no peer")
 
 
 def test_ranks_are_spread_evenly_and_have_an_accelerator_each() -> None:
