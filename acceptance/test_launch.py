@@ -30,7 +30,7 @@ def test_job_gets_the_right_environment(
         not_promised(f"launch.{style}")
     job = launching.job_of(style, promise, JOBS, spec, len(cluster.nodes))
     nodes = cluster.nodes[: job.node_count]
-    started = launching.start(launching.path_of(cluster), job, nodes, style, promise.within_s)
+    started = launching.start(launching.path_of(cluster), job, nodes, style, 2 * promise.within_s)
     print(started.text())
     started.record(measure, promise, f"criteria.launch.{style}")
 
@@ -49,7 +49,7 @@ def test_job_is_as_right_elsewhere(
     job = launching.job_of(style, promise, JOBS, spec, len(nodes))
     what = f"{style} elsewhere"
     nodes = nodes[: job.node_count]
-    started = launching.start(launching.path_of(cluster), job, nodes, what, promise.within_s)
+    started = launching.start(launching.path_of(cluster), job, nodes, what, 2 * promise.within_s)
     print(started.text())
     started.record(measure, promise, f"criteria.launch.{style}")
     addresses = {node: cluster.address(node) for node in cluster.nodes}

@@ -50,7 +50,7 @@ def record_image(
     promise = promised.start(style) or StartPromise.model_validate({})
     plain = job_of(style, promise, folder, spec, size)
     job = plain.model_copy(update={"image": promised.image})
-    started = start(path, job, cluster.nodes[: job.node_count], "image", promise.within_s)
+    started = start(path, job, cluster.nodes[: job.node_count], "image", 2 * promise.within_s)
     asked = cluster.run([sys.executable, "-I", "-S", "-c", _ROOT])
     roots = {result.node: result.stdout.strip() for result in asked if result.ok}
     inside = in_image(started.outcome.reports, roots)

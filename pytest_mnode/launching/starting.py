@@ -128,13 +128,17 @@ class Started:
 def job_of(style: str, promise: StartPromise, folder: Path, spec: Spec, nodes: int) -> LaunchJob:
     """The job of a style: the cluster's own, else ours of that folder; placed on so many nodes.
 
-    Raises UsageError for a job file that cannot be used.
+    Ours meet by torch on accelerators, whatever the style. Raises UsageError for a job file that
+    cannot be used.
     """
     path = Path(promise.job) if promise.job else folder / f"{style}.yaml"
     job = read_job(path)
     if job.style != style:
         raise UsageError(f"{path}: style: {job.style}; accepted: {style}, which it is named for")
-    return job.placed(nodes, spec.accelerators.per_node)
+    placed = job.placed(nodes, spec.accelerators.per_node)
+    if promise.job is None and placed.accelerators_per_node:
+        placed = placed.model_copy(update={"command": (*placed.command, "--meet=torch")})
+    return placed
 
 
 def start(

@@ -18,6 +18,6 @@ def test_the_documented_page_loads_and_is_beyond_doubt(tmp_path: Path) -> None:
     spec = load_spec(page)
     assert spec.promised_criteria == (
         *("preflight", "mesh", "numa", "devices", "fabric"),
-        *("groups", "data"),
+        *("groups", "data", "launch"),
     )
     assert doubts(spec) == []
