@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from pytest_mnode.spec.fields import Page, Some
+from pytest_mnode.spec.fields import Page, Text
+from pytest_mnode.spec.quantity import shown
 
-Dimension = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Size = Some | Literal["rest"]
+_FORM = "sizes by name, such as {pp: 2, dp: rest, tp: 8}"
+
+
+def _mesh(written: Any) -> Any:
+    """A mesh as it was written, where it can be one; which names and sizes cannot is said."""
+    if not isinstance(written, dict) or not written:
+        raise ValueError(f"{shown(written)}; accepted: {_FORM}")
+    for name, size in written.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{shown(name)} is no name of a dimension; accepted: {_FORM}")
+        whole = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+        if size != "rest" and not whole:
+            raise ValueError(
+                f"{name}: {shown(size)}; accepted: a whole number of 1 or more, or rest"
+            )
+    if sum(size == "rest" for size in written.values()) > 1:
+        text = ", ".join(f"{name}: {size}" for name, size in written.items())
+        raise ValueError(f"{{{text}}} leaves two open; accepted: rest for one of them")
+    return written
+
+
+Mesh = Annotated[
+    Mapping[str, Annotated[int, Field(ge=1)] | Literal["rest"]], BeforeValidator(_mesh)
+]
 
 
 class GroupsCriterion(Page):
     """Data, tensor and pipeline parallel groups have the right ranks and sum right."""
 
-    meshes: Annotated[tuple[Mapping[Dimension, Size], ...] | None, Field(min_length=1)] = None
+    meshes: Annotated[tuple[Mesh, ...] | None, Field(min_length=1)] = None
     """Meshes to try: sizes by dimension, outermost first, such as {pp: 2, dp: rest, tp: 8}; one of
     them may be what is left of all ranks. Left out: tp inside a node, pp and dp over nodes."""
-    inside_node: tuple[Dimension, ...] = ("tp",)
+    inside_node: tuple[Text, ...] = ("tp",)
     """Dimensions whose groups stay inside a node."""
-
-    @field_validator("meshes")
-    @classmethod
-    def _leaves_one_open(
-        cls, meshes: tuple[Mapping[str, int | str], ...] | None
-    ) -> tuple[Mapping[str, int | str], ...] | None:
-        for mesh in meshes or ():
-            if not mesh:
-                raise ValueError("a mesh without a dimension; accepted: such as {dp: rest, tp: 8}")
-            if sum(size == "rest" for size in mesh.values()) > 1:
-                text = ", ".join(f"{name}: {size}" for name, size in mesh.items())
-                raise ValueError(f"{{{text}}} leaves two open; accepted: rest for one of them")
-        return meshes
