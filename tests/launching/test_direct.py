@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
