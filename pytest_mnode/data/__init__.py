@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_mnode.bench.agree import gathered
     from pytest_mnode.data.batches import GlobalBatch, judge_batches
     from pytest_mnode.data.drawing import draw
     from pytest_mnode.data.facts import At, Draws, Reading, SamplerFacts
@@ -57,6 +58,7 @@ __all__ = [
     "SamplerFacts",
     "count",
     "draw",
+    "gathered",
     "judge_again",
     "judge_batches",
     "judge_count",
@@ -82,6 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "gathered":
+        return import_module("pytest_mnode.bench.agree").gathered
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

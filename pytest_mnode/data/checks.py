@@ -26,6 +26,7 @@ from pytest_mnode.data.shards import (
     padding_of,
     tail_of,
 )
+from pytest_mnode.groups.plan import smallest_factor
 from pytest_mnode.spec.data import DataCriterion
 from pytest_mnode.train.data import ResumableSampler
 from pytest_mnode.world.contract import World
@@ -89,13 +90,19 @@ def orders(promise: DataCriterion, world: World) -> list[Wrong]:
     ]
 
 
+def ranks_that_go_on(world: World) -> tuple[int, ...]:
+    """On how many ranks an epoch goes on: on all, and on fewer that share alike what is left."""
+    return tuple(dict.fromkeys((world.size, world.size // smallest_factor(world.size))))
+
+
 def resumed(promise: DataCriterion, world: World, ranks: int) -> Wrong:
     """Does a sampler that goes on in the middle of an epoch, on `ranks` of the world, end it?
 
-    All ranks of the world call this; those from `ranks` on read nothing after the cut.
+    ranks: a divisor of the size of the world. All of its ranks call this; those from `ranks` on
+    read nothing after the cut.
     """
     samples = promise.samples_per_rank * world.size
-    position = samples // 2 // (world.size * ranks) * world.size * ranks  # all had equally many
+    position = samples // 2 // world.size * world.size  # all had equally many
     whole = read(_batches(samples, world.size, world.rank, promise.batch), world, epoch=1)
     part = _batches(samples, world.size, world.rank, 1)
     before = read(itertools.islice(part, position // world.size), world, epoch=1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_mnode.groups.check import collectives, inside_node, members, slices, together
     from pytest_mnode.groups.facts import Expected
-    from pytest_mnode.groups.made import mesh_of
+    from pytest_mnode.groups.made import ending, mesh_of
     from pytest_mnode.groups.plan import Layout, layouts, plan_layouts
     from pytest_mnode.wrong import Wrong
 
@@ -23,6 +23,7 @@ __all__ = [
     "Layout",
     "Wrong",
     "collectives",
+    "ending",
     "inside_node",
     "layouts",
     "members",
@@ -34,7 +35,7 @@ __all__ = [
 
 _HOME = {
     "Expected": "facts",
-    "mesh_of": "made",
+    **dict.fromkeys(("ending", "mesh_of"), "made"),
     **dict.fromkeys(("Layout", "layouts", "plan_layouts"), "plan"),
     **dict.fromkeys(("collectives", "inside_node", "members", "slices", "together"), "check"),
 }

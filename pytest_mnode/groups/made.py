@@ -18,17 +18,24 @@ Groups = Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def mesh_of(layout: Layout, device: torch.device) -> Iterator[DeviceMesh]:
-    """A DeviceMesh over all ranks, by init_device_mesh; its groups end with the context.
-
-    All ranks call this. Groups made of it meanwhile, by slicing and flattening, end too.
-    """
+def ending() -> Iterator[None]:
+    """What process groups this rank makes inside, by meshes or one by one, end with it."""
     before = _groups_there()
     try:
-        yield init_device_mesh(device.type, layout.sizes, mesh_dim_names=layout.names)
+        yield
     finally:
         for group in _groups_there() - before:
             dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def mesh_of(layout: Layout, device: torch.device) -> Iterator[DeviceMesh]:
+    """A DeviceMesh over all ranks, by init_device_mesh; its groups and its slices' end with it.
+
+    All ranks call this.
+    """
+    with ending():
+        yield init_device_mesh(device.type, layout.sizes, mesh_dim_names=layout.names)
 
 
 def layout_of(mesh: DeviceMesh) -> Layout:

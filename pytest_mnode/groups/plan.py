@@ -75,7 +75,13 @@ class Layout:
 
     def groups(self, *names: str) -> tuple[tuple[int, ...], ...]:
         """All groups along these dimensions, in the order of their first rank."""
-        return tuple(dict.fromkeys(self.group_of(rank, *names) for rank in range(self.size)))
+        found: list[tuple[int, ...]] = []
+        placed: set[int] = set()
+        for rank in range(self.size):
+            if rank not in placed:
+                found.append(self.group_of(rank, *names))
+                placed.update(found[-1])
+        return tuple(found)
 
     def __str__(self) -> str:
         pairs = zip(self.names, self.sizes, strict=True)
@@ -87,8 +93,8 @@ def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
 
     Where a node has several ranks that can be divided, dp is also tried inside it, beside tp.
     """
-    stages = _smallest_factor(nodes) if nodes > 1 else 1
-    inner = _smallest_factor(per_node)
+    stages = smallest_factor(nodes) if nodes > 1 else 1
+    inner = smallest_factor(per_node)
     layouts = [
         Layout.of(dp=nodes, tp=per_node),
         Layout.of(pp=stages, dp=nodes // stages, tp=per_node),
@@ -129,6 +135,6 @@ def asked_layout(sizes: Mapping[str, int | str], ranks: int) -> Layout:
     return Layout.of(**{name: given.get(name, ranks // fixed) for name in sizes})
 
 
-def _smallest_factor(number: int) -> int:
+def smallest_factor(number: int) -> int:
     """The smallest prime that divides a number; 1 of 1."""
     return next((f for f in range(2, number + 1) if number % f == 0), 1)
