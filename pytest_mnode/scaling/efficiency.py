@@ -127,21 +127,31 @@ def _interval(alone: _Rounds, over: _Rounds, share: float, seed: int) -> tuple[f
     numbers = sorted(set(over) & set(alone))
     if not numbers:
         return 0.0, 1.0
-    found = np.empty(RESAMPLES)
-    for i in range(RESAMPLES):
-        drawn = source.choice(numbers, len(numbers))
-        one_s = _resampled(alone, drawn, source)
-        found[i] = one_s * share / _resampled(over, drawn, source)
+    drawn = source.integers(len(numbers), size=(RESAMPLES, len(numbers)))
+    one_s, many_s = (
+        _resampled([rounds[number] for number in numbers], drawn, source)
+        for rounds in (alone, over)
+    )
     edge = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(found, [edge, 1 - edge])
+    low, high = np.quantile(one_s * share / many_s, [edge, 1 - edge])
     return float(low), float(high)
 
 
-def _resampled(rounds: _Rounds, drawn: NDArray[np.int64], source: np.random.Generator) -> float:
-    groups = []
-    for number in drawn:
-        of_round = rounds[int(number)]
-        count = min(len(of_round), _MOST_GROUPS)
-        chosen = source.choice(len(of_round), count, replace=False)
-        groups += [of_round[int(i)] for i in chosen]
-    return median_high(float(np.median(source.choice(group, group.size))) for group in groups)
+def _resampled(
+    rounds: Sequence[Sequence[NDArray[np.float64]]],
+    drawn: NDArray[np.int64],
+    source: np.random.Generator,
+) -> NDArray[np.float64]:
+    """Step times over steps of the rounds `drawn` (resamples, rounds) that are drawn themselves."""
+    least = min(len(of_round) for of_round in rounds)
+    chosen = source.choice(least, min(least, _MOST_GROUPS), replace=False)
+    times = np.array([[of_round[int(i)] for i in chosen] for of_round in rounds])
+    medians = []
+    for of_slot in drawn.T:
+        for group in range(times.shape[1]):
+            steps = times[of_slot, group]
+            places = source.integers(steps.shape[1], size=steps.shape)
+            medians.append(np.median(np.take_along_axis(steps, places, axis=1), axis=1))
+    ordered = np.sort(np.array(medians), axis=0)
+    found: NDArray[np.float64] = ordered[len(ordered) // 2]
+    return found

@@ -64,7 +64,7 @@ def _certified(
 
     def short(page: dict[str, Any]) -> None:
         scaling = page["criteria"]["scaling"]
-        scaling |= {"rounds": 2, "most_rounds": 2, "steps": 3, **changes}
+        scaling |= {"rounds": 2, "most_rounds": 4, "steps": 3, **changes}
         page["criteria"] = {"scaling": scaling}
 
     spec = spec_edited(directory, short)
