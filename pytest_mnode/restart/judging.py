@@ -39,6 +39,8 @@ def judge(whole: History, cut: History, struck: Struck, terms: Terms) -> list[Fi
     until = History(cut.lives[: struck.lives], cut.stray)
     since = History(until.lives[struck.killed :], cut.stray)
     unfit = struck.missed or _unfit(whole, since, terms)
+    if not unfit and since.lives[0].last_step_until(struck.at) >= terms.steps:
+        unfit = "the run was over before the kill: more steps, or a longer pause, are needed"
     if unfit:
         return [came_back(since, struck, unfit)]
     findings: list[Finding] = [came_back(since, struck), *of_the_kill(since, struck)]
@@ -146,8 +148,6 @@ def _unfit(whole: History, cut: History, terms: Terms) -> str:
         )
     if not cut.lives:
         return f"the run that was killed wrote no records{_stray(cut)}"
-    if cut.lives[0].last_step >= terms.steps:
-        return "the run was over before the kill: more steps, or a longer pause, are needed"
     silent = sorted({rank for one in (cut.lives[0], cut.lives[-1]) for rank in one.silent})
     return f"nothing written by ranks {silent}{_stray(cut)}" if silent else ""
 

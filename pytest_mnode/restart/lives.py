@@ -57,6 +57,11 @@ class Life:
         steps = [s.step for life in self.by_rank.values() for s in life.steps]
         return max(steps, default=self.loaded)
 
+    def last_step_until(self, time: float) -> int:
+        """The last step that some rank had finished by this wall clock; 0 where there is none."""
+        steps = [s.step for own in self.by_rank.values() for s in own.steps if s.ended <= time]
+        return max(steps, default=0)
+
     @property
     def last_common_step(self) -> int:
         """The last step that all ranks finished; what was loaded where there is none."""

@@ -134,14 +134,13 @@ def is_right(finding: Finding) -> bool:
 def only(kind: type[Any], step: int | None = None, rank: int | None = None, **new: Any) -> Change:
     """Changes records of a kind: from this step on, of this rank; None for all."""
 
-    def change(record: Record) -> Record:
+    def change(record: Record) -> Any:
         given: Any = record
         if not isinstance(record, kind) or (rank is not None and given.rank != rank):
             return record
         if step is not None and given.step < step:
             return record
         made = {name: value(record) if callable(value) else value for name, value in new.items()}
-        changed: Record = replace(given, **made)
-        return changed
+        return replace(given, **made)
 
     return change

@@ -256,7 +256,13 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
             "",
             "the run that was killed wrote no records; rank0.jsonl:1: torn",
         ),
-        (life(1, 12) + resumed(), WHOLE, {}, "", "the run was over before the kill"),
+        (
+            life(1, 12) + resumed(),
+            WHOLE,
+            {"at": 1012.0},
+            "",
+            "the run was over before the kill",
+        ),
         (
             life(1, 6, change=lambda r: None if r.rank else r) + resumed(),  # type: ignore[union-attr]
             WHOLE,
