@@ -76,7 +76,5 @@ class Feed:
             batch_size=self.local_batch,
             sampler=self.sampler,
             pin_memory=self.device.type != "cpu",
-            # Else each new iterator draws a number from the states that dropout uses.
-            generator=torch.Generator(),
         )
         self._batches = iter(loader)

@@ -3,7 +3,8 @@
 # No annotations as text here: DDP reads those of its hook.
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,36 +70,10 @@ def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
         yield
 
 
-class AveragedGradients:
-    """DDP's own averaging of a bucket, that notes when it was entered and when it was done."""
-
-    def __init__(self, group: Any, spans: Spans) -> None:
-        self._group = group
-        self._ranks = dist.get_world_size(group)
-        self._spans = spans
-        self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
-
-    def __call__(
-        self,
-        _: Any,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[torch.Tensor]:
-        timeline = self._spans.timeline
-        with self._spans.aside():
-            began = timeline.clock.mark()
-            gradients = bucket.buffer().div_(self._ranks)
-            work = dist.all_reduce(gradients, group=self._group, async_op=True)
-
-        def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            timeline.collectives.append((gradients.nbytes, began, timeline.clock.mark()))
-            return future.value()[0]
-
-        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-        return reduced
-
-
 class _Noted:
-    """What FSDP2 asks of a collective of one's own: memory for it, and the call."""
+    """A collective that is noted in the timeline: when it was entered, and when it was done."""
+
+    name = ""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
@@ -106,20 +81,52 @@ class _Noted:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
+        """Memory for it, as FSDP2 asks for it."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def _note(self, size: int, began: Any, work: Any) -> Any:
+    def _began(self) -> Callable[..., None]:
+        """To be called when it is done, with its bytes."""
         timeline = self._spans.timeline
-        if work is None:
-            timeline.collectives.append((size, began, timeline.clock.mark()))
-        else:
-            work.get_future().then(
-                lambda _: timeline.collectives.append((size, began, timeline.clock.mark()))
-            )
-        return work
+        began = timeline.clock.mark()
+
+        def done(size: int, *_: Any) -> None:
+            timeline.collectives.append((size, began, timeline.clock.mark(), self.name))
+
+        return done
+
+
+class AveragedGradients(_Noted):
+    """DDP's own averaging of a bucket."""
+
+    name = "all_reduce"
+
+    def __init__(self, group: Any, spans: Spans) -> None:
+        super().__init__(spans)
+        self._group = group
+        self._ranks = dist.get_world_size(group)
+        self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
+
+    def __call__(
+        self,
+        _: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        with self._spans.aside():
+            done = self._began()
+            gradients = bucket.buffer().div_(self._ranks)
+            work = dist.all_reduce(gradients, group=self._group, async_op=True)
+
+        def result(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            done(gradients.nbytes)
+            return future.value()[0]
+
+        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(result)
+        return reduced
 
 
 class NotedAllGather(_Noted):
+    name = "all_gather"
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -127,13 +134,15 @@ class NotedAllGather(_Noted):
         group: Any,
         async_op: bool = False,
     ) -> Any:
-        began = self._spans.timeline.clock.mark()
+        done = self._began()
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        return self._note(output_tensor.nbytes, began, work)
+        return _when(work, partial(done, output_tensor.nbytes))
 
 
 class NotedReduceScatter(_Noted):
+    name = "reduce_scatter"
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -142,7 +151,16 @@ class NotedReduceScatter(_Noted):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        began = self._spans.timeline.clock.mark()
+        done = self._began()
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         work = scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        return self._note(input_tensor.nbytes, began, work)
+        return _when(work, partial(done, input_tensor.nbytes))
+
+
+def _when(work: Any, done: Callable[..., None]) -> Any:
+    """`done` is called once the work is; at once where there is none to wait for."""
+    if work is None:
+        done()
+    else:
+        work.get_future().then(done)
+    return work

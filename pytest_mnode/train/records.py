@@ -38,12 +38,14 @@ Exact = Annotated[float, BeforeValidator(_from_hex)]
 class Transfer:
     """One collective of the gradients or parameters: seconds are since the step began.
 
-    began: when this rank entered it; ended: when its result was there.
+    began: when this rank entered it; ended: when its result was there. bytes: of what is reduced or
+    gathered, whole. collective: its name in torch.distributed, without _tensor or _single.
     """
 
     bytes: int
     began: float
     ended: float
+    collective: str = "all_reduce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

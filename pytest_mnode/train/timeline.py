@@ -76,7 +76,7 @@ class Timeline:
     forward: list[tuple[Any, Any]] = field(default_factory=list)
     backward: list[tuple[Any, Any]] = field(default_factory=list)
     aside: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
-    collectives: list[tuple[int, Any, Any]] = field(default_factory=list)
+    collectives: list[tuple[int, Any, Any, str]] = field(default_factory=list)
     origin: Any = None
     last: Any = None
     wall_s: float = 0.0
@@ -115,7 +115,10 @@ class Timeline:
         """Collectives in the order in which they were entered; None where nobody noted them."""
         if not self.observed:
             return None
-        found = [Transfer(size, self._at(b), self._at(e)) for size, b, e in self.collectives]
+        found = [
+            Transfer(size, self._at(begin), self._at(end), name)
+            for size, begin, end, name in self.collectives
+        ]
         return tuple(sorted(found, key=lambda one: (one.began, one.ended)))
 
     def hidden(self) -> float | None:

@@ -191,7 +191,7 @@ class Trainer:
             optim_state_dict=state["optimiser"],
         )
         self.schedule.load_state_dict(state["schedule"])
-        self.feed.load_state_dict(state["feed"])
+        self.feed.load_state_dict(state["feed"])  # draws a random number, so before the states
         self.finished_steps = self._saved_step = loaded.step
         if loaded.own is not None:
             set_random_states(loaded.own, self.device)

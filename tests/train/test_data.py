@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from pytest_mnode.train.data import IGNORED, Documents, ResumableSampler
 
@@ -49,13 +48,6 @@ def test_epochs_and_seeds_are_shuffled_differently() -> None:
     assert len({tuple(map(tuple, _steps(2, epoch, 0))) for epoch in range(3)}) == 3
     [one], [other] = _samplers(1, seed=1), _samplers(1, seed=2)
     assert list(one) != list(other)
-
-
-def test_a_loader_draws_nothing_from_the_states_that_dropout_uses() -> None:
-    before = torch.get_rng_state()
-    [sampler] = _samplers(1)
-    list(DataLoader(DATA, batch_size=8, sampler=sampler, generator=torch.Generator()))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_document_is_the_same_whoever_reads_it() -> None:

@@ -15,24 +15,25 @@ SAMPLES, STEPS, CUT, EVERY = 48, 8, 5, 4
 WAYS = ("ddp", "fsdp2")
 
 TESTS = """
+    # All that a trainer imports is imported here once, and not in every rank.
     import contextlib, json, pathlib, shutil
     import pytest
-    import torch, torch.distributed as dist
+    import torch, torch._dynamo, torch.distributed as dist
     from pytest_mnode.train import JobConfig, Trainer
     from pytest_mnode.train.data import IGNORED
     from pytest_mnode.train.model import Transformer
     from pytest_mnode.train.randomness import seed_all
     from pytest_mnode.train.spans import Spans
     from pytest_mnode.train.timeline import HostClock, Timeline
-    from pytest_mnode.train.checkpoint import loading, saving  # imported once, not in every rank
+    from pytest_mnode.train.checkpoint import loading, saving
 
     HERE = pathlib.Path.cwd()
 
     def config(name, way, **changes):
         return JobConfig(
             str(HERE / name), parallel=way, vocab=64, context=16, width=32, layers=2,
-            samples=48, global_batch=16, accumulation=2, steps=8, bucket_bytes=50_000,
-            **{"checkpoint_every": 4, **changes})
+            samples=48, global_batch=16, steps=8, bucket_bytes=50_000,
+            **{"accumulation": 2, "checkpoint_every": 4, **changes})
 
     def train(config, until=None, ranks=None, *, world):
         group = None if ranks is None else dist.new_group(ranks)
@@ -50,8 +51,8 @@ TESTS = """
     def test_runs(cluster, way):
         told = {}
         with cluster.world() as world:
-            told["whole"] = world.run(train, config(f"{way} whole", way), group=True)
             never = config(f"{way} again", way, checkpoint_every=0)
+            told["whole"] = world.run(train, config(f"{way} whole", way), group=True)
             told["again"] = world.run(train, never, group=True)
             world.run(train, config(f"{way} cut", way), 5, group=True)
             for ranks in (2, 8):
@@ -230,6 +231,26 @@ def test_parts_add_up_to_the_step(inner: tuple[InnerRun, Path], way: str) -> Non
         one.parts["checkpoint"] for one in _steps(directory, way, "whole") if one.step == EVERY + 1
     ]
     assert all(seconds > 0 for seconds in saved), "in the step that follows the checkpoint"
+
+
+def test_gradients_go_over_the_fabric_once_a_step(inner: tuple[InnerRun, Path]) -> None:
+    """Not once for each of the two passes that are summed up."""
+    _, directory = inner
+    width, vocab, context, layers = 32, 64, 16, 2
+    block = 12 * width**2 + 13 * width
+    parameters = (2 * vocab + context) * width + layers * block + 2 * width
+    for one in _steps(directory, "ddp", "whole"):
+        assert one.transfers is not None
+        assert {t.collective for t in one.transfers} == {"all_reduce"}
+        assert len(one.transfers) > 1, "in several buckets"
+        assert sum(t.bytes for t in one.transfers) == 4 * parameters
+    for one in _steps(directory, "fsdp2", "whole"):
+        assert one.transfers is not None
+        scattered = [t.bytes for t in one.transfers if t.collective == "reduce_scatter"]
+        gathered = [t.bytes for t in one.transfers if t.collective == "all_gather"]
+        assert len(scattered) == layers + 2
+        assert sum(scattered) == 4 * parameters
+        assert sum(gathered) >= 2 * sum(scattered), "parameters, for each pass"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from pytest_mnode.train.records import Transfer
 from pytest_mnode.train.timeline import EventClock, HostClock, Timeline, merged, overlap
 
 
@@ -34,8 +35,8 @@ def _step(clock: SetClock) -> Timeline:
         timeline.forward.append((begin + 1, begin + 4))
         timeline.backward.append((begin + 4, begin + 9))
         timeline.aside["backward"] = [(begin + 5, begin + 6)]
-        timeline.collectives.append((64, begin + 8, begin + 10))
-        timeline.collectives.append((32, begin + 5, begin + 7))
+        timeline.collectives.append((64, begin + 8, begin + 10, "all_gather"))
+        timeline.collectives.append((32, begin + 5, begin + 7, "reduce_scatter"))
         clock.now += 10
         timeline.lap("passes")
         clock.now += 1
@@ -58,7 +59,7 @@ def test_communication_beneath_computing_is_hidden() -> None:
     timeline = _step(SetClock())
     found = timeline.transfers()
     assert found is not None
-    assert [(one.bytes, one.began, one.ended) for one in found] == [(32, 7, 9), (64, 10, 12)]
+    assert found == (Transfer(32, 7, 9, "reduce_scatter"), Transfer(64, 10, 12, "all_gather"))
     # From 7 to 9 a block computes, but for the second in which it hands the bucket over; then from
     # 10 to 11. From 11 to 12 everybody waits.
     assert timeline.hidden() == pytest.approx(2)
