@@ -129,3 +129,44 @@ def test_a_module_that_only_breaks_where_ranks_collect(tmp_path: Path) -> None:
     assert run.outcomes() == {"test_it": "error"}
     assert "collected by the controller but not where the ranks are" in run.output
     assert "only here" in run.output
+
+
+@pytest.mark.parametrize(
+    ("args", "usual", "least"), [((), 1, 2), (("--mnode-procs-per-node=3",), 3, 3)]
+)
+def test_as_many_ranks_a_node_at_least_where_they_use_cpus(
+    tmp_path: Path, args: tuple[str, ...], usual: int, least: int
+) -> None:
+    write_files(
+        tmp_path,
+        test_it=f"""
+            import pytest
+
+            @pytest.mark.mnode(nodes=1)
+            def test_usual(world): assert world.size == {usual}
+
+            @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
+            def test_least(world): assert world.size == {least}
+
+            @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
+            def test_least_of_the_cluster(cluster): assert cluster.world().size == {least}
+        """,
+    )
+    run = run_pytest(tmp_path, "--mnode-launcher=local", *args)
+    assert run.outcomes() == dict.fromkeys(
+        ("test_usual", "test_least", "test_least_of_the_cluster"), "passed"
+    ), run.output
+
+
+def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from pytest_mnode.marks import Need
+    from pytest_mnode.run import Run
+
+    need = Need(None, None, "warm", 60.0, False, min_procs_per_node=2)
+    spec = SimpleNamespace(accelerators=SimpleNamespace(per_node=1))
+    one = SimpleNamespace(backend="nccl", spec=spec, procs_per_node=1)
+    assert Run.procs_of(one, need) == 1  # type: ignore[arg-type]
+    one.spec.accelerators.per_node, one.backend = 0, "gloo"
+    assert Run.procs_of(one, need) == 2  # type: ignore[arg-type]
