@@ -134,7 +134,7 @@ def scaling_doubts(spec: Spec) -> Iterator[str]:
             f"{_KEY}.at_least_efficiency: {promise.at_least_efficiency:g} is more than clocks and "
             f"the last bucket of gradients leave a healthy cluster"
         )
-    if promise.at_most_uncertainty > 1 - promise.at_least_efficiency:
+    elif promise.at_most_uncertainty > 1 - promise.at_least_efficiency:
         yield (
             f"{_KEY}.at_most_uncertainty: {promise.at_most_uncertainty:g} is more than the loss "
             f"that is asked about, {1 - promise.at_least_efficiency:.3g}"

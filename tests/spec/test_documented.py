@@ -18,6 +18,7 @@ def test_the_documented_page_loads_and_is_beyond_doubt(tmp_path: Path) -> None:
     spec = load_spec(page)
     assert spec.promised_criteria == (
         *("preflight", "mesh", "numa", "devices", "fabric"),
-        *("groups", "data", "launch"),
+        *("groups", "data", "launch", "scaling"),
+        "restart",
     )
     assert doubts(spec) == []

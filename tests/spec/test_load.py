@@ -26,7 +26,7 @@ RATES = (
         ("mesh: {}", "qqq: {}", "criteria.qqq: unknown key; accepted: "),
         ("mesh: {}", "mesh: {at: 1}", "criteria.mesh.at: unknown key; accepted: {}"),
         ("nodes: 16", '"a\\nb": 4', r"'a\nb': unknown key; accepted: name, "),
-        ("nodes: 16", "no: 4", "no: line 8: this key is no text; accepted: text, or quote it"),
+        ("nodes: 16", "no: 4", "no: line 9: this key is no text; accepted: text, or quote it"),
         ("nodes: 16", "", "nodes: missing; needed: How many nodes the cluster has"),
         (
             "reason: the rack has none",
@@ -130,7 +130,7 @@ RATES = (
             "name: rack\nname: b",
             "name: key met twice, on lines 2 and 3; accepted: each key once",
         ),
-        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key met twice, on lines 13 and 16; "),
+        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key met twice, on lines 14 and 17; "),
         ("name: rack", "name: [rack", "line 3, column 9: not YAML: expected ',' or ']', "),
         (
             "name: rack",

@@ -1,0 +1,89 @@
+"""What can be promised of scaling, and what about such a promise is refused or doubtful."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.errors import SpecError
+from pytest_mnode.spec import default_spec_path, doubts, load_spec
+from pytest_mnode.spec.scaling import ScalingCriterion
+from tests.spec.conftest import Load, Page
+
+
+def test_the_rack_emulates_computing_and_says_so() -> None:
+    spec = load_spec(default_spec_path())
+    assert spec.criteria.scaling is not None
+    assert spec.criteria.scaling.compute_s == pytest.approx(0.3)
+    assert any("criteria.scaling.compute" in line for line in spec.emulated)
+
+
+def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
+    scaling = ScalingCriterion()
+    assert (scaling.at_least_efficiency, scaling.explained_from) == (0.95, 0.9)
+    assert (scaling.explained_fraction, scaling.allowed_causes) == (0.8, ())
+    assert (scaling.kind, scaling.parallel, scaling.compute_s) == ("weak", "ddp", None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "compute: 300 ms",
+            "compute: 300",
+            "criteria.scaling.compute: 300 has no unit; accepted: a time",
+        ),
+        (
+            "compute: 300 ms",
+            "at_least_efficiency: 0.85",
+            "criteria.scaling: explained_from 0.9 is above at_least_efficiency 0.85",
+        ),
+        (
+            "compute: 300 ms",
+            "at_least_efficiency: 95",
+            "criteria.scaling.at_least_efficiency: 95; accepted: a number of 1 or less",
+        ),
+        (
+            "allowed_causes: [communication, skew]",
+            "allowed_causes: [network]",
+            "criteria.scaling.allowed_causes[0]: 'network'; accepted: 'communication', 'fabric', ",
+        ),
+        (
+            "allowed_causes: [communication, skew]",
+            "allowed_causes: [skew, skew]",
+            "criteria.scaling: allowed_causes names one twice",
+        ),
+        ("most_rounds: 6", "most_rounds: 2", "criteria.scaling: most_rounds 2 is below rounds 3"),
+        (
+            "width: 144, heads: 2",
+            "width: 145, heads: 2",
+            "criteria.scaling.model: width 145 over heads 2; accepted: a multiple of heads",
+        ),
+        ("bucket: 256 KiB", "buckets: 1", "criteria.scaling.buckets: unknown key; did you mean"),
+        (
+            "per_node: 0",
+            "per_node: 8",
+            "criteria: scaling.compute: 0.3 s, with accelerators.per_node 8: real accelerators",
+        ),
+    ],
+)
+def test_says_what_is_wrong(page: Page, old: str, new: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(page(old, new))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("compute: 300 ms", "explained_from: 0.7", "explained_from: 0.7 lets a cluster pass that"),
+        ("compute: 300 ms", "at_least_efficiency: 1", "at_least_efficiency: 1 is more than clocks"),
+        ("compute: 300 ms", "at_most_uncertainty: 0.1", "at_most_uncertainty: 0.1 is more than"),
+        ("compute: 300 ms", "dtype: bfloat16", "dtype: bfloat16, but accelerators.per_node is 0"),
+        ("nodes: 16", "nodes: 1", "promised for nodes: 1, which has no other node to scale to"),
+    ],
+)
+def test_doubts_what_would_hide_a_fault(load: Load, old: str, new: str, line: str) -> None:
+    found = [doubt for doubt in doubts(load(old, new)) if doubt.startswith("criteria.scaling")]
+    assert len(found) == 1
+    assert line in found[0]
