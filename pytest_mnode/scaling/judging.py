@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
 
 _KEY = "criteria.scaling"
+_WORTH_TELLING = 0.005
+"""Of a step: a loss of less has no cause."""
 NAMES = (
     *("computing", "communication", "input", "optimiser", "checkpoint", "rest"),
     "waiting for the slowest",
@@ -57,8 +59,9 @@ class Judged:
 
     @property
     def told(self) -> str:
-        """Causes in words, largest first; empty where nothing is lost."""
-        return told(self.causes, self.row.lost_s) if self.row.lost_s > 0 else ""
+        """Causes in words, largest first; empty where next to nothing is lost."""
+        worth = self.row.lost_s > _WORTH_TELLING * self.row.step_s
+        return told(self.causes, self.row.lost_s) if worth else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class Scaling:
                 "of the step",
                 at_most=most,
                 source=f"{_KEY}.parts_within {most:g}",
-                note=one.told or "nothing is lost",
+                note=one.told or "next to nothing is lost",
             )
             for name, seconds in lost_parts(one.parts).items():
                 measure(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")

@@ -32,7 +32,7 @@ def table(found: Scaling) -> str:
     lines += _aligned([("nodes", *NAMES), *(_parts(one) for one in found.judged)])
     for one in found.judged:
         if one.row.count > 1:
-            said = one.told or "nothing is lost"
+            said = one.told or "next to nothing"
             lines += ["", f"{one.row.count} nodes lose {_ms(one.row.lost_s)} ms a step: {said}"]
     if found.located:
         lines.append(f"located: {found.located}")

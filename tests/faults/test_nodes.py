@@ -238,3 +238,20 @@ def test_without_root_all_but_quotas(tmp_path: Path) -> None:
         undo()
         faults.inject(rack, "full_disk:node1:/var/tmp")
     undo()  # the rack is gone, and all with it
+
+
+@pytest.mark.parametrize(
+    ("fault", "file", "value"),
+    [
+        ("slow_device:node1:2.5", "mnode-slow-device", "2.5"),
+        ("slow_device:node1", "mnode-slow-device", "1.4"),
+        ("slow_input:node1:20", "mnode-slow-input", "0.02"),
+    ],
+)
+def test_what_a_node_emulates_is_slow(rack: Rack, fault: str, file: str, value: str) -> None:
+    look = f"cat /dev/shm/{file} 2>/dev/null || echo healthy"
+    undo = faults.inject(rack, fault)
+    assert (shell(rack, 1, look), shell(rack, 0, look)) == (value, "healthy")
+    undo()
+    assert shell(rack, 1, look) == "healthy"
+    assert not Path("/dev/shm", file).exists()
