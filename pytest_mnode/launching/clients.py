@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SPARE_FILES = 64
 _SETTLE_S = 5.0
+_LONG_S = 1.0
+"""Connecting that took longer has a cause worth looking for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Part:
     wrong: int = 0
     errors: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    look_up_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -192,4 +195,13 @@ def _part(world: World, found: Sequence[_Client], began: float, left: tuple[str,
         sum(client.wrong for client in found),
         tuple(client.error for client in found if client.error),
         left,
+        _look_up_s() if (latest(0) or 0.0) > _LONG_S else None,
     )
+
+
+def _look_up_s() -> float:
+    began = time.perf_counter()
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(os.environ["MASTER_ADDR"])
+        socket.getnameinfo((f"::ffff:{address}", 0, 0, 0), 0)
+    return time.perf_counter() - began

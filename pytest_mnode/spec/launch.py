@@ -36,7 +36,7 @@ class StorePromise(Page):
     clients: Annotated[tuple[Some, ...], Field(min_length=1)] = (64, 256, 1024)
     """How many, rising; simulated by threads of the ranks."""
     within_s: Seconds = Field(alias="within")
-    """In which all of the largest number have connected, told each other, and passed a barrier."""
+    """In which all of any number have connected, told each other, and passed a barrier."""
 
     @field_validator("clients")
     @classmethod

@@ -176,11 +176,11 @@ def test_a_slow_rendezvous_is_named(tmp_path: Path) -> None:
         "rendezvous": {"ranks": 8, "within": "1 s"},
         "store": {"clients": [16], "within": "1 s"},
     }
-    done = launch(tmp_path, promised, "--mnode-fault=delay:node2:100::mgmt0")
+    done = launch(tmp_path, promised, "--mnode-fault=slow_names:node2:2")
     found = red(done)
     assert found["init_process_group over 8 ranks"].startswith("node2 (rank ")
     [store] = [name for name in found if name.startswith("store: 16 clients")]
-    assert found[store].startswith("node2 ")
+    assert found[store].startswith("node2 (the store's address is looked up in ")
 
 
 def test_an_init_that_names_nobody_an_image_and_few_open_files(tmp_path: Path) -> None:
