@@ -50,7 +50,7 @@ def _shard(
     sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
     if any(True for _ in module.parameters(recurse=False)) or any(module.children()):
         note = getattr(sharded, "set_custom_all_gather", None)
-        if note is not None:  # since torch 2.9; before it nobody can tell what is hidden
+        if note is not None:  # before torch had it nobody can tell what is hidden
             note(NotedAllGather(spans))
             sharded.set_custom_reduce_scatter(NotedReduceScatter(spans))
             spans.timeline.observed = True

@@ -1,4 +1,4 @@
-"""Random states of a rank: set from a seed, kept, compared, put back."""
+"""Random states of a rank, set from a seed, kept, put back; and digests of what it came to."""
 
 from __future__ import annotations
 
@@ -56,6 +56,12 @@ def digest_of(tensors: list[torch.Tensor]) -> str:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         found.update(local.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def values_of(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All that an optimiser remembers, in the order of its parameters."""
+    states = optimiser.state_dict()["state"]
+    return [states[number][name] for number in sorted(states) for name in sorted(states[number])]
 
 
 def _hex(state: torch.Tensor) -> str:

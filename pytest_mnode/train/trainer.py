@@ -23,6 +23,7 @@ from pytest_mnode.train.randomness import (
     random_states,
     seed_all,
     set_random_states,
+    values_of,
 )
 from pytest_mnode.train.records import (
     CheckpointRecord,
@@ -201,14 +202,11 @@ class Trainer:
 
     def end(self) -> EndRecord:
         """Write down what this rank has come to."""
-        states = self.optimiser.state_dict()["state"]
         record = EndRecord(
             **self.records.origin,
             steps=self.finished_steps,
             parameters=digest_of([p.data for p in self.model.parameters()]),
-            optimiser=digest_of(
-                [states[number][key] for number in sorted(states) for key in sorted(states[number])]
-            ),
+            optimiser=digest_of(values_of(self.optimiser)),
             lr=float(self.schedule.get_last_lr()[0]),
             time=time.time(),
             preempted=self.preempted,
