@@ -35,7 +35,8 @@ def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
     try:
         return groups.layouts(spec.criteria.groups, world)
     except UsageError as error:
-        pytest.fail(str(error), pytrace=False)
+        problem = str(error)
+    pytest.fail(problem, pytrace=False)
 
 
 def test_every_rank_is_in_the_right_groups(
