@@ -26,9 +26,8 @@ from pytest_mnode.probes.rdma import read_rdma
 from pytest_mnode.scaling.efficiency import settled
 from pytest_mnode.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.scaling.plan import Group, Plan, Turn
+from pytest_mnode.scaling.recorded import step_of
 from pytest_mnode.train.config import JobConfig
-from pytest_mnode.train.records import StepRecord
-from pytest_mnode.train.timeline import merged
 from pytest_mnode.train.trainer import Trainer
 from pytest_mnode.world.contract import World
 
@@ -206,30 +205,6 @@ class Program:
             dist.monitored_barrier(self._control, self._limit, wait_all_ranks=True)
         except RuntimeError as error:
             raise RuntimeError(f"scaling, {where}: {error}") from error
-
-
-def step_of(record: StepRecord, elapsed_s: float) -> Step:
-    """What a record of the reference job says of a step that took so long.
-
-    What the job does for its records, after the step that it times, counts as the rest.
-    """
-    parts = record.parts
-    moved = None
-    if record.transfers is not None:
-        spans = merged([(one.began, one.ended) for one in record.transfers])
-        moved = sum(end - begin for begin, end in spans)
-    return Step(
-        wall_s=elapsed_s,
-        compute=parts["forward"] + parts["backward"],
-        exposed=parts["exposed"] + parts["metrics"],
-        input=parts["input"],
-        optimiser=parts["optimiser"],
-        checkpoint=parts["checkpoint"],
-        rest=parts["rest"] + elapsed_s - record.wall_s,
-        backward_s=parts["backward"],
-        sent_s=moved,
-        hidden_s=record.hidden_s,
-    )
 
 
 def _whole(ranks: Sequence[Trained], plan: Plan) -> Trained:
