@@ -111,18 +111,20 @@ def slowest(ranks: Sequence[RankTime], of: Callable[[RankTime], float]) -> tuple
 def _computing(found: Attribution, lost_s: float, ideal_s: float) -> Iterator[Cause]:
     """What all ranks take longer than one node alone, and what the slowest takes beyond that."""
     ranks = found.ranks
-    usual_s = median(rank.compute for rank in ranks)
-    common_s = usual_s - ideal_s
-    own_s = lost_s - common_s
     who, its_s, others_s = slowest(ranks, lambda rank: rank.compute)
+    usual_s = median(rank.compute for rank in ranks)
+    is_one = its_s - others_s >= _TELLS_APART * (lost_s - (usual_s - ideal_s))
+    is_one = is_one and lost_s > 0 and _is_waited_for(ranks, who)
+    common_s = (others_s if is_one else usual_s) - ideal_s
+    own_s = lost_s - common_s
     yield Cause(
         COMPUTE,
         common_s,
-        f"all ranks compute {_times(usual_s, ideal_s)} as long as one node alone: "
+        f"all ranks compute {_times(ideal_s + common_s, ideal_s)} as long as one node alone: "
         f"{_ms(common_s)} more",
         "all nodes",
     )
-    if own_s > 0 and its_s - others_s >= _TELLS_APART * own_s and _is_one(ranks, who):
+    if is_one:
         text = (
             f"{who} computes {_times(its_s, others_s)} slower: {_ms(its_s)}, others {_ms(others_s)}"
         )
@@ -133,7 +135,7 @@ def _computing(found: Attribution, lost_s: float, ideal_s: float) -> Iterator[Ca
     yield Cause(SKEW, own_s, text, None)
 
 
-def _is_one(ranks: Sequence[RankTime], who: str) -> bool:
+def _is_waited_for(ranks: Sequence[RankTime], who: str) -> bool:
     """Whether it is one and the same that the others wait for."""
     mine = [r.slowest_in for r in ranks if who in (r.node, f"rank {r.rank} on {r.node}")]
     return sum(mine) >= _TELLS_APART

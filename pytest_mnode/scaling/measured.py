@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_mnode.errors import MnodeError, TimeLimitError, UsageError, WorldError
 from pytest_mnode.job import Job, JobResult
 from pytest_mnode.scaling.facts import MARK, Facts
-from pytest_mnode.scaling.judging import Scaling, judge
 from pytest_mnode.scaling.plan import Plan
+from pytest_mnode.scaling.result import Scaling, judge
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 

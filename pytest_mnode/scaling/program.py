@@ -13,16 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.timing import elapsed_s, finish
-from pytest_mnode.probes import sysfs
-from pytest_mnode.probes.nic import port_bytes, sent_bytes
-from pytest_mnode.probes.rdma import read_rdma
+from pytest_mnode.scaling.counters import grown, sent_so_far, starved_so_far_s
 from pytest_mnode.scaling.efficiency import settled
 from pytest_mnode.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.scaling.plan import Group, Plan, Turn
@@ -77,9 +74,9 @@ class Program:
             self._meet(where)
             for _ in range(self.plan.warmup):
                 trainer.step()
-            before, waited_s = _counted(), _waited_for_cpus_s()
+            before, waited_s = sent_so_far(), starved_so_far_s()
             steps = [self._timed(trainer) for _ in range(self.plan.steps)]
-            after, waited_until_s = _counted(), _waited_for_cpus_s()
+            after, waited_until_s = sent_so_far(), starved_so_far_s()
             trainer.close()
         trained = Trained(
             round=turn.round,
@@ -89,7 +86,7 @@ class Program:
             samples=self.plan.group_batch(turn.count),
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
             sent_bytes=({n: c - before[n] for n, c in after.items() if n in before},),
-            starved_s=(_less(waited_s, waited_until_s),),
+            starved_s=(grown(waited_s, waited_until_s),),
         )
         parameters = sum(p.numel() for p in trainer.model.parameters())
         return trained, {"parameters": parameters, "bucket_bytes": steps[-1][1]}
@@ -224,32 +221,6 @@ def _backend(device: torch.device) -> str:
         return str(group._get_backend(device).name()).lower()
     except (RuntimeError, AttributeError):
         return str(dist.get_backend()).lower()
-
-
-def _counted() -> dict[str, int]:
-    """Bytes sent so far by each interface and RDMA port of this node."""
-    counts = sent_bytes()
-    for device in read_rdma() or ():
-        for port in device.ports:
-            if (sent := port_bytes(port)) is not None:
-                counts[port.name] = sent
-    return counts
-
-
-def _waited_for_cpus_s() -> float | None:
-    """Seconds for which threads of this process were ready and had no CPU, all added up."""
-    waited_ns = 0
-    for path in sysfs.entries(Path("/proc/self/task")):
-        fields = (sysfs.text(path / "schedstat") or "").split()
-        waited = sysfs.number_of(fields[1]) if len(fields) > 1 else None
-        if waited is None:
-            return None
-        waited_ns += waited
-    return waited_ns / 1e9
-
-
-def _less(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else max(0.0, after - before)
 
 
 def train(plan: Plan) -> Facts | None:

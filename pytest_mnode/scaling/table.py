@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_mnode.scaling.facts import PARTS
-from pytest_mnode.scaling.judging import NAMES, Judged, Scaling
+from pytest_mnode.scaling.judging import Judged
+from pytest_mnode.scaling.result import NAMES, Scaling
 
 _HEADS = ("nodes", "ms/step", "samples/s", "tokens/s", "efficiency", "±")
 _MOST_RANKS = 16

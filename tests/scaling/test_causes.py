@@ -10,8 +10,8 @@ from pytest_mnode.measure import Measure
 from pytest_mnode.scaling import table
 from pytest_mnode.scaling.causes import Cause, explained
 from pytest_mnode.scaling.facts import Facts
-from pytest_mnode.scaling.judging import Scaling, judge
 from pytest_mnode.scaling.plan import Plan
+from pytest_mnode.scaling.result import Scaling, judge
 from pytest_mnode.verdict import Measurement, Verdict
 from tests.scaling import made
 
@@ -213,3 +213,12 @@ def test_the_table_shows_what_was_emulated_and_who_waited() -> None:
     with_who = located.with_located("node2 fab0 (50 Mbit/s)")
     assert "node2 fab0 (50 Mbit/s)" in str(last(with_who).culprit)
     assert "located: node2 fab0 (50 Mbit/s)" in table(with_who)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_a_straggler_has_all_that_it_costs(nodes: int) -> None:
+    plan = made.plan(nodes)
+    found = judged(plan, made.facts(plan, on("node1", compute=0.28))).judged[-1]
+    assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "node1")
+    assert found.causes[0].seconds == pytest.approx(0.08)
+    assert sum(cause.seconds for cause in found.causes) == pytest.approx(found.parts.lost_s)

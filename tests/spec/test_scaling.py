@@ -18,7 +18,7 @@ def test_the_rack_emulates_computing_and_says_so() -> None:
 
 
 def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
-    scaling = ScalingCriterion()
+    scaling = ScalingCriterion.model_validate({})
     assert (scaling.at_least_efficiency, scaling.explained_from) == (0.95, 0.9)
     assert (scaling.explained_fraction, scaling.allowed_causes) == (0.8, ())
     assert (scaling.kind, scaling.parallel, scaling.compute_s) == ("weak", "ddp", None)
