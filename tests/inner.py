@@ -66,7 +66,9 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *args]
 
 
-def run_pytest(directory: Path, *args: str, env: dict[str, str] | None = None) -> InnerRun:
+def run_pytest(
+    directory: Path, *args: str, env: dict[str, str] | None = None, limit_s: float = LIMIT_S
+) -> InnerRun:
     """Run pytest in `directory`; fails the calling test where it does not end in time."""
     junit = directory / "junit.xml"
     junit.unlink(missing_ok=True)
@@ -80,7 +82,7 @@ def run_pytest(directory: Path, *args: str, env: dict[str, str] | None = None) -
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=LIMIT_S,
+        timeout=limit_s,
         check=False,
     )
     return InnerRun(done.returncode, done.stdout, junit)

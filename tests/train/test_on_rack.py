@@ -135,7 +135,7 @@ def inner(tmp_path_factory: pytest.TempPathFactory) -> tuple[InnerRun, Path]:
     need_rack()
     directory = tmp_path_factory.mktemp("runs with a blank")
     write_files(directory, test_it=TESTS)
-    run = run_pytest(directory, "--mnode-nodes=4")
+    run = run_pytest(directory, "--mnode-nodes=4", limit_s=300)
     assert run.returncode == 0, run.output
     return run, directory
 

@@ -58,7 +58,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on(
     need_rack()
     directory = tmp_path_factory.mktemp("stopped with a blank")
     write_files(directory, test_it=TESTS)
-    run = run_pytest(directory, "--mnode-nodes=2")
+    run = run_pytest(directory, "--mnode-nodes=2", limit_s=300)
     assert run.returncode == 0, run.output
     stopped, whole = (read_records(directory / name) for name in ("stopped", "whole"))
     ends = [one for one in stopped if isinstance(one, EndRecord)]
