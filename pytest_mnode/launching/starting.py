@@ -182,7 +182,7 @@ def record_place(
     missing = [node for node in asked if node not in ran_on]
     measure(
         f"{now.what}: nodes that it ran on as asked",
-        len(asked) - len(missing) - len(strange) if reports else None,
+        max(0, len(asked) - len(missing) - len(strange)) if reports else None,
         equals=len(asked),
         source=f"placed on {', '.join(asked)}",
         culprit=", ".join(strange or missing) or None,
@@ -190,6 +190,7 @@ def record_place(
     wanted = addresses[asked[0]]
     said = [r.contract.get("MASTER_ADDR", "none") for r in reports]
     others = {address: node for node, address in addresses.items() if address != wanted}
+    others |= {node: node for node in addresses}
     wrong = sorted({address for address in said if address != wanted})
     measure(
         f"{now.what}: ranks whose MASTER_ADDR is the first node's",

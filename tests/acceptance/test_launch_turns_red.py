@@ -152,7 +152,7 @@ def test_a_job_that_stays_or_an_address_that_does_not_follow_is_told(tmp_path: P
     }
     assert found["megatron elsewhere: nodes that it ran on as asked"] == "node0, node1"
     assert found[f"megatron elsewhere: {address}"].endswith("(node0)")
-    assert found[f"deepspeed elsewhere: {address}"] == "MASTER_ADDR=node0 (no node)"
+    assert found[f"deepspeed elsewhere: {address}"] == "MASTER_ADDR=node0 (node0)"
     assert "is not one of its addresses" in found["deepspeed elsewhere: variables wrong"]
     assert "rank 0: OSError: " in found["deepspeed elsewhere: ranks that met all others"]
 
