@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal as signals
-import subprocess
-import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
+from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job, JobEvent, JobResult
+from pytest_mnode.job.parts import Parts
 from pytest_mnode.job.requeue import Seen, decide
-from pytest_mnode.job.torchrun import Start, was_preempted
+from pytest_mnode.job.torchrun import was_preempted
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
-_FREE_PORT = "import socket; s = socket.create_server((%r, 0)); print(s.getsockname()[1])"
 _POLL_S = 0.02
 _ASK_AGAIN_S = 0.5
 """Between two questions whether a lost node is back."""
-_BURY_S = 5.0
 
 
 class RunningJob:
@@ -39,11 +31,7 @@ class RunningJob:
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self._cluster = cluster
         self._job = job
-        self._id = uuid.uuid4().hex
-        self._logs = tempfile.TemporaryDirectory(prefix="mnode-job-")
-        self._used: dict[str, None] = {}
-        self._nodes: tuple[str, ...] = ()
-        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._parts = Parts(cluster, job, self._note)
         self._ended: dict[str, int] = {}
         self._lost: tuple[str, ...] = ()
         self._first_size = 0
@@ -69,7 +57,7 @@ class RunningJob:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes it runs on now, or ran on last."""
-        return self._nodes
+        return self._parts.nodes
 
     @property
     def requeue(self) -> int:
@@ -94,12 +82,12 @@ class RunningJob:
         """
         if (node is None) == (rank is None):
             raise UsageError("kill needs node= or rank=, one of them")
-        if rank is not None and not 0 <= rank < len(self._nodes) * self._job.procs_per_node:
+        if rank is not None and not 0 <= rank < len(self.nodes) * self._job.procs_per_node:
             raise UsageError(f"rank={rank}: the job has {self._size}")
         # With the c10d rendezvous it is torchrun that gives ranks to nodes: look on all.
-        on = self._living(self._nodes) if node is None else [node]
+        on = self._parts.living() if node is None else [node]
         wanted = "all" if rank is None else str(rank)
-        done = self._signal(on, wanted, signal)
+        done = self._parts.signal(on, wanted, signal)
         if not done:
             what = "process of the job" if rank is None else f"rank {rank}"
             raise ClusterError(f"no {what} is running on {node or ', '.join(on)}")
@@ -111,26 +99,25 @@ class RunningJob:
 
         Names of the nodes that had to be killed.
         """
-        self._signal(self._living(self._nodes), "torchrun", signals.SIGTERM)
+        self._parts.signal(self._parts.living(), "torchrun", signals.SIGTERM)
         end = time.monotonic() + grace_s
-        while time.monotonic() < end and self._still_running():
+        while time.monotonic() < end and self._parts.running():
             time.sleep(_POLL_S)
-        late = self._still_running()
+        late = self._parts.running()
         self._preempted = True
         self._note("preempted", detail=f"{', '.join(late)} killed after {grace_s:g} s" * bool(late))
         if late:
-            self._end_all()
+            self._parts.end()
         return late
 
     def pids(self, node: str, rank: int | None = None) -> list[int]:
         """Pids, as the node sees them, of one rank or of all the job's processes there."""
         wanted = "all" if rank is None else str(rank)
-        return list(processes.pids(self._cluster, [node], self._id, wanted)[node])
+        return self._parts.pids(node, wanted)
 
     def output(self, node: str) -> str:
         """What the job has printed on a node so far, over all its starts."""
-        logs = (self._log(node, requeue) for requeue in range(self._requeue + 1))
-        return "".join(path.read_text(errors="replace") for path in logs if path.exists())
+        return self._parts.output(node)
 
     def poll(self) -> JobResult | None:
         """See how it is, and requeue it where that is due; its result once it is over.
@@ -139,7 +126,7 @@ class RunningJob:
         """
         if self._result is not None:
             return self._result
-        ended = {n: p.returncode for n, p in self._processes.items() if p.poll() is not None}
+        ended = self._parts.ended()
         fresh = ended.keys() - self._ended.keys()
         for name in sorted(fresh):
             self._note("ended", name, detail=f"status {ended[name]}")
@@ -172,55 +159,38 @@ class RunningJob:
 
     def close(self) -> None:
         """Kill what is left of the job and remove its logs. Raises ClusterError if some is left."""
-        try:
-            self._end_all(self._used)
-        finally:
-            self._logs.cleanup()
+        self._parts.close()
 
     @property
     def _size(self) -> int:
-        return len(self._nodes) * self._job.procs_per_node
+        return len(self.nodes) * self._job.procs_per_node
 
     def _begin(self, nodes: tuple[str, ...]) -> None:
-        address = self._cluster.address(nodes[0])
-        argv = [sys.executable, "-S", "-c", _FREE_PORT % address]
-        [found] = self._cluster.run(argv, nodes[0])
-        if not found.ok:
-            raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")
-        start = Start(self._id, nodes, self._requeue, address, int(found.stdout))
-        given = {**os.environ, **self._job.env}
-        self._nodes, self._processes, self._ended = nodes, {}, {}
-        self._lost, self._preempted = (), False
+        self._ended, self._lost, self._preempted = {}, (), False
         self._first_size = self._first_size or len(nodes)
-        for name in nodes:
-            self._used[name] = None
-            log = self._log(name, self._requeue)
-            argv = start.argv(self._job, name, self._cluster.address(name), f"{log}-ranks")
-            env = start.env(self._job, name, self._cluster.fabric_interface(name), given)
-            with log.open("w") as output:
-                self._processes[name] = self._cluster.start(argv, name, env=env, output=output)
-        self._note("started", detail=f"{', '.join(nodes)}")
+        self._parts.launch(nodes, self._requeue)
+        self._note("started", detail=", ".join(nodes))
 
     def _again(self, nodes: tuple[str, ...], why: str) -> None:
-        self._end_all()
+        self._parts.end()
         self._requeue += 1
         self._waiting_since = None
         self._note("requeued", detail=why)
         self._begin(nodes)
 
     def _seen(self) -> Seen:
-        suspects = [name for name in self._nodes if self._ended.get(name)]
+        suspects = [name for name in self.nodes if self._ended.get(name)]
         asked = dict.fromkeys((*suspects, *(self._job.spares if suspects else ())))
         self._asked_at = time.monotonic()
         gone = {name for name in asked if not processes.is_there(self._cluster, name)}
-        for name in self._nodes:
+        for name in self.nodes:
             if name in gone and name not in self._lost:
                 self._lost += (name,)
                 self._note("node lost", name)
-        over = len(self._ended) == len(self._nodes)
-        told = over and was_preempted([self._text(name) for name in self._nodes])
+        over = len(self._ended) == len(self.nodes)
+        told = over and was_preempted([self._parts.printed(name) for name in self.nodes])
         return Seen(
-            nodes=self._nodes,
+            nodes=self.nodes,
             first_size=self._first_size,
             ended=self._ended,
             there=[name for name in self._cluster.nodes if name not in gone],
@@ -238,7 +208,7 @@ class RunningJob:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-            self._end_all()
+            self._parts.end()
         if now - self._waiting_since < self._job.back_within_s:
             return False
         text = f"{', '.join(self._lost)} not back within {self._job.back_within_s:g} s"
@@ -247,54 +217,14 @@ class RunningJob:
 
     def _finish(self) -> JobResult:
         self._result = JobResult(
-            {name: p.returncode for name, p in self._processes.items()},
-            {name: self.output(name) for name in self._processes},
+            self._parts.ended(), {name: self.output(name) for name in self.nodes}
         )
         return self._result
 
     def _where(self) -> str:
         if self._waiting_since is not None:
             return f"the job waits for {', '.join(self._lost)} to be there again"
-        return f"the job still runs on {', '.join(self._still_running())}"
-
-    def _still_running(self) -> list[str]:
-        return [name for name, p in self._processes.items() if p.poll() is None]
-
-    def _living(self, names: Sequence[str]) -> list[str]:
-        """Without those that the launcher knows to be gone."""
-        there = []
-        for name in names:
-            with contextlib.suppress(NodeLostError):
-                self._cluster.commands(["true"], name)
-                there.append(name)
-        return there
-
-    def _signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
-        done = processes.signal(self._cluster, on, self._id, wanted, int(number))
-        for name, sent in done.items():
-            if sent:
-                pids = tuple(pid for pid, _ in sent)
-                self._note("signalled", name, pids, number.name, time_s=sent[0][1])
-        return [pid for sent in done.values() for pid, _ in sent]
-
-    def _end_all(self, names: Sequence[str] | dict[str, None] | None = None) -> None:
-        """Kill the job on all its nodes that there are, and see to it that it is gone."""
-        left = []
-        try:
-            living = self._living(list(self._nodes if names is None else names))
-            for name, ended in processes.end(self._cluster, living, self._id).items():
-                if ended.killed:
-                    self._note("killed", name, ended.killed)
-                left += [f"{pid} on {name}" for pid in ended.left]
-        finally:
-            for process in self._processes.values():
-                if process.poll() is None:  # it follows those on its node, or its node is gone
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(1.0)
-                process.kill()
-                process.wait(_BURY_S)
-        if left:
-            raise ClusterError(f"SIGKILL did not end pids {', '.join(left)}")
+        return f"the job still runs on {', '.join(self._parts.running())}"
 
     def _note(
         self,
@@ -306,11 +236,3 @@ class RunningJob:
     ) -> None:
         at = time.time() if time_s is None else time_s
         self._events.append(JobEvent(at, what, self._requeue, node, tuple(pids), detail))
-
-    def _log(self, node: str, requeue: int) -> Path:
-        return Path(self._logs.name) / (f"{node}.{requeue}" if requeue else node)
-
-    def _text(self, node: str) -> str:
-        """What this start of it printed on a node."""
-        path = self._log(node, self._requeue)
-        return path.read_text(errors="replace") if path.exists() else ""

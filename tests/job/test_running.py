@@ -1,4 +1,4 @@
-"""Jobs that are restarted, preempted and requeued: torchrun on the rack, with ranks without torch."""
+"""Jobs that are restarted, preempted and requeued: torchrun on the rack, ranks without torch."""
 
 from __future__ import annotations
 
@@ -62,13 +62,14 @@ TESTS = """
         assert job.wait(40).returncodes == {"node0": 0, "node1": 0}
         assert whats(job) == ["started", "signalled", "ended", "ended"]
         [sent] = [e for e in job.events if e.what == "signalled"]
-        assert (sent.detail, len(sent.pids)) == ("SIGKILL", 1) and abs(sent.time_s - time.time()) < 60
+        assert (sent.detail, len(sent.pids)) == ("SIGKILL", 1)
+        assert abs(sent.time_s - time.time()) < 300
 
     def test_a_lost_node_is_replaced(cluster, argv, tmp_path):
         job = cluster.launch(Job(argv, nodes=2, requeues=1, spares=["node3"]))
         until(job, " 0 0 2 fab0 =fab0 node")
         before = {n: job.pids(n) for n in job.nodes}
-        local = job._processes["node1"]
+        local = job._parts._local["node1"]
         cluster.power_off("node1")
         end = time.monotonic() + 20
         while job.requeue == 0 and time.monotonic() < end: job.poll(); time.sleep(0.02)
@@ -99,7 +100,8 @@ TESTS = """
         job.preempt(10)
         assert "told 0 0 0" in job.output("node0") and "told 1 0 0" in job.output("node1")
         until(job, " 1 0 2 fab0")
-        assert [e.detail for e in job.events if e.what in ("preempted", "requeued")] == ["", "preempted"]
+        told = [e.detail for e in job.events if e.what in ("preempted", "requeued")]
+        assert told == ["", "preempted"]
         cluster.power_off("node1")
         with pytest.raises(TimeLimitError, match="waits for node1 to be there again after 2 s"):
             job.wait(2)
@@ -109,13 +111,14 @@ TESTS = """
         (tmp_path / "done").touch()
         assert job.wait(40).ok
 
-    def test_what_does_not_end_is_killed_and_one_that_fails_is_not_requeued(cluster, argv, tmp_path):
+    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, tmp_path):
         job = cluster.launch(Job([*argv, "stubborn"], nodes=1, requeues=1))
         until(job, " 0 0 1 fab0")
         start = time.monotonic()
         job.preempt(0.5)
         assert time.monotonic() - start < 15
-        assert next(e for e in job.events if e.what == "preempted").detail == "node0 killed after 0.5 s"
+        [told] = [e for e in job.events if e.what == "preempted"]
+        assert told.detail == "node0 killed after 0.5 s"
         until(job, " 1 0 1 fab0")
         (tmp_path / "broken.1.0").touch()
         assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
@@ -131,7 +134,7 @@ TESTS = """
 
     def test_what_makes_no_sense(cluster, argv):
         for job, message in [
-            (Job(argv, nodes=4, spares=["node3"]), "nodes=4: this test has 4 nodes, 1 of them spares"),
+            (Job(argv, nodes=4, spares=["node3"]), "this test has 4 nodes, 1 of them spares"),
             (Job(argv, spares=["node9"]), "no node 'node9' in this test"),
             (Job(argv, spares=cluster.nodes), "all nodes of this test; leave one for the job"),
         ]:

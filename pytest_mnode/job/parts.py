@@ -1,0 +1,135 @@
+"""What a job has on nodes: one torchrun each, with all below it, and what they print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal as signals
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.job import processes
+from pytest_mnode.job.described import Job
+from pytest_mnode.job.torchrun import Start
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+
+_FREE_PORT = "import socket; s = socket.create_server((%r, 0)); print(s.getsockname()[1])"
+_FOLLOW_S = 1.0
+_BURY_S = 5.0
+
+
+class Parts:
+    """The parts of a job, over all its starts. nodes: those of the last start, in order.
+
+    note: called as note(what, node, pids, detail, wall clock or None) for what is done to them.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job, note: Callable[..., None]) -> None:
+        self.nodes: tuple[str, ...] = ()
+        self._cluster = cluster
+        self._job = job
+        self._note = note
+        self._id = uuid.uuid4().hex
+        self._logs = tempfile.TemporaryDirectory(prefix="mnode-job-")
+        self._requeue = 0
+        self._used: dict[str, None] = {}
+        self._local: dict[str, subprocess.Popen[str]] = {}
+
+    def launch(self, nodes: tuple[str, ...], requeue: int) -> None:
+        """Start torchrun on these nodes. Raises ClusterError."""
+        address = self._cluster.address(nodes[0])
+        argv = [sys.executable, "-S", "-c", _FREE_PORT % address]
+        [found] = self._cluster.run(argv, nodes[0])
+        if not found.ok:
+            raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")
+        start = Start(self._id, nodes, requeue, address, int(found.stdout))
+        given = {**os.environ, **self._job.env}
+        self.nodes, self._requeue, self._local = nodes, requeue, {}
+        for name in nodes:
+            self._used[name] = None
+            log = self._log(name, requeue)
+            argv = start.argv(self._job, name, self._cluster.address(name), f"{log}-ranks")
+            env = start.env(self._job, name, self._cluster.fabric_interface(name), given)
+            with log.open("w") as output:
+                self._local[name] = self._cluster.start(argv, name, env=env, output=output)
+
+    def ended(self) -> dict[str, int]:
+        """Exit status of torchrun by node, where it ended."""
+        return {n: p.returncode for n, p in self._local.items() if p.poll() is not None}
+
+    def running(self) -> list[str]:
+        """Nodes on which it has not ended."""
+        return [name for name, process in self._local.items() if process.poll() is None]
+
+    def living(self, names: Iterable[str] | None = None) -> list[str]:
+        """Those of these nodes (None: its own) that the launcher does not know to be gone."""
+        there = []
+        for name in self.nodes if names is None else names:
+            with contextlib.suppress(NodeLostError):
+                self._cluster.commands(["true"], name)
+                there.append(name)
+        return there
+
+    def pids(self, node: str, wanted: str) -> list[int]:
+        """See processes.pids."""
+        return list(processes.pids(self._cluster, [node], self._id, wanted)[node])
+
+    def signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
+        """Signal processes, noted by node and time; their pids."""
+        done = processes.signal(self._cluster, on, self._id, wanted, int(number))
+        for name, sent in done.items():
+            if sent:
+                pids = tuple(pid for pid, _ in sent)
+                self._note("signalled", name, pids, number.name, sent[0][1])
+        return [pid for sent in done.values() for pid, _ in sent]
+
+    def end(self, everywhere: bool = False) -> None:
+        """Kill them on all nodes that there are, and see to it that they are gone.
+
+        everywhere: on nodes of earlier starts, too. Raises ClusterError where SIGKILL is not
+        enough.
+        """
+        left = []
+        try:
+            living = self.living(self._used if everywhere else None)
+            for name, ended in processes.end(self._cluster, living, self._id).items():
+                if ended.killed:
+                    self._note("killed", name, ended.killed, "", None)
+                left += [f"{pid} on {name}" for pid in ended.left]
+        finally:
+            for process in self._local.values():
+                if process.poll() is None:  # it follows those on its node, or its node is gone
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_FOLLOW_S)
+                process.kill()
+                process.wait(_BURY_S)
+        if left:
+            raise ClusterError(f"SIGKILL did not end pids {', '.join(left)}")
+
+    def printed(self, node: str) -> str:
+        """What its last start printed on a node."""
+        path = self._log(node, self._requeue)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def output(self, node: str) -> str:
+        """What all starts printed on a node, in order."""
+        logs = (self._log(node, requeue) for requeue in range(self._requeue + 1))
+        return "".join(path.read_text(errors="replace") for path in logs if path.exists())
+
+    def close(self) -> None:
+        """End them, and remove what they printed."""
+        try:
+            self.end(everywhere=True)
+        finally:
+            self._logs.cleanup()
+
+    def _log(self, node: str, requeue: int) -> Path:
+        return Path(self._logs.name) / (f"{node}.{requeue}" if requeue else node)
