@@ -57,6 +57,8 @@ def parameters_differ(one: Parameters, other: Parameters, tolerance: float, sour
     if one.keys() != other.keys() or not one:
         which = sorted(one.keys() ^ other.keys())
         return Figure(name, None, "", tolerance, source=source, note=f"only in one: {which}")
+    if any(one[key].shape != other[key].shape for key in one):
+        return Figure(name, None, "", tolerance, source=source, note="of other shapes")
     largest = max(float(np.abs(value).max()) for value in one.values())
     by_name = {key: float(np.abs(one[key] - other[key]).max()) / largest for key in one}
     worst = max(by_name, key=lambda key: by_name[key])
