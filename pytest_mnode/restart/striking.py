@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError
+from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, TimeLimitError
 from pytest_mnode.job import JobEvent, JobResult, RunningJob, processes
 from pytest_mnode.restart import watching
 from pytest_mnode.restart.evidence import Struck
@@ -73,10 +73,13 @@ class Ordeal:
             why = f"there was no kill: {moment} in start {lives} of the run; {how}"
             self.struck[kill] = Struck("no kill", time.time(), "nobody", missed=why)
             return
+        blow = self._strike(job, kill)
+        if blow.missed:
+            self.struck[kill] = blow
+            return
         before = [k for k, s in self.struck.items() if not s.missed]
         if before:
             self.struck[before[-1]] = replace(self.struck[before[-1]], lives=lives)
-        blow = self._strike(job, kill)
         shelf = watching.read_shelf(self.cluster, self.plan.eye, self.directory)
         seen = self._history().lives
         if kill == "node" and self.promise.node_loss == "rebooted":
@@ -107,7 +110,10 @@ class Ordeal:
         """Do it: what, when, by whose clock."""
         if kill == "node":
             at = time.time()
-            self.cluster.power_off(self.plan.victim)
+            try:
+                self.cluster.power_off(self.plan.victim)
+            except MnodeError as error:
+                return Struck("no kill", at, "nobody", missed=f"there was no kill: {error}")
             return Struck(f"power-off of {self.plan.victim}", at, "the controller")
         known = len(job.events)
         if kill == "preemption":

@@ -121,9 +121,10 @@ def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
     """What is in the run's store now; None where it cannot be read."""
     argv = [sys.executable, "-c", _SURVEY, f"{directory}/checkpoints"]
     [found] = cluster.run(argv, node, timeout=_LIMIT_S)
-    if not found.ok:
+    try:
+        steps = json.loads(found.stdout)
+    except ValueError:
         return None
-    steps = json.loads(found.stdout)
     complete = tuple(step for step, reason in steps if reason is None)
     return Shelf(complete, tuple((step, why) for step, why in steps if why is not None))
 
