@@ -132,14 +132,14 @@ class Program:
         told = [(self._facts.gradient_bytes, self._facts.bucket_bytes)]
         dist.broadcast_object_list(told, src=0, group=self._control)
         gradient_bytes, buckets = told[0]
-        sizes = sorted({min([*buckets, gradient_bytes]), buckets[-1] if buckets else 0} - {0})
+        last = buckets[-1] if buckets else gradient_bytes
         self._open(turn.groups)
         mine = self._group_of(turn.groups)
         found: list[Swept] = []
         self._meet(f"all-reduces over {turn.count} nodes")
         if mine is not None:
             names = tuple(self.plan.nodes[node] for node in mine)
-            for size in dict.fromkeys((*sizes[-1:], gradient_bytes)):
+            for size in dict.fromkeys((last, gradient_bytes)):
                 found.append(Swept(names, size, self._all_reduce_s(size, self._groups[mine])))
         first = mine is not None and self.place.rank == self._ranks_of(mine)[0]
         every: list[Any] | None = [None] * self.place.size if self.place.rank == 0 else None
