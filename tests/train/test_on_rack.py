@@ -16,7 +16,7 @@ WAYS = ("ddp", "fsdp2")
 
 TESTS = """
     # All that a trainer imports is imported here once, and not in every rank.
-    import contextlib, json, pathlib, shutil
+    import contextlib, json, pathlib, shutil, time
     import pytest
     import torch, torch._dynamo, torch.distributed as dist
     from pytest_mnode.train import JobConfig, Trainer
@@ -24,7 +24,7 @@ TESTS = """
     from pytest_mnode.train.model import Transformer
     from pytest_mnode.train.randomness import seed_all
     from pytest_mnode.train.spans import Spans
-    from pytest_mnode.train.timeline import HostClock, Timeline
+    from pytest_mnode.train.timeline import EventClock, HostClock, Timeline
     from pytest_mnode.train.checkpoint import loading, saving
 
     HERE = pathlib.Path.cwd()
@@ -104,20 +104,47 @@ TESTS = """
         with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
             record = trainer.step()
             kinds = {str(p.dtype) for p in trainer.model.parameters()}
-            return record.parts, record.loss, kinds
+            return record, kinds
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_declared_time_and_bfloat16(cluster, way):
         with cluster.world(nodes=2) as world:
             told = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
-            for parts, loss, _ in told:
+            for record, _ in told:
+                parts = record.parts
                 assert parts["forward"] > 0.15 and parts["backward"] > 0.35, parts
-                assert 0.595 < parts["forward"] + parts["backward"] < 1, parts
-            half = config(f"{way} half", way, dtype="bfloat16")
-            rounded_too = world.run(one_step, half, group=True)
-            for (_, loss, _), (_, rounded, kinds) in zip(told, rounded_too, strict=True):
-                assert loss != rounded == pytest.approx(loss, rel=0.01)
+                assert 0.595 < parts["forward"] + parts["backward"] < 3, parts
+                assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
+            half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
+            for (whole, _), (rounded, kinds) in zip(told, half, strict=True):
+                assert whole.loss != rounded.loss == pytest.approx(whole.loss, rel=0.01)
                 assert kinds == {"torch.float32"}
+
+    class Event:
+        # As those of a device, which can be read when they have happened, in milliseconds.
+        def record(self): self.at = time.perf_counter()
+        def elapsed_time(self, other): return (other.at - self.at) * 1000
+
+    def by_events(config, *, world):
+        from pytest_mnode.train import trainer
+        waits = []
+        device_clock = EventClock(Event, lambda: waits.append(1))
+        clock, trainer.clock_of = trainer.clock_of, lambda _: device_clock
+        try:
+            record, _ = one_step(config, world=world)
+        finally:
+            trainer.clock_of = clock
+        return record, len(waits)
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_time_by_events_of_a_device(cluster, way):
+        with cluster.world(nodes=2) as world:
+            told = world.run(by_events, config(f"{way} events", way, compute_s=0.3), group=True)
+        for record, waits in told:
+            assert waits == 1
+            assert sum(record.parts.values()) == pytest.approx(record.wall_s, abs=0.1)
+            assert 0.295 < record.parts["forward"] + record.parts["backward"] < 3
+            assert len(record.transfers) > 1 and (record.hidden_s > 0) == (way == "ddp")
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_some_of_the_ranks(cluster, way):
