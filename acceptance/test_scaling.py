@@ -36,7 +36,8 @@ def found(
     try:
         return kept.measured(cluster, spec, locate_budget_s(pytestconfig))
     except MnodeError as error:
-        pytest.fail(str(error), pytrace=False)
+        why = str(error)
+    pytest.fail(why, pytrace=False)
 
 
 def test_throughput_grows_with_the_nodes(found: scaling.Scaling, measure: Measure) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import MnodeError, TimeLimitError, UsageError, WorldError
-from pytest_mnode.job import Job, JobResult
+from pytest_mnode.job import Job, JobResult, RunningJob
 from pytest_mnode.scaling.facts import MARK, Facts
 from pytest_mnode.scaling.plan import Plan
 from pytest_mnode.scaling.result import Scaling, judge
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 MODULE = "pytest_mnode.scaling"
 _START_S = 60.0
 """For torchrun to start ranks and to end them, beside the job's own limit."""
+_LOOK_S = 2.0
+_PEERS_S = 10.0
+"""For the others to end by themselves, once a node's part has failed."""
 _LAST_LINES = 12
 
 
@@ -60,17 +64,30 @@ def measured(
         )
     job = cluster.launch(Job(["-m", MODULE, plan.to_json()], procs_per_node=per_node))
     try:
-        result = job.wait(timeout=promise.within_s + _START_S)
-    except TimeLimitError as error:
-        raise TimeLimitError(
-            f"{error}\n{_last_words({n: job.output(n) for n in job.nodes})}"
-        ) from None
+        result = _ended(job, promise.within_s + _START_S)
     finally:
         job.close()
     found = judge(facts_of(result), plan, spec, promise)
     if found.falls_short_by_fabric:
         found = found.with_located(_located(cluster, spec, promise, budget_s))
     return found
+
+
+def _ended(job: RunningJob, limit_s: float) -> JobResult:
+    """Wait for a job. Ranks whose peers failed may wait for long, so they are not waited for."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            return job.wait(timeout=min(_LOOK_S, max(0.0, end - time.monotonic())))
+        except TimeLimitError as error:
+            failed = [e for e in job.events if e.what == "ended" and e.detail != "status 0"]
+            said = _last_words({name: job.output(name) for name in job.nodes})
+            if failed and time.time() > failed[0].time_s + _PEERS_S:
+                nodes = ", ".join(f"{e.node} ({e.detail})" for e in failed)
+                raise WorldError(f"the scaling job failed on {nodes}:\n{said}") from None
+            if time.monotonic() >= end:
+                text = f"the scaling job was not over after {limit_s:g} s ({error}):\n{said}"
+                raise TimeLimitError(text) from None
 
 
 def facts_of(result: JobResult) -> Facts:
@@ -92,7 +109,7 @@ def _last_words(output: dict[str, str]) -> str:
         told = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
         end = "\n".join((told or lines)[-_LAST_LINES:])
         ends.setdefault(end, []).append(node)
-    return "\n".join(f"[{', '.join(nodes)}]\n{end}" for end, nodes in ends.items())
+    return "\n".join(f"[{', '.join(nodes)}]\n{end or 'nothing'}" for end, nodes in ends.items())
 
 
 def _located(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: float) -> str:

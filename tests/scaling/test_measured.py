@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
-from pytest_mnode.errors import WorldError
-from pytest_mnode.job import JobResult
+from pytest_mnode.errors import TimeLimitError, WorldError
+from pytest_mnode.job import JobEvent, JobResult
 from pytest_mnode.scaling.facts import MARK
-from pytest_mnode.scaling.measured import facts_of
+from pytest_mnode.scaling.measured import _ended, facts_of
 from pytest_mnode.scaling.recorded import step_of
 from pytest_mnode.train.records import StepRecord, Transfer
 from tests.scaling import made
@@ -83,3 +85,31 @@ def test_what_a_record_leaves_out_is_missed() -> None:
 def test_transfers_that_nobody_noted_are_not_known() -> None:
     step = step_of(replace(RECORD, transfers=None, hidden_s=None), 0.35)
     assert (step.sent_s, step.hidden_s) == (None, None)
+
+
+class Hanging:
+    """A job one node of which has failed, or none, and the others wait."""
+
+    nodes = ("node0", "node1")
+
+    def __init__(self, *events: JobEvent) -> None:
+        self.events = events
+
+    def wait(self, timeout: float) -> JobResult:
+        raise TimeLimitError("the job still runs on node0")
+
+    def output(self, node: str) -> str:
+        return f"Error: {node} is lost"
+
+
+def test_who_waits_for_a_failed_node_is_not_waited_for() -> None:
+    done = JobEvent(time.time() - 60, "ended", 0, "node0", detail="status 0")
+    failed = JobEvent(time.time() - 60, "ended", 0, "node1", detail="status 1")
+    with pytest.raises(WorldError, match=r"the scaling job failed on node1 \(status 1\):\n"):
+        _ended(cast(Any, Hanging(done, failed)), 3600)
+
+
+def test_a_job_without_end_is_ended_by_its_limit() -> None:
+    with pytest.raises(TimeLimitError, match="the scaling job was not over after 0.01 s") as caught:
+        _ended(cast(Any, Hanging()), 0.01)
+    assert "[node1]\nError: node1 is lost" in str(caught.value)
