@@ -77,7 +77,7 @@ def _efficiency(done: Certified, nodes: int = 2) -> Mapping[str, Any]:
 
 
 def test_a_slow_link_is_located(tmp_path: Path) -> None:
-    done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3)
+    done = _certified(tmp_path, "--mnode-fault=slow_link:node2", nodes=3, most_rounds=2)
     found = _efficiency(done, nodes=3)
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit"].startswith("all-reduce exposed "), found["culprit"]
