@@ -78,7 +78,11 @@ def test_says_what_is_wrong(page: Page, old: str, new: str, message: str) -> Non
     [
         ("compute: 300 ms", "explained_from: 0.7", "explained_from: 0.7 lets a cluster pass that"),
         ("compute: 300 ms", "at_least_efficiency: 1", "at_least_efficiency: 1 is more than clocks"),
-        ("compute: 300 ms", "at_most_uncertainty: 0.1", "at_most_uncertainty: 0.1 is more than"),
+        (
+            "at_most_uncertainty: 0.03",
+            "at_most_uncertainty: 0.1",
+            "at_most_uncertainty: 0.1 is more than",
+        ),
         ("compute: 300 ms", "dtype: bfloat16", "dtype: bfloat16, but accelerators.per_node is 0"),
         ("nodes: 16", "nodes: 1", "promised for nodes: 1, which has no other node to scale to"),
     ],
