@@ -173,8 +173,21 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.ihook.pytest_runtest_logreport(report=report)
         if config.getoption("capture") == "no":
             _show_output(config, report)
+    _end_what_is_over(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A test of this process may have left modules and fixtures for those that come after it.
+
+    They wait while tests run in ranks, which use none of them, and end with the last that could.
+    """
+    state = item.session._setupstate
+    call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
+    if call.excinfo is not None:
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
 
 
 def _show_output(config: pytest.Config, report: pytest.TestReport) -> None:

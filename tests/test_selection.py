@@ -31,6 +31,51 @@ def test_first_failure_stops_and_lf_repeats_it(tmp_path: Path) -> None:
     assert again.returncode == pytest.ExitCode.TESTS_FAILED
 
 
+def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(tmp_path: Path) -> None:
+    module = """
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def kept(request):
+            yield
+            with open("ended", "a") as file:
+                print(request.node.name, file=file)
+
+        def test_here(kept): pass
+        def test_in_ranks(world): assert {last}
+    """
+    write_files(
+        tmp_path,
+        test_1=module.format(last=True),
+        test_2=module.format(last=True),
+        test_3=module.format(last=False),
+        test_4=module.format(last=True),
+    )
+    run = run_pytest(tmp_path, *LOCAL)
+    assert "1 failed, 7 passed" in run.output, run.output
+    assert (tmp_path / "ended").read_text().split() == [f"test_{n}.py" for n in range(1, 5)]
+
+
+def test_what_fails_when_it_ends_behind_tests_in_ranks_is_an_error(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        test_it="""
+            import pytest
+
+            @pytest.fixture(scope="module")
+            def kept():
+                yield
+                raise OSError("could not be ended")
+
+            def test_here(kept): pass
+            def test_in_ranks(world): pass
+        """,
+    )
+    run = run_pytest(tmp_path, *LOCAL)
+    assert "2 passed, 1 error" in run.output, run.output
+    assert "OSError: could not be ended" in run.output
+
+
 def test_default_number_of_nodes_is_what_tests_ask_for(tmp_path: Path) -> None:
     write_files(
         tmp_path,
