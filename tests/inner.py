@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.cluster.rack import Rack
 
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 def need_rack() -> None:

@@ -43,10 +43,12 @@ def certify(
     fault: str | None = None,
     env: Mapping[str, str] | None = None,
     files: Sequence[str] = (),
+    limit_s: float = 300,
 ) -> Certified:
     """Run acceptance/, or those of its files that are named, on four nodes.
 
     fault: the text of a pytest plugin. files: names such as "test_mesh.py".
+    limit_s: of the whole run; the machine may be busy, and a limit says only that it hangs.
     """
     if fault is not None:
         write_files(directory, fault=fault)
@@ -54,7 +56,8 @@ def certify(
     report = directory / "report"
     what = [str(ACCEPTANCE / file) for file in files] or [str(ACCEPTANCE)]
     arguments = ("--mnode-nodes=4", *what, f"--mnode-report={report}", *args)
-    run = run_pytest(directory, *arguments, env={"PYTHONPATH": str(directory), **(env or {})})
+    more = {"PYTHONPATH": str(directory), **(env or {})}
+    run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
     assert (report / "certificate.json").exists(), run.output
     return Certified(run, json.loads((report / "certificate.json").read_text()))
 
