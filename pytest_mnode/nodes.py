@@ -7,9 +7,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.world.messages import RUN
 
 if TYPE_CHECKING:
     from pytest_mnode.run import Run
@@ -95,7 +97,10 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         output: int | Any = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Start a command on a node and leave it running; it is the caller's to end."""
+        """Start a command on a node and leave it running; it is the caller's to end.
+
+        What still runs when the run ends is ended with it.
+        """
         [command] = self.commands(argv, node)
         return subprocess.Popen(
             command,
@@ -104,7 +109,7 @@ class Nodes:
             stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **(env or {}), RUN: str(self.scratch)},
         )
 
     def commands(
@@ -127,6 +132,11 @@ class Nodes:
     def share_files(self) -> bool:
         """Whether all nodes are on this machine, and see its files."""
         return bool(self._ask("shares_kernel"))
+
+    @property
+    def scratch(self) -> Path:
+        """A directory of this machine for what goes with the run, however the run ends."""
+        return Path(self._ask("scratch"))
 
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
         names = (

@@ -27,6 +27,17 @@ TESTS = """
         pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
         time.sleep(120)
 """
+JOB = """
+    import os, pathlib, sys, tempfile, time
+
+    if __name__ == "__main__":
+        tempfile.mkdtemp(prefix="mnode-test-")  # as a program leaves it that is killed
+        pathlib.Path(sys.argv[1], f"busy{os.environ['RANK']}").touch()
+        time.sleep(120)
+
+    def test_job(cluster, request):
+        cluster.launch([__file__, str(request.config.rootpath)]).wait(120)
+"""
 GONE_LIMIT_S = 6.0
 
 
@@ -120,6 +131,18 @@ def test_a_run_that_is_ended(busy: Watched, number: signal.Signals) -> None:
     if number is signal.SIGINT:
         assert "KeyboardInterrupt" in output
         assert busy.process.returncode == pytest.ExitCode.INTERRUPTED
+
+
+def test_a_run_that_is_killed_while_a_job_runs(tmp_path: Path, launcher: str) -> None:
+    write_files(tmp_path, test_it=JOB)
+    run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}")
+    try:
+        run.wait_until_busy(2)
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.communicate(timeout=30)
+        run.expect_nothing_left()
+    finally:
+        run.end()
 
 
 def test_a_run_whose_gate_is_killed(busy: Watched) -> None:

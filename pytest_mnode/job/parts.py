@@ -38,7 +38,7 @@ class Parts:
         self._job = job
         self._note = note
         self._id = uuid.uuid4().hex
-        self._logs = tempfile.TemporaryDirectory(prefix="mnode-job-")
+        self._logs = tempfile.TemporaryDirectory(prefix="job-", dir=cluster.scratch)
         self._requeue = 0
         self._used: dict[str, None] = {}
         self._local: dict[str, subprocess.Popen[str]] = {}
@@ -58,6 +58,9 @@ class Parts:
             log = self._log(name, requeue)
             argv = start.argv(self._job, name, self._cluster.address(name), f"{log}-ranks")
             env = start.env(self._job, name, self._cluster.fabric_interface(name), given)
+            if self._cluster.share_files:
+                # What killed processes leave in temporary files goes with the job.
+                env.setdefault("TMPDIR", self._logs.name)
             with log.open("w") as output:
                 self._local[name] = self._cluster.start(argv, name, env=env, output=output)
 

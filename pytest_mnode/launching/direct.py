@@ -115,7 +115,7 @@ class DirectSubmission:
 
     def __init__(self, cluster: Nodes, submitted: Submitted, plans: Mapping[str, str]) -> None:
         self.submitted = submitted
-        self._logs = tempfile.TemporaryDirectory(prefix="mnode-launch-")
+        self._logs = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
         self._began = time.monotonic()
         self._processes: dict[str, subprocess.Popen[str]] = {}
         canary = {CANARY: uuid.uuid4().hex}

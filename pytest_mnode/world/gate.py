@@ -23,7 +23,7 @@ from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.world import process
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.describe import returncode_text
-from pytest_mnode.world.messages import HUB, GateAlive, GateFailed, GateOrder, NodeEntry
+from pytest_mnode.world.messages import HUB, RUN, GateAlive, GateFailed, GateOrder, NodeEntry
 
 _BEAT_S = 1.0
 
@@ -59,6 +59,8 @@ def main() -> None:
         _relay(order, ours, forge_pid)
     finally:
         process.kill_descendants()
+        # What the controller started on nodes would outlive it where a node is this very machine.
+        process.end_marked(RUN, order.run_dir)
         if order.remove_run_dir:
             shutil.rmtree(order.run_dir, ignore_errors=True)
 

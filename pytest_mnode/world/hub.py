@@ -326,6 +326,8 @@ class Hub(threading.Thread):
             return by_name[message.args[0]].fabric_interface
         if message.method == "shares_kernel":
             return self.launcher.shared_kernel
+        if message.method == "scratch":
+            return self.gates.run_dir
         method = getattr(self.launcher, message.method, None)
         if method is None:
             what = message.method.replace("_", " ")

@@ -11,6 +11,8 @@ from pytest_mnode.world.binding import BindingOrder
 from pytest_mnode.world.mark import Place
 
 HUB = "hub"
+RUN = "MNODE_RUN"
+"""Variable of what is started on nodes; its value is the directory of the run it goes with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,29 @@ def kill_descendants(limit_s: float = 5.0) -> None:
         time.sleep(0.005)
 
 
+def marked(variable: str, value: str) -> list[int]:
+    """Pids of other processes that were started with this variable in their environment."""
+    wanted, own, found = f"{variable}={value}".encode(), os.getpid(), []
+    for entry in Path("/proc").iterdir():
+        pid = int(entry.name) if entry.name.isdecimal() else own
+        with contextlib.suppress(OSError):
+            if pid != own and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def end_marked(variable: str, value: str, grace_s: float = 1.0, limit_s: float = 5.0) -> None:
+    """SIGTERM to all of them, and SIGKILL to those that are there after `grace_s`."""
+    began = time.monotonic()
+    for pid in marked(variable, value):
+        kill(pid, signal.SIGTERM)
+    while (left := marked(variable, value)) and time.monotonic() < began + limit_s:
+        if time.monotonic() >= began + grace_s:
+            for pid in left:
+                kill(pid)
+        time.sleep(0.02)
+
+
 def _state_letter(pid: int) -> str:
     """As ps shows it: R, S, D, T, Z …; X where there is no such process."""
     try:

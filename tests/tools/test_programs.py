@@ -76,6 +76,10 @@ class Local(Nodes):
     def address(self, node: str) -> str:
         return "127.0.0.1"
 
+    @property
+    def scratch(self) -> Path:
+        return self.directory
+
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Local:
