@@ -62,12 +62,13 @@ def _certified(
 ) -> Certified:
     """A short job, by the rack's own promise but for these keys."""
 
-    def short(page: dict[str, Any]) -> None:
+    def shorter(page: dict[str, Any]) -> None:
         scaling = page["criteria"]["scaling"]
-        scaling |= {"rounds": 2, "most_rounds": 4, "steps": 3, **changes}
+        short = {"compute": "300 ms", "rounds": 2, "most_rounds": 4, "steps": 3}
+        scaling |= short | changes
         page["criteria"] = {"scaling": scaling}
 
-    spec = spec_edited(directory, short)
+    spec = spec_edited(directory, shorter)
     given = (spec, f"--mnode-nodes={nodes}", *args)
     return certify(directory, *given, files=["test_scaling.py"], env=env)
 

@@ -95,18 +95,28 @@ def test_megatron_gets_the_schedulers_facts_and_no_contract() -> None:
     }
 
 
-@pytest.mark.parametrize("scheduler", [False, True])
-def test_the_users_script_makes_torchs_variables_of_them(tmp_path: Path, scheduler: bool) -> None:
+ANSWERS = '[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"'
+NO_CLUSTER = "echo fatal: Could not establish a configuration source >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "nodes", "first"),
+    [
+        ("", "10.0.0.4,n2", "10.0.0.4"),
+        (NO_CLUSTER, "10.0.0.4,n2", "10.0.0.4"),
+        (ANSWERS, "n[3-4]", "n3"),
+    ],
+)
+def test_the_users_script_makes_torchs_variables_of_them(
+    tmp_path: Path, scontrol: str, nodes: str, first: str
+) -> None:
     env = started("megatron")["n2"][1].env
     for tool in ("sh", "env", "head"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
-    if scheduler:
-        scontrol = tmp_path / "scontrol"
-        scontrol.write_text(
-            '#!/bin/sh\n[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"\n'
-        )
-        scontrol.chmod(0o755)
-        env = {**env, "SLURM_JOB_NODELIST": "n[3-4]"}
+    if scontrol:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{scontrol}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    env = {**env, "SLURM_JOB_NODELIST": nodes}
     done = subprocess.run(
         [str(SCRIPT), "env"],
         env={**env, "PATH": str(tmp_path)},
@@ -116,7 +126,7 @@ def test_the_users_script_makes_torchs_variables_of_them(tmp_path: Path, schedul
         timeout=20,
     )
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert found["MASTER_ADDR"] == ("n3" if scheduler else "10.0.0.4")
+    assert found["MASTER_ADDR"] == first
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     assert [found[name] for name in names] == ["3", "4", "1", "29512"]
 
