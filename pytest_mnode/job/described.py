@@ -25,7 +25,8 @@ class Job:
     as large as at first, so that without spares it waits for the lost node to be booted again.
     back_within_s: how long it waits for that.
 
-    Raises UsageError for a number below 0, or a spare that the job runs on.
+    Raises UsageError for a number below what makes sense, nodes or spares named twice, no nodes at
+    all, or a spare that the job runs on.
     """
 
     argv: Sequence[str]
@@ -43,6 +44,15 @@ class Job:
         for name in ("restarts", "requeues"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: give 0 or more")
+        if self.procs_per_node < 1:
+            raise UsageError(f"procs_per_node={self.procs_per_node}: give 1 or more")
+        named = () if isinstance(self.nodes, int | None) else tuple(self.nodes)
+        for what, names in (("nodes", named), ("spares", tuple(self.spares))):
+            twice = [name for number, name in enumerate(names) if name in names[:number]]
+            if twice:
+                raise UsageError(f"{what}: {twice[0]} is named twice; give each node once")
+        if not isinstance(self.nodes, int | None) and not named:
+            raise UsageError("nodes: none; give one or more, or leave it out for all")
         if self.fewest_nodes is not None and self.fewest_nodes < 1:
             raise UsageError(f"fewest_nodes={self.fewest_nodes}: give 1 or more")
         if not isinstance(self.nodes, int | None):

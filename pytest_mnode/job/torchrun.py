@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,16 @@ from pytest_mnode.job.described import Job
 
 EXIT_PREEMPTED = 75
 """EX_TEMPFAIL: what a rank ends with that saved its state because it was told to end."""
+
+_WITHOUT_A_RANK = (
+    "env",
+    *(word for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") for word in ("-u", name)),
+)
+"""Where the run itself is a rank of something, as in a PyTorchJob, torchrun must not look like one:
+ranks are told from it by RANK in their environment."""
+
+_ENDED_BY_TORCHRUN = (-signal.SIGTERM, -signal.SIGKILL)
+"""How the others end, once one has: SIGTERM, and SIGKILL to those who take too long over it."""
 
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\b", re.MULTILINE)
 
@@ -32,6 +43,7 @@ class Start:
         """The command on one node. own_address: of that node, as others reach it."""
         number = self.nodes.index(node)
         return [
+            *_WITHOUT_A_RANK,
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", str(len(self.nodes)), "--nproc-per-node", str(job.procs_per_node)),
             *(self._elastic(number, own_address, job.restarts) if job.restarts else ()),
@@ -75,5 +87,6 @@ def exit_codes(output: str) -> tuple[int, ...]:
 
 
 def was_preempted(outputs: Sequence[str]) -> bool:
-    """Whether a rank said that it was told to end, and torchrun reported it."""
-    return any(EXIT_PREEMPTED in exit_codes(text) for text in outputs)
+    """Whether a rank said that it was told to end, and none failed otherwise, by torchrun's word."""
+    codes = [code for text in outputs for code in exit_codes(text)]
+    return EXIT_PREEMPTED in codes and set(codes) <= {EXIT_PREEMPTED, *_ENDED_BY_TORCHRUN}

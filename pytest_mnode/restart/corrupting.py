@@ -13,7 +13,7 @@ from pytest_mnode.restart.findings import Finding
 from pytest_mnode.restart.judging import judge_resume
 from pytest_mnode.restart.kills import uninterrupted
 from pytest_mnode.restart.lives import History
-from pytest_mnode.restart.planning import CHECKPOINT_EVERY, plan
+from pytest_mnode.restart.planning import CHECKPOINT_EVERY, device_for, plan
 from pytest_mnode.restart.warming import finished, killed_after, last_line
 from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.wrong import Wrong, listed
@@ -37,7 +37,7 @@ def judged_with_a_damaged_checkpoint(
     place = watching.shared_place(cluster, spec, base)
     if isinstance(place, str):
         return [Wrong("damaged checkpoints that were used", None, _SOURCE, note=place)]
-    planned = plan(promise, cluster.nodes, cluster.procs_per_node)
+    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
     whole = uninterrupted(planned, promise, cluster, place, base)
     at = (planned.nodes, planned.per_node)
     with watching.run_directory(cluster, planned.eye, place, "damaged") as directory:
@@ -47,8 +47,8 @@ def judged_with_a_damaged_checkpoint(
         came_to = finished(cluster, replace(config), *at)
         cut = watching.read_history(cluster, planned.eye, directory, base / "damaged")
     if isinstance(came_to, RankError):
-        why = f"the run did not go on: {last_line(came_to)}"
-        return [Wrong("damaged checkpoints that were used", None, _SOURCE, note=why)]
+        source = "the checkpoint before a damaged one is used"
+        return [Wrong("runs that did not go on", 1, source, last_line(came_to))]
     terms = planned.terms("rank", promise)
     return [*refusal(cut, damaged), *judge_resume(whole, cut, terms)]
 

@@ -10,7 +10,7 @@ from pytest_mnode.restart import watching
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.restart.kills import uninterrupted
 from pytest_mnode.restart.lives import History
-from pytest_mnode.restart.planning import CHECKPOINT_EVERY, plan
+from pytest_mnode.restart.planning import CHECKPOINT_EVERY, device_for, plan
 from pytest_mnode.spec.restart import RestartCriterion
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def judged_checkpoints(
     place = watching.shared_place(cluster, spec, base)
     if isinstance(place, str):
         return [Figure(TIME, None, "s", promise.checkpoint_within_s, source=_SOURCE, note=place)]
-    planned = plan(promise, cluster.nodes, cluster.procs_per_node)
+    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
     whole = uninterrupted(planned, promise, cluster, place, base)
     return costs(whole, planned.config.steps // CHECKPOINT_EVERY, promise.checkpoint_within_s)
 

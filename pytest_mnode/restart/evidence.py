@@ -33,7 +33,8 @@ class Struck:
     shelf: None where the store could not be seen between the kill and the next life.
     alive: "pid on node" of processes of the killed life that ran when the next one trained; None
     where that could not be found out.
-    came_back: whether it trained again, and after the last kill to its end; ended_how: else.
+    came_back: whether it trained again, and after the last kill to its end; None where that could
+    not be seen; ended_how: else, or why.
     gently: it was told to end, and may lose nothing; late: nodes on which it had to be killed when
     the time to save was over. in_writing: it was struck while the checkpoint of this step was
     written, or meant to be.
@@ -47,7 +48,7 @@ class Struck:
     lives: int | None = None
     shelf: Shelf | None = None
     alive: Sequence[str] | None = None
-    came_back: bool = False
+    came_back: bool | None = False
     ended_how: str = ""
     gently: bool = False
     late: Sequence[str] = ()

@@ -39,13 +39,13 @@ def judge(whole: History, cut: History, struck: Struck, terms: Terms) -> list[Fi
     until = History(cut.lives[: struck.lives], cut.stray)
     since = History(until.lives[struck.killed :], cut.stray)
     unfit = struck.missed or _unfit(whole, since, terms)
-    if not unfit and since.lives[0].last_step_until(struck.at) >= terms.steps:
+    if not unfit and _over_before(since, struck, terms.steps):
         unfit = "the run was over before the kill: more steps, or a longer pause, are needed"
     if unfit:
         return [came_back(since, struck, unfit)]
     findings: list[Finding] = [came_back(since, struck), *of_the_kill(since, struck)]
     if len(since.lives) > 1:
-        findings += of_the_resume(since, struck, until.lives[0].began)
+        findings += of_the_resume(since, struck, until.lives[0].began_by_rank_0)
         findings.append(first_new_step(since, struck, terms.within_s))
         findings += _compared(whole, since, until, struck, terms)
     return findings
@@ -58,6 +58,7 @@ def judge_resume(whole: History, cut: History, terms: Terms) -> list[Finding]:
         return [Wrong("comparisons that could not be made", None, SAME_SEED, note=unfit)]
     return [
         *steps_and_numbers(whole, cut, terms.steps, terms.like),
+        steps_too_many(cut, terms.steps),
         samples_not_seen_once(cut.effective(), terms.samples, terms.steps * terms.batch),
         *differing_ends(whole.lives[-1], cut.lives[-1], terms.like),
     ]
@@ -72,6 +73,8 @@ def _compared(
     # What a life did that was resumed itself was judged with the kill before it.
     known = since.lives[1].loaded if struck.killed else 0
     findings = steps_and_numbers(whole, since, last, terms.like, known)
+    if over:
+        findings.append(steps_too_many(since, terms.steps))
     counted = [one for one in until.effective() if one.step <= last]
     findings.append(samples_not_seen_once(counted, terms.samples, last * terms.batch))
     if over:
@@ -119,6 +122,18 @@ def steps_not_done_once(cut: History, last: int) -> Wrong:
     return Wrong(made.name, made.count, made.source, made.culprit, note)
 
 
+def steps_too_many(cut: History, steps: int) -> Wrong:
+    """Steps done beyond those that there are, and ranks that ended with another number."""
+    beyond = [f"step {one.step} of {steps}" for one in cut.effective() if one.step > steps]
+    ends = {rank: own.end for rank, own in cut.lives[-1].by_rank.items()}
+    others = [
+        f"rank {rank} on {end.node} ended with {end.steps} of {steps} steps"
+        for rank, end in ends.items()
+        if end is not None and not end.preempted and end.steps != steps
+    ]
+    return found("ends at another step", "a run ends after the steps it has", [*beyond, *others])
+
+
 def again_differently(cut: History, like: Like) -> Wrong:
     """Steps that were done again, and came out otherwise than the first time."""
     curve, differ = cut.curve(), []
@@ -133,18 +148,32 @@ def again_differently(cut: History, like: Like) -> Wrong:
     return Wrong(made.name, made.count, made.source, made.culprit, note)
 
 
+def _over_before(since: History, struck: Struck, steps: int) -> bool:
+    """Whether the kill found nothing to do: all steps were done, or were in spite of it."""
+    life = since.lives[0]
+    if life.last_step_until(struck.at) >= steps:
+        return True
+    ends = [own.end for own in life.by_rank.values()]
+    alone = len(since.lives) == 1 and not life.silent
+    return alone and all(end is not None and end.steps >= steps for end in ends)
+
+
 def _unfit(whole: History, cut: History, terms: Terms) -> str:
     """Why these runs cannot be compared; "" where they can."""
     if not whole.lives:
         return f"the run that was not to be killed wrote no records{_stray(whole)}"
     life = whole.lives[-1]
-    done = {s.step for own in life.by_rank.values() for s in own.steps}
+    expected = list(range(1, terms.steps + 1))
+    done = {rank: [s.step for s in own.steps] for rank, own in life.by_rank.items()}
     silent = life.silent or [r for r, own in life.by_rank.items() if own.end is None]
-    if len(whole.lives) > 1 or silent or done != set(range(1, terms.steps + 1)):
-        lacking = f", ranks {silent} did not end" if silent else ""
+    lacking = [rank for rank, steps in done.items() if steps != expected]
+    if len(whole.lives) > 1 or silent or lacking:
+        fewest = min(len(set(steps) & set(expected)) for steps in done.values())
+        whose = f", ranks {silent} did not end" if silent else ""
+        whose += f", ranks {lacking} have not each step once" if lacking else ""
         return (
-            f"the run that was not to be killed did {len(done)} of {terms.steps} steps in "
-            f"{len(whole.lives)} starts{lacking}{_stray(whole)}"
+            f"the run that was not to be killed did {fewest} of {terms.steps} steps in "
+            f"{len(whole.lives)} starts{whose}{_stray(whole)}"
         )
     if not cut.lives:
         return f"the run that was killed wrote no records{_stray(cut)}"

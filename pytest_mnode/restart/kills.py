@@ -15,8 +15,8 @@ from pytest_mnode.restart.evidence import Struck
 from pytest_mnode.restart.findings import Finding
 from pytest_mnode.restart.judging import judge
 from pytest_mnode.restart.lives import History, history_of
-from pytest_mnode.restart.planning import Plan, ordeal_of, plan
-from pytest_mnode.restart.striking import START_LIMIT_S, Ordeal, launched
+from pytest_mnode.restart.planning import Plan, device_for, ordeal_of, plan
+from pytest_mnode.restart.striking import START_LIMIT_S, Ordeal, how_ended, launched
 from pytest_mnode.restart.warming import Parameters, parameters_differ, saved_parameters
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 from pytest_mnode.train.config import JobConfig
@@ -70,7 +70,7 @@ def judged_kill(
         return Killed(
             [Wrong("kills that the job did not come back from", None, why, note=place)], []
         )
-    planned = plan(promise, cluster.nodes, cluster.procs_per_node)
+    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
     whole = uninterrupted(planned, promise, cluster, place, base)
     kills = ordeal_of(kill, promise)
     key = (str(base), planned.digest(), *kills)
@@ -111,19 +111,27 @@ def _kept_parameters(base: Path, planned: Plan) -> Parameters:
 def uninterrupted(
     planned: Plan, promise: RestartCriterion, cluster: Cluster, place: Path, base: Path
 ) -> History:
-    """The run that nobody kills, by the same torchrun; made once in a session."""
+    """The run that nobody kills, by the same torchrun; made once in a session.
+
+    Where it did not end well, how it ended is among what is stray of it.
+    """
     kept = base / f"whole-{planned.digest()}"
-    if not (kept / "made").exists():
+    ended = kept / "made"
+    if not ended.exists():
         with watching.run_directory(cluster, planned.eye, place, "whole") as directory:
             config = planned.whole(directory)
             with contextlib.closing(launched(planned, promise, cluster, config)) as job:
+                result = None
                 with contextlib.suppress(TimeLimitError):
-                    job.wait(START_LIMIT_S)
+                    result = job.wait(START_LIMIT_S)
+                how = "" if result is not None and result.ok else how_ended(job, result)
                 watching.read_history(cluster, planned.eye, directory, kept)
             if not planned.exact(promise):
                 import numpy as np
 
                 values = _parameters(cluster, config, planned) or {}
                 np.savez(kept / "parameters.npz", **values)
-        (kept / "made").touch()
-    return history_of(read_records(kept))
+        ended.write_text(how)
+    history = history_of(read_records(kept))
+    stray = (ended.read_text(), *history.stray)
+    return replace(history, stray=tuple(filter(None, stray)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.train.records import (
@@ -42,9 +42,9 @@ class Life:
         return min(life.start.loaded or 0 for life in self.by_rank.values())
 
     @property
-    def began(self) -> float:
-        """When the last of its ranks was ready to train, wall clock."""
-        return max(life.start.time for life in self.by_rank.values())
+    def began_by_rank_0(self) -> float | None:
+        """When rank 0 was ready to train, by its own wall clock; None where it wrote nothing."""
+        return self.by_rank[0].start.time if 0 in self.by_rank else None
 
     @property
     def silent(self) -> list[int]:
@@ -132,7 +132,8 @@ def history_of(records: Iterable[Record]) -> History:
     """Lives from records, rank by rank and in order of writing, as `read_records` gives them.
 
     Ranks count their restarts apart, so that their numbers name no life: a new one begins with a
-    rank that starts once more, with another requeue, or with another number of ranks.
+    rank that starts once more, with another requeue, or with another number of ranks. Clocks of
+    nodes differ, so that time tells lives apart only where some rank wrote nothing in one.
     """
     by_rank: dict[int, list[RankLife]] = {}
     stray = []
@@ -145,13 +146,7 @@ def history_of(records: Iterable[Record]) -> History:
             stray.append(f"rank {record.rank}: a {record.kind} before any start")
         else:
             _add(by_rank[record.rank][-1], record)
-    starts = [life for lives in by_rank.values() for life in lives]
-    starts.sort(key=lambda life: life.start.time)
-    groups: list[dict[int, RankLife]] = []
-    for life in starts:
-        if not groups or not _fits(groups[-1], life):
-            groups.append({})
-        groups[-1][life.start.rank] = life
+    groups = [group for alike in _alike(by_rank) for group in _grouped(alike)]
     lives = tuple(
         Life(number, next(iter(group.values())).start.world_size, dict(sorted(group.items())))
         for number, group in enumerate(groups)
@@ -168,13 +163,34 @@ def _add(life: RankLife, record: StepRecord | CheckpointRecord | EndRecord) -> N
         life.end = record
 
 
-def _fits(group: Mapping[int, RankLife], life: RankLife) -> bool:
-    some = next(iter(group.values())).start
-    return life.start.rank not in group and _of(some) == _of(life.start)
+def _alike(by_rank: Mapping[int, Sequence[RankLife]]) -> list[dict[int, list[RankLife]]]:
+    """Starts of the same requeue and number of ranks, by rank; in the order of requeues."""
+    alike: dict[tuple[int, str], dict[int, list[RankLife]]] = {}
+    for rank, lives in by_rank.items():
+        for life in lives:
+            what = (life.start.world_size, life.start.incarnation.partition(".")[0])
+            alike.setdefault(what, {}).setdefault(rank, []).append(life)
+
+    def order(what: tuple[int, str]) -> tuple[int, float]:
+        requeue = int(what[1]) if what[1].isdecimal() else 0
+        firsts = (lives[0].start.time for lives in alike[what].values())
+        return requeue, min(firsts)
+
+    return [alike[what] for what in sorted(alike, key=order)]
 
 
-def _of(start: StartRecord) -> tuple[int, str]:
-    return start.world_size, start.incarnation.partition(".")[0]
+def _grouped(by_rank: Mapping[int, Sequence[RankLife]]) -> list[dict[int, RankLife]]:
+    """One group a life: each rank's first start, each one's second; by time where some lack one."""
+    counts = {len(lives) for lives in by_rank.values()}
+    if len(counts) == 1:
+        return [{rank: lives[n] for rank, lives in by_rank.items()} for n in range(counts.pop())]
+    starts = [life for lives in by_rank.values() for life in lives]
+    groups: list[dict[int, RankLife]] = []
+    for life in sorted(starts, key=lambda life: life.start.time):
+        if not groups or life.start.rank in groups[-1]:
+            groups.append({})
+        groups[-1][life.start.rank] = life
+    return groups
 
 
 def _steps(life: Life) -> Iterator[tuple[int, Mapping[int, StepRecord]]]:

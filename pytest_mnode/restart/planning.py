@@ -11,6 +11,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.job import Job
 from pytest_mnode.restart.comparing import Like
 from pytest_mnode.restart.judging import Terms
+from pytest_mnode.spec import Spec
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 from pytest_mnode.train.config import JobConfig
 
@@ -101,15 +102,21 @@ def ordeal_of(kill: Kill, promise: RestartCriterion) -> tuple[Kill, ...]:
     return tuple(one for one in together if one in promise.kills)
 
 
-def plan(promise: RestartCriterion, there: Sequence[str], per_node: int) -> Plan:
-    """The job for these nodes. Raises UsageError where they are too few for the promise."""
+def plan(
+    promise: RestartCriterion, there: Sequence[str], per_node: int, device: str = "auto"
+) -> Plan:
+    """The job for these nodes. Raises UsageError where they are too few for the promise.
+
+    device: see JobConfig.
+    """
     if len(there) < 2:
         raise UsageError(f"{_KEY}: {len(there)} node; give --mnode-nodes=2 or more")
     spare = promise.node_loss == "spare"
     nodes = tuple(there[:-1] if spare else there)
     fewest = len(nodes) - 1 if promise.node_loss == "fewer" else None
     victim = nodes[min(1, len(nodes) - 1)]
-    config = config_for(promise, len(nodes) * per_node * (2 if fewest is None else fewest))
+    batch = len(nodes) * per_node * (2 if fewest is None else fewest)
+    config = config_for(promise, batch, device)
     if fewest is not None:
         config = replace(config, dropout=0.0)  # its masks are each rank's own
     return Plan(
@@ -123,10 +130,16 @@ def plan(promise: RestartCriterion, there: Sequence[str], per_node: int) -> Plan
     )
 
 
-def config_for(promise: RestartCriterion, batch: int) -> JobConfig:
+def device_for(spec: Spec) -> str:
+    """What the job trains on: what the cluster has, and a job on CPUs would say nothing of."""
+    return "accelerator" if spec.accelerators.per_node else "cpu"
+
+
+def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> JobConfig:
     """The reference job, small, with this global batch; of no directory yet."""
     return JobConfig(
         directory=".",
+        device=device,
         width=promise.width,
         context=16,
         layers=2,

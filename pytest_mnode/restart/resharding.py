@@ -11,7 +11,7 @@ from pytest_mnode.errors import RankError
 from pytest_mnode.restart import watching
 from pytest_mnode.restart.findings import Finding
 from pytest_mnode.restart.judging import Terms, judge_resume
-from pytest_mnode.restart.planning import config_for, like_resharded
+from pytest_mnode.restart.planning import config_for, device_for, like_resharded
 from pytest_mnode.restart.resuming import completed
 from pytest_mnode.restart.warming import (
     Parameters,
@@ -87,7 +87,8 @@ def judged_on_other_sizes(
         cluster.nodes, cluster.procs_per_node, not spec.accelerators.per_node
     )
     batch = 2 * max(size.ranks for size in (saved_on, *resumed_on))
-    config = replace(config_for(promise, batch), dropout=0.0, reshard=True, pause_s=0.0)
+    config = config_for(promise, batch, device_for(spec))
+    config = replace(config, dropout=0.0, reshard=True, pause_s=0.0)
     eye, at = cluster.nodes[0], (saved_on.nodes, saved_on.per_node)
     found = []
     with (

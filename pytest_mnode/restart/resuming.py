@@ -20,6 +20,8 @@ def came_back(cut: History, struck: Struck, unfit: str = "") -> Wrong:
     lives = len(cut.lives)
     if unfit:
         return Wrong(name, None, source, note=unfit)
+    if struck.came_back is None:
+        return Wrong(name, None, source, note=struck.ended_how)
     if lives < 2:
         why = f"no rank trained again after {struck.what}; {struck.ended_how}".rstrip("; ")
         return Wrong(name, 1, source, culprit=why)
@@ -57,10 +59,11 @@ def of_the_kill(cut: History, struck: Struck) -> Iterator[Finding]:
         )
 
 
-def of_the_resume(cut: History, struck: Struck, began: float) -> Iterator[Finding]:
+def of_the_resume(cut: History, struck: Struck, began: float | None) -> Iterator[Finding]:
     """Whether the newest complete checkpoint was loaded, by all ranks, and was of this run.
 
-    began: when the run was started first, wall clock.
+    began: when the run was started first, by the wall clock of rank 0, which also dates
+    checkpoints; None where that is not known.
     """
     killed, resumed = cut.lives[0], cut.lives[1]
     yield _lost(killed, resumed, struck)
@@ -104,13 +107,14 @@ def completed(life: Life) -> set[int]:
     return {c.step for own in life.by_rank.values() for c in own.checkpoints}
 
 
-def _newer(resumed: Life, began: float) -> Figure:
+def _newer(resumed: Life, began: float | None) -> Figure:
     """How much later than the start of the run the loaded checkpoint was saved."""
     name, source = "loaded checkpoint saved after the start", "it is of this run, and not left over"
     saved = [own.start.saved_at for own in resumed.by_rank.values()]
     times = [time for time in saved if time is not None]
-    if len(times) < len(saved):
-        return Figure(name, None, "s", at_least=0, source=source, note="nothing was loaded")
+    if len(times) < len(saved) or began is None:
+        why = "nothing was loaded" if began is not None else "rank 0 did not say when it started"
+        return Figure(name, None, "s", at_least=0, source=source, note=why)
     return Figure(
         name,
         min(times) - began,
@@ -124,14 +128,19 @@ def _newer(resumed: Life, began: float) -> Figure:
 def first_new_step(cut: History, struck: Struck, within_s: float | None) -> Figure:
     """Seconds from the kill until all ranks had done a step again."""
     ended = next((e for life in cut.lives[1:] if (e := life.first_step_ended()) is not None), None)
+    seconds = None if ended is None else ended - struck.at
+    note = f"kill by the clock of {struck.clock}, step by that of the slowest rank"
+    if seconds is not None and seconds < 0:
+        note += f", which is {-seconds:.3g} s before the kill: these clocks differ, set them right"
+        seconds = None
     return Figure(
         "time from the kill to the first new step",
-        None if ended is None else ended - struck.at,
+        seconds,
         "s",
         at_most=within_s,
         source="criteria.restart.within" if within_s is not None else "",
         culprit=f"the way back from {struck.what}",
-        note=f"kill by the clock of {struck.clock}, step by that of the slowest rank",
+        note=note,
     )
 
 

@@ -59,16 +59,18 @@ class Ordeal:
             result: JobResult | None = None
             with contextlib.suppress(TimeLimitError):
                 result = job.wait(_END_LIMIT_S)
-            self._over(_how_ended(job, result), result is not None and result.ok)
+            self._over(how_ended(job, result), result is not None and result.ok)
             self.events = job.events
         return self._history()
 
     def _strike_and_wait(self, job: RunningJob, kill: Kill, number: int) -> None:
         lives = len(self._history().lives) if number else 1
         ranks, step = (0, HELD) if kill == "checkpoint" else (self.plan.ranks, STRIKE_AFTER[number])
-        if not self._await(job, ranks, step, lives, START_LIMIT_S):
+        reached, unseen = self._await(job, ranks, step, lives, START_LIMIT_S)
+        if not reached:
             result = job.poll()
-            how = _how_ended(job, result) if result else f"waited {START_LIMIT_S:g} s"
+            how = how_ended(job, result) if result else f"waited {START_LIMIT_S:g} s"
+            how = unseen or how
             moment = f"step {step} was not " + ("saved" if kill == "checkpoint" else "reached")
             why = f"there was no kill: {moment} in start {lives} of the run; {how}"
             self.struck[kill] = Struck("no kill", time.time(), "nobody", missed=why)
@@ -85,8 +87,9 @@ class Ordeal:
         if kill == "node" and self.promise.node_loss == "rebooted":
             self._boot_again(job)
         patience = _PATIENCE * self.promise.within_s
-        back = self._await(job, self.plan.ranks_after(kill), 0, lives + 1, patience)
+        back, unseen = self._await(job, self.plan.ranks_after(kill), 0, lives + 1, patience)
         result = job.poll()
+        how = how_ended(job, result) if result else f"nothing in {patience:g} s"
         self.struck[kill] = replace(
             blow,
             killed=lives - 1,
@@ -94,7 +97,7 @@ class Ordeal:
             shelf=shelf if len(seen) == lives else None,
             alive=self._alive(seen[lives - 1]) if len(seen) >= lives else None,
             came_back=back,
-            ended_how=_how_ended(job, result) if result else f"nothing in {patience:g} s",
+            ended_how=unseen or how,
             gently=kill == "preemption",
             in_writing=HELD if kill == "checkpoint" else None,
             notes=_notes(job, blow.at),
@@ -115,17 +118,23 @@ class Ordeal:
             except MnodeError as error:
                 return Struck("no kill", at, "nobody", missed=f"there was no kill: {error}")
             return Struck(f"power-off of {self.plan.victim}", at, "the controller")
-        known = len(job.events)
-        if kill == "preemption":
-            late = job.preempt(self.promise.grace_s)
-            what = f"SIGTERM to the job, with {self.promise.grace_s:g} s to end"
-        else:
-            # Rank 0 is who commits a checkpoint.
-            rank = 0 if kill == "checkpoint" else min(1, self.plan.ranks - 1)
-            late = []
-            job.kill(rank=rank, signal=signal.SIGKILL)
-            what = f"SIGKILL of rank {rank}"
+        known, at = len(job.events), time.time()
+        late: Sequence[str] = ()
+        try:
+            if kill == "preemption":
+                late = job.preempt(self.promise.grace_s)
+                what = f"SIGTERM to the job, with {self.promise.grace_s:g} s to end"
+            else:
+                # Rank 0 is who commits a checkpoint.
+                rank = 0 if kill == "checkpoint" else min(1, self.plan.ranks - 1)
+                job.kill(rank=rank, signal=signal.SIGKILL)
+                what = f"SIGKILL of rank {rank}"
+        except MnodeError as error:
+            return Struck("no kill", at, "nobody", missed=f"there was no kill: {error}")
         sent = [event for event in job.events[known:] if event.what == "signalled"]
+        if not sent:
+            why = f"there was no kill: no process was there to get a signal; {_ended_now(job)}"
+            return Struck("no kill", at, "nobody", missed=why)
         first = min(sent, key=lambda event: event.time_s)
         if kill != "preemption":
             what += f" on {first.node}"
@@ -142,17 +151,24 @@ class Ordeal:
             time.sleep(0.02)
         self.cluster.power_on(self.plan.victim)
 
-    def _await(self, job: RunningJob, ranks: int, step: int, starts: int, limit_s: float) -> bool:
-        return watching.await_steps(
-            self.cluster,
-            self.plan.eye,
-            self.directory,
-            ranks=ranks,
-            step=step,
-            starts=starts,
-            limit_s=limit_s,
-            over=lambda: job.poll() is not None,
-        )
+    def _await(
+        self, job: RunningJob, ranks: int, step: int, starts: int, limit_s: float
+    ) -> tuple[bool | None, str]:
+        """Whether it was seen, see await_steps; None, and why, where it could not be."""
+        try:
+            seen = watching.await_steps(
+                self.cluster,
+                self.plan.eye,
+                self.directory,
+                ranks=ranks,
+                step=step,
+                starts=starts,
+                limit_s=limit_s,
+                over=lambda: job.poll() is not None,
+            )
+        except MnodeError as error:
+            return None, str(error)
+        return seen, ""
 
     def _history(self) -> History:
         return watching.read_history(self.cluster, self.plan.eye, self.directory, self.into)
@@ -171,7 +187,12 @@ class Ordeal:
         return found
 
 
-def _how_ended(job: RunningJob, result: JobResult | None) -> str:
+def _ended_now(job: RunningJob) -> str:
+    result = job.poll()
+    return how_ended(job, result) if result is not None else "the job had not ended"
+
+
+def how_ended(job: RunningJob, result: JobResult | None) -> str:
     """In words, with what the ranks said last."""
     if result is None:
         return f"the job still ran on {', '.join(job.nodes)}"

@@ -18,12 +18,13 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
     """
     import torch
 
+    from pytest_mnode.train.device import device_of
     from pytest_mnode.train.trainer import Trainer
 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic)
     try:
-        trainer = Trainer(config, world, _device(world))
+        trainer = Trainer(config, world, device_of(config, world.local_rank))
         trainer.resume()
         while trainer.finished_steps < (until or config.steps):
             trainer.step()
@@ -39,22 +40,15 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
 
 def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:
     """The parameters of a run's newest checkpoint by name, as arrays; in a world of one rank."""
+    from pytest_mnode.train.device import device_of
     from pytest_mnode.train.trainer import Trainer
 
-    trainer = Trainer(replace(config, reshard=True), world, _device(world))
+    trainer = Trainer(replace(config, reshard=True), world, device_of(config, world.local_rank))
     try:
         trainer.resume()
         return _whole(trainer.model)
     finally:
         trainer.close()
-
-
-def _device(world: World) -> Any:
-    """This rank's accelerator, by local rank; else the CPU."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator()
-    return torch.device("cpu" if accelerator is None else f"{accelerator.type}:{world.local_rank}")
 
 
 def _whole(model: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pytest_mnode.errors import RankError
 from pytest_mnode.restart import warm
 from pytest_mnode.restart.findings import Figure
 from pytest_mnode.train.config import JobConfig
+from pytest_mnode.wrong import listed
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
@@ -59,11 +60,19 @@ def parameters_differ(one: Parameters, other: Parameters, tolerance: float, sour
         return Figure(name, None, "", tolerance, source=source, note=f"only in one: {which}")
     if any(one[key].shape != other[key].shape for key in one):
         return Figure(name, None, "", tolerance, source=source, note="of other shapes")
-    largest = max(float(np.abs(value).max()) for value in one.values())
-    by_name = {key: float(np.abs(one[key] - other[key]).max()) / largest for key in one}
-    worst = max(by_name, key=lambda key: by_name[key])
+    odd = [
+        key for key in one if not (np.isfinite(one[key]).all() and np.isfinite(other[key]).all())
+    ]
+    if odd:
+        # No difference can be told from what is no number; by as much as all is too much anyway.
+        note = f"not finite: {listed(odd)}"
+        return Figure(name, 1.0, "", tolerance, source=source, culprit=odd[0], note=note)
+    largest = max((float(np.abs(value).max(initial=0.0)) for value in one.values()), default=0.0)
+    far = {key: float(np.abs(one[key] - other[key]).max(initial=0.0)) for key in one}
+    worst = max(far, key=lambda key: far[key])
     note = f"of {largest:.4g}, the largest of all; in {worst}"
-    return Figure(name, by_name[worst], "", tolerance, source=source, culprit=worst, note=note)
+    value = far[worst] / (largest or 1.0)
+    return Figure(name, value, "", tolerance, source=source, culprit=worst, note=note)
 
 
 def last_line(error: RankError) -> str:

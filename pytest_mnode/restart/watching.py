@@ -44,7 +44,10 @@ def done(path):
             if line.startswith('{"kind":"start"'):
                 begun, last = begun + 1, -1
             elif line.startswith('{"kind":"step"') and line.endswith("\n"):
-                last = json.loads(line)["step"]
+                try:
+                    last = int(json.loads(line)["step"])
+                except (ValueError, TypeError, KeyError):
+                    pass  # torn by a kill: it is no step
     return begun >= starts and last >= step
 end = time.monotonic() + limit
 while time.monotonic() < end:
@@ -56,6 +59,7 @@ while time.monotonic() < end:
     time.sleep(0.02)
 sys.exit(3)
 """
+_NOT_SEEN = 3
 _SURVEY = r"""
 import json, sys
 from pytest_mnode.train.checkpoint import Store
@@ -143,7 +147,8 @@ def await_steps(
     """Wait until so many ranks did this step since their start number `starts`; whether they did.
 
     Called again and again meanwhile, `over` says whether there is nothing to wait for any more.
-    With ranks=0 it waits for a checkpoint that is held open.
+    With ranks=0 it waits for a checkpoint that is held open. Raises ClusterError where the watcher
+    on the node failed: that nothing was seen is then not the run's doing.
     """
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
     watcher = cluster.start([sys.executable, "-S", "-c", _AWAIT, *words], node)
@@ -156,10 +161,14 @@ def await_steps(
                     watcher.wait(0.5)
                 break
             time.sleep(0.02)
-        return watcher.poll() == 0
+        code = watcher.poll()
     finally:
         watcher.kill()
-        watcher.communicate()
+        _, said = watcher.communicate()
+    if code not in (None, 0, _NOT_SEEN):
+        why = (said.strip().splitlines() or [f"status {code}"])[-1]
+        raise ClusterError(f"{node}: the run could not be watched: {why}")
+    return code == 0
 
 
 def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:

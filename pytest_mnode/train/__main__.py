@@ -48,10 +48,11 @@ def main(argv: Sequence[str]) -> int:
     import torch.distributed as dist
 
     from pytest_mnode.launching.meeting import meet
+    from pytest_mnode.train.device import device_of
     from pytest_mnode.train.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
-    device = _device(torch)
+    device = device_of(config, int(os.environ["LOCAL_RANK"]))
     meet(config.meet_s)
     trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
     trainer.resume()
@@ -65,16 +66,6 @@ def main(argv: Sequence[str]) -> int:
     # Not after an error: who takes a group down waits for ranks that may wait for this one.
     dist.destroy_process_group()
     return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
-
-
-def _device(torch: Any) -> Any:
-    """This rank's accelerator, by local rank; else the CPU."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        return torch.device("cpu")
-    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
-    torch.get_device_module(device).set_device(device)
-    return device
 
 
 def _place(dist: Any) -> Any:

@@ -13,7 +13,9 @@ from pytest_mnode.errors import UsageError
 
 PARALLEL = ("ddp", "fsdp2")
 DTYPES = ("float32", "bfloat16")
+DEVICES = ("auto", "accelerator", "cpu")
 
+_MOST = (1 << 63) - 1
 _LEAST = {
     **{"seed": 0, "vocab": 2, "context": 2, "width": 1, "heads": 1, "layers": 1, "samples": 1},
     **{"global_batch": 1, "accumulation": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 0.0},
@@ -33,6 +35,7 @@ class JobConfig:
     samples: of the data set, which is one epoch; a whole number of global batches.
     global_batch: samples an optimiser step, on all ranks and over all `accumulation` passes.
     dtype: "bfloat16" computes under autocast; parameters and gradients' sums stay float32.
+    device: "accelerator" is refused where there is none; "auto" takes one where there is.
     bucket_bytes: gradients that DDP sends at once, at least.
     compute_s: declared duration of the forward and backward passes of one step, slept up to; None:
     nothing is emulated. Only where the device is the CPU.
@@ -60,6 +63,7 @@ class JobConfig:
     warmup_steps: int = 5
     parallel: str = "ddp"
     dtype: str = "float32"
+    device: str = "auto"
     bucket_bytes: int = 25 << 20
     compute_s: float | None = None
     checkpoint_every: int = 0
@@ -73,7 +77,7 @@ class JobConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, str(field.type), getattr(self, field.name))
-        for name, known in (("parallel", PARALLEL), ("dtype", DTYPES)):
+        for name, known in (("parallel", PARALLEL), ("dtype", DTYPES), ("device", DEVICES)):
             if getattr(self, name) not in known:
                 _refuse(name, getattr(self, name), " or ".join(f'"{word}"' for word in known))
         if self.dropout >= 1:
@@ -101,6 +105,8 @@ class JobConfig:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise UsageError(f"{path}: not JSON: {error}") from None
+        except RecursionError:
+            raise UsageError(f"{path}: not a run's description: nested too deeply") from None
         try:
             return cls.from_dict(given)
         except UsageError as error:
@@ -155,8 +161,17 @@ def _check(name: str, kind: str, value: Any) -> None:
     if wrong_bool or not isinstance(value, accepted):
         words = {"int": "a whole number", "float": "a number", "str": "a text"}
         _refuse(name, value, words.get(kind, "true or false"))
-    if kind in ("int", "float") and not (math.isfinite(value) and value >= _LEAST[name]):
+    if kind == "int" and value > _MOST:
+        _refuse(name, f"a number of {value.bit_length()} bits", "less than 2**63")
+    if kind in ("int", "float") and not (_finite(value) and value >= _LEAST[name]):
         _refuse(name, value, f"at least {_LEAST[name]}")
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _refuse(name: str, value: Any, wanted: str) -> None:

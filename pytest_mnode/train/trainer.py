@@ -209,7 +209,7 @@ class Trainer:
             optimiser=digest_of(values_of(self.optimiser)),
             lr=float(self.schedule.get_last_lr()[0]),
             time=time.time(),
-            preempted=self.preempted,
+            preempted=self.preempted and self.finished_steps < self.config.steps,
         )
         self.records.append(record)
         return record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -117,13 +119,13 @@ def test_nodes_that_a_job_begins_on() -> None:
 def test_torchrun_of_a_job_that_restarts_and_of_one_that_does_not() -> None:
     start = Start("abc", ("node2", "node0"), 1, "10.78.0.3", 4711)
     argv = start.argv(Job(["x.py", "-v"]), "node0", "10.78.0.1", "/logs")
-    assert argv[2:] == [
+    assert argv[argv.index("-m") + 1 :] == [
         *("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "1"),
         *("--master-addr", "10.78.0.3", "--master-port", "4711", "--log-dir", "/logs"),
         *("x.py", "-v"),
     ]
     argv = start.argv(Job(["x.py"], restarts=3), "node0", "10.78.0.1", "/logs")
-    assert argv[7:-3] == [
+    assert argv[argv.index("--rdzv-backend") : -3] == [
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.78.0.3:4711", "--rdzv-id", "abc.1"),
         *("--max-restarts", "3", "--rdzv-conf", "is_host=0", "--local-addr", "10.78.0.1"),
     ]
@@ -149,6 +151,35 @@ def test_exit_codes_of_ranks_are_read_from_what_torchrun_says() -> None:
     assert exit_codes("exitcode: seventy") == ()
     assert was_preempted(["", REPORT])
     assert not was_preempted(["failed (exitcode: 1) local_rank: 0", "75"])
+
+
+@pytest.mark.parametrize("code", [1, -11])
+def test_who_failed_while_others_were_told_to_end_was_not_preempted(code: int) -> None:
+    assert not was_preempted([REPORT, f"  exitcode  : {code} (pid: 12)\n"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": ["node0", "node0"]}, "nodes: node0 is named twice"),
+        ({"nodes": []}, "nodes: none; give one or more"),
+        ({"spares": ["node3", "node3"]}, "spares: node3 is named twice"),
+        ({"procs_per_node": 0}, "procs_per_node=0: give 1 or more"),
+    ],
+)
+def test_a_job_that_could_never_run_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Job(["train.py"], **given)
+
+
+def test_torchrun_does_not_look_like_a_rank_where_the_run_is_one() -> None:
+    argv = Start("j", ALL, 0, "10.0.0.1", 29500).argv(Job(["t.py"]), "node1", "10.0.0.2", "logs")
+    program = (
+        "import os; print([n for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE') if n in os.environ])"
+    )
+    words = [*argv[: argv.index("-m")], "-c", program]
+    env = {**os.environ, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    assert subprocess.check_output(words, env=env, text=True) == "[]\n"
 
 
 def test_an_event_in_a_line() -> None:

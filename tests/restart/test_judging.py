@@ -18,6 +18,7 @@ from tests.restart.made import (
     STRUCK,
     TERMS,
     WHOLE,
+    Change,
     is_right,
     life,
     only,
@@ -35,13 +36,69 @@ def test_a_run_that_came_back_right_has_nothing_wrong() -> None:
     found = judge(history_of(WHOLE), history_of(KILLED + resumed()), STRUCK, TERMS)
     assert [f.name for f in found if not is_right(f)] == []
     names = [f.name for f in found]
-    assert len(names) == len(set(names)) == 17
+    assert len(names) == len(set(names)) == 18
     by_name = {f.name: f for f in found}
     assert by_name[ONCE].note == "steps 1 to 12 over 2 starts"
     assert by_name[LOST].note == "loaded the checkpoint of step 4; 2 steps done again"
     assert by_name[AGAIN].note == "2 steps were done again"
     assert vars_of(by_name["time from the kill to the first new step"])["value"] == 15.5
     assert vars_of(by_name["loaded checkpoint saved after the start"])["value"] == 4.0
+
+
+def late(node: int, seconds: float) -> Change:
+    """The clock of a node is ahead by so much, or behind."""
+
+    def change(record: Record) -> Record:
+        given: Any = record
+        times = ("time", "began", "ended", "begun")
+        moved = {n: getattr(given, n) + seconds for n in times if hasattr(given, n)}
+        return replace(given, **moved) if given.rank == node else record
+
+    return change
+
+
+@pytest.mark.parametrize("seconds", [5, 40, -40])
+def test_clocks_of_nodes_that_differ_make_nothing_wrong(seconds: float) -> None:
+    change = late(1, seconds)
+    cut = [*life(1, 6, change=change), *resumed(change=change)]
+    assert verdicts(cut, at=1010.0 + seconds) == {}
+
+
+def test_a_first_step_before_the_kill_is_no_time() -> None:
+    [found] = verdicts([*KILLED, *resumed()], at=1310.0).values()
+    assert vars_of(found)["value"] is None
+    assert "284 s before the kill: these clocks differ" in vars_of(found)["note"]
+
+
+def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
+    found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
+    back = vars_of(found["kills that the job did not come back from"])
+    assert (back["count"], back["note"]) == (None, "node0: the run could not be watched")
+
+
+def test_a_job_told_to_end_in_its_last_step_was_over() -> None:
+    done = life(1, 12, ends=True)
+    [found] = verdicts(done, gently=True, at=1011.2, came_back=False).values()
+    assert vars_of(found)["count"] is None
+    assert "the run was over before the kill" in vars_of(found)["note"]
+
+
+def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
+    def lacks(record: Record) -> bool:
+        return isinstance(record, StepRecord) and record.rank == 1 and record.step > 2
+
+    whole = [record for record in WHOLE if not lacks(record)]
+    [found] = verdicts([*KILLED, *resumed()], whole=whole).values()
+    assert vars_of(found)["count"] is None
+    assert "did 2 of 12 steps in 1 starts, ranks [1] have not" in vars_of(found)["note"]
+
+
+def test_steps_beyond_the_last_are_found() -> None:
+    more = life(5, 15, loaded=4, began=1025.0, number=1, ends=True)
+    found = vars_of(verdicts([*KILLED, *more])["ends at another step"])
+    assert found["count"] == 5
+    assert found["culprit"].startswith("step 13 of 12; ")
+    assert "rank 0 on node0 ended with 15 of 12 steps" in found["culprit"]
 
 
 def vars_of(finding: Any) -> dict[str, Any]:

@@ -65,6 +65,10 @@ def test_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str
         ("[1]", "a run is described by an object of keys"),
         ("{}", "key 'directory' is missing"),
         ("\x00\xff", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"directory": "/x", "steps": 1' + "0" * 400 + "}", "steps='a number of .* bits': give"),
+        ('{"directory": "/x", "learning_rate": 1' + "0" * 400 + "}", "learning_rate=.* give at"),
+        ('{"directory": "/x", "device": "gpu"}', 'device=.gpu.: give "auto" or "accelerator" or'),
     ],
 )
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:

@@ -91,17 +91,23 @@ def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[st
 def _read(path: Path) -> tuple[Manifest, bytes]:
     """The manifest of a checkpoint, proven by COMPLETE. Raises ManifestError, OSError."""
     try:
-        with (path / COMPLETE).open("rb") as file:
-            sealed = file.read(256)
+        sealed = _plain(path / COMPLETE)[:256]
     except FileNotFoundError:
         raise ManifestError(CUT_SHORT) from None
     try:
-        text = (path / MANIFEST).read_bytes()
+        text = _plain(path / MANIFEST)
     except FileNotFoundError:
         raise ManifestError(f"{MANIFEST} is missing") from None
     if sealed != seal(text):
         raise ManifestError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
     return read_manifest(text), text
+
+
+def _plain(path: Path) -> bytes:
+    """What is in a file that is no link, pipe or device: those may lead elsewhere, or block."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ManifestError(f"{path.name} is not a plain file")
+    return path.read_bytes()
 
 
 def _reason(path: Path, step: int, manifest: Manifest) -> str | None:

@@ -37,6 +37,14 @@ def test_a_store_that_cannot_be_listed_is_no_empty_one(tmp_path: Path) -> None:
         survey(tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["COMPLETE", "manifest.json"])
+def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) -> None:
+    path = checkpoint(tmp_path, 10) / name
+    path.unlink()
+    os.mkfifo(path)
+    assert only(tmp_path).reason == f"{name} is not a plain file"
+
+
 def test_newest_first_and_others_left_alone(tmp_path: Path) -> None:
     for step in (10, 30, 20):
         checkpoint(tmp_path, step)
@@ -116,7 +124,7 @@ def swapped(path: Path) -> None:
         (other_step, "it is of step 11: moved or renamed"),
         (other_format, "it is of format 7, and format 1 is read here"),
         (unreadable, "manifest.json is not readable: "),
-        (loop, "manifest.json cannot be read: Too many levels of symbolic links"),
+        (loop, "manifest.json is not a plain file"),
         (swapped, "manifest.json is not the one that COMPLETE names: one was changed"),
         (
             lambda p: (p / "COMPLETE").write_text("yes"),
