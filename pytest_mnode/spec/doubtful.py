@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pytest_mnode.spec import wire
 from pytest_mnode.spec.criteria import BusbwPromise, Criteria
 from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.launch import launch_doubts
 from pytest_mnode.spec.models import Fabric, Spec
 from pytest_mnode.spec.preflight_doubts import preflight_doubts
 from pytest_mnode.spec.quantity import RATE
+from pytest_mnode.spec.restart import restart_doubts
 from pytest_mnode.spec.scaling import scaling_doubts
 
 _PATTERN = frozenset("*?[")
@@ -25,7 +27,9 @@ def doubts(spec: Spec) -> list[str]:
         *_links(spec),
         *_words(spec),
         *preflight_doubts(spec),
+        *launch_doubts(spec),
         *scaling_doubts(spec),
+        *restart_doubts(spec),
     ]
 
 

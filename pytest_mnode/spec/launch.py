@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pytest_mnode.spec.fields import AbsolutePath, Page, Seconds, Some, Text
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec.models import Spec
 
 Style = Literal["torchrun", "deepspeed", "megatron"]
 
@@ -88,3 +92,16 @@ class LaunchCriterion(Page):
         """What is promised of a style; None if nothing is."""
         found: StartPromise | None = getattr(self, style, None)
         return found
+
+
+def launch_doubts(spec: Spec) -> Iterator[str]:
+    """One line for each promise that this cluster has too little for."""
+    promise = spec.criteria.launch
+    if promise is None or promise.rendezvous is None or not spec.accelerators.per_node:
+        return
+    ranks, most = promise.rendezvous.ranks, spec.nodes * spec.accelerators.per_node
+    if ranks > most:
+        yield (
+            f"criteria.launch.rendezvous.ranks: {ranks}, but {spec.nodes} nodes × "
+            f"{spec.accelerators.per_node} accelerators have no more than {most}"
+        )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pytest_mnode.spec.fields import Fraction, Page, Seconds, Some
 
+if TYPE_CHECKING:
+    from pytest_mnode.spec.models import Spec
+
 Kill = Literal["rank", "node", "preemption", "checkpoint"]
 KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
 _Steps = Annotated[int, Field(strict=True, ge=18)]
+_LAX = 0.05
+"""A tolerance above it also takes the losses of another learning rate or of skipped samples."""
+_KEY = "criteria.restart"
 
 
 class RestartCriterion(Page):
@@ -62,3 +69,27 @@ class RestartCriterion(Page):
         if self.width % 4:
             raise ValueError(f"width {self.width}; accepted: a multiple of 4")
         return self
+
+
+def restart_doubts(spec: Spec) -> Iterator[str]:
+    """One line for each promise that cannot be kept or tried, or that would hide a fault."""
+    promise = spec.criteria.restart
+    if promise is None:
+        return
+    for key in ("tolerance", "resharded_tolerance"):
+        value = getattr(promise, key)
+        if value is not None and value > _LAX:
+            yield (
+                f"{_KEY}.{key}: {value:g} is more than {_LAX:g}: the losses of another job are "
+                "within it"
+            )
+    if spec.nodes == 1 and "node" in promise.kills and promise.node_loss != "rebooted":
+        yield (
+            f"{_KEY}.kills: node, with node_loss {promise.node_loss}, for nodes: 1, which has no "
+            "other node to go on with"
+        )
+    if not spec.emulated and (spec.storage is None or spec.storage.checkpoints is None):
+        yield (
+            f"{_KEY}: promised, but storage.checkpoints names no directory that all nodes share: "
+            "a checkpoint would be lost with its node"
+        )

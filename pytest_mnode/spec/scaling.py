@@ -139,7 +139,32 @@ def scaling_doubts(spec: Spec) -> Iterator[str]:
             f"{_KEY}.at_most_uncertainty: {promise.at_most_uncertainty:g} is more than the loss "
             f"that is asked about, {1 - promise.at_least_efficiency:.3g}"
         )
+    yield from _lax(promise)
     if promise.compute_s is not None and not spec.emulated:
         yield f"{_KEY}.compute: emulated, and emulated: does not say so"
     if promise.dtype == "bfloat16" and not spec.accelerators.per_node:
         yield f"{_KEY}.dtype: bfloat16, but accelerators.per_node is 0"
+
+
+def _lax(promise: ScalingCriterion) -> Iterator[str]:
+    """Parts that could be missing, unexplained or elsewhere, and it would pass."""
+    if promise.parts_within > 0.05:
+        yield (
+            f"{_KEY}.parts_within: {promise.parts_within:g} of a step may have no name: more than "
+            "the loss that is asked about"
+        )
+    if promise.explained_fraction < 0.5:
+        yield (
+            f"{_KEY}.explained_fraction: {promise.explained_fraction:g} lets a loss pass of which "
+            "most is not explained"
+        )
+    if promise.fabric_fraction < 0.5:
+        yield (
+            f"{_KEY}.fabric_fraction: {promise.fabric_fraction:g} calls a fabric at half its line "
+            "rate fast"
+        )
+    if promise.elsewhere_fraction > 0.2:
+        yield (
+            f"{_KEY}.elsewhere_fraction: {promise.elsewhere_fraction:g} lets more than a fifth of "
+            "the bytes go over another network"
+        )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pytest_mnode.errors import SpecError
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Accelerators, Spec, default_spec_path, doubts, load_spec
 
 
 def spec_with(directory: Path, launch: Any) -> Spec:
@@ -74,3 +74,18 @@ def test_what_makes_no_sense_is_refused_in_one_line(tmp_path: Path, page: Any, l
     text = str(caught.value)
     assert f"criteria.{line}" in text
     assert "\n" not in text
+
+
+def test_doubts_more_ranks_than_there_are_accelerators(tmp_path: Path) -> None:
+    spec = spec_with(tmp_path, {"rendezvous": {"ranks": 129, "within": "1 s"}})
+    eight = Accelerators.model_validate({"per_node": 8})
+
+    def found(**fields: Any) -> list[str]:
+        lines = doubts(spec.model_copy(update=fields))
+        return [line for line in lines if line.startswith("criteria.launch")]
+
+    assert found(accelerators=eight) == [
+        "criteria.launch.rendezvous.ranks: 129, but 16 nodes × 8 accelerators have no more than 128"
+    ]
+    assert found(accelerators=eight, nodes=17) == []
+    assert found() == []  # as many ranks as one likes share processors

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pytest_mnode.spec import Spec, default_spec_path, doubts, load_spec
+from pytest_mnode.spec.models import Storage
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 
 
@@ -48,3 +50,49 @@ def test_fewer_nodes_go_with_a_tolerance() -> None:
     # Where no node is lost, nothing is resharded.
     page = {"within": "60 s", "node_loss": "fewer", "kills": ["rank"]}
     assert RestartCriterion.model_validate(page).kills == ("rank",)
+
+
+def doubtful(change: dict[str, Any], **fields: Any) -> list[str]:
+    """What is doubted of the rack's page with this promise, and of nothing else."""
+    promise = RestartCriterion.model_validate({"within": "60 s", **change})
+    rack = load_spec(default_spec_path())
+    criteria = rack.criteria.model_copy(update={"restart": promise})
+    spec: Spec = rack.model_copy(update={"criteria": criteria, **fields})
+    return [line for line in doubts(spec) if line.startswith("criteria.restart")]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"tolerance": 0.06}, "criteria.restart.tolerance: 0.06 is more than 0.05"),
+        ({"resharded_tolerance": 0.99}, "criteria.restart.resharded_tolerance: 0.99 is more than"),
+    ],
+)
+def test_doubts_a_tolerance_that_another_job_would_meet(change: dict[str, Any], line: str) -> None:
+    [doubt] = doubtful(change)
+    assert doubt.startswith(line)
+    assert doubtful(dict.fromkeys(change, 0.05)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({}, 1),
+        ({"node_loss": "fewer", "resharded_tolerance": 0.01}, 1),
+        ({"node_loss": "rebooted"}, 0),
+        ({"kills": ["rank", "preemption"]}, 0),  # these one node comes back from
+    ],
+)
+def test_doubts_that_one_node_goes_on_without_it(change: dict[str, Any], count: int) -> None:
+    found = doubtful(change, nodes=1)
+    assert len(found) == count
+    assert all("node, with node_loss" in line and "for nodes: 1" in line for line in found)
+    assert doubtful(change, nodes=2) == []
+
+
+def test_doubts_checkpoints_that_are_kept_nowhere() -> None:
+    for storage in (None, Storage.model_validate({"datasets": "/data"})):
+        [doubt] = doubtful({}, emulated=(), storage=storage)
+        assert doubt.startswith("criteria.restart: promised, but storage.checkpoints names no dir")
+    kept = Storage.model_validate({"checkpoints": "/kept"})
+    assert doubtful({}, emulated=(), storage=kept) == []

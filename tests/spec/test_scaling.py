@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pytest_mnode.errors import SpecError
@@ -9,11 +11,16 @@ from pytest_mnode.spec import default_spec_path, doubts, load_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 from tests.spec.conftest import Load, Page
 
+RACK = default_spec_path().read_text()
+COMPUTE = re.findall(r"compute: \d+ ms", RACK)[0]
+COMPUTE_S = int(COMPUTE.split()[1]) / 1e3
+MOST_ROUNDS = re.findall(r"most_rounds: \d+", RACK)[0]
+
 
 def test_the_rack_emulates_computing_and_says_so() -> None:
     spec = load_spec(default_spec_path())
     assert spec.criteria.scaling is not None
-    assert spec.criteria.scaling.compute_s == pytest.approx(0.3)
+    assert spec.criteria.scaling.compute_s == pytest.approx(COMPUTE_S)
     assert any("criteria.scaling.compute" in line for line in spec.emulated)
 
 
@@ -28,17 +35,17 @@ def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
     ("old", "new", "message"),
     [
         (
-            "compute: 300 ms",
+            COMPUTE,
             "compute: 300",
             "criteria.scaling.compute: 300 has no unit; accepted: a time",
         ),
         (
-            "compute: 300 ms",
+            COMPUTE,
             "at_least_efficiency: 0.85",
             "criteria.scaling: explained_from 0.9 is above at_least_efficiency 0.85",
         ),
         (
-            "compute: 300 ms",
+            COMPUTE,
             "at_least_efficiency: 95",
             "criteria.scaling.at_least_efficiency: 95; accepted: a number of 1 or less",
         ),
@@ -52,7 +59,7 @@ def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
             "allowed_causes: [skew, skew]",
             "criteria.scaling: allowed_causes names one twice",
         ),
-        ("most_rounds: 6", "most_rounds: 2", "criteria.scaling: most_rounds 2 is below rounds 3"),
+        (MOST_ROUNDS, "most_rounds: 2", "criteria.scaling: most_rounds 2 is below rounds 3"),
         (
             "width: 144, heads: 2",
             "width: 145, heads: 2",
@@ -62,7 +69,7 @@ def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
         (
             "per_node: 0",
             "per_node: 8",
-            "criteria: scaling.compute: 0.3 s, with accelerators.per_node 8: real accelerators",
+            f"criteria: scaling.compute: {COMPUTE_S:g} s, with accelerators.per_node 8: real acc",
         ),
     ],
 )
@@ -76,18 +83,35 @@ def test_says_what_is_wrong(page: Page, old: str, new: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("compute: 300 ms", "explained_from: 0.7", "explained_from: 0.7 lets a cluster pass that"),
-        ("compute: 300 ms", "at_least_efficiency: 1", "at_least_efficiency: 1 is more than clocks"),
+        (COMPUTE, "explained_from: 0.7", "explained_from: 0.7 lets a cluster pass that"),
+        (COMPUTE, "at_least_efficiency: 1", "at_least_efficiency: 1 is more than clocks"),
         (
             "at_most_uncertainty: 0.03",
             "at_most_uncertainty: 0.1",
             "at_most_uncertainty: 0.1 is more than",
         ),
-        ("compute: 300 ms", "dtype: bfloat16", "dtype: bfloat16, but accelerators.per_node is 0"),
+        (COMPUTE, "dtype: bfloat16", "dtype: bfloat16, but accelerators.per_node is 0"),
         ("nodes: 16", "nodes: 1", "promised for nodes: 1, which has no other node to scale to"),
+        (COMPUTE, "parts_within: 0.06", "parts_within: 0.06 of a step may have no name"),
+        (COMPUTE, "explained_fraction: 0.4", "explained_fraction: 0.4 lets a loss pass of which"),
+        (COMPUTE, "fabric_fraction: 0.4", "fabric_fraction: 0.4 calls a fabric at half its line"),
+        (COMPUTE, "elsewhere_fraction: 0.3", "elsewhere_fraction: 0.3 lets more than a fifth of"),
     ],
 )
 def test_doubts_what_would_hide_a_fault(load: Load, old: str, new: str, line: str) -> None:
     found = [doubt for doubt in doubts(load(old, new)) if doubt.startswith("criteria.scaling")]
     assert len(found) == 1
     assert line in found[0]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        "parts_within: 0.05",
+        "explained_fraction: 0.5",
+        "fabric_fraction: 0.5",
+        "elsewhere_fraction: 0.2",
+    ],
+)
+def test_what_a_fault_would_still_miss_is_not_doubted(load: Load, new: str) -> None:
+    assert doubts(load(COMPUTE, new)) == []
