@@ -91,6 +91,8 @@ def test_slices_of_a_mesh_are_right(
 ) -> None:
     """Have slices of a mesh, and what they are flattened to, the right ranks?"""
     layout = max(layouts, key=lambda one: len(one.names))
+    if len(layout.names) < 2:
+        not_promised("a mesh of two dimensions or more")
     with groups.mesh_of(layout, device) as mesh:
         for found in groups.slices(mesh, world, device):
             found.record(measure)

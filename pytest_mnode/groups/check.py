@@ -69,8 +69,8 @@ def collectives(
     the next and to the one before, as between pipeline stages.
     """
     said = expected_in(groups, expected)
-    able, ranks, refused = _able(named(groups), said, world)
-    done = talk.one_by_one(able, ranks, world.rank, device)
+    able, refused = _able(named(groups), said, world)
+    done = talk.one_by_one(able, said, world.rank, device)
     return _judged(label or _label(said), done, refused, world, "wrong values inside groups")
 
 
@@ -92,8 +92,8 @@ def together(
         for dimension, expect in expected_in(mesh, (expected or {}).get(name)).items():
             said[f"{name} {dimension}"] = expect
         groups |= {f"{name} {dimension}": group for dimension, group in named(mesh).items()}
-    able, ranks, refused = _able(groups, said, world)
-    done = talk.at_once(able, ranks, world.rank, device)
+    able, refused = _able(groups, said, world)
+    done = talk.at_once(able, said, world.rank, device)
     what = "wrong values with all groups busy at once"
     return _judged(label or ", ".join(meshes), done, refused, world, what)
 
@@ -101,11 +101,16 @@ def together(
 def slices(mesh: DeviceMesh, world: World, device: torch.device, *, label: str = "") -> list[Wrong]:
     """Are slices of a mesh by two names, and what they are flattened to, made of the right ranks?
 
-    Of a mesh of two dimensions or more. Where this torch cannot flatten, slices alone are judged.
+    Where this torch cannot flatten, slices alone are judged. Raises ValueError for a mesh of one
+    dimension.
     """
     flat: dict[str, Any] = {}
     said: dict[str, Sequence[Sequence[int]]] = {}
     whole = layout_of(mesh)
+    if len(whole.names) < 2:
+        raise ValueError(
+            f"a mesh of one dimension, {whole.names[0]}, has no slices; give one of two or more"
+        )
     for pair in itertools.combinations(whole.names, 2):
         part = mesh[pair]
         text = ", ".join(pair)
@@ -177,21 +182,19 @@ def _all_names(facts: Sequence[RankGroups]) -> list[str]:
 
 def _able(
     groups: Groups, expected: Expected, world: World
-) -> tuple[dict[str, Any], dict[str, Sequence[int]], dict[str, str]]:
-    """Groups that collectives can be run in, the ranks that should be there, and why not others."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """This rank's groups that collectives can be run in, and why not in others."""
     facts = _told(groups, world)
     able: dict[str, Any] = {}
-    ranks: dict[str, Sequence[int]] = {}
     refused: dict[str, str] = {}
     for name, right in expected.items():
-        ours = next((group for group in right if world.rank in group), None)
         if not agreed(facts, name):
             refused[name] = NOT_TRIED
         elif not all(_has_its_ranks(one, name, right) for one in facts):
             refused[name] = "it has wrong ranks"
-        elif ours is not None and name in groups:
-            able[name], ranks[name] = groups[name], ours
-    return able, ranks, refused
+        elif name in groups:
+            able[name] = groups[name]
+    return able, refused
 
 
 def _has_its_ranks(facts: RankGroups, name: str, right: Sequence[Sequence[int]]) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytest_mnode.groups.facts import Expected, Membership, RankGroups, Talked, agreed
-from pytest_mnode.wrong import Wrong, found, listed
+from pytest_mnode.wrong import Wrong, alike, listed
 
 NOT_TRIED = "ranks disagree on who is in it, so that a collective in it would not end"
 
@@ -13,37 +13,57 @@ NOT_TRIED = "ranks disagree on who is in it, so that a collective in it would no
 def judge_members(label: str, gathered: Sequence[RankGroups], expected: Expected) -> list[Wrong]:
     """Who is in a wrong group, and who is at a wrong place in the right one. Names the ranks.
 
-    What torch declares and who answered inside the group are judged alike.
+    What torch declares and who answered inside the group are judged alike; where nothing is wrong
+    but somebody was not asked, it is inconclusive.
     """
-    strangers, misplaced, deaf = [], [], []
+    strangers, misplaced = [], []
     for name, groups in expected.items():
         right = {rank: tuple(group) for group in groups for rank in group}
-        unheard = not agreed(gathered, name)
         for facts in gathered:
             ours, has = right.get(facts.rank), facts.groups.get(name)
             if text := _stranger(name, ours, has):
                 strangers.append(f"{facts.where} {text}")
             elif ours is not None and has is not None and (text := _misplaced(name, ours, has)):
                 misplaced.append(f"{facts.where} {text}")
-        if unheard:
-            deaf.append(name)
-    unsure = f"nobody was heard in {', '.join(deaf)}: {NOT_TRIED}" if deaf else ""
-    # Of wrong members the order says nothing; and what was not asked is not right.
-    in_order: int | None = None if deaf or strangers else 0
+    unsure = "; ".join(_not_asked(gathered, expected))
+    unasked: int | None = None if unsure else 0
     return [
-        found(
+        Wrong(
             f"{label}: ranks in a wrong group",
+            len(strangers) or unasked,
             "each group has the ranks that differ along its dimension only",
-            strangers,
+            listed(strangers) or None,
+            unsure,
         ),
         Wrong(
             f"{label}: ranks at a wrong place in their group",
-            len(misplaced) or in_order,
+            # Of wrong members the order says nothing.
+            len(misplaced) or (None if strangers else unasked),
             "a group's ranks are in the order of the mesh",
             listed(misplaced) or None,
-            unsure or ("members are wrong" if in_order is None else ""),
+            unsure or ("members are wrong" if strangers and not misplaced else ""),
         ),
     ]
+
+
+def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[str]:
+    """What there is no answer to: of ranks that did not say, or that heard nobody."""
+    ranks = sorted({rank for groups in expected.values() for group in groups for rank in group})
+    if not ranks:
+        yield "no group is expected"
+    told = {facts.rank for facts in gathered}
+    if silent := [rank for rank in ranks if rank not in told]:
+        yield f"{_named(silent)} did not say which groups they are in"
+    unlike = [name for name in expected if not agreed(gathered, name)]
+    if unlike:
+        yield f"nobody was heard in {', '.join(unlike)}: {NOT_TRIED}"
+    deaf = []
+    for facts in gathered:
+        asked = ((name, facts.groups.get(name)) for name in expected if name not in unlike)
+        if names := [name for name, has in asked if has is not None and has.heard is None]:
+            deaf.append((facts.where, f"nobody was heard in {', '.join(names)}"))
+    if deaf:
+        yield listed(alike(deaf, len(gathered)))
 
 
 def _stranger(name: str, ours: tuple[int, ...] | None, has: Membership | None) -> str:
@@ -74,29 +94,51 @@ def _misplaced(name: str, ours: tuple[int, ...], has: Membership) -> str:
 def judge_inside_node(
     label: str, gathered: Sequence[RankGroups], names: Iterable[str], inside: str = "node"
 ) -> Wrong:
-    """Which groups of these names have ranks on more than one host, by each host's own name."""
+    """Which groups of these names have ranks on more than one host, by each host's own name.
+
+    Inconclusive where there is no group of one of the names, or a rank's host is not known.
+    """
+    asked = tuple(names)
     hosts = {facts.rank: _host(facts, gathered) for facts in gathered}
-    broken, groups = [], 0
-    for name in names:
+    broken: list[str] = []
+    unknown: set[int] = set()
+    absent: list[str] = []
+    groups = 0
+    for name in asked:
         declared = {f.groups[name].declared for f in gathered if name in f.groups}
         groups += len(declared)
+        if not declared:
+            absent.append(name)
         for group in sorted(declared):
-            there = list(dict.fromkeys(hosts.get(rank, "?") for rank in group))
+            by_rank = {rank: hosts.get(rank) for rank in group}
+            there = list(dict.fromkeys(host for host in by_rank.values() if host is not None))
+            unknown.update(rank for rank, host in by_rank.items() if host is None)
             if len(there) > 1:
                 broken.append(f"{name} {_shown(group)} spans {', '.join(there)}")
-    asked = " and ".join(names)
-    wrong = found(
-        f"{label}: {asked} groups over more than one {inside}",
+    notes = [f"{groups} groups over {len(set(hosts.values()) - {None})} hosts"]
+    if absent:
+        notes.append(f"there is no group of {' and '.join(absent)}")
+    if unknown:
+        which = "host of {} is" if len(unknown) == 1 else "hosts of {} are"
+        notes.append(f"the {which.format(_named(sorted(unknown)))} not known")
+    return Wrong(
+        f"{label}: {' and '.join(asked)} groups over more than one {inside}",
+        len(broken) or (None if absent or unknown or not asked else 0),
         "the hosts that their ranks read their own names on",
-        broken,
+        listed(broken) or None,
+        "; ".join(notes),
     )
-    note = f"{groups} groups over {len(set(hosts.values()))} hosts"
-    return Wrong(wrong.name, wrong.count if groups else None, wrong.source, wrong.culprit, note)
 
 
-def _host(facts: RankGroups, gathered: Sequence[RankGroups]) -> str:
-    """A host by its name, and by its machine where another machine has the same name."""
-    machines = {one.machine for one in gathered if one.host == facts.host}
+def _host(facts: RankGroups, gathered: Sequence[RankGroups]) -> str | None:
+    """A host by its name, and by its machine where another machine has the same name.
+
+    None where nodes have hosts of the same name and the machine of one could not be read.
+    """
+    alike = [one for one in gathered if one.host == facts.host]
+    machines = {one.machine for one in alike}
+    if "" in machines and len({one.node for one in alike}) > 1:
+        return None
     return facts.host if len(machines) < 2 else f"{facts.host} ({facts.machine})"
 
 
@@ -128,8 +170,14 @@ def judge_talk(
         None if unsure else count,
         "sums of whole numbers are exact, and copies are equal",
         listed(bad) or None,
-        "; ".join(filter(None, [reasons, ", ".join(tried)])),
+        "; ".join(filter(None, [reasons, ", ".join(tried)])) or "no collective was run",
     )
+
+
+def _named(ranks: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:most])
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def _shown(ranks: Sequence[int], most: int = 8) -> str:

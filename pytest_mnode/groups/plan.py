@@ -132,7 +132,8 @@ def asked_layout(sizes: Mapping[str, int | str], ranks: int) -> Layout:
             f"mesh {{{text}}} needs {least}{fixed} ranks, and there are {ranks}; "
             "give other sizes, or rest for one of them"
         )
-    return Layout.of(**{name: given.get(name, ranks // fixed) for name in sizes})
+    # Not by Layout.of, for which no dimension could be called cls.
+    return Layout(tuple(sizes), tuple(given.get(name, ranks // fixed) for name in sizes))
 
 
 def smallest_factor(number: int) -> int:

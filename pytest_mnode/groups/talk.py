@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.collectives import all_gather_single, reduce_scatter_single
-from pytest_mnode.groups.facts import Talked
+from pytest_mnode.groups.facts import Expected, Talked
 
 COUNT = 64
 """Values of a part."""
@@ -20,7 +20,7 @@ _WRONG = -(1 << 40)
 
 
 def sent(rank: int, salt: int, device: torch.device, count: int = COUNT) -> torch.Tensor:
-    """Whole numbers that no other rank sends, nor this one with another salt (below 2^15)."""
+    """Whole numbers that no other rank sends, nor this one with another salt (below 2^20)."""
     first = (salt * _RANKS + rank) * count
     return torch.arange(first, first + count, device=device)
 
@@ -153,22 +153,26 @@ _AT_ONCE = ("all_reduce", "all_gather", "broadcast")
 
 
 def one_by_one(
-    groups: Mapping[str, Any], ranks: Mapping[str, Sequence[int]], me: int, on: torch.device
+    groups: Mapping[str, Any], expected: Expected, me: int, on: torch.device
 ) -> list[Talked]:
-    """Every collective in every group, one after the other."""
+    """Every collective in every group, one after the other.
+
+    groups: those of this rank, by name. expected: the groups of all ranks, the same on each, by
+    which calls are counted: the members of one may be in unequally many others.
+    """
     done = []
-    salt = 0
-    for name, group in groups.items():
-        for collective, start in EVERY.items():
-            check = start(group, ranks[name], me, salt, on)
+    widest = _widest(expected)
+    for number, name, ranks in _own(groups, expected, me):
+        for place, (collective, start) in enumerate(EVERY.items()):
+            salt = (number * len(EVERY) + place) * widest
+            check = start(groups[name], ranks, me, salt, on)
             done.append(check.wrong(name, collective))
-            salt += len(ranks[name])
     return done
 
 
 def at_once(
     groups: Mapping[str, Any],
-    ranks: Mapping[str, Sequence[int]],
+    expected: Expected,
     me: int,
     on: torch.device,
     rounds: int = 2,
@@ -176,16 +180,31 @@ def at_once(
     """Collectives in all groups, under way together and waited for last to first.
 
     All ranks start them in the same order, as NCCL wants it of communicators that run at once.
+    groups, expected: as in `one_by_one`.
     """
     under_way = []
-    salt = 0
-    for _ in range(rounds):
-        for collective in _AT_ONCE:
-            for name, group in groups.items():
-                check = EVERY[collective](group, ranks[name], me, salt, on)
-                under_way.append((name, collective, check))
-                salt += 1
+    widest = _widest(expected)
+    for call, collective in enumerate(_AT_ONCE * rounds):
+        for number, name, ranks in _own(groups, expected, me):
+            salt = (call * len(expected) + number) * widest
+            check = EVERY[collective](groups[name], ranks, me, salt, on)
+            under_way.append((name, collective, check))
     return [check.wrong(name, collective) for name, collective, check in reversed(under_way)]
+
+
+def _own(
+    groups: Mapping[str, Any], expected: Expected, me: int
+) -> Iterator[tuple[int, str, Sequence[int]]]:
+    """Number, name and ranks of each group this rank is in; numbers are the same on all ranks."""
+    for number, (name, every) in enumerate(expected.items()):
+        ours = next((ranks for ranks in every if me in ranks), None)
+        if ours is not None and name in groups:
+            yield number, name, ours
+
+
+def _widest(expected: Expected) -> int:
+    """Ranks of the largest group: as many salts as any call uses."""
+    return max((len(ranks) for every in expected.values() for ranks in every), default=1)
 
 
 def _empty(count: int, on: torch.device) -> torch.Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from itertools import chain
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from pytest_mnode.spec.fields import Page, Text
 from pytest_mnode.spec.quantity import shown
 
+_PLANNED = ("pp", "dp", "tp")
+"""Dimensions of the meshes that are tried where the spec names none."""
 _FORM = "sizes by name, such as {pp: 2, dp: rest, tp: 8}"
 
 
@@ -44,3 +47,15 @@ class GroupsCriterion(Page):
     them may be what is left of all ranks. Left out: tp inside a node, pp and dp over nodes."""
     inside_node: tuple[Text, ...] = ("tp",)
     """Dimensions whose groups stay inside a node."""
+
+    @model_validator(mode="after")
+    def _stays_inside_in_a_mesh(self) -> Self:
+        if "inside_node" not in self.model_fields_set:
+            return self  # tp, where there is one
+        known = _PLANNED if self.meshes is None else tuple(dict.fromkeys(chain(*self.meshes)))
+        for name in self.inside_node:
+            if name not in known:
+                raise ValueError(
+                    f"inside_node has {name}, which is in no mesh; accepted: {', '.join(known)}"
+                )
+        return self

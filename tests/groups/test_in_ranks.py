@@ -41,6 +41,20 @@ TESTS = """
         assert all(found.right for found in groups.members(stage, world, device, expected=first))
         assert groups.collectives(stage, world, device, expected=first).right
 
+    def test_members_of_a_group_that_are_in_unequally_many_others(world, device, made):
+        every = {"embedding": [[0, 3]], "dp": [[0, 1], [2, 3]], "last": [[1, 2, 3]]}
+        mine = {}
+        for name, of_name in every.items():
+            for ranks in of_name:
+                group = made(ranks)
+                if world.rank in ranks:
+                    mine[name] = group
+        assert all(found.right for found in groups.members(mine, world, device, expected=every))
+        wrong = groups.collectives(mine, world, device, expected=every)
+        assert wrong.right, wrong
+        wrong = groups.together({"a": mine}, world, device, expected={"a": every})
+        assert wrong.right, wrong
+
     def test_a_wrong_group_is_named_and_nobody_waits(world, device, made):
         both = [made([0, 1]), made([2, 3])]
         other = made([1, 3])
@@ -97,6 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     [
         "test_groups_of_ones_own",
         "test_a_group_that_only_some_are_in",
+        "test_members_of_a_group_that_are_in_unequally_many_others",
         "test_a_wrong_group_is_named_and_nobody_waits",
         "test_a_mesh_of_the_other_way_round",
         "test_one_rank_takes_two_group_results_for_each_other",

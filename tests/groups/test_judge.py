@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_mnode.groups.facts import Membership, RankGroups, Talked, agreed
+import pytest
+
+from pytest_mnode.groups.facts import Expected, Membership, RankGroups, Talked, agreed
 from pytest_mnode.groups.judge import judge_inside_node, judge_members, judge_talk
 from pytest_mnode.groups.plan import Layout
 from pytest_mnode.wrong import Wrong
@@ -98,6 +100,40 @@ def test_wrong_orders() -> None:
     assert order.culprit == "rank 2 on node1 is at place 0 of tp [2, 3], and 1 in the mesh"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected", "note"),
+    [
+        ([], EXPECTED, "ranks 0, 1, 2, 3 did not say which groups they are in"),
+        (told()[:1], EXPECTED, "ranks 1, 2, 3 did not say which groups they are in"),
+        (told(), {}, "no group is expected"),
+        (told(), {"cp": []}, "no group is expected"),
+    ],
+)
+def test_nothing_compared_is_no_pass(
+    ranks: Sequence[RankGroups], expected: Expected, note: str
+) -> None:
+    for found in judge_members("mesh", ranks, expected):
+        assert found.count is None
+        assert note in found.note
+
+
+def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
+    def unheard(one: RankGroups) -> RankGroups:
+        return replace(
+            one, groups={name: replace(has, heard=None) for name, has in one.groups.items()}
+        )
+
+    for found in judged([unheard(one) for one in told()]):
+        assert found.count is None
+        assert found.note == "all 4 ranks: nobody was heard in dp, tp"
+    one_deaf = told()
+    one_deaf[2] = unheard(one_deaf[2])
+    for found in judged(one_deaf):
+        assert (found.count, found.note) == (None, "rank 2 on node1: nobody was heard in dp, tp")
+    # What is wrong by what torch declares is wrong, whoever was heard.
+    assert judged(changed(3, "tp", Membership((1, 3), 1)))[0].count == 1
+
+
 def test_groups_over_hosts() -> None:
     wrong = judge_inside_node("mesh", told(("a", "b", "c", "c")), ["tp"])
     assert (wrong.count, wrong.culprit) == (1, "tp [0, 1] spans a, b")
@@ -117,6 +153,24 @@ def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
 
 def test_no_group_of_the_name_is_inconclusive() -> None:
     assert judge_inside_node("mesh", told(), ["cp"]).count is None
+    found = judge_inside_node("mesh", told(), iter(["tp", "cp"]))
+    assert (found.name, found.count) == ("mesh: tp and cp groups over more than one node", None)
+    assert found.note == "2 groups over 2 hosts; there is no group of cp"
+    assert judge_inside_node("mesh", told(), []).count is None
+    broken = judge_inside_node("mesh", told(), ["dp", "cp"])
+    assert (broken.count, broken.note) == (2, "2 groups over 2 hosts; there is no group of cp")
+
+
+def test_a_rank_whose_host_is_not_known_is_inconclusive() -> None:
+    found = judge_inside_node("mesh", told()[:3], ["tp"])
+    assert (found.count, found.culprit) == (None, None)
+    assert found.note == "2 groups over 2 hosts; the host of rank 3 is not known"
+    # Two nodes whose hosts are called alike, and nothing to tell their machines apart by.
+    alike = [replace(one, host="localhost", machine="") for one in told(("a", "b", "c", "c"))]
+    alike[1] = replace(alike[1], node="node9")
+    found = judge_inside_node("mesh", alike, ["tp"])
+    assert found.count is None
+    assert found.note.endswith("; the hosts of ranks 0, 1, 2, 3 are not known")
 
 
 def test_wrong_values_and_what_was_not_tried() -> None:
@@ -131,7 +185,8 @@ def test_wrong_values_and_what_was_not_tried() -> None:
     untried = judge_talk("mesh", [right], {"tp": "it has wrong ranks"})
     assert (untried.count, untried.note) == (None, "tp not tried: it has wrong ranks; all_reduce")
     assert judge_talk("mesh", [right, bad], {"tp": "it has wrong ranks"}).count == 3
-    assert judge_talk("mesh", [("rank 0 on node0", [])], {}).count is None
+    nothing = judge_talk("mesh", [("rank 0 on node0", [])], {})
+    assert (nothing.count, nothing.note) == (None, "no collective was run")
 
 
 def test_ranks_agree_only_where_all_say_the_same() -> None:

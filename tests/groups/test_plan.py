@@ -73,6 +73,11 @@ def test_the_spec_names_meshes() -> None:
     assert layouts(GroupsCriterion(), world) == plan_layouts(2, 8)
 
 
+def test_any_name_can_be_a_dimensions() -> None:
+    layout = asked_layout({"cls": 2, "self": "rest"}, 4)
+    assert (layout.names, layout.sizes) == (("cls", "self"), (2, 2))
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

@@ -31,6 +31,13 @@ def test_meshes_and_sizes_can_be_named(load: Load) -> None:
     assert (data.sample_size_bytes, data.workers) == (4096, 0)
 
 
+def test_a_mesh_may_have_nothing_that_stays_inside_a_node(load: Load) -> None:
+    """Tensor parallel groups are looked for where the spec does not say which; of one's own."""
+    groups = load(GROUPS, "  groups: {meshes: [{dp: rest}]}\n").criteria.groups
+    assert groups is not None
+    assert groups.inside_node == ("tp",)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -60,6 +67,16 @@ def test_meshes_and_sizes_can_be_named(load: Load) -> None:
             GROUPS,
             "  groups: {mesh: []}\n",
             "criteria.groups.mesh: unknown key; did you mean meshes",
+        ),
+        (
+            GROUPS,
+            "  groups: {inside_node: [tp, cp]}\n",
+            "criteria.groups: inside_node has cp, which is in no mesh; accepted: pp, dp, tp",
+        ),
+        (
+            GROUPS,
+            "  groups: {meshes: [{dp: rest, ep: 2}], inside_node: [tp]}\n",
+            "criteria.groups: inside_node has tp, which is in no mesh; accepted: dp, ep",
         ),
         (DATA, "  data: {batch: 0}\n", "criteria.data.batch: 0; accepted: a number of 1 or more"),
         (

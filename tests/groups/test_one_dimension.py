@@ -1,0 +1,30 @@
+"""A mesh of one dimension: nothing to slice, which is said, and not promised."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+import acceptance.test_groups as questions
+from pytest_mnode.groups import Layout, slices
+from pytest_mnode.measure import Measure
+from pytest_mnode.world.contract import World
+
+WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
+CPU = torch.device("cpu")
+
+
+def test_it_has_no_slices() -> None:
+    mesh: Any = SimpleNamespace(mesh_dim_names=("dp",), shape=(4,))
+    with pytest.raises(ValueError, match=r"^a mesh of one dimension, dp, has no slices; give "):
+        slices(mesh, WORLD, CPU)
+
+
+def test_slices_of_it_are_not_promised() -> None:
+    ask = cast(Any, questions.test_slices_of_a_mesh_are_right)
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        ask(WORLD, CPU, (Layout.of(dp=4),), Measure([], ""))
+    assert str(skipped.value) == "not promised by the spec: a mesh of two dimensions or more"
