@@ -1,9 +1,9 @@
 """Data in ranks: who reads which samples, what the optimiser sees of them, what is drawn at random.
 
 `reading`, `ledger`, `reducing` and `drawing` find out in ranks what happens, of torch's own classes
-as of one's own; `shards`, `batches`, `metrics`, `seeds` and `files` judge what all ranks said, from
-values to values and without torch. `checks` are the questions of the certificate. How fast data
-comes is for `scaling` to say, and whether a path is there for `preflight`.
+as of one's own; `shards`, `orders`, `batches`, `metrics`, `seeds` and `files` judge what all ranks
+said, from values to values and without torch. `checks` are the questions of the certificate. How
+fast data comes is for `scaling` to say, and whether a path is there for `preflight`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,12 @@ if TYPE_CHECKING:
     from pytest_mnode.data.files import judge_files, read_files
     from pytest_mnode.data.ledger import Ledger
     from pytest_mnode.data.metrics import judge_count, judge_mean
+    from pytest_mnode.data.orders import judge_again, judge_orders
     from pytest_mnode.data.reading import Indices, read, read_epochs, sharded
     from pytest_mnode.data.reducing import count, mean, mean_over_ranks, sum_over_ranks
     from pytest_mnode.data.runs import seeds_of_two_runs
     from pytest_mnode.data.seeds import judge_depends, judge_distinct, judge_reproduced
-    from pytest_mnode.data.shards import (
-        judge_again,
-        judge_orders,
-        judge_resumed,
-        judge_shards,
-        padding_of,
-        tail_of,
-    )
+    from pytest_mnode.data.shards import judge_resumed, judge_shards, padding_of, tail_of
 
 _HOME = {
     "GlobalBatch": "batches",
@@ -44,8 +38,8 @@ _HOME = {
     **dict.fromkeys(("count", "mean", "mean_over_ranks", "sum_over_ranks"), "reducing"),
     "seeds_of_two_runs": "runs",
     **dict.fromkeys(("judge_depends", "judge_distinct", "judge_reproduced"), "seeds"),
-    **dict.fromkeys(("judge_again", "judge_orders", "judge_resumed", "judge_shards"), "shards"),
-    **dict.fromkeys(("padding_of", "tail_of"), "shards"),
+    **dict.fromkeys(("judge_again", "judge_orders"), "orders"),
+    **dict.fromkeys(("judge_resumed", "judge_shards", "padding_of", "tail_of"), "shards"),
 }
 
 __all__ = [

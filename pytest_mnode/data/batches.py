@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, isclose
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_mnode.data.facts import At, StepSeen, StepsSeen
 from pytest_mnode.wrong import Wrong, alike, found, listed
@@ -15,8 +15,11 @@ from pytest_mnode.wrong import Wrong, alike, found, listed
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
 
+_T = TypeVar("_T", bound=Hashable)
 _Said = tuple[At, str]
 _UNSEEN = "no step of the optimiser was seen"
+_UNEVEN = "ranks took unequally many steps"
+_KEPT = "gradients of earlier steps are in it: zero_grad"
 _SHARE = 1e-6
 """Weights of samples may differ by this part: gradients are sums of rounded numbers."""
 
@@ -60,67 +63,98 @@ def judge_batches(
 ) -> GlobalBatch:
     """Does each step take the gradient of `local` samples × ranks × micro-batches, all alike?
 
-    seen: of every rank. local: samples of one rank's micro-batch.
+    seen: of every rank. local: samples of one rank's micro-batch. Where ranks took unequally many
+    steps, steps of one number are not the same step, and no more is judged.
     """
     ranks = len(seen)
     expected = local * ranks * accumulation
-    source = f"{local} samples × {ranks} ranks × {accumulation} micro-batches"
-    steps = min((len(one.steps) for one in seen), default=0)
+    uneven = _uneven(seen)
+    steps = len(seen[0].steps) if seen and not uneven else 0
     sizes: list[int] = []
     wrong_sizes: list[_Said] = []
+    totals: list[_Said] = []
     unequal: list[_Said] = []
     unreduced: list[_Said] = []
+    earlier: set[int] = set()
     for number in range(steps):
         of_all = Counter(itertools.chain.from_iterable(one.steps[number].fed for one in seen))
+        usual = _usual(one.steps[number].weights for one in seen)
         for one in seen:
             step = one.steps[number]
-            size = sum(of_all[sample] for sample, _ in step.weights)
+            stray = [sample for sample, _ in step.weights if not of_all[sample]]
+            kept = not earlier.isdisjoint(stray)
+            size = sum(of_all[sample] for sample, _ in step.weights) + len(stray)
             sizes.append(size)
             if size != expected:
-                why = _why_size(step, size, expected, ranks, accumulation)
-                wrong_sizes.append((one.at, f"{size} samples in a step, {why}"))
+                if kept:
+                    why = _KEPT
+                elif stray:
+                    why = f"{len(stray)} of them no rank computed"
+                else:
+                    why = _why_size(step, size, expected, ranks, accumulation)
+                text = f"{size} samples in a step, expected {expected}"
+                wrong_sizes.append((one.at, f"{text}; {why}" if why else text))
+            total = fsum(weight for _, weight in step.weights)
+            if not isclose(total, 1, rel_tol=_SHARE):
+                why = _KEPT if kept else _why_total(total, ranks, accumulation)
+                totals.append((one.at, f"weights add up to {total:.6g}, {why}"))
             if text := _unequal(step, of_all):
                 unequal.append((one.at, f"in step {number + 1} {text}"))
-            if step.weights != seen[0].steps[number].weights:
-                unreduced.append((one.at, f"another gradient than {seen[0].at}"))
+            if step.weights != usual:
+                unreduced.append((one.at, "a gradient that most ranks do not have"))
+        earlier.update(of_all)
     worst = max(sizes, key=lambda size: abs(size - expected), default=None)
-    uneven = [
-        (one.at, f"{len(one.steps)} steps, others {steps}")
-        for one in seen
-        if len(one.steps) != steps
-    ]
-    totals = _totals(seen, steps, ranks, accumulation)
     judged = (
         ("gradients that are not the mean over the batch", "samples weigh one in all", totals),
         ("gradients with samples that weigh otherwise", "all weigh alike", unequal),
-        ("gradients unlike rank 0's", "ranks step by the same gradient", [*unreduced, *uneven]),
+        ("gradients unlike those of most ranks", "ranks step by the same gradient", unreduced),
     )
+    unseen = _UNEVEN if uneven else "" if steps else _UNSEEN
     return GlobalBatch(
         label,
         worst,
         expected,
-        source,
+        f"{local} samples × {ranks} ranks × {accumulation} micro-batches",
         listed(alike(wrong_sizes, ranks)) or None,
-        f"{steps} steps seen" if steps else _UNSEEN,
-        tuple(
-            found(f"{label}: {name}", why, alike(said, ranks), len(said))
-            if steps
-            else Wrong(f"{label}: {name}", None, why, note=_UNSEEN)
-            for name, why, said in judged
+        unseen or f"{steps} steps seen",
+        (
+            Wrong(
+                f"{label}: ranks with more or fewer steps",
+                len(uneven) or (0 if steps else None),
+                "all ranks step together",
+                listed(uneven) or None,
+                "" if uneven else unseen,
+            ),
+            *(
+                Wrong(f"{label}: {name}", None, why, note=unseen)
+                if unseen
+                else found(f"{label}: {name}", why, alike(said, ranks), len(said))
+                for name, why, said in judged
+            ),
         ),
     )
 
 
-def _totals(seen: Sequence[StepsSeen], steps: int, ranks: int, accumulation: int) -> list[_Said]:
-    """Where the weights of a step do not add up to one."""
-    texts: list[_Said] = []
-    for one in seen:
-        for step in one.steps[:steps]:
-            total = fsum(weight for _, weight in step.weights)
-            if not isclose(total, 1, rel_tol=_SHARE):
-                why = _why_total(total, ranks, accumulation)
-                texts.append((one.at, f"weights add up to {total:.6g}, {why}"))
-    return texts
+def _uneven(seen: Sequence[StepsSeen]) -> list[str]:
+    """Ranks that took another number of steps than most; all of them where no number is most's."""
+    numbers = [len(one.steps) for one in seen]
+    if len(set(numbers)) < 2:
+        return []
+    usual = _usual(numbers)
+    most = "" if usual is None else f", most ranks {usual}"
+    return [
+        f"{one.at}: {number} step{'' if number == 1 else 's'}{most}"
+        for one, number in zip(seen, numbers, strict=True)
+        if number != usual
+    ]
+
+
+def _usual(values: Iterable[_T]) -> _T | None:
+    """What is most often there; None where two are equally often."""
+    counted = Counter(values).most_common(2)
+    if not counted or (len(counted) > 1 and counted[0][1] == counted[1][1]):
+        return None
+    return counted[0][0]
 
 
 def _why_total(total: float, ranks: int, accumulation: int) -> str:
@@ -138,16 +172,15 @@ def _why_total(total: float, ranks: int, accumulation: int) -> str:
 
 def _why_size(step: StepSeen, size: int, expected: int, ranks: int, accumulation: int) -> str:
     own = len(step.fed)
-    texts = [f"expected {expected}"]
     if own and size == own != expected:
-        texts.append("its own only: gradients were not reduced over ranks")
-    elif size * accumulation == expected:
-        texts.append("one micro-batch: it stepped at each, or dropped the others")
-    elif size * ranks == expected:
-        texts.append("one rank's")
-    elif own * ranks != expected and own:
-        texts.append(f"{own} computed by this rank, expected {expected // ranks}")
-    return "; ".join(texts)
+        return "its own only: gradients were not reduced over ranks"
+    if size * accumulation == expected:
+        return "one micro-batch: it stepped at each, or dropped the others"
+    if size * ranks == expected:
+        return "one rank's"
+    if own * ranks != expected and own:
+        return f"{own} computed by this rank, expected {expected // ranks}"
+    return ""
 
 
 def _unequal(step: StepSeen, of_all: Counter[int]) -> str:

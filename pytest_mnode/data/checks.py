@@ -16,16 +16,10 @@ from pytest_mnode.data.batches import GlobalBatch
 from pytest_mnode.data.facts import At, Reading
 from pytest_mnode.data.files import judge_files, read_files
 from pytest_mnode.data.ledger import Ledger
+from pytest_mnode.data.orders import judge_again, judge_orders
 from pytest_mnode.data.reading import Indices, read, read_epochs, shard_of, sharded
 from pytest_mnode.data.reducing import count, mean, mean_over_ranks, sum_over_ranks
-from pytest_mnode.data.shards import (
-    judge_again,
-    judge_orders,
-    judge_resumed,
-    judge_shards,
-    padding_of,
-    tail_of,
-)
+from pytest_mnode.data.shards import judge_resumed, judge_shards, padding_of, tail_of
 from pytest_mnode.groups.plan import smallest_factor
 from pytest_mnode.spec.data import DataCriterion
 from pytest_mnode.train.data import ResumableSampler

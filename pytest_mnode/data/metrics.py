@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from math import fsum, isfinite, ulp
+from sys import float_info
 
 from pytest_mnode.data.facts import Counted, Reduced
 from pytest_mnode.wrong import Wrong, alike, listed
@@ -19,13 +20,15 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Wrong:
     """Has every rank the mean of all values of all ranks, as float64 has it?
 
     Inconclusive where an average of the ranks' averages would be the same, for then a wrong way
-    would not show.
+    would not show; and where a value is not finite, or their sum is not, for then many ways agree.
     """
     name = f"{label}: ranks with a wrong mean"
     source = "sum over all values by their number, in float64"
     values = list(itertools.chain.from_iterable(one.values for one in reduced))
     if not values:
         return Wrong(name, None, source, note="no rank has a value")
+    if why := _no_mean(reduced, len(values)):
+        return Wrong(name, None, source, note=why)
     mean = fsum(values) / len(values)
     tolerance = _ROUNDING * fsum(map(abs, values)) / len(values)
     averages = [fsum(one.values) / len(one.values) for one in reduced if one.values]
@@ -53,6 +56,28 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Wrong:
     note = f"{mean!r} of {len(values)} values, {min(len(one.values) for one in reduced)} to "
     note += f"{max(len(one.values) for one in reduced)} a rank"
     return Wrong(name, len(texts), source, listed(alike(texts, len(reduced))) or None, note)
+
+
+def _no_mean(reduced: Sequence[Reduced], number: int) -> str:
+    """Why so many values have no mean in float64, and whose they are; "" where they have one."""
+    strange = [
+        f"{one.at} has {value!r}"
+        for one in reduced
+        if (value := next((v for v in one.values if not isfinite(v)), None)) is not None
+    ]
+    if strange:
+        return f"{listed(strange)}, and a mean of that says nothing"
+    try:
+        fsum(abs(value) for one in reduced for value in one.values)
+    except OverflowError:
+        share = float_info.max / number
+        large = [
+            f"{one.at} has {value!r}"
+            for one in reduced
+            if (value := max(one.values, key=abs, default=0.0)) and abs(value) > share
+        ]
+        return f"{listed(large)}, and the sum is too large for float64"
+    return ""
 
 
 def judge_count(label: str, counted: Sequence[Counted]) -> Wrong:

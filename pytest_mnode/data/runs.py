@@ -21,7 +21,7 @@ def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -
         first = ranks.run(_drawn, SEED, workers, on_accelerator)
     with cluster.world(fresh=True) as ranks:
         again = ranks.run(_drawn, SEED, workers, on_accelerator)
-        other = ranks.run(_drawn, SEED + 1, 0, on_accelerator)  # workers follow from torch's
+        other = ranks.run(_drawn, SEED + 1, workers, on_accelerator)
     label = f"{len(first)} ranks with seed {SEED}"
     return [
         judge_distinct(label, first),

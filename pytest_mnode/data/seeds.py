@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 from pytest_mnode.data.facts import At, Draws
 from pytest_mnode.wrong import Wrong, alike, listed
@@ -16,7 +17,8 @@ def kind_of(source: str) -> str:
 def judge_distinct(label: str, draws: Sequence[Draws]) -> Wrong:
     """Does every rank, and every worker of its loader, draw numbers of its own?
 
-    Two that draw the same from one kind of generator are wrong.
+    Two that draw the same from one kind of generator are wrong. Inconclusive where none are, and a
+    rank did not draw what others drew.
     """
     drawn: dict[tuple[str, str], list[tuple[At, str]]] = {}
     for one in draws:
@@ -29,12 +31,19 @@ def judge_distinct(label: str, draws: Sequence[Draws]) -> Wrong:
             equal.setdefault(tuple(who), []).append(kind)
     # One rank alone has nobody whose numbers it could have.
     alone = len(draws) < 2
+    every = _kinds(draws)
+    missing = [
+        (one.at, _undrawn(absent))
+        for one in draws
+        if (absent := [source for source in every if source not in one.digests])
+    ]
+    count = sum(len(who) * len(kinds) for who, kinds in equal.items())
     return Wrong(
         f"{label}: generators that draw what another draws",
-        None if alone or not drawn else sum(len(who) * len(kinds) for who, kinds in equal.items()),
+        None if alone else count or (None if missing or not every else 0),
         "each rank and each worker has a seed of its own",
         listed(_shared(who, kinds, len(draws)) for who, kinds in equal.items()) or None,
-        "one rank has nobody to share with" if alone else _sources(draws),
+        "one rank has nobody to share with" if alone else _note(alike(missing, len(draws)), every),
     )
 
 
@@ -52,46 +61,71 @@ def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> 
 
 def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws]) -> Wrong:
     """Does every rank draw the same numbers in a second run with the same seed?"""
-    other = {one.at.rank: one.digests for one in again}
-    texts = []
-    count = 0
-    for one in first:
-        then = other.get(one.at.rank, {})
-        kinds = [source for source, digest in one.digests.items() if then.get(source) != digest]
-        count += len(kinds)
-        if kinds:
-            texts.append((one.at, f"others from {', '.join(_shown(kinds))}"))
-    return Wrong(
+    return _between(
         f"{label}: generators that draw otherwise in a second run",
-        count if first and again else None,
         "numbers follow from the seed and the rank",
-        listed(alike(texts, len(first))) or None,
-        _sources(first),
+        (first, again),
+        "others from",
+        lambda one, other: one != other,
     )
 
 
 def judge_depends(label: str, one: Sequence[Draws], other: Sequence[Draws]) -> Wrong:
     """Does another seed give every rank other numbers?"""
-    by_rank = {draws.at.rank: draws.digests for draws in other}
-    texts = []
-    count = 0
-    for draws in one:
-        then = by_rank.get(draws.at.rank, {})
-        kinds = [source for source, digest in draws.digests.items() if then.get(source) == digest]
-        count += len(kinds)
-        if kinds:
-            texts.append((draws.at, f"the same from {', '.join(_shown(kinds))}"))
-    return Wrong(
+    return _between(
         f"{label}: generators that the seed does not reach",
-        count if one and other else None,
         "another seed gives other numbers",
-        listed(alike(texts, len(one))) or None,
+        (one, other),
+        "the same from",
+        lambda one, other: one == other,
     )
+
+
+def _between(
+    name: str,
+    source: str,
+    runs: tuple[Sequence[Draws], Sequence[Draws]],
+    what: str,
+    wrong: Callable[[str, str], bool],
+) -> Wrong:
+    """Generators whose digests of two runs are wrong; inconclusive where some did not draw."""
+    first, second = ({draws.at.rank: draws for draws in run} for run in runs)
+    kinds = _kinds(itertools.chain(*runs))
+    texts, missing = [], []
+    count = 0
+    for rank, draws in (first | second).items():
+        if rank not in first or rank not in second:
+            missing.append((draws.at, "not in both runs"))
+            continue
+        one, other = first[rank].digests, second[rank].digests
+        if absent := [kind for kind in kinds if kind not in one or kind not in other]:
+            missing.append((draws.at, _undrawn(absent)))
+        if bad := [kind for kind in one if kind in other and wrong(one[kind], other[kind])]:
+            count += len(bad)
+            texts.append((draws.at, f"{what} {', '.join(_shown(bad))}"))
+    ranks = len(first | second)
+    return Wrong(
+        name,
+        count or (None if missing or not kinds else 0),
+        source,
+        listed(alike(texts, ranks)) or None,
+        _note(alike(missing, ranks), kinds),
+    )
+
+
+def _note(missing: Iterable[str], kinds: Sequence[str]) -> str:
+    """What is missing, and what was drawn from."""
+    return "; ".join(filter(None, [listed(missing), ", ".join(kinds) or "no rank drew anything"]))
+
+
+def _undrawn(kinds: Sequence[str]) -> str:
+    return f"drew nothing from {', '.join(_shown(kinds))}"
 
 
 def _shown(kinds: Sequence[str], most: int = 4) -> list[str]:
     return [*kinds[:most], *([f"{len(kinds) - most} more"] if len(kinds) > most else [])]
 
 
-def _sources(draws: Iterable[Draws]) -> str:
-    return ", ".join(dict.fromkeys(source for one in draws for source in one.digests))
+def _kinds(draws: Iterable[Draws]) -> list[str]:
+    """All that any rank drew from."""
+    return list(dict.fromkeys(source for one in draws for source in one.digests))

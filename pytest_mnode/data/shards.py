@@ -1,4 +1,4 @@
-"""Judging shards: disjoint, complete, shuffled, and the same again. Pure, without torch."""
+"""Judging shards: disjoint, complete, also across a cut. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_mnode.data.facts import At, Reading
-from pytest_mnode.wrong import Wrong, alike, found, listed
+from pytest_mnode.data.facts import Reading
+from pytest_mnode.wrong import Wrong, listed
 
-FEWEST = 4
-"""Samples of a rank below which an order says nothing."""
+_NOTHING = "no rank read anything"
 
 
 def padding_of(samples: int, ranks: int) -> int:
@@ -36,6 +35,7 @@ def judge_shards(
 
     readings: of all ranks. padding: how many may come twice; left_out: how many may reach nobody.
     expected: which samples each rank should have had, where that is known: it serves to name ranks.
+    Inconclusive where there is no sample, or nobody read any.
     """
     counts = Counter(itertools.chain.from_iterable(one.indices for one in readings))
     missing = [index for index in range(samples) if not counts[index]]
@@ -52,23 +52,39 @@ def judge_shards(
     absent = max(0, len(missing) - left_out)
     twice = max(0, extra - padding)
     which = f"{_some(missing)} reached nobody" if absent else ""
+    nothing = "" if counts else _NOTHING
+    left = nothing or ("" if samples else "there is no sample that could be missing")
+    tail = f"{len(missing)} left out, to have equal shards" if missing else ""
+    unknown = None if nothing else 0
     return [
         Wrong(
             f"{label}: samples that reached no rank",
-            absent if readings else None,
+            (absent if readings else None) or (None if left else 0),
             f"{samples} samples, of which {left_out} may be left out",
-            listed([*causes, which]) if absent else None,
-            f"{len(missing)} left out, to have equal shards" if missing and not absent else "",
+            listed([*causes, which]) if absent and readings else None,
+            left or ("" if absent else tail),
         ),
         Wrong(
             f"{label}: samples read more than once",
-            twice if readings else None,
+            twice or unknown,
             f"{padding} may come twice, to have equal shards",
             listed([*causes, *_overlaps(readings)]) if twice else None,
-            f"{extra} came twice, to have equal shards" if extra and not twice else "",
+            nothing or (f"{extra} came twice, to have equal shards" if extra and not twice else ""),
         ),
-        found(f"{label}: ranks with more or fewer samples", "shards are equal", uneven),
-        found(f"{label}: samples that there are not", f"indices 0 to {samples - 1}", foreign),
+        Wrong(
+            f"{label}: ranks with more or fewer samples",
+            len(uneven) or unknown,
+            "shards are equal",
+            listed(uneven) or None,
+            nothing,
+        ),
+        Wrong(
+            f"{label}: samples that there are not",
+            len(foreign) or unknown,
+            f"indices 0 to {samples - 1}",
+            listed(foreign) or None,
+            nothing,
+        ),
     ]
 
 
@@ -131,68 +147,6 @@ def _some(indices: Iterable[int], most: int = 5) -> str:
     return f"{'sample' if len(every) == 1 else 'samples'} {shown}{more}"
 
 
-def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Wrong]:
-    """Is every epoch shuffled, and otherwise than those before? epochs: readings of all ranks."""
-    by_rank: dict[At, list[Reading]] = {}
-    for one in itertools.chain.from_iterable(epochs):
-        by_rank.setdefault(one.at, []).append(one)
-    repeats: list[tuple[At, list[str]]] = []
-    ascending: list[tuple[At, str]] = []
-    for at, read in by_rank.items():
-        stale = []
-        for index, later in enumerate(read):
-            same = next((e for e in read[:index] if e.indices == later.indices), None)
-            if same is not None:
-                stale.append(f"epoch {later.epoch} in the order of epoch {same.epoch}")
-            if list(later.indices) == sorted(later.indices):
-                ascending.append((at, f"epoch {later.epoch} in the order of the data set"))
-        if stale:
-            repeats.append((at, stale))
-    too_few = any(len(one.indices) < FEWEST for read in by_rank.values() for one in read)
-    unsure = not by_rank or len(epochs) < 2 or too_few
-    note = f"give each rank {FEWEST} samples and two epochs to judge by" if unsure else ""
-    why = "set_epoch was not called, or does nothing"
-    said = alike([(at, f"{', '.join(stale)}: {why}") for at, stale in repeats], len(by_rank))
-    return [
-        Wrong(
-            f"{label}: times that a rank read in the order of an earlier epoch",
-            None if unsure else sum(len(stale) for _, stale in repeats),
-            "each epoch is shuffled anew: set_epoch",
-            listed(said) or None,
-            note,
-        ),
-        Wrong(
-            f"{label}: times that a rank read unshuffled",
-            None if unsure else len(ascending),
-            "each epoch is shuffled",
-            listed(alike(ascending, len(by_rank))) or None,
-            note,
-        ),
-    ]
-
-
-def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Wrong:
-    """Did every rank read the same samples in the same order both times?"""
-    other = {one.at.rank: one.indices for one in again}
-    differing = []
-    for one in first:
-        then = other.get(one.at.rank)
-        if then is None:
-            differing.append(f"{one.at} did not read again")
-        elif then != one.indices:
-            differing.append(f"{one.at} read {_difference(one.indices, then)}")
-    count = len(differing) if first else None
-    name = f"{label}: ranks that read otherwise"
-    return Wrong(name, count, "order follows from seed and epoch", listed(differing) or None)
-
-
-def _difference(one: Sequence[int], other: Sequence[int]) -> str:
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return f"sample {b} at place {place}, and {a} before"
-    return f"{len(other)} samples, and {len(one)} before"
-
-
 def judge_resumed(
     label: str,
     whole: Sequence[Reading],
@@ -201,7 +155,8 @@ def judge_resumed(
 ) -> Wrong:
     """Is what was read before a cut and after it the epoch, no sample lost and none twice?
 
-    whole: the epoch without a cut. after: by as many ranks or by others.
+    whole: the epoch without a cut. after: by as many ranks or by others. Inconclusive where nothing
+    was read on one side of the cut, and nothing is wrong.
     """
     want = Counter(itertools.chain.from_iterable(one.indices for one in whole))
     got = Counter(itertools.chain.from_iterable(one.indices for one in (*before, *after)))
@@ -209,12 +164,17 @@ def judge_resumed(
     texts = [f"{_some(lost)} lost"] if lost else []
     if twice:
         texts.append(f"{_some(twice)} read again by {listed(_readers(after, set(twice)))}")
+    sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
+    nothing = [
+        f"nothing was read {side}" for side, read in sides if not any(one.indices for one in read)
+    ]
+    comparable = bool(want) and bool(after)
     return Wrong(
         f"{label}: samples lost or read again",
-        len(lost) + len(twice) if whole and after else None,
+        (len(lost) + len(twice) if comparable else None) or (None if nothing else 0),
         "each sample of the epoch once, across the cut",
-        listed(texts) or None,
-        f"{len(before)} ranks before, {len(after)} after",
+        (listed(texts) or None) if comparable else None,
+        "; ".join([*nothing, f"{len(before)} ranks before, {len(after)} after"]),
     )
 
 

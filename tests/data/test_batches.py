@@ -12,7 +12,8 @@ from pytest_mnode.verdict import Measurement, Verdict
 SIZE = "samples in a step of the optimiser"
 MEAN = "gradients that are not the mean over the batch"
 ALIKE = "gradients with samples that weigh otherwise"
-SAME = "gradients unlike rank 0's"
+SAME = "gradients unlike those of most ranks"
+STEPS = "ranks with more or fewer steps"
 
 
 def step(weights: dict[int, float], *fed: int) -> StepSeen:
@@ -78,7 +79,7 @@ def test_gradients_that_were_not_reduced() -> None:
         "all 2 ranks: 2 samples in a step, expected 4; "
         "its own only: gradients were not reduced over ranks"
     )
-    assert found[SAME] == "rank 1 on node1: another gradient than rank 0 on node0"
+    assert found[SAME] == "all 2 ranks: a gradient that most ranks do not have"
 
 
 def test_gradients_summed_over_ranks() -> None:
@@ -105,11 +106,64 @@ def test_a_sample_that_came_twice_counts_twice() -> None:
 def test_a_rank_that_takes_more_steps() -> None:
     every = range(4)
     steps = seen([right([0, 1], every)] * 2, [right([2, 3], every)])
-    assert failed(judge_batches("", steps, 2, 1)) == {SAME: "rank 0 on node0: 2 steps, others 1"}
+    batch = judge_batches("", steps, 2, 1)
+    assert failed(batch) == {STEPS: "rank 0 on node0: 2 steps; rank 1 on node1: 1 step"}
+    # Steps of one number are not the same step there, so that nothing is said of them.
+    assert not batch.right
+    assert {m.verdict for n, m in recorded(batch).items() if n != STEPS} == {Verdict.INCONCLUSIVE}
+    assert batch.note == "ranks took unequally many steps"
+
+
+def test_the_rank_that_is_unlike_most_is_blamed() -> None:
+    every = range(8)
+    healthy = [[right([2 * rank, 2 * rank + 1], every)] * 3 for rank in range(4)]
+    odd = [right([0, 1], every, 1 / 4), *healthy[0][1:]]
+    found = failed(judge_batches("", seen(odd, *healthy[1:]), 2, 1))
+    assert found[SAME] == "rank 0 on node0: a gradient that most ranks do not have"
+    assert str(found[MEAN]).startswith("rank 0 on node0: weights add up to 2, ")
+    early = seen(*healthy[:3], healthy[3][:2])
+    assert failed(judge_batches("", early, 2, 1)) == {
+        STEPS: "rank 3 on node3: 2 steps, most ranks 3"
+    }
+    never = seen(healthy[0], [], *healthy[2:])
+    assert failed(judge_batches("", never, 2, 1)) == {
+        STEPS: "rank 1 on node1: 0 steps, most ranks 3"
+    }
+
+
+def test_gradients_that_are_not_set_to_zero() -> None:
+    def kept(rank: int) -> list[StepSeen]:
+        return [
+            right(range(16 * n + rank * 8, 16 * n + rank * 8 + 8), range(16 * (n + 1)), 1 / 16)
+            for n in range(3)
+        ]
+
+    batch = judge_batches("", seen(kept(0), kept(1)), 4, 2)
+    assert (batch.samples, batch.expected) == (48, 16)
+    why = "gradients of earlier steps are in it: zero_grad"
+    found = failed(batch)
+    assert found[SIZE] == (
+        f"all 2 ranks: 32 samples in a step, expected 16; {why}; "
+        f"all 2 ranks: 48 samples in a step, expected 16; {why}"
+    )
+    assert found[MEAN] == (
+        f"all 2 ranks: weights add up to 2, {why}; all 2 ranks: weights add up to 3, {why}"
+    )
+
+
+def test_a_sample_that_nobody_computed() -> None:
+    steps = seen([right([0, 1], range(5), 1 / 4)], [right([2, 3], range(5), 1 / 4)])
+    found = failed(judge_batches("", steps, 2, 1))
+    assert found[SIZE] == (
+        "all 2 ranks: 5 samples in a step, expected 4; 1 of them no rank computed"
+    )
 
 
 def test_no_step_and_no_gradient_are_no_pass() -> None:
     nothing = recorded(judge_batches("", seen([], []), 2, 1))
     assert {m.verdict for m in nothing.values()} == {Verdict.INCONCLUSIVE}
+    assert {m.verdict for m in recorded(judge_batches("", [], 2, 1)).values()} == {
+        Verdict.INCONCLUSIVE
+    }
     empty = failed(judge_batches("", seen([step({}, 0, 1)], [step({}, 2, 3)]), 2, 1))
     assert set(empty) == {SIZE, MEAN}

@@ -90,6 +90,18 @@ TESTS = """
         assert "rank 1 on node0: 21 samples in a step, expected 24; 3 computed by this rank" in (
             batch.culprit)
 
+    def test_zero_grad_forgotten(world, device):
+        loader, _ = data.sharded(2 * 3 * 2 * world.size, world, batch=3)
+        ledger = data.Ledger(len(loader.dataset), device)
+        optimizer = torch.optim.SGD(ledger.parameters(), lr=0.1)
+        optimizer.zero_grad = lambda: None
+        ledger.watch(optimizer)
+        loop(ledger, loader, 2, optimizer)
+        batch = ledger.global_batch(world, local=3, accumulation=2)
+        assert (batch.samples, batch.expected) == (48, 24)
+        assert batch.culprit == ("all 4 ranks: 48 samples in a step, expected 24; "
+            "gradients of earlier steps are in it: zero_grad")
+
     def test_metrics(world, device):
         values = [float(i) for i in range(world.rank + 1)]
         assert data.mean("loss", values, data.mean_over_ranks(values, device), world).right
@@ -130,6 +142,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
         "test_batches_of_ones_own_form",
         *(f"test_a_loop_of_ones_own[{sync}-<lambda>{i}]" for sync in (False, True) for i in (0, 1)),
         "test_a_rank_that_skips_a_micro_batch",
+        "test_zero_grad_forgotten",
         "test_metrics",
         "test_draws",
     ],

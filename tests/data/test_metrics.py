@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from math import fsum, inf, nan
 
 import pytest
 import torch
@@ -65,6 +65,23 @@ def test_what_cannot_be_judged(
 ) -> None:
     found = judge_mean("loss", reduced(results, values))
     assert found.count is None
+    assert found.note.startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("values", "result", "note"),
+    [
+        ([[inf, 1.0], [2.0]], 5.0, "rank 0 on node0 has inf, and a mean of that says nothing"),
+        ([[inf, 1.0], [2.0]], inf, "rank 0 on node0 has inf, and a mean of that says nothing"),
+        ([[inf], [1.0, -inf]], inf, "rank 0 on node0 has inf; rank 1 on node1 has -inf, and a "),
+        ([[1.0, 2.0], [nan]], nan, "rank 1 on node1 has nan, and a mean of that says nothing"),
+        ([[1e308, 1e308], [1.0]], inf, "rank 0 on node0 has 1e+308, and the sum is too large for "),
+        ([[1.0], [1e308], [1e308, 2.0]], 1.0, "rank 1 on node1 has 1e+308; rank 2 on node2 has "),
+    ],
+)
+def test_values_that_have_no_mean(values: list[list[float]], result: float, note: str) -> None:
+    found = judge_mean("loss", reduced([result] * len(values), values))
+    assert (found.count, found.culprit) == (None, None)
     assert found.note.startswith(note)
 
 

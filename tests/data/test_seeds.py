@@ -13,7 +13,8 @@ def test_each_its_own() -> None:
     right = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     assert judge_distinct("", right).right
     # Different kinds of generators may well draw what looks the same.
-    assert judge_distinct("", drawn({"torch": "a", "numpy": "a"}, {"torch": "b"})).right
+    same = drawn({"torch": "a", "numpy": "a"}, {"torch": "b", "numpy": "c"})
+    assert judge_distinct("", same).right
 
 
 def test_equal_seeds_are_named() -> None:
@@ -50,13 +51,43 @@ def test_a_second_run() -> None:
     assert judge_reproduced("", first, first).right
     other = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "x"})
     assert judge_reproduced("", first, other).culprit == "rank 1 on node1: others from numpy"
-    gone = judge_reproduced("", first, first[:1])
-    assert (gone.count, gone.culprit) == (2, "rank 1 on node1: others from torch, numpy")
+    for gone in (judge_reproduced("", first, first[:1]), judge_reproduced("", first[:1], first)):
+        assert (gone.count, gone.culprit) == (None, None)
+        assert gone.note.startswith("rank 1 on node1: not in both runs; ")
     assert judge_reproduced("", first, []).count is None
+    assert judge_reproduced("", [], first).count is None
 
 
 def test_another_seed() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
-    assert judge_depends("", first, drawn({"torch": "e"}, {"torch": "f"})).right
+    other = drawn({"torch": "e", "numpy": "f"}, {"torch": "g", "numpy": "h"})
+    assert judge_depends("", first, other).right
     stuck = judge_depends("", first, drawn({"torch": "e", "numpy": "b"}, {"numpy": "d"}))
     assert stuck.culprit == "all 2 ranks: the same from numpy"
+
+
+def test_what_did_not_draw_is_no_pass_and_named() -> None:
+    both, one = {"torch": "a", "numpy": "b"}, {"torch": "c"}
+    found = judge_distinct("", drawn(both, one))
+    assert (found.count, found.note) == (
+        None,
+        "rank 1 on node1: drew nothing from numpy; torch, numpy",
+    )
+    assert judge_distinct("", drawn(both, {"torch": "a"})).count == 2
+    for other in (drawn({}, {}), drawn(both, {})):
+        assert judge_reproduced("", drawn(both, both), other).count is None
+    assert judge_reproduced("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
+    assert judge_depends("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
+    # Another seed gives other numbers: none at all are not others.
+    found = judge_depends("", drawn(both, one), drawn({"torch": "x", "numpy": "y"}, {}))
+    assert (found.count, found.note) == (
+        None,
+        "rank 1 on node1: drew nothing from torch, numpy; torch, numpy",
+    )
+    elsewhere = [Draws(At(7, "node7"), {"torch": "e", "numpy": "f"})]
+    found = judge_depends("", drawn(both, both), elsewhere)
+    assert found.count is None
+    assert found.note == "all 3 ranks: not in both runs; torch, numpy"
+    # What is wrong is wrong, whatever else is missing.
+    stuck = judge_depends("", drawn(both, one), drawn(both, {}))
+    assert (stuck.count, stuck.culprit) == (2, "rank 0 on node0: the same from torch, numpy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -124,13 +125,35 @@ def test_samples_that_there_are_not() -> None:
     assert found[FOREIGN].culprit == "rank 0 on node0 read -1; rank 1 on node1 read 9"
 
 
-def test_nothing_read_is_no_pass() -> None:
-    assert judged([], 4)[MISSING].count is None
-    assert judged(readings([], []), 4)[MISSING].count == 4
+@pytest.mark.parametrize(
+    ("read", "samples", "left_out"),
+    [([], 4, 0), (readings([], []), 0, 0), (readings([], [], []), 2, 2)],
+)
+def test_nothing_read_is_no_pass(read: list[Reading], samples: int, left_out: int) -> None:
+    for found in judged(read, samples, left_out=left_out).values():
+        assert found.count is None
+        assert found.note == "no rank read anything"
+
+
+def test_samples_that_nobody_read_are_missing() -> None:
+    found = judged(readings([], []), 4)
+    assert {name: one.count for name, one in found.items()} == {
+        MISSING: 4,
+        TWICE: None,
+        UNEVEN: None,
+        FOREIGN: None,
+    }
+    assert judged(readings([0], [1]), 0)[MISSING].count is None
+    assert judged(readings([0], [1]), 0)[FOREIGN].count == 2
+
+
+FEW = [3, 0, 7, 5, 1, 6, 2, 4]
+MANY = [11, 3, 14, 0, 7, 9, 5, 12, 1, 6, 15, 2, 8, 13, 4, 10]
 
 
 def test_orders_of_epochs() -> None:
-    one, two = ([3, 0, 2, 1], [7, 5, 4, 6]), ([0, 3, 1, 2], [6, 4, 5, 7])
+    one = (MANY, [16 + i for i in MANY])
+    two = (MANY[::-1], [16 + i for i in MANY[::-1]])
     again, unshuffled = judge_orders("2 epochs", [readings(*one), readings(*two, epoch=1)])
     assert again.right
     assert unshuffled.right
@@ -145,14 +168,73 @@ def test_orders_of_epochs() -> None:
 
 
 def test_an_order_that_is_the_data_sets() -> None:
-    read = [readings([0, 1, 2, 3]), readings([2, 0, 1, 3], epoch=1)]
+    read = [readings(range(16)), readings(MANY, epoch=1)]
     _, unshuffled = judge_orders("2 epochs", read)
-    assert unshuffled.culprit == "rank 0 on node0: epoch 0 in the order of the data set"
+    assert (unshuffled.count, unshuffled.culprit) == (
+        1,
+        "rank 0 on node0: epoch 0 in the order of the data set",
+    )
 
 
-@pytest.mark.parametrize("epochs", [[], [readings([2, 0, 1, 3])], [readings([0]), readings([0])]])
+def test_few_samples_of_all_ranks_tell_together() -> None:
+    ranks = 8
+    split = [range(rank, 32, ranks) for rank in range(ranks)]
+    mixed = [[shard[i] for i in (2, 0, 3, 1)] for shard in split]
+    _, found = judge_orders("", [readings(*split), readings(*mixed, epoch=1)])
+    assert (found.count, found.culprit) == (
+        8,
+        "all 8 ranks: epoch 0 in the order of the data set",
+    )
+    # One that is so by chance in another epoch is not blamed.
+    one_more = [split[0], *mixed[1:]]
+    _, found = judge_orders("", [readings(*split), readings(*one_more, epoch=1)])
+    assert found.count == 8
+    again, _ = judge_orders("", [readings(*mixed), readings(*mixed, epoch=1)])
+    assert again.count == 8
+
+
+def test_what_an_honest_shuffle_of_few_may_be_is_inconclusive() -> None:
+    read = [readings([0, 1, 2, 3], [7, 5, 4, 6]), readings([2, 0, 1, 3], [5, 6, 7, 4], epoch=1)]
+    again, unshuffled = judge_orders("", read)
+    assert again.right
+    assert (unshuffled.count, unshuffled.culprit) == (None, None)
+    assert unshuffled.note == (
+        "rank 0 on node0: epoch 0 in the order of the data set; "
+        "shuffles of so few samples may be so, give each rank 16"
+    )
+    again, _ = judge_orders("", [readings([1, 0, 3, 2]), readings([1, 0, 3, 2], epoch=1)])
+    assert again.count is None
+    assert again.note.startswith("rank 0 on node0: epoch 1 in the order of epoch 0: set_epoch ")
+
+
+@pytest.mark.parametrize("each", [1, 2, 4, 8, 16])
+def test_honest_shuffles_are_not_called_wrong(each: int) -> None:
+    shuffle = random.Random(each).shuffle
+    for _ in range(200):
+        epochs = []
+        for epoch in range(3):
+            order = list(range(8 * each))
+            shuffle(order)
+            epochs.append(readings(*(order[rank::8] for rank in range(8)), epoch=epoch))
+        found = judge_orders("", epochs)
+        assert not any(one.count for one in found), found
+        if each >= 16:
+            assert all(one.right for one in found), found
+
+
+@pytest.mark.parametrize("epochs", [[], [readings([])], [readings([0]), readings([0], epoch=1)]])
 def test_too_little_to_judge_an_order_by(epochs: list[list[Reading]]) -> None:
     assert [one.count for one in judge_orders("", epochs)] == [None, None]
+
+
+def test_one_epoch_and_a_rank_that_lacks_one() -> None:
+    again, unshuffled = judge_orders("", [readings(FEW)])
+    assert (again.count, again.note) == (None, "one epoch has none before it")
+    assert unshuffled.right
+    lacks = judge_orders("", [readings(MANY, FEW), readings(MANY[::-1], epoch=1)])
+    assert {(one.count, one.note) for one in lacks} == {
+        (None, "rank 1 on node1 read 1 of 2 epochs")
+    }
 
 
 def test_the_same_again() -> None:
@@ -164,7 +246,15 @@ def test_the_same_again() -> None:
         "rank 1 on node1 read 1 samples, and 2 before"
     )
     assert judge_again("", first, readings([3, 0])).culprit == "rank 1 on node1 did not read again"
+    more = judge_again("", readings([3, 0]), first)
+    assert more.culprit == "rank 1 on node1 read the second time only"
+
+
+def test_nothing_read_again_is_no_pass() -> None:
     assert judge_again("", [], []).count is None
+    found = judge_again("", readings([3, 0], []), readings([3, 0], []))
+    assert (found.count, found.note) == (None, "rank 1 on node1 read nothing")
+    assert judge_again("", readings([3, 0], []), readings([0, 3], [])).count == 1
 
 
 def test_across_a_cut() -> None:
@@ -177,6 +267,24 @@ def test_across_a_cut() -> None:
         "sample 7 lost; sample 2 read again by rank 0 on node0",
     )
     assert judge_resumed("", whole, before, []).count is None
+    assert judge_resumed("", whole, before, readings([], [])).count == 4
     # What was padded twice in the epoch may come twice across the cut, and no more often.
     padded = readings([0, 1], [1, 2])
     assert judge_resumed("", padded, readings([0], [1]), readings([1], [2])).right
+
+
+@pytest.mark.parametrize(
+    ("whole", "before", "after", "note"),
+    [
+        ([[0, 2], [1, 3]], [[0, 2], [1, 3]], [[], []], "nothing was read after the cut; 2 ranks "),
+        ([[0, 2], [1, 3]], [[]], [[0, 1, 2, 3]], "nothing was read before the cut; 1 ranks "),
+        ([[]], [], [[]], "nothing was read without a cut; nothing was read before the cut; "),
+        ([[]], [[0]], [[1]], "nothing was read without a cut; 1 ranks before, 1 after"),
+    ],
+)
+def test_nothing_read_on_one_side_of_a_cut_is_no_pass(
+    whole: list[list[int]], before: list[list[int]], after: list[list[int]], note: str
+) -> None:
+    found = judge_resumed("", readings(*whole), readings(*before), readings(*after))
+    assert (found.count, found.culprit) == (None, None)
+    assert found.note.startswith(note)
