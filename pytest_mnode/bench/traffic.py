@@ -16,8 +16,9 @@ _LOOPBACK = "lo"
 class NodeTraffic:
     """Bytes that each interface of a node sent, headers included, by the kernel's counters.
 
-    least_bytes: what the node must have sent to the others; less than half of it on every interface
-    means that the kernel did not see the traffic, as with RDMA. 0 where it need not send anything.
+    least_bytes: what the node must have sent to the others; less than half of it on all interfaces
+    of a network together, and on all others, means that the kernel did not see the traffic, as with
+    RDMA. 0 where it need not send anything.
     """
 
     node: str
@@ -26,22 +27,32 @@ class NodeTraffic:
 
     @property
     def carrier(self) -> str | None:
-        """The interface that sent most; None where none sent enough to have carried it."""
-        name = max(self.sent_bytes, key=lambda name: self.sent_bytes[name], default=None)
-        if name is None or not self.least_bytes:
+        """The interface that sent most; None where all together sent too little to have done so."""
+        if not self._enough(sum(self.sent_bytes.values())):
             return None
-        return name if self.sent_bytes[name] >= self.least_bytes / 2 else None
+        return max(self.sent_bytes, key=lambda name: self.sent_bytes[name])
 
     def share(self, network: Network) -> float | None:
         """Part of the bytes that went over `network`, 0 to 1; None where none are known."""
-        if self.carrier is None:
-            return None
-        on_network = sum(n for name, n in self.sent_bytes.items() if network.has_interface(name))
-        return on_network / sum(self.sent_bytes.values())
+        on_it, past_it = self._sums(network)
+        return on_it / (on_it + past_it) if self._enough(max(on_it, past_it)) else None
 
     def astray(self, network: Network) -> str | None:
         """The interface that carried the traffic instead of `network`; None where none did."""
-        return None if self.carrier is None or network.has_interface(self.carrier) else self.carrier
+        on_it, past_it = self._sums(network)
+        if past_it <= on_it or not self._enough(past_it):
+            return None
+        past = {name: n for name, n in self.sent_bytes.items() if not network.has_interface(name)}
+        return max(past, key=lambda name: past[name])
+
+    def _sums(self, network: Network) -> tuple[int, int]:
+        """Bytes over the interfaces of `network`, and over all others: a node may have many NICs,
+        of which each carries its part."""
+        on_it = sum(n for name, n in self.sent_bytes.items() if network.has_interface(name))
+        return on_it, sum(self.sent_bytes.values()) - on_it
+
+    def _enough(self, sent: int) -> bool:
+        return bool(self.least_bytes) and sent >= self.least_bytes / 2
 
 
 def astray(traffic: Sequence[NodeTraffic], network: Network) -> str | None:

@@ -1,6 +1,7 @@
 """The program that torchrun starts: `torchrun … -m pytest_mnode.scaling PLAN`, a plan as JSON.
 
-Rank 0 prints one line with all that was measured. Ends with 2 for a plan that cannot be used.
+Rank 0 prints one line with all that was measured. Ends with 2 for a plan that cannot be
+used, or not here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_mnode.errors import UsageError
+from pytest_mnode.errors import EnvironmentContractError, UsageError
 from pytest_mnode.scaling.facts import MARK
 from pytest_mnode.scaling.plan import Plan
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         status = main(sys.argv[1:])
-    except UsageError as error:
-        print(f"scaling: {error}", file=sys.stderr)
+    except (EnvironmentContractError, UsageError) as error:
+        print(f"scaling: Error: {error}", file=sys.stderr)
         status = 2
     sys.exit(status)

@@ -26,8 +26,12 @@ SPLIT = (*PARTS, "waiting")
 """Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
 _EXPOSED = PARTS.index("exposed")
 _TYPICAL = 0.5
-"""Part of the steps, those nearest to the median, whose means stand for all: they add up, which
-medians of parts would not, and leave out what happened once."""
+"""Part of the steps whose means stand for all: they add up, which medians of parts would not, and
+leave out what happened once."""
+_NEAR = 0.005
+"""Of a step: how near the mean of typical steps should come to the step time that is judged."""
+_MOSTLY = 2 / 3
+"""Part of its steps in which a rank does what it does mostly: more than by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class RankTime:
     """Mean seconds of a rank's typical steps. waiting_s: of `exposed`, for the slowest rank.
 
     slowest_in: part of the steps in which it was the slowest. missed: part of its step time by
-    which all its parts together miss it.
+    which all its parts together miss it. computes_mostly: seconds, so long at least in most steps.
     """
 
     rank: int
@@ -50,6 +54,7 @@ class RankTime:
     waiting_s: float
     slowest_in: float
     missed: float
+    computes_mostly: float
 
     @property
     def collectives_s(self) -> float:
@@ -62,10 +67,11 @@ class Attribution:
     """The typical steps on `count` nodes, in parts.
 
     ranks: each rank's own parts, over all groups of so many nodes that it was in. step_s: mean of
-    the typical steps; ideal_s: of one node's, as a part of which nothing would be lost. parts: of
-    the mean rank, by the order of SPLIT, and ideal: of one node. path, path_ideal: along the
-    slowest rank of each step, by the order of PARTS. sent_s, hidden_s: how long gradients were on
-    their way along the path, None where not told. backward_s: how long they could have been hidden.
+    the typical steps, about the step time that is judged; ideal_s: of one node's, as a part of
+    which nothing would be lost. parts: of the mean rank, by the order of SPLIT, and ideal: of one
+    node. path, path_ideal: along the slowest rank of each step, by the order of PARTS. sent_s,
+    hidden_s: how long gradients were on their way along the path, None where not told. backward_s:
+    how long they could have been hidden.
     """
 
     count: int
@@ -99,11 +105,6 @@ class Attribution:
         """What the path is shorter than the step: a collective does not end for all at once, and
         who hears of it last is the slowest in the next step."""
         return self.lost_s - sum(self.lost_on_path)
-
-    @property
-    def not_attributed_s(self) -> float:
-        """What the parts of the mean rank leave of the loss: what its clocks do not cover."""
-        return self.lost_s - sum(self.lost)
 
     @property
     def worst_missed(self) -> RankTime:
@@ -153,9 +154,27 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
 
 
 def _typical(steps: Sequence[tuple[Trained, int]], around_s: float) -> list[tuple[Trained, int]]:
-    """The half that took most nearly so long, one at least."""
-    order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - around_s))
-    return order[: math.ceil(len(order) * _TYPICAL)]
+    """Neighbours by time, half of the steps, that took so long in the mean; fewer where no half
+    did, one at least.
+
+    Their parts are to add up to the time that is judged. The steps nearest to it would not: where
+    every other step is longer, the median lies in the gap, and all that is near is on one side.
+    """
+    timed = [(float(np.mean([s.wall_s for s in one.cycle(i)])), one, i) for one, i in steps]
+    timed.sort(key=lambda step: step[0])
+    before = np.concatenate([[0.0], np.cumsum([took_s for took_s, _, _ in timed])])
+    found: tuple[float, int, int] | None = None
+    size = math.ceil(len(timed) * _TYPICAL)
+    size += (len(timed) - size) % 2  # so that as many lie on either side of the median
+    while size and (found is None or found[0] > _NEAR * around_s):
+        off = np.abs((before[size:] - before[:-size]) / size - around_s)
+        first = int(np.argmin(off))
+        if found is None or off[first] < found[0]:
+            found = float(off[first]), first, size
+        size //= 2
+    assert found is not None
+    _, first, size = found
+    return [(one, i) for _, one, i in timed[first : first + size]]
 
 
 def _means(steps: Sequence[tuple[Trained, int]]) -> _Means:
@@ -200,6 +219,9 @@ def _rank_time(rank: int, steps: Sequence[tuple[Trained, int, int]]) -> RankTime
         waiting_s=float(parts[_EXPOSED] - np.mean(least)),
         slowest_in=float(np.mean([s.exposed <= e for s, e in zip(own, least, strict=True)])),
         missed=float(np.mean([step.missed for step in own])),
+        computes_mostly=float(
+            np.quantile([step.compute for step in own], 1 - _MOSTLY, method="lower")
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -38,13 +38,12 @@ class Lane:
 class Carried:
     """What NICs sent during the timed steps of groups of two nodes or more.
 
-    fabric_bytes, elsewhere_bytes: over all nodes; None where the bytes are not to be seen in any
-    counter. least_bytes: what nodes had to send. astray: in words what carried it instead of the
-    fabric, None where nothing did; culprit: who did so, with a setting that says so.
+    elsewhere: by node, the part of its bytes that went over other NICs than the fabric's; None
+    where they are not to be seen in its counters. least_bytes: what nodes had to send. astray: in
+    words what carried it instead of the fabric, None where nothing did; culprit: who did so.
     """
 
-    fabric_bytes: int | None
-    elsewhere_bytes: int | None
+    elsewhere: Mapping[str, float | None]
     least_bytes: float
     astray: str | None = None
     culprit: str | None = None
@@ -52,11 +51,19 @@ class Carried:
 
     @property
     def elsewhere_fraction(self) -> float | None:
-        """Part of the bytes that went over other NICs."""
-        if self.fabric_bytes is None or self.elsewhere_bytes is None:
-            return None
-        total = self.fabric_bytes + self.elsewhere_bytes
-        return self.elsewhere_bytes / total if total else None
+        """Part of a node's bytes that went over other NICs, of the node where it is most; None
+        where that is not known of each."""
+        return None if self.unseen or not self.elsewhere else self.elsewhere[self.worst] or 0.0
+
+    @property
+    def worst(self) -> str:
+        """The node of most bytes over other NICs; among many one alone does not show in a sum."""
+        return max(self.elsewhere, key=lambda node: self.elsewhere[node] or 0.0)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Nodes whose counters do not show what they had to send."""
+        return tuple(node for node, part in self.elsewhere.items() if part is None)
 
 
 def lane_of(facts: Facts, count: int, spec: Spec) -> Lane | None:
@@ -92,16 +99,15 @@ def carried_by(trained: Sequence[Trained], facts: Facts, spec: Spec) -> Carried:
                 if nic != _LOOPBACK or facts.ranks_per_node == 1:
                     mine[nic.partition(":")[0]] += count
     traffic = [NodeTraffic(node, counts, least[node]) for node, counts in sent.items()]
-    if not traffic or any(node.carrier is None for node in traffic):
-        return Carried(None, None, sum(least.values()))
+    shares = {node.node: node.share(spec.fabric) for node in traffic}
     totals = sum(sent.values(), Counter[str]())
-    on_fabric = sum(count for nic, count in totals.items() if spec.fabric.has_interface(nic))
     carried = Carried(
-        on_fabric,
-        sum(totals.values()) - on_fabric,
+        {node: None if share is None else 1 - share for node, share in shares.items()},
         sum(least.values()),
         busiest=", ".join(f"{nic} {count / 1e6:.1f} MB" for nic, count in totals.most_common(3)),
     )
+    if carried.unseen:
+        return carried
     wrong = {node.node: name for node in traffic if (name := node.astray(spec.fabric)) is not None}
     if not wrong:
         return carried

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pytest_mnode.scaling.attribution import Attribution, attributed
-from pytest_mnode.scaling.causes import OWNED, Cause, causes_of, explained, told
+from pytest_mnode.scaling.causes import NETWORK, OWNED, Cause, causes_of, explained, told
+from pytest_mnode.scaling.complete import elsewhere, lacking, nodes
 from pytest_mnode.scaling.efficiency import Scaled
 from pytest_mnode.scaling.fabric import Lane, carried_by, lane_of
 from pytest_mnode.scaling.facts import Facts
+from pytest_mnode.scaling.plan import Plan
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
-
-if TYPE_CHECKING:
-    pass
 
 _KEY = "criteria.scaling"
 _WORTH_TELLING = 0.005
@@ -25,9 +23,10 @@ _WORTH_TELLING = 0.005
 class Judged:
     """One number of nodes beside its promise.
 
-    lane: None for one rank. bound: what the efficiency has to reach, and source: why so much.
-    open_: why there is no answer; empty where there is one. starved_s: of a step, for how long
-    threads of a rank had no CPU, the median rank; None where that is not told.
+    lane: None for one rank, and where the fabric was not measured. bound: what the efficiency has
+    to reach, and source: why so much. open_: why there is no answer; empty where there is one.
+    starved_s: of a step, for how long threads of a rank had no CPU, the median rank; None where
+    that is not told.
     """
 
     row: Scaled
@@ -46,6 +45,11 @@ class Judged:
         return None if self.open_ else self.row.efficiency >= self.bound
 
     @property
+    def not_attributed(self) -> float:
+        """Part of the step by which the parts of the mean rank miss the loss that is judged."""
+        return abs(self.row.lost_s - sum(self.parts.lost)) / self.row.step_s
+
+    @property
     def diffuse(self) -> bool:
         """Whether it would hold but for causes that have no owner."""
         owned_s = sum(max(0.0, cause.seconds) for cause in self.causes if cause.kind in OWNED)
@@ -58,18 +62,22 @@ class Judged:
         return told(self.causes, self.row.lost_s) if worth else ""
 
 
-def judged(row: Scaled, facts: Facts, spec: Spec, promise: ScalingCriterion) -> Judged:
+def judged(row: Scaled, facts: Facts, plan: Plan, spec: Spec, promise: ScalingCriterion) -> Judged:
     parts = attributed(facts, row)
     lane = lane_of(facts, row.count, spec)
     causes: tuple[Cause, ...] = ()
     if row.count > 1:
         carried = carried_by(facts.over(row.count), facts, spec)
         causes = causes_of(parts, lane, carried, promise)
-    share = explained(causes, promise.allowed_causes, parts.lost_s)
+    lost_s = max(row.lost_s, parts.lost_s)
+    share = explained(causes, promise.allowed_causes, lost_s)
     bound, source = _bound(row, share, promise)
     starved_s = _starved_s(facts, row.count)
     found = Judged(row, parts, lane, causes, share, bound, source, starved_s=starved_s)
-    return replace(found, open_=_open(found, facts, spec, promise)) if row.count > 1 else found
+    if row.count == 1:
+        return found
+    open_ = elsewhere(facts, spec) or lacking(facts, plan, row.count)
+    return replace(found, open_=open_ or _open(found, spec, promise))
 
 
 def _bound(row: Scaled, share: float, promise: ScalingCriterion) -> tuple[float, str]:
@@ -83,16 +91,18 @@ def _bound(row: Scaled, share: float, promise: ScalingCriterion) -> tuple[float,
     return least, f"{_KEY}.explained_from {least:g}, as {said}"
 
 
-def _open(one: Judged, facts: Facts, spec: Spec, promise: ScalingCriterion) -> str:
-    """Why there is no answer; "" where there is one."""
+def _open(one: Judged, spec: Spec, promise: ScalingCriterion) -> str:
+    """Why what was measured is no answer; "" where it is one."""
     row = one.row
-    if facts.rounds < promise.rounds:
-        return f"{facts.rounds} rounds of {promise.rounds} were measured"
     if not row.known(promise.at_most_uncertainty, one.bound):
         return (
             f"known to ± {row.uncertainty:.3f} only, at_most_uncertainty is "
             f"{promise.at_most_uncertainty:g}: steps differ too much"
         )
+    may_be_excused = promise.explained_from <= row.efficiency < one.bound
+    on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
+    if one.lane is None and may_be_excused and on_the_fabric:
+        return f"what the fabric allows over {nodes(row.count)} was not measured"
     starved_s = one.starved_s or 0.0
     if spec.emulated and row.efficiency < one.bound and one.diffuse and starved_s > row.lost_s / 2:
         return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_mnode.errors import MnodeError, TimeLimitError, UsageError, WorldError
 from pytest_mnode.job import Job, JobResult, RunningJob
 from pytest_mnode.scaling.facts import MARK, Facts
-from pytest_mnode.scaling.plan import Plan
+from pytest_mnode.scaling.plan import Plan, device_for
 from pytest_mnode.scaling.result import Scaling, judge
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -55,7 +55,7 @@ def measured(
     WorldError with its last words where it fails.
     """
     per_node = cluster.procs_per_node
-    plan = Plan.of(promise, cluster.nodes, per_node)
+    plan = Plan.of(promise, cluster.nodes, per_node, spec.accelerators.per_node)
     if plan.unequal:
         raise UsageError(
             f"criteria.scaling.samples_per_rank {promise.samples_per_rank} on "
@@ -125,12 +125,10 @@ def _located(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: 
 
 def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: Any) -> str:
     """In ranks: what `bench.locate` finds."""
-    import torch
-
     from pytest_mnode.bench.locate import located
+    from pytest_mnode.train.config import JobConfig
+    from pytest_mnode.train.device import device_of
 
-    accelerator = torch.accelerator.current_accelerator() if spec.accelerators.per_node else None
-    device = torch.device("cpu")
-    if accelerator is not None:
-        device = torch.device(accelerator.type, world.local_rank)
+    config = JobConfig(directory=".", device=device_for(spec.accelerators.per_node))
+    device = device_of(config, world.local_rank)
     return str(located(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s))

@@ -50,8 +50,17 @@ class Plan:
     seed: int = 0
 
     @classmethod
-    def of(cls, promise: ScalingCriterion, nodes: Sequence[str], ranks_per_node: int) -> Self:
-        """The plan that answers what the spec promises. Raises UsageError for one node."""
+    def of(
+        cls,
+        promise: ScalingCriterion,
+        nodes: Sequence[str],
+        ranks_per_node: int,
+        accelerators_per_node: int,
+    ) -> Self:
+        """The plan that answers what the spec promises. Raises UsageError for one node.
+
+        accelerators_per_node: of the spec. Where there are any, ranks train on nothing else.
+        """
         if len(nodes) < 2:
             raise UsageError("one node scales to nothing; give --mnode-nodes=2 or more")
         model = promise.model
@@ -78,6 +87,7 @@ class Plan:
                 "parallel": promise.parallel,
                 "dtype": promise.dtype,
                 "bucket_bytes": promise.bucket_bytes,
+                "device": device_for(accelerators_per_node),
             },
         )
 
@@ -122,6 +132,11 @@ class Plan:
             return cls(**told)
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(f"not a plan of a scaling job: {error}") from None
+
+
+def device_for(accelerators_per_node: int) -> str:
+    """What ranks train on, as the reference job is told: CPUs only where nothing else is there."""
+    return "accelerator" if accelerators_per_node else "cpu"
 
 
 def counts_up_to(nodes: int) -> tuple[int, ...]:

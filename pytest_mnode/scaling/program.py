@@ -25,6 +25,7 @@ from pytest_mnode.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.scaling.plan import Group, Plan, Turn
 from pytest_mnode.scaling.recorded import step_of
 from pytest_mnode.train.config import JobConfig
+from pytest_mnode.train.device import device_of
 from pytest_mnode.train.trainer import Trainer
 from pytest_mnode.world.contract import World
 
@@ -224,14 +225,14 @@ def _backend(device: torch.device) -> str:
 
 
 def train(plan: Plan) -> Facts | None:
-    """Meet the others, do what the plan says, and leave; facts on rank 0."""
+    """Meet the others, do what the plan says, and leave; facts on rank 0.
+
+    Raises EnvironmentContractError where accelerators are promised, and torch shows none.
+    """
     from pytest_mnode.launching.meeting import meet
 
-    accelerator = torch.accelerator.current_accelerator()
-    device = torch.device("cpu")
-    if accelerator is not None:
-        device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
-        torch.get_device_module(device).set_device(device)
+    config = JobConfig(directory=".", device=plan.training["device"])
+    device = device_of(config, int(os.environ["LOCAL_RANK"]))
     began = time.monotonic()
     meet(plan.within_s)
     plan = replace(plan, within_s=max(1.0, plan.within_s - (time.monotonic() - began)))

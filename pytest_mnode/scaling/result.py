@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.scaling.attribution import Attribution
 from pytest_mnode.scaling.causes import FABRIC
+from pytest_mnode.scaling.complete import lacking, nodes
 from pytest_mnode.scaling.efficiency import Scaled, scaled
 from pytest_mnode.scaling.fabric import Carried, Lane, carried_by
 from pytest_mnode.scaling.facts import Facts
@@ -39,6 +40,16 @@ class Scaling:
     located: str | None = None
 
     @property
+    def missing(self) -> dict[int, str]:
+        """Numbers of nodes of which nothing can be said, with the reason."""
+        there = {one.row.count for one in self.judged}
+        return {
+            count: lacking(self.facts, self.plan, count) or "another number of nodes lacks steps"
+            for count in self.plan.counts[1:]
+            if count not in there
+        }
+
+    @property
     def falls_short_by_fabric(self) -> bool:
         """Whether an efficiency fails, and the fabric is its largest cause."""
         return any(
@@ -53,7 +64,7 @@ class Scaling:
     def record_efficiency(self, measure: Measure) -> None:
         """Throughput of each number of nodes, and what it is of so many times one node's."""
         for one in self.judged:
-            row, count = one.row, _nodes(one.row.count)
+            row, count = one.row, nodes(one.row.count)
             measure(f"throughput, {count}", row.samples_s, "samples/s", note=self._how)
             measure(f"tokens, {count}", row.tokens_s, "tokens/s", note=self._how)
             if row.count == 1:
@@ -67,21 +78,21 @@ class Scaling:
                 culprit=self._culprit(one),
                 note=f"{one.open_ + '; ' if one.open_ else ''}{self._interval(row)}; {self._how}",
             )
-        if not self.judged:
+        for number, why in self.missing.items():
             measure(
-                "efficiency",
+                f"efficiency, {nodes(number)}",
                 None,
                 "",
                 at_least=self.promise.at_least_efficiency,
-                source=f"{_KEY}.at_least_efficiency",
-                note="no steps were timed on one node",
+                source=f"{_KEY}.at_least_efficiency {self.promise.at_least_efficiency:g}",
+                note=why,
             )
 
     def record_parts(self, measure: Measure) -> None:
         """Whether the parts of each rank's steps add up, and those of the loss against one node."""
         most = self.promise.parts_within
         for one in self.judged:
-            worst, count = one.parts.worst_missed, _nodes(one.row.count)
+            worst, count = one.parts.worst_missed, nodes(one.row.count)
             measure(
                 f"parts beside the step time, {count}",
                 worst.missed,
@@ -95,7 +106,7 @@ class Scaling:
                 continue
             measure(
                 f"loss not attributed, {count}",
-                abs(one.parts.not_attributed_s) / one.parts.step_s,
+                one.not_attributed,
                 "of the step",
                 at_most=most,
                 source=f"{_KEY}.parts_within {most:g}",
@@ -103,6 +114,15 @@ class Scaling:
             )
             for name, seconds in lost_parts(one.parts).items():
                 measure(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
+        for number, why in self.missing.items():
+            measure(
+                f"loss not attributed, {nodes(number)}",
+                None,
+                "of the step",
+                at_most=most,
+                source=f"{_KEY}.parts_within {most:g}",
+                note=why,
+            )
         for one in self.judged:
             if one.lane is not None:
                 self._record_exposed(one, one.lane, measure)
@@ -112,7 +132,7 @@ class Scaling:
         allowed = lane.exposed_s(one.parts.backward_s)
         hidden = one.parts.hidden_fraction
         measure(
-            f"communication exposed beyond what the fabric allows, {_nodes(one.row.count)}",
+            f"communication exposed beyond what the fabric allows, {nodes(one.row.count)}",
             (exposed - allowed) * 1e3,
             "ms",
             note=f"exposed {exposed * 1e3:.1f} ms; all-reduce of {lane.size_bytes} B alone "
@@ -124,15 +144,23 @@ class Scaling:
     def record_network(self, measure: Measure) -> None:
         """Whether the bytes of the steps went over the fabric's NICs."""
         carried, most = self.carried, self.promise.elsewhere_fraction
+        fraction = carried.elsewhere_fraction
+        culprit, note = carried.culprit, carried.busiest
+        if fraction is not None and culprit is None:
+            instead = "+".join(self.spec.fabric.interfaces)
+            culprit = f"{carried.worst} sent {fraction:.0%} over other NICs than {instead}"
+        if fraction is None:
+            all_of_it = f"no counter shows the {carried.least_bytes / 1e6:.0f} MB that were sent"
+            some = f"no counter of {', '.join(carried.unseen)} shows what it had to send: {note}"
+            note = some if len(carried.unseen) < len(carried.elsewhere) else all_of_it
         measure(
             "sent past the fabric during the steps",
-            carried.elsewhere_fraction,
+            fraction,
             "of the bytes",
             at_most=most,
             source=f"{_KEY}.elsewhere_fraction {most:g}",
-            culprit=carried.culprit or "another NIC than the fabric's",
-            note=carried.busiest
-            or f"no counter shows the {carried.least_bytes / 1e6:.0f} MB that were sent",
+            culprit=culprit,
+            note=note,
         )
 
     def _culprit(self, one: Judged) -> str | None:
@@ -158,14 +186,10 @@ def judge(facts: Facts, plan: Plan, spec: Spec, promise: ScalingCriterion) -> Sc
     """Judge what a job measured."""
     carried = carried_by(facts.trained, facts, spec)
     rows = scaled(facts, seed=plan.seed)
-    every = tuple(judged(row, facts, spec, promise) for row in rows)
+    every = tuple(judged(row, facts, plan, spec, promise) for row in rows)
     return Scaling(spec, promise, plan, facts, every, carried)
 
 
 def lost_parts(parts: Attribution) -> dict[str, float]:
     """The parts of the loss of the mean rank, seconds, by their names for readers."""
     return dict(zip(NAMES, parts.lost, strict=True))
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' if count != 1 else ''}"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 AllowedCause = Literal[
     "communication",
+    "contention",
     "fabric",
     "overlap",
     "straggler",
@@ -61,10 +62,10 @@ class ScalingCriterion(Page):
     explained_fraction: Annotated[Fraction, Field(le=1)] = 0.8
     """Part of the loss that allowed causes have to account for there."""
     allowed_causes: tuple[AllowedCause, ...] = ()
-    """What may explain a loss: communication (exposed though the fabric is fast and most of it is
-    hidden), fabric (short of its line rate), overlap (communication that is not hidden), straggler
-    (one node or rank computes slower), skew (another one at each step), compute (all do), input,
-    optimiser, checkpoint."""
+    """What may explain a loss: communication (exposed, as much as the fabric needs by itself),
+    contention (exposed beyond that), fabric (short of its line rate), overlap (communication that
+    is not hidden), straggler (some nodes or ranks compute slower), skew (another one at each step),
+    compute (all do), input, optimiser, checkpoint."""
     kind: Literal["weak", "strong"] = "weak"
     """weak: each rank has samples_per_rank on any number of nodes; strong: over all nodes it has,
     and as much more on fewer nodes."""

@@ -17,7 +17,10 @@ FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/
     [
         ({"fab0": 990, "mgmt0": 10}, "fab0", 0.99, None),
         ({"fab0": 500, "fab1": 490, "mgmt0": 10}, "fab0", 0.99, None),
+        ({f"fab{i}": 125 for i in range(8)}, "fab0", 1.0, None),  # each of many has its part
+        ({"fab0": 300, "fab1": 300, "mgmt0": 400}, "mgmt0", 0.6, None),  # part of it went past
         ({"fab0": 10, "mgmt0": 990}, "mgmt0", 0.01, "mgmt0"),
+        ({"fab0": 10, "eth0": 300, "eth1": 690}, "eth1", 0.01, "eth1"),
         ({"lo": 1000}, "lo", 0.0, "lo"),
         ({"fab0": 20, "eth0": 100}, None, None, None),  # RDMA: the kernel saw next to nothing
         ({}, None, None, None),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pytest_mnode.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.scaling.plan import Plan
@@ -25,7 +27,8 @@ def promise(**changes: object) -> ScalingCriterion:
 
 
 def plan(nodes: int = 4, per_node: int = 1, **changes: object) -> Plan:
-    return Plan.of(promise(**changes), [f"node{i}" for i in range(nodes)], per_node)
+    names = [f"node{i}" for i in range(nodes)]
+    return Plan.of(promise(**changes), names, per_node, 0)
 
 
 def healthy(node: str, count: int) -> Mapping[str, float]:
@@ -90,6 +93,42 @@ def facts(
         tuple(trained),
         tuple(swept),
     )
+
+
+def changed(job: Facts, change: Callable[[Step, int, str], Step]) -> Facts:
+    """Each step of groups of two nodes or more as `change` has it: by its number, and by node."""
+
+    def of(one: Trained) -> Trained:
+        steps = tuple(
+            tuple(change(step, number, one.node_of(index)) for number, step in enumerate(of_rank))
+            for index, of_rank in enumerate(one.steps)
+        )
+        return replace(one, steps=steps)
+
+    return replace(job, trained=tuple(of(t) if t.count > 1 else t for t in job.trained))
+
+
+def uneven(job: Facts, most_s: float, seed: int = 0) -> Facts:
+    """Each rank computes longer in each step by chance, up to so much; the others wait for it."""
+    chance = random.Random(seed)
+
+    def of(one: Trained) -> Trained:
+        steps = [list(of_rank) for of_rank in one.steps]
+        for number in range(len(steps[0])):
+            mine = [of_rank[number] for of_rank in steps]
+            more = [chance.uniform(0, most_s) for _ in mine]
+            busy = [s.wall_s - s.exposed + m for s, m in zip(mine, more, strict=True)]
+            needed_s = min(step.exposed for step in mine)
+            for of_rank, step, own_s, late_s in zip(steps, mine, busy, more, strict=True):
+                of_rank[number] = replace(
+                    step,
+                    wall_s=max(busy) + needed_s,
+                    compute=step.compute + late_s,
+                    exposed=max(busy) - own_s + needed_s,
+                )
+        return replace(one, steps=tuple(map(tuple, steps)))
+
+    return replace(job, trained=tuple(map(of, job.trained)))
 
 
 def _trained(  # noqa: PLR0917  one group's turn

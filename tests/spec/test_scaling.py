@@ -36,8 +36,8 @@ def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
     [
         (
             COMPUTE,
-            "compute: 300",
-            "criteria.scaling.compute: 300 has no unit; accepted: a time",
+            "compute: 600",
+            "criteria.scaling.compute: 600 has no unit; accepted: a time",
         ),
         (
             COMPUTE,
@@ -50,12 +50,12 @@ def test_without_more_said_it_is_what_a_cluster_should_do() -> None:
             "criteria.scaling.at_least_efficiency: 95; accepted: a number of 1 or less",
         ),
         (
-            "allowed_causes: [communication, skew]",
+            "allowed_causes: [communication, contention, skew]",
             "allowed_causes: [network]",
-            "criteria.scaling.allowed_causes[0]: 'network'; accepted: 'communication', 'fabric', ",
+            "criteria.scaling.allowed_causes[0]: 'network'; accepted: 'communication', ",
         ),
         (
-            "allowed_causes: [communication, skew]",
+            "allowed_causes: [communication, contention, skew]",
             "allowed_causes: [skew, skew]",
             "criteria.scaling: allowed_causes names one twice",
         ),
