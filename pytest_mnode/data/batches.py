@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isclose
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pytest_mnode.data.facts import At, StepSeen, StepsSeen
+from pytest_mnode.data.most import usual
 from pytest_mnode.wrong import Wrong, alike, found, listed
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
 
-_T = TypeVar("_T", bound=Hashable)
 _Said = tuple[At, str]
 _UNSEEN = "no step of the optimiser was seen"
 _UNEVEN = "ranks took unequally many steps"
@@ -78,7 +78,7 @@ def judge_batches(
     earlier: set[int] = set()
     for number in range(steps):
         of_all = Counter(itertools.chain.from_iterable(one.steps[number].fed for one in seen))
-        usual = _usual(one.steps[number].weights for one in seen)
+        most = usual(one.steps[number].weights for one in seen)
         for one in seen:
             step = one.steps[number]
             stray = [sample for sample, _ in step.weights if not of_all[sample]]
@@ -100,7 +100,7 @@ def judge_batches(
                 totals.append((one.at, f"weights add up to {total:.6g}, {why}"))
             if text := _unequal(step, of_all):
                 unequal.append((one.at, f"in step {number + 1} {text}"))
-            if step.weights != usual:
+            if step.weights != most:
                 unreduced.append((one.at, "a gradient that most ranks do not have"))
         earlier.update(of_all)
     worst = max(sizes, key=lambda size: abs(size - expected), default=None)
@@ -140,21 +140,13 @@ def _uneven(seen: Sequence[StepsSeen]) -> list[str]:
     numbers = [len(one.steps) for one in seen]
     if len(set(numbers)) < 2:
         return []
-    usual = _usual(numbers)
-    most = "" if usual is None else f", most ranks {usual}"
+    most = usual(numbers)
+    others = "" if most is None else f", most ranks {most}"
     return [
-        f"{one.at}: {number} step{'' if number == 1 else 's'}{most}"
+        f"{one.at}: {number} step{'' if number == 1 else 's'}{others}"
         for one, number in zip(seen, numbers, strict=True)
-        if number != usual
+        if number != most
     ]
-
-
-def _usual(values: Iterable[_T]) -> _T | None:
-    """What is most often there; None where two are equally often."""
-    counted = Counter(values).most_common(2)
-    if not counted or (len(counted) > 1 and counted[0][1] == counted[1][1]):
-        return None
-    return counted[0][0]
 
 
 def _why_total(total: float, ranks: int, accumulation: int) -> str:
@@ -188,9 +180,11 @@ def _unequal(step: StepSeen, of_all: Counter[int]) -> str:
     each = {sample: weight / max(1, of_all[sample]) for sample, weight in step.weights}
     if not each:
         return ""
-    usual = sorted(each.values())[len(each) // 2]
-    odd = {s: w for s, w in each.items() if not isclose(w, usual, rel_tol=_SHARE)}
+    middle = sorted(each.values())[len(each) // 2]
+    odd = {s: w for s, w in each.items() if not isclose(w, middle, rel_tol=_SHARE)}
     if not odd:
         return ""
     sample, weight = next(iter(odd.items()))
-    return f"{len(odd)} of {len(each)} samples, such as {sample}: {weight / usual:.4g} of the usual"
+    return (
+        f"{len(odd)} of {len(each)} samples, such as {sample}: {weight / middle:.4g} of the usual"
+    )

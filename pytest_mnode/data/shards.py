@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_mnode.data.facts import Reading
+from pytest_mnode.data.most import usual
 from pytest_mnode.wrong import Wrong, listed
 
 _NOTHING = "no rank read anything"
@@ -41,12 +42,10 @@ def judge_shards(
     missing = [index for index in range(samples) if not counts[index]]
     extra = sum(count - 1 for count in counts.values())
     foreign = [f"{one.at} read {index}" for one in readings for index in _foreign(one, samples)]
-    lengths = Counter(len(one.indices) for one in readings)
-    usual = lengths.most_common(1)[0][0] if lengths else 0
+    lengths = [len(one.indices) for one in readings]
     uneven = [
-        f"{one.at} read {len(one.indices)}, most ranks {usual}"
-        for one in readings
-        if len(one.indices) != usual
+        f"{one.at} read {length}{others}"
+        for one, length, others in _unlike(readings, lengths, ", most ranks {}")
     ]
     causes = list(itertools.chain(_causes(readings), uneven, _strayed(readings, expected)))
     absent = max(0, len(missing) - left_out)
@@ -95,18 +94,27 @@ def _foreign(reading: Reading, samples: int) -> list[int]:
 def _causes(readings: Sequence[Reading]) -> Iterator[str]:
     """What a rank's sampler says of itself that cannot be."""
     ranks = len(readings)
-    seeds = Counter(one.sampler.seed for one in readings)
-    epochs = Counter(one.sampler.epoch for one in readings)
     for one in readings:
         own = one.sampler
         if own.rank is not None and own.rank != one.at.rank:
             yield f"{one.at} has the sampler of rank {own.rank}"
         if own.replicas is not None and own.replicas != ranks:
             yield f"{one.at} shards for {own.replicas} ranks, and there are {ranks}"
-        for what, value, all_of in (("seed", own.seed, seeds), ("epoch", own.epoch, epochs)):
-            usual = all_of.most_common(1)[0][0]
-            if value != usual:
-                yield f"{one.at} shuffles by {what} {value}, most ranks by {usual}"
+    seeds = [one.sampler.seed for one in readings]
+    epochs = [one.sampler.epoch for one in readings]
+    for what, values in (("seed", seeds), ("epoch", epochs)):
+        for one, value, others in _unlike(readings, values, ", most ranks by {}"):
+            yield f"{one.at} shuffles by {what} {value}{others}"
+
+
+def _unlike(
+    readings: Sequence[Reading], values: Sequence[int | None], others: str
+) -> Iterator[tuple[Reading, int | None, str]]:
+    """Ranks whose value is not that of most, and what most have; all where none is most's."""
+    most = usual(values)
+    said = "" if most is None else others.format(most)
+    if len(set(values)) > 1:
+        yield from ((r, v, said) for r, v in zip(readings, values, strict=True) if v != most)
 
 
 def _strayed(

@@ -120,6 +120,16 @@ def test_a_rank_that_reads_twice_and_one_that_reads_less() -> None:
     assert found[UNEVEN].culprit == "rank 1 on node1 read 2, most ranks 3"
 
 
+def test_of_two_that_differ_neither_is_most() -> None:
+    found = judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN]
+    assert (found.count, found.culprit) == (2, "rank 0 on node0 read 2; rank 1 on node1 read 4")
+    read = readings([0, 3], [1, 0])
+    read[1] = replace(read[1], sampler=SamplerFacts(1, 2, 8, 3))
+    assert str(judged(read, 4)[MISSING].culprit).startswith(
+        "rank 0 on node0 shuffles by seed 7; rank 1 on node1 shuffles by seed 8; "
+    )
+
+
 def test_samples_that_there_are_not() -> None:
     found = judged(readings([0, 2, -1], [1, 3, 9]), 4)
     assert found[FOREIGN].culprit == "rank 0 on node0 read -1; rank 1 on node1 read 9"
