@@ -80,6 +80,13 @@ def test_what_is_uneven_by_chance_stays_skew() -> None:
     assert efficiency.culprit.startswith("ranks compute unevenly: "), efficiency.culprit
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_chance_in_few_steps_names_nobody(seed: int) -> None:
+    plan = made.plan(4, steps=3)
+    judged, _ = last(plan, made.uneven(made.facts(plan), 0.03, seed))
+    assert "straggler" not in {cause.kind for cause in judged.causes}
+
+
 def test_half_of_the_nodes_wait_for_input() -> None:
     plan = made.plan(4)
     judged, efficiency = last(plan, made.facts(plan, on(["node2", "node3"], input=0.06)))
