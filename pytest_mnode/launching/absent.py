@@ -29,15 +29,21 @@ def never_came(
     missing = [rank for rank in range(size) if rank not in came]
     nodes = _nodes_of(missing, came)
     where = f" ({', '.join(nodes)})" if nodes else ""
-    if came:
-        names = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
-        did = f"{ranks_text(sorted(came))} on {','.join(names)} did"
-    else:
-        did = "nobody did"
+    names = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
+    did = f"{ranks_text(sorted(came))} on {','.join(names)} did" if came else "nobody did"
     line = f"{ranks_text(missing)} of {size}{where} never came within {within_s:g} s ({did})"
+    if not missing:
+        line = f"all {size} ranks came, but not all of them within {within_s:g} s"
     for rank, places in sorted((twice or {}).items()):
         line += f"; rank {rank} came twice, from {places}: RANK must be different in every process"
     return line
+
+
+def came_late(size: int, came: Mapping[int, Comer], before: str) -> str:
+    """The same of ranks that came when the others had failed; before: the line that these got."""
+    nodes = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
+    who = f"{ranks_text(sorted(came))} of {size} on {','.join(nodes)}"
+    return f"{who} came after the others had given up: {before}"
 
 
 def gist(text: str) -> str:

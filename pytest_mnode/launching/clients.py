@@ -13,7 +13,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -51,6 +51,41 @@ class Part:
     look_up_s: float | None = None
 
 
+class Start:
+    """The common start of threads: given, or called off; none of them waits for it without end."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._decided = threading.Event()
+        self._off = False
+
+    def given(self) -> bool:
+        """Waited for by each thread."""
+        return self._decided.wait(self._limit_s) and not self._off
+
+    def run(self, threads: Sequence[threading.Thread], agree: Callable[[], None]) -> float:
+        """Start them all, agree with whom it takes, let them go and wait for their ends.
+
+        When they were let go, by the clock of this process. Where one cannot be started, or there
+        is no agreement, those that wait are sent home.
+        """
+        begun = []
+        try:
+            for thread in threads:
+                thread.start()
+                begun.append(thread)
+            agree()
+        except BaseException:
+            self._off = True
+            raise
+        finally:
+            began = time.perf_counter()
+            self._decided.set()
+            for thread in begun:
+                thread.join()
+        return began
+
+
 @dataclass(slots=True)
 class _Client:
     """A client, and when it had connected, was told, and was through, by this rank's clock."""
@@ -60,13 +95,13 @@ class _Client:
     wrong: bool = False
     error: str = ""
 
-    def be(
-        self, address: str, port: int, clients: int, go: threading.Event, limit: timedelta
-    ) -> None:
+    def be(self, address: str, port: int, clients: int, limit: timedelta, start: Start) -> None:
         """In a thread of its own: come, tell, be told, pass; the connection ends with it."""
+        if not start.given():
+            self.error = f"client {self.number}: the start was called off"
+            return
         from torch._C._distributed_c10d import TCPStore
 
-        go.wait()
         try:
             store = TCPStore(address, port, None, False, limit, False)
             self.at.append(time.perf_counter())
@@ -110,18 +145,13 @@ def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Par
             meeting.set(f"{round_name}/port", str(server.port))
         port = int(meeting.get(f"{round_name}/port"))
         found = [_Client(number) for number in mine]
-        go = threading.Event()
+        # The limit of the threads begins before the one of the agreement does.
+        start = Start(2 * limit_s)
         threads = [
-            threading.Thread(target=client.be, args=(address, port, clients, go, limit))
+            threading.Thread(target=client.be, args=(address, port, clients, limit, start))
             for client in found
         ]
-        for thread in threads:
-            thread.start()
-        _agree(meeting, f"{round_name}/start", "", world, limit)
-        began = time.perf_counter()
-        go.set()
-        for thread in threads:
-            thread.join()
+        began = start.run(threads, lambda: _agree(meeting, f"{round_name}/start", "", world, limit))
         _agree(meeting, f"{round_name}/end", "", world, limit)
         del server
         gc.collect()

@@ -9,7 +9,8 @@ in the store itself, and what ranks left there that were killed in a meeting mus
 - Only what is announced after the opening counts, and only rank 0 may say that all are there: in
   a meeting whose rank 0 is gone nothing is ever decided, until the next rank 0 ends it.
 - Whoever reaches its limit first calls the roll. Who answers is alive, and the line that names the
-  others is everybody's error.
+  others is everybody's error. Who came to the next meeting only, in a store that outlives the one
+  that failed, is told what was said there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import json
 import os
 import socket
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import TimeLimitError, WorldError
-from pytest_mnode.launching.absent import Comer, never_came
+from pytest_mnode.launching.absent import Comer, came_late, never_came
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -156,7 +158,19 @@ class Gathering:
             came[rank] = Comer(said[0]["node"], said[0]["local_size"])
             if times > 1:
                 twice[rank] = " and ".join(one["place"] for one in said)
+        before = self._before(at, came)
+        if before is not None:
+            return came_late(self.size, came, before)
         return never_came(self.size, came, self.within_s, twice)
+
+    def _before(self, at: str, came: Collection[int]) -> str | None:
+        """What was found in the meeting before, where it failed and none of these was in it."""
+        before = f"{PREFIX}/{int(at.rpartition('/')[2]) - 1}"
+        if not self.store.check([f"{before}/found"]):
+            return None
+        if any(self.store.check([f"{before}/answers/{rank}"]) for rank in came):
+            return None
+        return self.store.get(f"{before}/found").decode()
 
     def _let_all_read(self, at: str) -> None:
         """The others shall have read before the store ends with this process."""

@@ -69,6 +69,8 @@ def _connect(
     if not address:
         raise EnvironmentContractError(f"MASTER_ADDR is not set; {_REMEDY}")
     port = _number("MASTER_PORT")
+    if not 0 < port < 65536:
+        raise EnvironmentContractError(f"MASTER_PORT={port} is no port; accepted: 1 to 65535")
     if not keeps_it:
         why = unreachable(address, port, until)
         if why is not None:

@@ -125,6 +125,12 @@ def restarted() -> dict[str, list[tuple[str, float]]]:
     done["after a meeting that never ended"] = run([3, 2, 1, 0], LONG_S, port)
     done["rank 0 absent, store kept"] = run([1, 2, 3], LIMIT_S, port)
     done["after a meeting that failed"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 0 late, others before"] = run([1, 2, 3], LIMIT_S, port)
+    done["rank 0 late"] = run([0], LIMIT_S, port)
+    done["in time again"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 3 late, others before"] = run([0, 1, 2], LIMIT_S, port)
+    done["rank 3 late"] = run([3], LIMIT_S, port)
+    done["after one that was late"] = run([1, 2, 3, 0], LONG_S, port)
     done["rank 0 twice, store kept"] = run([1, 2, 0, 0], LIMIT_S, port)
     envs = [rank_env(rank, 4, port, True) for rank in (1, 2)]
     waiting = [fork(env, lambda: joined(LONG_S)) for env in envs]
@@ -146,6 +152,8 @@ def main() -> None:
         "rank 0 twice": begin([0, 0, 1, 2]),
         "unknown name": begin([1], MASTER_ADDR="no-such-node.invalid"),
         "wrong port": begin([1], MASTER_PORT="29x"),
+        "too high a port": begin([0], MASTER_PORT="99999"),
+        "too low a port": begin([1], MASTER_PORT="-1"),
         "outside": begin([4]),
     }
     print(json.dumps(done | {name: collected(children) for name, children in begun.items()}))

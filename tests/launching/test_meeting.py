@@ -69,6 +69,23 @@ def test_every_rank_names_who_never_came(
     assert all(seconds < 15 for _, seconds in told[meeting])
 
 
+@pytest.mark.parametrize(("rank", "others"), [(0, "1-3"), (3, "0-2")])
+def test_who_comes_late_hears_what_the_others_said(
+    told: dict[str, Told], rank: int, others: str
+) -> None:
+    before = texts(told[f"rank {rank} late, others before"])[0]
+    assert re.match(rf"TimeLimitError: rank {rank} of 4 .*never came .*\(ranks {others} on", before)
+    [late] = texts(told[f"rank {rank} late"])
+    said = before.removeprefix("TimeLimitError: ")
+    who = rf"TimeLimitError: rank {rank} of 4 on \S+ came after the others had given up: "
+    assert re.fullmatch(who + re.escape(said), late), late
+
+
+def test_after_one_that_was_late_all_may_meet(told: dict[str, Told]) -> None:
+    for meeting in ("in time again", "after one that was late"):
+        assert texts(told[meeting]) == ["sum 4 limit 1800"] * 4
+
+
 @pytest.mark.parametrize(
     ("meeting", "line"),
     [
@@ -80,6 +97,8 @@ def test_every_rank_names_who_never_came(
         ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' is not known \("),
         ("store lost", r"WorldError: rank 1 of 4 on \S+ lost the store while it waited"),
         ("wrong port", r"EnvironmentContractError: MASTER_PORT='29x' is not a number$"),
+        ("too high a port", r"EnvironmentContractError: MASTER_PORT=99999 is no port; accepted: 1"),
+        ("too low a port", r"EnvironmentContractError: MASTER_PORT=-1 is no port; accepted: 1 to"),
         ("outside", r"EnvironmentContractError: RANK=4 is outside WORLD_SIZE=4$"),
     ],
 )
