@@ -45,10 +45,10 @@ def test_job_is_as_right_elsewhere(
         not_promised(f"launch.elsewhere with launch.{style}")
     if len(cluster.nodes) < 2:
         pytest.skip("there is no elsewhere with one node; give --mnode-nodes=2 or more")
-    nodes = launching.elsewhere(cluster.nodes)
-    job = launching.job_of(style, promise, JOBS, spec, len(nodes))
+    half = len(launching.elsewhere(cluster.nodes))
+    job = launching.job_of(style, promise, JOBS, spec, len(cluster.nodes), every=half)
+    nodes = launching.elsewhere(cluster.nodes, job.node_count)
     what = f"{style} elsewhere"
-    nodes = nodes[: job.node_count]
     started = launching.start(launching.path_of(cluster), job, nodes, what, 2 * promise.within_s)
     print(started.text())
     started.record(measure, promise, f"criteria.launch.{style}")

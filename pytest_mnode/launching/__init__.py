@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from pytest_mnode.launching.direct import path_of
     from pytest_mnode.launching.held_back import record_absent
     from pytest_mnode.launching.images import record_image
+    from pytest_mnode.launching.placing import elsewhere, record_place
     from pytest_mnode.launching.rendezvous import record_rendezvous
-    from pytest_mnode.launching.starting import elsewhere, job_of, record_place, start
+    from pytest_mnode.launching.starting import job_of, start
 
 __all__ = [
     "crowds_of",
@@ -33,7 +34,7 @@ __all__ = [
     "table",
 ]
 
-_MODULES = ("crowded", "direct", "held_back", "images", "rendezvous", "starting")
+_MODULES = ("crowded", "direct", "held_back", "images", "placing", "rendezvous", "starting")
 
 
 def __getattr__(name: str) -> Any:

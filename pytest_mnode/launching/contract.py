@@ -7,7 +7,7 @@ variables themselves are judged in `variables`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.launching.reports import RankReport
@@ -44,6 +44,7 @@ class Expected:
     nodes: names as nodes report them, in the order of ranks. per_node: ranks of each.
     accelerators: of each node. pins: variables that every rank of a node must have, by node.
     outside: names of variables where the job was submitted from; own: names the job asked for.
+    hosts: how nodes name themselves where that is otherwise; nodes of one name are one machine.
     """
 
     style: str
@@ -53,6 +54,7 @@ class Expected:
     pins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -71,6 +73,19 @@ class Wrong:
     def __str__(self) -> str:
         rank = f" rank {self.rank}" if self.rank is not None else ""
         return f"{self.node}{rank}: {self.what}"
+
+
+def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
+    """Which ranks did not say what is judged here, in words; "" where all did."""
+    if not reports:
+        return "no rank reported"
+    lines = []
+    for fact in facts:
+        silent = [report for report in reports if fact in report.unsaid]
+        if silent:
+            what = f"reported no {fact} ({len(silent)} of {len(reports)} ranks)"
+            lines.append(str(Wrong(silent[0].node, silent[0].rank, "", what)))
+    return "; ".join(lines)
 
 
 def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.spec.fields import Page, Some, Text
 from pytest_mnode.spec.load import read_model
 from pytest_mnode.spec.quantity import shown
 
-HERE = "{here}"
-"""In a command: the folder of the job file."""
+HERE, RANKS = "{here}", "{ranks_per_node}"
+"""In a command: the folder of the job file, and how many ranks a node has."""
 Word = Annotated[str, StringConstraints(min_length=1)]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -41,9 +41,11 @@ class LaunchJob(Page):
     accelerators_per_node: Annotated[int | Literal["all"], _or_all(0)]
     """How many accelerators of each node; 0 where ranks compute on CPUs."""
     ranks_per_node: Some | None = None
-    """How many ranks a node has; left out: one an accelerator, else one."""
+    """How many ranks a node has where ranks compute on CPUs; left out: one. On accelerators it is
+    one each."""
     command: Annotated[tuple[Word, ...], Field(min_length=1)]
-    """Program and arguments, word by word; {here} stands for the folder of this file."""
+    """Program and arguments, word by word; {here} stands for the folder of this file, and
+    {ranks_per_node} for how many ranks a node has."""
     style: Literal["torchrun", "deepspeed", "megatron", "plain"] = "torchrun"
     """Who starts the ranks: one torchrun a node, deepspeed's launcher, the scheduler one task a
     rank, or nobody: the command runs once a node."""
@@ -63,12 +65,24 @@ class LaunchJob(Page):
                 raise ValueError(f"{shown(name)}; accepted: names of variables, such as NCCL_DEBUG")
         return env
 
-    def placed(self, nodes: int, accelerators: int) -> Self:
+    @field_validator("ranks_per_node")
+    @classmethod
+    def _is_one_an_accelerator(cls, ranks: int | None, info: ValidationInfo) -> int | None:
+        each = info.data.get("accelerators_per_node")
+        if isinstance(each, int) and each and ranks not in (None, each):
+            raise ValueError(
+                f"{ranks} with accelerators_per_node {each}; accepted: {each}, one an accelerator, "
+                "or left out"
+            )
+        return ranks
+
+    def placed(self, nodes: int, accelerators: int, *, every: int | None = None) -> Self:
         """The same with numbers for `all`: of the nodes it may have, and of the spec.
 
-        Raises UsageError where it asks for more than there is.
+        every: for how many nodes `all` stands where that is not `nodes`. Raises UsageError where
+        it asks for more than there is.
         """
-        asked = nodes if self.nodes == "all" else self.nodes
+        asked = (every or nodes) if self.nodes == "all" else self.nodes
         each = accelerators if self.accelerators_per_node == "all" else self.accelerators_per_node
         if asked > nodes:
             raise UsageError(f"job {self.name}: nodes {asked}; accepted: up to {nodes}")
@@ -77,9 +91,11 @@ class LaunchJob(Page):
                 f"job {self.name}: accelerators_per_node {each}; the spec has {accelerators} a node"
             )
         ranks = each or self.ranks_per_node or 1
-        return self.model_copy(
+        placed = self.model_copy(
             update={"nodes": asked, "accelerators_per_node": each, "ranks_per_node": ranks}
         )
+        words = tuple(word.replace(RANKS, str(placed.rank_count)) for word in self.command)
+        return placed.model_copy(update={"command": words})
 
     @property
     def node_count(self) -> int:

@@ -109,14 +109,37 @@ def record_rendezvous(
         why = gist(str(error))
         measure(name, None, "s", at_most=promise.within_s, source=source, note=why)
         return
+    judge_ranks(times, promise, name, measure, nodes=len(cluster.nodes), devices=devices)
+    judge_times(times, promise, name, measure)
+
+
+def judge_ranks(
+    times: Sequence[RankTimes],
+    promise: RendezvousPromise,
+    name: str,
+    measure: Measure,
+    *,
+    nodes: int,
+    devices: int,
+) -> None:
+    """Record how many ranks have a group: no answer where these nodes cannot have enough of them.
+
+    devices: accelerators of a node, of which a rank has one; 0 where ranks share processors.
+    """
+    short = 0 < devices * nodes < promise.ranks
+    needed = -(-promise.ranks // devices) if devices else 0
+    without = [one for one in times if one.init_s is None]
     measure(
         f"{name}: ranks",
-        size,
-        at_least=min(promise.ranks, size) if devices else promise.ranks,
+        None if short else len(times) - len(without),
+        at_least=promise.ranks,
         source=f"criteria.launch.rendezvous.ranks {promise.ranks}",
-        note="as many as there are accelerators" if size < promise.ranks else "",
+        culprit=f"rank {without[0].rank} on {without[0].node}" if without else None,
+        note=f"{nodes} nodes × {devices} accelerators have {nodes * devices} ranks; "
+        f"{needed} nodes have as many as are promised"
+        if short
+        else "",
     )
-    judge_times(times, promise, name, measure)
 
 
 def judge_times(

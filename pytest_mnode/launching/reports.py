@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_KEYS: Mapping[str, type] = {"contract": dict, "names": list, "arguments": list, "interfaces": list}
+"""What a line has to say and in which form, so that what is judged on it was reported."""
+_NEVER_EMPTY = ("names", "interfaces")
+"""Every process has a variable, and every node lo."""
+_DIGITS = 18
+"""No number that is asked for is longer; Python refuses to read very long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,8 @@ class RankReport:
     node: as the rank itself names it. root: its file system's root, as "device:inode"; another one
     in an image than on the node. names: of all its variables. master_is_here: MASTER_ADDR is
     an address of its node; None: it means nothing there. met: None where it met nobody, and then
-    `error` says why, unless its program does not meet ("none" is its `meeting`).
+    `error` says why, unless its program does not meet ("none" is its `meeting`). unsaid: of
+    `contract`, `names`, `arguments`, `interfaces` and `master_is_here` what was not reported.
     """
 
     node: str
@@ -40,11 +49,12 @@ class RankReport:
     met: Met | None
     error: str
     seconds: float | None
+    unsaid: frozenset[str] = frozenset()
 
     def number(self, name: str) -> int | None:
-        """A variable as a whole number; None where it is absent or is none."""
+        """A variable as a whole number; None where it is absent, is none or has no end."""
         text = self.contract.get(name, "")
-        return int(text) if text.isascii() and text.isdigit() else None
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
     @property
     def rank(self) -> int | None:
@@ -68,10 +78,10 @@ def read_output(text: str) -> tuple[list[RankReport], list[Login]]:
         said = _object_in(line)
         if "mnode_rank" in said and isinstance(said.get("node"), str):
             reports.append(_report(said))
-        elif isinstance(login := said.get("login"), dict) and isinstance(login.get("uid"), int):
-            logins.append(
-                Login(str(login.get("node")), login["uid"], str(login["user"]), str(login["why"]))
-            )
+        elif isinstance(login := said.get("login"), dict):
+            node, uid, user, why = (login.get(key) for key in ("node", "uid", "user", "why"))
+            if isinstance(node, str) and (number := _whole(uid)) is not None:
+                logins.append(Login(node, number, _text(user), _text(why)))
     return reports, logins
 
 
@@ -82,7 +92,7 @@ def _object_in(line: str) -> dict[str, Any]:
         return {}
     try:
         said = json.loads(line[start:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 
@@ -90,23 +100,34 @@ def _object_in(line: str) -> dict[str, Any]:
 def _report(said: Mapping[str, Any]) -> RankReport:
     contract = said.get("contract")
     met = said.get("met")
+    here = said.get("master_is_here")
     return RankReport(
-        node=str(said["node"]),
+        node=said["node"],
         uid=_whole(said.get("uid")),
-        root=str(said.get("root", "")),
-        arguments=tuple(map(str, _listed(said.get("arguments")))),
-        contract={str(k): str(v) for k, v in contract.items()}
+        root=_text(said.get("root")),
+        arguments=tuple(_texts(said.get("arguments"))),
+        contract={name: _text(value) for name, value in contract.items()}
         if isinstance(contract, dict)
         else {},
-        names=frozenset(map(str, _listed(said.get("names")))),
-        interfaces=frozenset(map(str, _listed(said.get("interfaces")))),
+        names=frozenset(_texts(said.get("names"))),
+        interfaces=frozenset(_texts(said.get("interfaces"))),
         accelerators=_whole(said.get("accelerators")),
-        master_is_here=here if isinstance(here := said.get("master_is_here"), bool) else None,
-        meeting=str(said.get("meeting", "")),
+        master_is_here=here if isinstance(here, bool) else None,
+        meeting=_text(said.get("meeting")),
         met=_met(met) if isinstance(met, dict) else None,
-        error=str(said.get("error", "")),
-        seconds=float(s) if isinstance(s := said.get("seconds"), int | float) else None,
+        error=_text(said.get("error")),
+        seconds=_seconds(said.get("seconds")),
+        unsaid=frozenset(_unsaid(said)),
     )
+
+
+def _unsaid(said: Mapping[str, Any]) -> Iterator[str]:
+    for key, kind in _KEYS.items():
+        value = said.get(key)
+        if not isinstance(value, kind) or (key in _NEVER_EMPTY and not value):
+            yield key
+    if "master_is_here" not in said:
+        yield "master_is_here"
 
 
 def _met(said: Mapping[str, Any]) -> Met | None:
@@ -121,5 +142,23 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _texts(value: Any) -> list[str]:
+    return list(map(_text, _listed(value)))
+
+
+def _text(value: Any) -> str:
+    """Of a text or a number; "" for anything else."""
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**_DIGITS
+    return value if whole else None
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        seconds = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return seconds if math.isfinite(seconds) else None

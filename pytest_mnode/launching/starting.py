@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,12 @@ from pytest_mnode.launching.contract import (
     leaked,
     missing_ranks,
     not_met,
+    not_reported,
 )
 from pytest_mnode.launching.described import LaunchJob, read_job
+from pytest_mnode.launching.devices import more_visible
 from pytest_mnode.launching.paths import Outcome, SubmissionPath, Submitted, outside_names
-from pytest_mnode.launching.variables import wrong_variables
+from pytest_mnode.launching.variables import FACTS, wrong_variables
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 6
 _TAIL_LINES = 15
+_BY_TORCH = "--meet=torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,22 @@ class Started:
     def record(self, measure: Measure, promise: StartPromise, key: str) -> None:
         """Record all that is judged; key: of the spec, for sources."""
         self._record_ranks(measure, key)
-        style = f"contract of {self.expected.style}"
         reports, expected = self.outcome.reports, self.expected
-        unread = None if reports else "no rank reported"
-        for name, found, source in (
-            ("variables wrong", wrong_variables(expected, reports), style),
-            ("variables leaked", leaked(expected, reports), "HOME, USER, PATH, LANG and the job's"),
-        ):
-            _count(measure, f"{self.what}: {name}", found, source, unread)
+        _count(
+            measure,
+            f"{self.what}: variables wrong",
+            wrong_variables(expected, reports),
+            f"contract of {expected.style}",
+            unread=not_reported(reports, FACTS),
+            besides=more_visible(expected, reports),
+        )
+        _count(
+            measure,
+            f"{self.what}: variables leaked",
+            leaked(expected, reports),
+            "HOME, USER, PATH, LANG and the job's",
+            unread=not_reported(reports, ["names"]),
+        )
         measure(
             f"{self.what}: submission to end",
             None if self.overdue else self.outcome.seconds,
@@ -125,20 +136,35 @@ class Started:
         )
 
 
-def job_of(style: str, promise: StartPromise, folder: Path, spec: Spec, nodes: int) -> LaunchJob:
+def job_of(
+    style: str,
+    promise: StartPromise,
+    folder: Path,
+    spec: Spec,
+    nodes: int,
+    *,
+    every: int | None = None,
+) -> LaunchJob:
     """The job of a style: the cluster's own, else ours of that folder; placed on so many nodes.
 
-    Ours meet by torch on accelerators, whatever the style. Raises UsageError for a job file that
-    cannot be used.
+    every: for how many nodes `all` stands, where that is not `nodes`. Ours meet by torch on
+    accelerators, whatever the style, and where the spec has none they use none. Raises UsageError
+    for a job file that cannot be used.
     """
     path = Path(promise.job) if promise.job else folder / f"{style}.yaml"
     job = read_job(path)
     if job.style != style:
         raise UsageError(f"{path}: style: {job.style}; accepted: {style}, which it is named for")
-    placed = job.placed(nodes, spec.accelerators.per_node)
-    if promise.job is None and placed.accelerators_per_node:
-        placed = placed.model_copy(update={"command": (*placed.command, "--meet=torch")})
-    return placed
+    placed = job.placed(nodes, spec.accelerators.per_node, every=every)
+    if promise.job is not None:
+        return placed
+    words = placed.command
+    if placed.accelerators_per_node:
+        words = (*words, _BY_TORCH)
+    elif _BY_TORCH in words:
+        # The machine may have some that the spec does not promise, fewer than it has ranks.
+        words = (*words, "--meet=gloo")
+    return placed.model_copy(update={"command": words})
 
 
 def start(
@@ -159,58 +185,28 @@ def start(
         pins=submitted.pins,
         outside=outside_names(),
         own=frozenset(job.env),
+        hosts=outcome.hosts,
     )
     return Started(what, job, expected, submitted, outcome)
 
 
-def elsewhere(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Other nodes than the first ones, as far as there are: the last half, the last one first."""
-    count = max(2, len(nodes) // 2)
-    return tuple(reversed(nodes[-count:]))
-
-
-def record_place(
-    measure: Measure, now: Started, asked: Sequence[str], addresses: Mapping[str, str]
-) -> None:
-    """Whether a job ran on the nodes that were asked for, and MASTER_ADDR followed it there.
-
-    asked: in the order of ranks. addresses: by which others reach them, and all other nodes.
-    """
-    reports = now.outcome.reports
-    ran_on = {report.node for report in reports}
-    strange = sorted(ran_on - set(asked))
-    missing = [node for node in asked if node not in ran_on]
-    measure(
-        f"{now.what}: nodes that it ran on as asked",
-        max(0, len(asked) - len(missing) - len(strange)) if reports else None,
-        equals=len(asked),
-        source=f"placed on {', '.join(asked)}",
-        culprit=", ".join(strange or missing) or None,
-    )
-    wanted = addresses[asked[0]]
-    said = [r.contract.get("MASTER_ADDR", "none") for r in reports]
-    others = {address: node for node, address in addresses.items() if address != wanted}
-    others |= {node: node for node in addresses}
-    wrong = sorted({address for address in said if address != wanted})
-    measure(
-        f"{now.what}: ranks whose MASTER_ADDR is the first node's",
-        said.count(wanted) if reports else None,
-        equals=now.expected.size,
-        source=f"{asked[0]} is at {wanted}",
-        culprit=", ".join(f"MASTER_ADDR={a} ({others.get(a, 'no node')})" for a in wrong) or None,
-    )
-
-
 def _count(
-    measure: Measure, name: str, found: Sequence[Wrong], source: str, unread: str | None
+    measure: Measure,
+    name: str,
+    found: Sequence[Wrong],
+    source: str,
+    *,
+    unread: str,
+    besides: Sequence[str] = (),
 ) -> None:
+    """unread: what was not reported; what was found all the same counts. besides: no fault."""
     measure(
         name,
-        None if unread else len(found),
+        None if unread and not found else len(found),
         equals=0,
         source=source,
         culprit=_first(found),
-        note=unread or _all(found) or "",
+        note="; ".join(line for line in (_all(found), unread, *besides) if line),
     )
 
 

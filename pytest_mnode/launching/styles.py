@@ -81,8 +81,13 @@ def _each(
 
 
 def _program(job: LaunchJob) -> Sequence[str]:
-    """The command as torchrun takes it: a Python program, or any other with --no-python."""
-    return job.command[1:] if job.command[0] == "python" else ("--no-python", *job.command)
+    """The command as torchrun takes it: a Python program or module, or any other command.
+
+    Options of the interpreter torchrun does not know, so that a command with some is any other.
+    """
+    python, *words = job.command
+    plain = python == "python" and words and (words[0] == "-m" or not words[0].startswith("-"))
+    return words if plain else ("--no-python", *job.command)
 
 
 def _torchrun(job: LaunchJob, place: Placement, number: int) -> Sequence[str]:

@@ -6,14 +6,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_mnode.launching.contract import REQUIRED, Expected, Wrong
+from pytest_mnode.launching.devices import wrong_devices, wrong_parallel
 from pytest_mnode.launching.reports import RankReport
+from pytest_mnode.spec.quantity import shown
 from pytest_mnode.world.describe import compact
 
-_TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+FACTS = ("contract", "interfaces", "master_is_here", "arguments")
+"""What ranks have to report for this, beside the accelerators, which are asked for by number."""
 
 
 def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """All that is wrong with variables, devices and arguments; leaks apart."""
+    """All that is wrong with variables, devices and arguments; leaks apart.
+
+    Of a rank that did not report its variables nothing is said: `not_reported` names it.
+    """
+    read = [report for report in reports if "contract" not in report.unsaid]
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[Wrong]]] = (
         _absent,
         _sizes,
@@ -23,10 +30,10 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[W
         _master,
         _scheduler,
         _pins,
-        _devices,
-        _parallel,
+        wrong_devices,
+        wrong_parallel,
     )
-    return [wrong for check in checks for wrong in check(expected, reports)]
+    return [wrong for check in checks for wrong in check(expected, read)]
 
 
 def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
@@ -36,7 +43,7 @@ def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong
             if text is None or not text:
                 yield Wrong(report.node, report.rank, name, f"{name} is not set")
             elif name != "MASTER_ADDR" and report.number(name) is None:
-                yield Wrong(report.node, report.rank, name, f"{name}={text!r} is not a number")
+                yield Wrong(report.node, report.rank, name, f"{name}={shown(text)} is not a number")
 
 
 def _equal(report: RankReport, name: str, right: int) -> Iterator[Wrong]:
@@ -126,34 +133,46 @@ def _groups(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong
 
 
 def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """The same everywhere, and an address of the first node."""
+    """The same everywhere, and an address of the first node alone."""
+    first, common = expected.nodes[0], {}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        said = Counter(report.contract[name] for report in reports if name in report.contract)
-        if not said:
-            continue
-        first = [
-            report.contract.get(name) for report in reports if report.node == expected.nodes[0]
-        ]
-        [(common, times)] = said.most_common(1)
-        # As many have one as the other: then the first node's word counts.
-        if first and first[0] and said[first[0]] == times:
-            common = first[0]
+        common[name] = _common(name, expected, reports)
         for report in reports:
-            value = report.contract.get(name, common)
-            if value != common:
-                what = f"{name}={value}, others have {common}"
+            value = report.contract.get(name, common[name])
+            if value != common[name]:
+                what = f"{name}={value}, others have {common[name]}"
                 yield Wrong(report.node, report.rank, name, what)
     for report in reports:
-        if report.node == expected.nodes[0] and report.master_is_here is not True:
-            address = report.contract.get("MASTER_ADDR")
-            if address:
-                why = (
-                    "is not one of its addresses"
-                    if report.master_is_here is False
-                    else ("means nothing there")
-                )
-                what = f"MASTER_ADDR={address} {why}, and rank 0 is there"
-                yield Wrong(report.node, report.rank, "MASTER_ADDR", what)
+        address, here = report.contract.get("MASTER_ADDR"), report.master_is_here
+        if not address or "master_is_here" in report.unsaid:
+            continue
+        why = ""
+        if report.node == first and here is not True:
+            means = "means nothing there" if here is None else "is not one of its addresses"
+            why = f"{means}, and rank 0 is there"
+        # One that differs from the others' has been named above.
+        elif here and address == common["MASTER_ADDR"] and not _is_first(report.node, expected):
+            why = f"is its own, and rank 0 is on {first}"
+        if why:
+            yield Wrong(report.node, report.rank, "MASTER_ADDR", f"MASTER_ADDR={address} {why}")
+
+
+def _common(name: str, expected: Expected, reports: Sequence[RankReport]) -> str | None:
+    """What most have; the first node's where as many have another."""
+    said = Counter(report.contract[name] for report in reports if name in report.contract)
+    if not said:
+        return None
+    [(common, times)] = said.most_common(1)
+    of_first = [r.contract.get(name) for r in reports if r.node == expected.nodes[0]]
+    if of_first and of_first[0] and said[of_first[0]] == times:
+        return of_first[0]
+    return common
+
+
+def _is_first(node: str, expected: Expected) -> bool:
+    """Whether this is the first node, or another name for its machine."""
+    hosts, first = expected.hosts, expected.nodes[0]
+    return hosts.get(node, node) == hosts.get(first, first)
 
 
 def _scheduler(_: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
@@ -178,42 +197,9 @@ def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             value = report.contract.get(name, "")
             exact = name.startswith("GLOO") or value.startswith("=")
-            for interface in value.lstrip("=").split(",") if exact and value else ():
+            if not exact or not value or "interfaces" in report.unsaid:
+                continue
+            for interface in value.lstrip("=").split(","):
                 if interface not in report.interfaces:
                     what = f"{name}={value}, and the node has no {interface}"
                     yield Wrong(report.node, report.rank, name, what)
-
-
-def _devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """All of the node's accelerators, or one of its own for each rank."""
-    name = "CUDA_VISIBLE_DEVICES"
-    for node, there in _by_node(reports).items():
-        own = {report.contract.get(name) for report in there if report.contract.get(name)}
-        one_each = len(own) == len(there) > 0
-        for report in there:
-            count = report.accelerators
-            if count is None and expected.accelerators:
-                yield Wrong(node, report.rank, name, "its accelerators could not be counted")
-            elif count is not None and count != expected.accelerators:
-                if count == 1 and one_each and expected.accelerators == len(there):
-                    continue
-                what = f"{count} of {expected.accelerators} accelerators are visible"
-                yield Wrong(node, report.rank, name, what)
-
-
-def _parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """Megatron's tensor × pipeline sizes divide the ranks, and tensor groups stay on a node."""
-    for report in reports:
-        sizes = {}
-        for name in (_TENSOR, _PIPELINE):
-            words = [w.partition("=")[2] for w in report.arguments if w.startswith(f"{name}=")]
-            if words and not words[-1].isdigit():
-                yield Wrong(report.node, report.rank, name, f"{name}={words[-1]!r} is no number")
-            sizes[name] = int(words[-1]) if words and words[-1].isdigit() else 1
-        tensor, pipeline = sizes[_TENSOR], sizes[_PIPELINE]
-        if not tensor or not pipeline or expected.size % (tensor * pipeline):
-            what = f"{_TENSOR} {tensor} × {_PIPELINE} {pipeline} does not divide {expected.size}"
-            yield Wrong(report.node, report.rank, _TENSOR, f"{what} ranks")
-        elif expected.per_node % tensor:
-            what = f"{_TENSOR} {tensor} does not divide the {expected.per_node} ranks of a node"
-            yield Wrong(report.node, report.rank, _TENSOR, what)

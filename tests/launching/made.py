@@ -1,4 +1,4 @@
-"""Reports of ranks made for the judge: as a right job of a style would give them."""
+"""Reports of ranks made for the judge, as a right job of a style would give them; its verdicts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.launching.contract import LOGIN, Expected
-from pytest_mnode.launching.reports import Met, RankReport
+from pytest_mnode.launching.described import LaunchJob
+from pytest_mnode.launching.paths import Outcome, Submitted
+from pytest_mnode.launching.reports import Login, Met, RankReport
+from pytest_mnode.launching.starting import Started
+from pytest_mnode.verdict import Measurement, Verdict
 
 NODES = ("node0", "node1", "node2", "node3")
 PINS = {node: {"GLOO_SOCKET_IFNAME": "fab0", "NCCL_SOCKET_IFNAME": "=fab0"} for node in NODES}
@@ -82,3 +86,28 @@ def but(reports: list[RankReport], rank: int, **fields: Any) -> list[RankReport]
     found = list(reports)
     found[rank] = replace(found[rank], **fields)
     return found
+
+
+def started(reports: list[RankReport] | None = None, **outcome: Any) -> Started:
+    wanted = expected()
+    job = LaunchJob.model_validate(
+        {"name": "a", "nodes": 4, "accelerators_per_node": 0, "command": ["x"]}
+    )
+    found = Outcome(
+        codes=dict.fromkeys(NODES, 0),
+        reports=tuple(right(wanted) if reports is None else reports),
+        logins=(Login("node0", 0, "root", "no right"), Login("node1", 65534, "nobody", "")),
+        hosts={node: node for node in NODES},
+        output=dict.fromkeys(NODES, "noise\n{}"),
+        seconds=4.0,
+    )
+    submitted = Submitted(NODES, PINS, ("a note",))
+    return Started("torchrun", job, wanted, submitted, replace(found, **outcome))
+
+
+def red(found: dict[str, Measurement]) -> dict[str, str | None]:
+    return {n: m.culprit for n, m in found.items() if m.verdict is Verdict.FAIL}
+
+
+def open_(found: dict[str, Measurement]) -> set[str]:
+    return {n for n, m in found.items() if m.verdict is Verdict.INCONCLUSIVE}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.launching.contract import leaked, missing_ranks, not_met
+from pytest_mnode.launching.contract import leaked, missing_ranks, not_met, not_reported
 from pytest_mnode.launching.reports import Met, RankReport
 from pytest_mnode.launching.variables import wrong_variables
 from tests.launching.made import NODES, but, changed, expected, right
@@ -124,46 +124,36 @@ def test_a_master_that_is_not_the_first_node_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("each", "visible", "count", "wrong"),
-    [
-        (8, None, 8, 0),  # every rank sees all
-        (8, "own", 1, 0),  # the scheduler gives each its own
-        (8, "same", 1, 32),
-        (8, None, 7, 32),
-        (8, None, None, 32),
-    ],
-)
-def test_accelerators_are_all_visible_or_one_each(
-    each: int, visible: str | None, count: int | None, wrong: int
-) -> None:
-    wanted = expected("torchrun", each, accelerators=8)
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
+    wanted = expected("torchrun", 1)
     reports = right(wanted)
     for rank in range(wanted.size):
-        devices = {None: None, "own": str(rank % each), "same": "0"}[visible]
-        reports = but(reports, rank, accelerators=count)
-        reports = changed(reports, rank, CUDA_VISIBLE_DEVICES=devices)
-    found = wrong_variables(wanted, reports)
-    assert len(found) == wrong
-    assert {w.variable for w in found} <= {"CUDA_VISIBLE_DEVICES"}
+        reports = but(changed(reports, rank, MASTER_ADDR=address), rank, master_is_here=True)
+    lines = [
+        f"{node} rank {rank}: MASTER_ADDR={address} is its own, and rank 0 is on node0"
+        for rank, node in enumerate(NODES)
+    ]
+    assert [str(wrong) for wrong in wrong_variables(wanted, reports)] == lines[1:]
+    # All nodes are names of one machine, as without namespaces.
+    one = replace(wanted, hosts=dict.fromkeys(NODES, "here"))
+    assert wrong_variables(one, reports) == []
+    two = replace(wanted, hosts=dict.fromkeys(NODES[:3], "here"))
+    assert [str(wrong) for wrong in wrong_variables(two, reports)] == lines[3:]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=4"), ""),
-        (("--tensor-model-parallel-size=3",), "does not divide 8 ranks"),
-        (("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=3"), "does not divide"),
-        (("--tensor-model-parallel-size=4",), "does not divide the 2 ranks of a node"),
-        (("--tensor-model-parallel-size=two",), "is no number"),
-        (("--tensor-model-parallel-size=0",), "does not divide 8 ranks"),
-    ],
-)
-def test_tensor_and_pipeline_sizes_divide(arguments: tuple[str, ...], line: str) -> None:
-    reports = but(right(expected("megatron")), 2, arguments=arguments)
-    found = said(reports, "megatron")
-    assert len(found) == bool(line)
-    assert all(line in one and one.startswith("node1 rank 2: ") for one in found)
+def test_of_what_was_not_reported_nothing_is_said() -> None:
+    wanted = expected("torchrun", 1)
+    reports = right(wanted)
+    silent = {"contract", "names", "interfaces", "master_is_here", "arguments"}
+    reports = but(reports, 0, contract={}, unsaid=frozenset(silent))
+    reports = but(reports, 3, interfaces=frozenset(), unsaid=frozenset({"interfaces"}))
+    assert wrong_variables(wanted, reports) == []
+    assert not_reported(reports, ["contract", "interfaces"]) == (
+        "node0: reported no contract (1 of 4 ranks); node0: reported no interfaces (2 of 4 ranks)"
+    )
+    assert not_reported(reports[1:], ["names"]) == ""
+    assert not_reported([], ["names"]) == "no rank reported"
 
 
 def test_leaks_are_named_and_what_launchers_set_is_none() -> None:

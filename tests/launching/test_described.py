@@ -36,6 +36,29 @@ def test_all_is_what_there_is_and_a_rank_has_an_accelerator(tmp_path: Path) -> N
     assert placed.rank_count == 1
 
 
+def test_ranks_per_node_stands_in_the_command(tmp_path: Path) -> None:
+    text = MINIMAL.replace("_node: 0", "_node: all").replace("train.py", '"-x={ranks_per_node}"')
+    read = job(tmp_path, text + "ranks_per_node: 3\n")
+    assert read.command == ("python", "-x={ranks_per_node}")
+    assert read.placed(2, 0).command == ("python", "-x=3")
+    assert read.placed(2, 8).command == ("python", "-x=8")
+
+
+def test_all_may_stand_for_fewer_nodes_than_there_are(tmp_path: Path) -> None:
+    every = job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: all"))
+    assert every.placed(4, 0, every=2).node_count == 2
+    assert job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: 3")).placed(4, 0, every=2).nodes == 3
+
+
+def test_a_rank_an_accelerator_and_no_other_number(tmp_path: Path) -> None:
+    two = MINIMAL.replace("_node: 0", "_node: 2")
+    line = r"job.yaml: ranks_per_node: 5 with accelerators_per_node 2; accepted: 2, one an acc"
+    with pytest.raises(UsageError, match=line) as caught:
+        job(tmp_path, two + "ranks_per_node: 5\n")
+    assert "\n" not in str(caught.value)
+    assert job(tmp_path, two + "ranks_per_node: 2\n").placed(2, 8).rank_count == 2
+
+
 def test_here_is_the_folder_of_the_file(tmp_path: Path) -> None:
     read = job(tmp_path, MINIMAL.replace("train.py", '"{here}/train.py"'))
     assert read.command == ("python", f"{tmp_path}/train.py")

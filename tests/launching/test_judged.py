@@ -11,52 +11,24 @@ import pytest
 from pytest_mnode.launching.absent import gist
 from pytest_mnode.launching.clients import Part
 from pytest_mnode.launching.crowded import Crowd, record_crowds, table
-from pytest_mnode.launching.described import LaunchJob
 from pytest_mnode.launching.held_back import Said, judge_absent
 from pytest_mnode.launching.images import in_image
-from pytest_mnode.launching.paths import Outcome, Submitted
-from pytest_mnode.launching.rendezvous import RankTimes, judge_times, ranks_per_node, slow_rank
-from pytest_mnode.launching.reports import Login, Met, RankReport
-from pytest_mnode.launching.starting import Started, elsewhere, record_place
+from pytest_mnode.launching.reports import Met
+from pytest_mnode.launching.starting import Started
 from pytest_mnode.measure import Measure
-from pytest_mnode.spec.launch import AbsentPromise, RendezvousPromise, StartPromise, StorePromise
+from pytest_mnode.spec.launch import AbsentPromise, StartPromise, StorePromise
 from pytest_mnode.verdict import Measurement, Verdict
-from tests.launching.made import NODES, PINS, but, changed, expected, right
+from tests.launching.made import NODES, but, changed, expected, open_, red, right, started
 
 START = StartPromise.model_validate({"within": "20 s"})
 STORE = StorePromise.model_validate({"clients": [64, 256], "within": "5 s"})
 ABSENT = AbsentPromise.model_validate({"limit": "1 s", "said_within": "3 s"})
 
 
-def started(reports: list[RankReport] | None = None, **outcome: Any) -> Started:
-    wanted = expected()
-    job = LaunchJob.model_validate(
-        {"name": "a", "nodes": 4, "accelerators_per_node": 0, "command": ["x"]}
-    )
-    found = Outcome(
-        codes=dict.fromkeys(NODES, 0),
-        reports=tuple(right(wanted) if reports is None else reports),
-        logins=(Login("node0", 0, "root", "no right"), Login("node1", 65534, "nobody", "")),
-        hosts={node: node for node in NODES},
-        output=dict.fromkeys(NODES, "noise\n{}"),
-        seconds=4.0,
-    )
-    submitted = Submitted(NODES, PINS, ("a note",))
-    return Started("torchrun", job, wanted, submitted, replace(found, **outcome))
-
-
 def recorded(one: Started) -> dict[str, Measurement]:
     kept: list[Measurement] = []
     one.record(Measure(kept, ""), START, "criteria.launch.torchrun")
     return {m.name.removeprefix("torchrun: "): m for m in kept}
-
-
-def red(found: dict[str, Measurement]) -> dict[str, str | None]:
-    return {n: m.culprit for n, m in found.items() if m.verdict is Verdict.FAIL}
-
-
-def open_(found: dict[str, Measurement]) -> set[str]:
-    return {n for n, m in found.items() if m.verdict is Verdict.INCONCLUSIVE}
 
 
 def test_a_right_job_passes_and_says_as_whom_it_ran() -> None:
@@ -106,48 +78,38 @@ def test_nothing_said_or_not_ended_is_never_a_pass() -> None:
     assert open_(found) == {"ranks that met all others", "variables wrong", "variables leaked"}
 
 
+@pytest.mark.parametrize(
+    ("fact", "judged"),
+    [
+        ("names", "variables leaked"),
+        ("contract", "variables wrong"),
+        ("interfaces", "variables wrong"),
+        ("master_is_here", "variables wrong"),
+        ("arguments", "variables wrong"),
+    ],
+)
+def test_what_a_rank_did_not_report_is_no_pass(fact: str, judged: str) -> None:
+    found = recorded(started(but(right(expected()), 5, unsaid=frozenset({fact}))))
+    assert (open_(found), red(found)) == ({judged}, {})
+    assert found[judged].note == f"node2 rank 5: reported no {fact} (1 of 8 ranks)"
+
+
+def test_what_others_reported_counts_all_the_same() -> None:
+    reports = but(right(expected()), 5, unsaid=frozenset({"names"}))
+    found = recorded(started(but(reports, 2, names=reports[2].names | {"MNODE_CANARY"})))
+    assert list(red(found)) == ["variables leaked"]
+    assert "reported no names" in found["variables leaked"].note
+
+
+def test_more_accelerators_than_the_job_asked_for_are_a_note() -> None:
+    found = recorded(started(but(right(expected()), 5, accelerators=8)))
+    assert {m.verdict for m in found.values()} == {Verdict.PASS}
+    note = "accelerators visible on node2: 8, and the job asked for 0"
+    assert found["variables wrong"].note == note
+
+
 def test_late_is_late() -> None:
     assert set(red(recorded(started(seconds=20.1)))) == {"submission to end"}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "others"),
-    [
-        (("a", "b"), ("b", "a")),
-        (("a", "b", "c"), ("c", "b")),
-        (("a", "b", "c", "d"), ("d", "c")),
-        (tuple("abcdefgh"), ("h", "g", "f", "e")),
-    ],
-)
-def test_elsewhere_begins_on_another_node(nodes: tuple[str, ...], others: tuple[str, ...]) -> None:
-    assert elsewhere(nodes) == others
-
-
-ADDRESSES = {node: f"10.77.1.{index + 1}" for index, node in enumerate(NODES)}
-PLACE = "nodes that it ran on as asked"
-MASTER = "ranks whose MASTER_ADDR is the first node's"
-
-
-@pytest.mark.parametrize(
-    ("address", "stray", "found"),
-    [
-        ("10.77.1.1", None, {}),
-        ("10.77.1.4", None, {MASTER: "MASTER_ADDR=10.77.1.4 (node3)"}),
-        ("127.0.0.1", None, {MASTER: "MASTER_ADDR=127.0.0.1 (no node)"}),
-        ("10.77.1.1", "node9", {PLACE: "node9"}),
-    ],
-)
-def test_a_placement_that_was_not_kept(
-    address: str, stray: str | None, found: dict[str, str]
-) -> None:
-    reports = right(expected())
-    for rank in range(len(reports)):
-        reports = changed(reports, rank, MASTER_ADDR=address)
-    if stray:
-        reports = but(but(reports, 6, node=stray), 7, node=stray)
-    kept: list[Measurement] = []
-    record_place(Measure(kept, ""), started(reports), NODES, ADDRESSES)
-    assert red({m.name.removeprefix("torchrun: "): m for m in kept}) == found
 
 
 def crowds(**changes: Any) -> list[Crowd]:
@@ -237,55 +199,6 @@ def test_late_or_silent_is_no_pass() -> None:
     name = "time from the limit of initialisation to the error"
     assert set(red(absent(LINE, LINE, LINE, seconds=4.5))) == {name}
     assert len(open_(absent())) == 2
-
-
-def times(*connect_s: float) -> list[RankTimes]:
-    return [RankTimes(rank, f"node{rank}", s, 1.0) for rank, s in enumerate(connect_s)]
-
-
-@pytest.mark.parametrize(
-    ("connect_s", "rank"),
-    [
-        ((0.01, 0.01, 2.0, 0.02), 2),
-        ((0.01, 0.05, 0.01, 0.02), None),  # noise
-        ((2.0, 2.1, 2.2, 2.0), None),  # all of them
-        ((0.01, 2.0), 1),
-        ((0.01,), None),
-    ],
-)
-def test_a_rank_that_is_slow_by_itself_is_named(
-    connect_s: tuple[float, ...], rank: int | None
-) -> None:
-    found = slow_rank(times(*connect_s))
-    assert (found.rank if found else None) == rank
-
-
-@pytest.mark.parametrize(
-    ("init_s", "connect_s", "verdict", "culprit"),
-    [
-        (0.9, 0.01, Verdict.PASS, "no rank by itself; rank 2 on node2 was the last"),
-        (3.1, 0.01, Verdict.FAIL, "no rank by itself; rank 2 on node2 was the last"),
-        (3.1, 0.8, Verdict.FAIL, "node2 (rank 2: 0.80 s to connect to the store alone)"),
-        (None, 0.8, Verdict.INCONCLUSIVE, "node2 (rank 2: 0.80 s to connect to the store alone)"),
-    ],
-)
-def test_a_rendezvous_is_judged_by_its_slowest_rank(
-    init_s: float | None, connect_s: float, verdict: Verdict, culprit: str
-) -> None:
-    found = [replace(one, init_s=0.5) for one in times(0.01, 0.01, connect_s, 0.01)]
-    found[2] = replace(found[2], init_s=init_s, error="" if init_s else "no peer")
-    kept: list[Measurement] = []
-    promise = RendezvousPromise.model_validate({"within": "2 s"})
-    judge_times(found, promise, "init", Measure(kept, ""))
-    assert (kept[0].verdict, kept[0].culprit) == (verdict, culprit)
-    assert kept[0].note == ("" if init_s else "rank 2 on node2: no peer")
-
-
-def test_ranks_are_spread_evenly_and_have_an_accelerator_each() -> None:
-    assert [ranks_per_node(16, nodes, 0) for nodes in (1, 2, 3, 4, 8, 16, 20)] == [
-        *(16, 8, 6, 4, 2, 1, 1)
-    ]
-    assert ranks_per_node(16, 1, 8) == 8
 
 
 def test_an_image_has_a_root_of_its_own() -> None:

@@ -48,6 +48,22 @@ def test_one_torchrun_a_node() -> None:
     assert other.argv[-2:] == ("--no-python", "./train.sh")
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "train.py", "-u"], ["train.py", "-u"]),
+        (["python", "-m", "package.train", "-u"], ["-m", "package.train", "-u"]),
+        (["python", "-u", "train.py"], ["--no-python", "python", "-u", "train.py"]),
+        (["python", "-c", "pass"], ["--no-python", "python", "-c", "pass"]),
+        (["python"], ["--no-python", "python"]),
+        (["python3.12", "train.py"], ["--no-python", "python3.12", "train.py"]),
+    ],
+)
+def test_torchrun_gets_no_option_of_the_interpreter(command: list[str], words: list[str]) -> None:
+    [process] = started("torchrun", command=command)["n3"]
+    assert list(process.argv[process.argv.index("{home}/torchrun") + 1 :]) == words
+
+
 def test_deepspeeds_variables_where_it_is_not_installed() -> None:
     made = started("deepspeed")
     assert [p.env["RANK"] for node in made.values() for p in node] == ["0", "1", "2", "3"]
