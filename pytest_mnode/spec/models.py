@@ -151,6 +151,16 @@ class Spec(Page):
             )
         return criteria
 
+    @field_validator("criteria")
+    @classmethod
+    def _has_a_scheduler(cls, criteria: Criteria, info: ValidationInfo) -> Criteria:
+        if criteria.gang is not None and info.data.get("scheduler", 0) is None:
+            raise ValueError(
+                "gang: promised without a scheduler; "
+                "accepted: with scheduler: {kind: slurm} or {kind: kubernetes}"
+            )
+        return criteria
+
     @property
     def promised_criteria(self) -> tuple[str, ...]:
         """Names of the criteria that this cluster promises, in the order they are judged."""
