@@ -37,9 +37,9 @@ def scheduler(cluster: Cluster) -> Entry:
     kind = cluster.of("scheduler", lambda look: look.scheduler)
     names = {key: scalar(name) for key, name in cluster.sight.scheduler_names if key != "cluster"}
     used = cluster.sight.launcher == "slurm"
-    if used or kind.value == "slurm":
-        how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo"
+    if used or (kind.value == "slurm" and not cluster.sight.emulated):
+        how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo answers"
         promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
         return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)
-    why = "Left out: this run is in no allocation, and nodes do not have Slurm's commands."
+    why = "Left out: this run is in no allocation, and no Slurm answers the nodes."
     return Entry("scheduler", "{kind: slurm}", why, left_out=True, gap=True)

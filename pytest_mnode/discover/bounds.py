@@ -85,22 +85,26 @@ def _preflight(machine: Machine) -> Entry:
 def _questions(machine: Machine) -> Iterator[Entry]:
     reached = ["fabric"] * machine.fabric.addressed + ["management"] * machine.managed
     if reached and machine.nodes > 1:
-        yield Entry("reachable", mapped({"within": "2 s", "networks": listed(reached)}))
+        within = mapped({"within": "2 s", "networks": listed(reached)})
+        yield Entry("reachable", within, "TCP, from each node to each other.")
     torchrun = "torchrun stalls for 10 s where a reverse look-up hangs."
     yield Entry("names", "{within: 1 s}", torchrun)
-    yield Entry("interfaces", "{}")
-    yield Entry("speed", "{at_least_fraction: 1.0}")
+    yield Entry("interfaces", "{}", "Those above are there and up, as many as above.")
+    yield Entry("speed", "{at_least_fraction: 1.0}", "They run at their line_rate.")
     sized = ["fabric"] * (machine.fabric.addressed and machine.fabric.mtu_bytes is not None)
     sized += ["management"] * (machine.managed and machine.managed_mtu)
     if sized:
-        yield Entry("mtu", mapped({"networks": listed(sized)}))
+        why = "Interfaces have it, and packets of that size pass with don't-fragment."
+        yield Entry("mtu", mapped({"networks": listed(sized)}), why)
     if machine.nodes > 1:
         yield Entry("clocks", "{skew: 50 ms}", "NTP keeps this; PTP far less.")
-        yield Entry("same", listed(_parts(machine)))
+        why = "One node with another version is what makes jobs fail at random."
+        yield Entry("same", listed(_parts(machine)), why)
     if machine.nvml:
         yield Entry("accelerators", mapped(_health(machine)), "States as seen on most nodes.")
     if machine.fabric.kind in ("infiniband", "roce"):
-        yield Entry("rdma", mapped(_rdma(machine)))
+        why = "Ports are ACTIVE, and their error counters stand still."
+        yield Entry("rdma", mapped(_rdma(machine)), why)
     if machine.gpudirect:
         yield Entry(
             "gpudirect",
@@ -191,12 +195,12 @@ def _fabric(machine: Machine) -> Entry:
         fraction, why = _PUBLISHED[machine.fabric.kind]
         plateau = (1 if machine.nodes <= 8 else 8) << 30
         sizes = mapped({"from": "1 MiB", "to": SIZE.text(plateau), "factor": "2"})
-    swept = {
-        "at_least_fraction": f"{fraction:g}",
-        "sizes": sizes,
-        "plateau_from": SIZE.text(plateau),
-    }
-    found = [Entry("all_reduce_busbw", mapped(swept), f"Of the line rate: {why}.")]
+    swept = (
+        Entry("at_least_fraction", f"{fraction:g}", f"Of the line rate: {why}."),
+        Entry("sizes", sizes),
+        Entry("plateau_from", SIZE.text(plateau)),
+    )
+    found = [Entry("all_reduce_busbw", "", "", swept)]
     if machine.fabric.kind in ("infiniband", "roce"):
         found.append(
             Entry(

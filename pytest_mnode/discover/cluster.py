@@ -91,18 +91,26 @@ class Cluster:
         return shown[found.having[0]] if found.having else None
 
     def entry(
-        self, key: str, fact: Fact[V], text: Callable[[V], str], example: str, why_not: str
+        self,
+        key: str,
+        fact: Fact[V],
+        text: Callable[[V], str],
+        *,
+        by: str,
+        example: str,
+        why_not: str,
     ) -> Entry:
         """The entry of a fact under a dotted key, or of its absence, as a comment to fill in.
 
-        example: the form of a value, for the comment. why_not: why no node tells one.
+        by: what told it. example: the form of a value, for the comment. why_not: why no node tells
+        one.
         """
         last = key.rpartition(".")[2]
         if fact.value is None:
             self.missing.append(key)
             why = fact.seen if fact.found.differences else why_not or fact.seen
             return Entry(last, example, f"FILL IN, and uncomment: {why}.", left_out=True)
-        return Entry(last, text(fact.value), f"{fact.seen}. {CONFIRM}.")
+        return Entry(last, text(fact.value), f"{by}. {fact.seen}. {CONFIRM}.")
 
 
 def network_of(networks: Networks, network: str) -> NetworkSeen | None:

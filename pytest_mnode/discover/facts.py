@@ -38,7 +38,7 @@ class RdmaPort:
     """A port of an RDMA device. virtual: made of an interface by software, as soft-RoCE is.
 
     nearest: how near the nearest accelerator is, in the words of nvidia-smi; None where there is
-    none, or PCI does not tell.
+    none, or PCI does not tell. mtu_bytes: that is active, by ibv_devinfo.
     """
 
     __pydantic_config__ = _STRICT
@@ -54,6 +54,7 @@ class RdmaPort:
     gid_types: tuple[str, ...]
     nearest: str | None
     numa_node: int | None
+    mtu_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,14 @@ import contextlib
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from pytest_mnode.discover import verbs
 from pytest_mnode.discover.facts import Accelerators, Nic, NodeLook, RdmaPort, SharedMount
 from pytest_mnode.preflight import machine
 from pytest_mnode.preflight.facts import encode
@@ -24,6 +26,7 @@ from pytest_mnode.probes import cpus, netdev, numa, nvml, pci, rdma, shaping, sy
 
 PART_LIMIT_S = 15.0
 """Of one part: a driver in trouble lets its askers hang."""
+SCHEDULER_LIMIT_S = 5.0
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "9p"),
     *("pvfs2", "orangefs", "panfs", "daos", "afs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs"),
@@ -47,9 +50,10 @@ def look(root: Path = Path("/"), *, running: bool = True) -> NodeLook:
 
     limits = machine.limits() if running else None
     tree = part("pci", lambda: pci.read_pci(root))
+    mtus = (part("ibv_devinfo", verbs.active_mtus) if running else None) or {}
     return NodeLook(
         nics=part("interfaces", lambda: nics(root, *(_asked() if running else ({}, {})))),
-        rdma=part("rdma", lambda: rdma_ports(root, tree)),
+        rdma=part("rdma", lambda: rdma_ports(root, tree, mtus)),
         accelerators=part("accelerators", lambda: accelerators(root, tree, running=running)),
         numa_nodes=len(numa.read_numa(root).with_cpus) or None,
         cpus=len(cpus.read_cpus(root).online or ()) or None,
@@ -58,7 +62,7 @@ def look(root: Path = Path("/"), *, running: bool = True) -> NodeLook:
         memlock_unlimited=limits is not None and limits.memlock_bytes is None,
         open_files=limits.open_files if limits else None,
         mounts=part("mounts", lambda: shared_mounts(mount_table(root))),
-        scheduler="slurm" if running and shutil.which("sinfo") else None,
+        scheduler=part("scheduler", scheduler) if running else None,
         unread=unread,
     )
 
@@ -135,8 +139,13 @@ def nics(
     return tuple(told)
 
 
-def rdma_ports(root: Path, tree: pci.PciTree | None) -> tuple[RdmaPort, ...]:
-    """Ports of all RDMA devices. Raises OSError where /sys does not list them."""
+def rdma_ports(
+    root: Path, tree: pci.PciTree | None, mtus: Mapping[tuple[str, int], int]
+) -> tuple[RdmaPort, ...]:
+    """Ports of all RDMA devices. Raises OSError where /sys does not list them.
+
+    mtus: active MTU in bytes by device and port, where known.
+    """
     devices = rdma.read_rdma(root)
     if devices is None:
         raise OSError("/sys/class/infiniband cannot be listed")
@@ -154,6 +163,7 @@ def rdma_ports(root: Path, tree: pci.PciTree | None) -> tuple[RdmaPort, ...]:
             gid_types=machine.gid_types(port),
             nearest=_nearest(device.pci_address, tree),
             numa_node=device.numa_node,
+            mtu_bytes=mtus.get((device.name, port.number)),
         )
         for device in devices
         for port in device.ports
@@ -216,6 +226,21 @@ def _unescaped(word: str) -> str:
     for code in ("040", "011", "012", "134"):
         word = word.replace(f"\\{code}", chr(int(code, 8)))
     return word
+
+
+def scheduler() -> str | None:
+    """ "slurm" where its controller answers; None without one. Commands alone say nothing."""
+    program = shutil.which("sinfo")
+    if program is None:
+        return None
+    done = subprocess.run(
+        [program, "--noheader", "--format=%P"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=SCHEDULER_LIMIT_S,
+        check=False,
+    )
+    return "slurm" if done.returncode == 0 and done.stdout.strip() else None
 
 
 def _shm_bytes() -> int:

@@ -26,9 +26,9 @@ class NetworkSeen:
     """A network as one node shows it.
 
     interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
-    one NIC; None where not told. mtu_bytes: of the interfaces; None where there is none, or they
-    differ. addressed: they have IP addresses. why: how it was told from others. aside: what was
-    taken for no part of it, with the reason.
+    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none; None
+    where not told, or they differ. addressed: they have IP addresses. why: how it was told from
+    others. aside: what was taken for no part of it, with the reason.
     """
 
     kind: Kind
@@ -119,7 +119,7 @@ def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
         interfaces=tuple(dict.fromkeys(port.device for port in chosen)),
         nics=len(chosen),
         rate_mbits_s=None if rate is None else rate * 1e3,
-        mtu_bytes=_only(nic.mtu_bytes for nic in own),
+        mtu_bytes=_only([nic.mtu_bytes for nic in own] or [port.mtu_bytes for port in chosen]),
         addressed=bool(own) and all(usable(nic.addresses) for nic in own),
         why=f"RDMA ports that are ACTIVE{how}",
         aside=tuple(aside),
@@ -149,11 +149,11 @@ def _ethernet_fabric(node: Seen, look: NodeLook, shared: frozenset[str]) -> Netw
     best = max((nic.rate_mbits_s for nic in links if nic.rate_mbits_s), default=None)
     fastest = [nic for nic in links if best is not None and nic.rate_mbits_s == best]
     chosen, spared = _apart(fastest, control)
-    why = "the fastest that are up and have an address of their own"
+    why = "the fastest interfaces that are up and have an address of their own"
     if not chosen or (chosen == control and any(nic.rate_mbits_s is None for nic in others)):
         # Nobody tells how fast they are; that which ranks need not be reached by is more likely.
         chosen = [nic for nic in others if nic.rate_mbits_s is None] or others or control
-        why = "up, with an address of its own; no rate is told that would set it apart"
+        why = "interfaces that are up, with an address of their own; no rate sets them apart"
     if not chosen:
         return None
     aside = [f"{nic.name} is as fast, and has the address for control" for nic in spared]
