@@ -26,9 +26,9 @@ class NetworkSeen:
     """A network as one node shows it.
 
     interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
-    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none; None
-    where not told, or they differ. addressed: they have IP addresses. why: how it was told from
-    others. aside: what was taken for no part of it, with the reason.
+    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none;
+    None where not told, or they differ. addressed: they have IP addresses. why: how it was told
+    from others. aside: what was taken for no part of it, with the reason.
     """
 
     kind: Kind
