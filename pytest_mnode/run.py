@@ -76,7 +76,7 @@ class Run:
         """The pool this process owns. Raises MnodeError where there can be none."""
         if self.pool is None:
             assert self.nodes is not None
-            self.pool = Pool(self.settings, self.spec, self.nodes)
+            self.pool = Pool(self.settings, self.spec, self.nodes, self.config.rootpath)
             if self.settings.faults:
                 self._inject_faults(self.pool)
             self.launcher, self.reason = self.pool.launcher.name, self.pool.reason
