@@ -362,7 +362,7 @@ class Hub(threading.Thread):
             "scratch": str(launcher.shared_dir or self.gates.run_dir),
             "mark": self.gates.run_dir,
             "python": launcher.python,
-            "allocation": getattr(launcher, "allocation", None),
+            "allocation": getattr(launcher, "job_id", None),
         }
 
     def _switch(self, source: str, message: AskLauncher) -> None:
