@@ -1,0 +1,41 @@
+"""Ends what an experiment left in a scheduler's queue, however the experiment ended.
+
+Run as a file, by any Python: `guarding.py DIRECTORY COMMAND…`. When its standard input ends, with
+the controller or because the controller closed it, the command runs and the directory goes.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+TRIES = 5
+LIMIT_S = 20.0
+
+
+def main(directory: str, command: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    done = False
+    for _ in range(TRIES):
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=LIMIT_S,
+                check=False,
+            ).returncode == 0  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            done = False
+        if done:
+            break
+    # Ranks end where it is gone, also those of jobs that start later.
+    shutil.rmtree(directory, ignore_errors=True)
+    return 0 if done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
