@@ -5,7 +5,6 @@ Everything hangs on the rack, and so ends with the process that made it, however
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -20,56 +19,13 @@ import pytest
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
+from tests.engines import slurm_conf
 from tests.engines.switch import Switch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
 COMPUTE_NODES = 4
-CPUS = 2
 UP_LIMIT_S = 20.0
 COMMAND_LIMIT_S = 30.0
-CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
-CONF = """\
-ClusterName=rack
-SlurmctldHost={login}({login_address})
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={directory}/munge/socket
-CredType=cred/munge
-MpiDefault=none
-ReturnToService=2
-StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool/%n
-SlurmctldPidFile={directory}/run/slurmctld.pid
-SlurmdPidFile={directory}/run/slurmd.%n.pid
-SlurmctldLogFile={directory}/log/slurmctld.log
-SlurmdLogFile={directory}/log/slurmd.%n.log
-SlurmctldDebug=verbose
-SlurmdDebug=verbose
-SwitchType=switch/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=2,bf_resolution=1,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
-SlurmdParameters=config_overrides
-SlurmctldTimeout=10
-SlurmdTimeout={down_after_s}
-MessageTimeout=5
-TCPTimeout=2
-BatchStartTimeout=10
-KillWait=3
-MinJobAge=120
-InactiveLimit=0
-JobRequeue=1
-PropagateResourceLimits=NONE
-{nodes}
-PartitionName=all Nodes={names} Default=YES MaxTime=1:00:00 State=UP OverSubscribe=NO
-{more}
-"""
 
 
 def unavailable() -> str | None:
@@ -94,12 +50,12 @@ class SlurmOnRack:
     nodes: compute nodes, named node0 …; the login node comes after them, and is on the rack's
         networks as they are, but is not Slurm's to give away.
     down_after_s: SlurmdTimeout: how long a node may be silent until Slurm calls it DOWN. Slurm
-        looks now and then only, so that it takes up to three times that.
+        looks now and then only, so that it takes up to three times that; `down` has it at once.
     more: lines to add to slurm.conf.
     """
 
     def __init__(
-        self, nodes: int = COMPUTE_NODES, *, down_after_s: int = 10, more: str = ""
+        self, nodes: int = COMPUTE_NODES, *, down_after_s: int = 60, more: str = ""
     ) -> None:
         # Slurm has sockets in here, and their names must be short.
         self.directory = Path(tempfile.mkdtemp(prefix="mnode-slurm-"))
@@ -110,6 +66,7 @@ class SlurmOnRack:
         self.names = tuple(node.name for node in self.computes)
         self.env = {"SLURM_CONF": str(self.directory / "etc" / "slurm.conf")}
         self._down_after_s, self._more = down_after_s, more
+        self._changed = False
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.switch: Switch | None = None
 
@@ -231,6 +188,8 @@ class SlurmOnRack:
             self.power_on(name)
             if self._daemons[name].poll() is not None:
                 self.start_slurmd(name)
+        if self._changed:
+            self.set_down_after(self._down_after_s)
         self.run("scancel", "--user=root")
         out = ",".join(name for name, node in self.nodes().items() if not node.usable)
         if out:
@@ -273,6 +232,12 @@ class SlurmOnRack:
         """Have Slurm give a node up now, as it does by itself once the node is silent."""
         self.run("scontrol", "update", f"nodename={name}", "state=down", f"reason={reason}")
 
+    def set_down_after(self, seconds: int) -> None:
+        """Another SlurmdTimeout from now on, until `clear`."""
+        self._write_conf(seconds)
+        self.run("scontrol", "reconfigure")
+        self._changed = seconds != self._down_after_s
+
     def _power(self, what: str, name: str) -> None:
         {"off": self.power_off, "on": self.power_on}[what](name)
 
@@ -283,22 +248,12 @@ class SlurmOnRack:
             (self.directory / part).mkdir(parents=True)
         (self.directory / "munge" / "key").write_bytes(os.urandom(128))
         (self.directory / "munge" / "key").chmod(0o600)
-        (self.directory / "etc" / "cgroup.conf").write_text(CGROUP_CONF)
-        lines = [
-            f"NodeName={node.name} NodeAddr={node.address} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
-            f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
-            for node in self.computes
-        ]
-        conf = CONF.format(
-            login=self.login.name,
-            login_address=self.login.address,
-            directory=self.directory,
-            down_after_s=self._down_after_s,
-            nodes="\n".join(lines),
-            names=",".join(self.names),
-            more=self._more,
-        )
-        Path(self.env["SLURM_CONF"]).write_text(conf)
+        (self.directory / "etc" / "cgroup.conf").write_text(slurm_conf.CGROUP)
+        self._write_conf(self._down_after_s)
+
+    def _write_conf(self, down_after_s: int) -> None:
+        text = slurm_conf.conf(self.directory, self.login, self.computes, down_after_s, self._more)
+        Path(self.env["SLURM_CONF"]).write_text(text)
 
     def _start_munged(self) -> None:
         """One serves all nodes: they share the directory that its socket is in."""
@@ -333,5 +288,4 @@ def slurm_on_rack() -> Iterator[SlurmOnRack]:
 def slurm(slurm_on_rack: SlurmOnRack) -> Iterator[SlurmOnRack]:
     """A Slurm with nothing queued and four idle nodes; so it is again after the test."""
     yield slurm_on_rack
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        slurm_on_rack.clear()
+    slurm_on_rack.clear()
