@@ -67,7 +67,7 @@ def test_every_line_of_hardware_says_what_to_compare_it_with(
     found = 0
     for i, line in enumerate(lines):
         if line.strip().partition(":")[0] in (*keys, "nics_per_node", "mtu") and "#" not in line:
-            above = []
+            above: list[str] = []
             while lines[i - 1 - len(above)].lstrip().startswith("#"):
                 above.append(lines[i - 1 - len(above)])
             if "criteria:" in lines[:i]:
@@ -94,7 +94,8 @@ def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
     assert preflight.limits is not None
     assert preflight.limits.memlock_bytes == "unlimited"
     assert preflight.limits.shm_bytes == 250 << 30  # of some bytes more
-    busbw = spec.criteria.fabric and spec.criteria.fabric.all_reduce_busbw
+    assert spec.criteria.fabric is not None
+    busbw = spec.criteria.fabric.all_reduce_busbw
     assert busbw is not None
     assert busbw.plateau_from_bytes == 8 << 30  # more nodes saturate later
 

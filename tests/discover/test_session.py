@@ -142,10 +142,11 @@ def test_preflight_says_what_nodes_do_not_keep(tmp_path: Path) -> None:
     kept = findings(well, spec)
     assert kept.broken == ()
     assert kept.asked > 8
-    software = well.nodes[2].facts and well.nodes[2].facts.software
-    assert software is not None
+    facts = well.nodes[2].facts
+    assert facts is not None
+    assert facts.software is not None
 
-    odd = findings(with_facts(well, 2, software=replace(software, kernel="5.4.0")), spec)
+    odd = findings(with_facts(well, 2, software=replace(facts.software, kernel="5.4.0")), spec)
     [line] = odd.broken
     assert line.startswith("gpu2 kernel: kernel unlike that of other nodes 1")
     assert odd.untold == kept.untold  # nobody looked at /dev/shm in this survey
