@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_mnode.launching.crowded import crowds_of, record_crowds, table
-    from pytest_mnode.launching.direct import path_of
     from pytest_mnode.launching.held_back import record_absent
     from pytest_mnode.launching.images import record_image
     from pytest_mnode.launching.rendezvous import record_rendezvous
+    from pytest_mnode.launching.sbatch import path_of
     from pytest_mnode.launching.starting import elsewhere, job_of, record_place, start
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "table",
 ]
 
-_MODULES = ("crowded", "direct", "held_back", "images", "rendezvous", "starting")
+_MODULES = ("crowded", "held_back", "images", "rendezvous", "sbatch", "starting")
 
 
 def __getattr__(name: str) -> Any:

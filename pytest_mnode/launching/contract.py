@@ -43,7 +43,8 @@ class Expected:
 
     nodes: names as nodes report them, in the order of ranks. per_node: ranks of each.
     accelerators: of each node. pins: variables that every rank of a node must have, by node.
-    outside: names of variables where the job was submitted from; own: names the job asked for.
+    outside: names of variables where the job was submitted from; own: names the job asked for;
+    added: beginnings of those that the way of submitting adds.
     """
 
     style: str
@@ -53,6 +54,7 @@ class Expected:
     pins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
+    added: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -80,7 +82,7 @@ def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
     found = []
     for report in reports:
         for name in sorted((report.names & expected.outside) - allowed):
-            if not name.startswith(_ADDED[expected.style]):
+            if not name.startswith((*_ADDED[expected.style], *expected.added)):
                 what = f"{name} of the submitting environment is visible"
                 found.append(Wrong(report.node, report.rank, name, what))
     return sorted(found, key=lambda wrong: wrong.variable != CANARY)

@@ -159,6 +159,7 @@ def start(
         pins=submitted.pins,
         outside=outside_names(),
         own=frozenset(job.env),
+        added=submitted.adds,
     )
     return Started(what, job, expected, submitted, outcome)
 
@@ -174,7 +175,8 @@ def record_place(
 ) -> None:
     """Whether a job ran on the nodes that were asked for, and MASTER_ADDR followed it there.
 
-    asked: in the order of ranks. addresses: by which others reach them, and all other nodes.
+    addresses: by which others reach them, and all other nodes. The first node is the first of those
+    asked for, unless the path has an order of its own; its name is as good as its address.
     """
     reports = now.outcome.reports
     ran_on = {report.node for report in reports}
@@ -187,16 +189,17 @@ def record_place(
         source=f"placed on {', '.join(asked)}",
         culprit=", ".join(strange or missing) or None,
     )
-    wanted = addresses[asked[0]]
+    first = now.submitted.nodes[0] if set(now.submitted.nodes) == set(asked) else asked[0]
+    wanted = {first, addresses[first]}
     said = [r.contract.get("MASTER_ADDR", "none") for r in reports]
-    others = {address: node for node, address in addresses.items() if address != wanted}
+    others = {address: node for node, address in addresses.items()}
     others |= {node: node for node in addresses}
-    wrong = sorted({address for address in said if address != wanted})
+    wrong = sorted({address for address in said if address not in wanted})
     measure(
         f"{now.what}: ranks whose MASTER_ADDR is the first node's",
-        said.count(wanted) if reports else None,
+        sum(address in wanted for address in said) if reports else None,
         equals=now.expected.size,
-        source=f"{asked[0]} is at {wanted}",
+        source=f"{first} is at {addresses[first]}",
         culprit=", ".join(f"MASTER_ADDR={a} ({others.get(a, 'no node')})" for a in wrong) or None,
     )
 

@@ -1,0 +1,77 @@
+"""Who starts the parts of a job: the run itself, on nodes, or the scheduler that has the nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pytest_mnode.job.described import Job
+from pytest_mnode.job.launched import LaunchedJob
+from pytest_mnode.job.running import RunningJob
+
+if TYPE_CHECKING:
+    from pytest_mnode.handle import Cluster
+    from pytest_mnode.job.slurm.request import Request
+    from pytest_mnode.slurm import Slurm
+
+NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
+
+
+def started(cluster: Cluster, job: Job) -> LaunchedJob:
+    """The job, submitted where a scheduler gave the nodes and would start it; else run on them.
+
+    Raises UsageError for nodes that this test does not have, ClusterError.
+    """
+    allocation = cluster.allocation
+    if allocation is None:
+        return RunningJob.start(cluster, job)
+    nodes = job.placed_on(cluster.nodes)
+    why = NO_SHARED_DIR
+    if cluster.share_files:
+        from pytest_mnode.job.slurm import SubmittedJob
+        from pytest_mnode.slurm import Slurm
+
+        slurm = Slurm()
+        request = _request(cluster, job, nodes, allocation, slurm)
+        why = why_not_submitted(request, allocation)
+        if not why:
+            return SubmittedJob.start(cluster, job, request, slurm)
+    return RunningJob.start(cluster, job, f"as steps of allocation {allocation}: {why}")
+
+
+def why_not_submitted(request: Request, allocation: int) -> str:
+    """Why Slurm would not start this beside an allocation of ours; "" where it would, now.
+
+    Raises SlurmError where Slurm does not answer.
+    """
+    from pytest_mnode.job.slurm import queue
+    from pytest_mnode.job.slurm.request import script, submitting
+    from pytest_mnode.job.slurm.room import no_room
+
+    found = queue.ask(script(request, ["true"]), submitting(os.environ))
+    return no_room(found, datetime.now(), str(allocation))
+
+
+def _request(
+    cluster: Cluster, job: Job, nodes: Sequence[str], allocation: int, slurm: Slurm
+) -> Request:
+    from pytest_mnode.job.slurm.request import Request, site_of
+
+    found = slurm.run("scontrol", "--oneliner", "show", "job", str(allocation))
+    may = {*nodes, *job.spares}
+    elsewhere = bool(job.spares) or job.fewest_nodes is not None
+    return Request(
+        name="mnode",
+        nodes=len(nodes),
+        fewest=job.fewest_nodes if job.requeues else None,
+        begin_on=tuple(nodes),
+        never_on=[n.name for n in slurm.nodes() if n.name not in may] if elsewhere else (),
+        cpus_per_task=job.procs_per_node,
+        gpus_per_node=cluster.accelerators_per_node,
+        again=job.requeues > 0,
+        output="/dev/null",
+        directory=os.getcwd(),  # noqa: PTH109  as text
+        site=site_of(found),
+    )
