@@ -22,9 +22,9 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
     """
     if power is None:
         raise ClusterError(
-            f"cannot switch {node.name} {what}: the spec names no command for it (power.{what})"
+            f"cannot switch {node.name} {what}: the spec names no command for it (power.switch_{what})"
         )
-    words = argv(power.off if what == "off" else power.on, node.name)
+    words = argv(power.switch_off if what == "off" else power.switch_on, node.name)
     try:
         done = subprocess.run(
             words,
@@ -36,16 +36,16 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
             check=False,
         )
     except OSError as error:
-        raise ClusterError(f"power.{what}: {words[0]}: {error.strerror}") from None
+        raise ClusterError(f"power.switch_{what}: {words[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         limit = power.command_within_s
         raise ClusterError(
-            f"power.{what}: {words[0]} for {node.name} had not ended after {limit:g} s"
+            f"power.switch_{what}: {words[0]} for {node.name} had not ended after {limit:g} s"
         ) from None
     if done.returncode != 0:
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         last = said[-1] if said else "it said nothing"
         raise ClusterError(
-            f"power.{what}: {words[0]} for {node.name} ended with {done.returncode}: {last}"
+            f"power.switch_{what}: {words[0]} for {node.name} ended with {done.returncode}: {last}"
         )
     return power

@@ -303,7 +303,7 @@ class Ssh:
                 return
             if time.monotonic() > end or self._closed:
                 limit = f"{section.within_s:g} s"
-                raise ClusterError(f"{node.name} was not back {limit} after power.on: {problem}")
+                raise ClusterError(f"{node.name} was not back {limit} after power.switch_on: {problem}")
             time.sleep(_TRY_AGAIN_S)
 
     def _back(self, target: str, end: float) -> str | None:

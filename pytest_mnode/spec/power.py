@@ -27,11 +27,14 @@ Command = Annotated[Text, AfterValidator(_is_command)]
 
 
 class Power(Page):
-    """Commands that switch a node, run where pytest runs, without a shell; {node} is its name."""
+    """Commands that switch a node, run where pytest runs, without a shell; {node} is its name.
 
-    off: Command
+    Not off and on, which YAML takes for no and yes.
+    """
+
+    switch_off: Command
     """As a pulled plug, such as ipmitool -H {node}-bmc chassis power off."""
-    on: Command
+    switch_on: Command
     """Boots it again."""
     within_s: Seconds = Field(600.0, alias="within")
     """From the command that boots it until commands run on it again, such as 10 min."""
