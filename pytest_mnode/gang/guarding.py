@@ -8,8 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 TRIES = 5
+PAUSE_S = 0.5
 LIMIT_S = 20.0
 
 
@@ -32,6 +34,7 @@ def main(directory: str, command: list[str]) -> int:
             done = False
         if done:
             break
+        time.sleep(PAUSE_S)
     # Ranks end where it is gone, also those of jobs that start later.
     shutil.rmtree(directory, ignore_errors=True)
     return 0 if done else 1

@@ -73,7 +73,7 @@ def _state(size: int, held: int, phases: Sequence[Phase], gone: int, was_whole: 
     if held:
         some_over = gone > 0 or Phase.OVER in phases or Phase.ENDING in phases
         return State.ENDING if was_whole and some_over and not waits else State.PART
-    if Phase.ENDING in phases:
+    if Phase.ENDING in phases and not waits:
         return State.ENDING
     return State.WAITING if waits or Phase.HOLDING in phases else State.OVER
 
@@ -84,7 +84,7 @@ def _said(records: Sequence[Record]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A gang was seen alike at consecutive looks.
+    """A gang was seen alike at consecutive looks. nodes: the most that it had at one of them.
 
     before_s: when the look before was asked for, or the gang was submitted; after_s: when the look
     after was answered, None where there was none. It began after the one, and ended before the
@@ -151,11 +151,12 @@ def stretches(
     made = []
     for index, group in enumerate(groups):
         first, last = group[0], group[-1]
+        most = max(group, key=lambda one: len(one.nodes))
         before = groups[index - 1][-1].look.asked_s if index else since_s
         after = groups[index + 1][0].look.answered_s if index + 1 < len(groups) else None
         made.append(
             Stretch(
-                first.state, last.nodes, last.said, last.life, first.look, last.look, before, after
+                first.state, most.nodes, most.said, last.life, first.look, last.look, before, after
             )
         )
     return made

@@ -65,4 +65,6 @@ def _told(window: Window, large: Gang, source: str) -> Wrong:
 
 
 def _words(window: Window, gang: Gang) -> str:
-    return next((one.said for one in reversed(window.seen(gang)) if one.said), "not shown")
+    """What the scheduler said of it last, before it was over or cancelled."""
+    told = (one.said for one in reversed(window.seen(gang)) if one.state is not State.OVER)
+    return next(filter(None, told), "not shown")

@@ -131,7 +131,8 @@ def _surely(window: Window, terms: Terms) -> bool:
 def _never(window: Window, gang: Gang) -> str:
     states = window.states(gang)
     most = max((len(one.nodes) for one in states), default=0)
-    said = next((one.said for one in reversed(states) if one.said), "not shown")
+    told = (one.said for one in reversed(states) if one.state is not State.OVER)
+    said = next(filter(None, told), "not shown")
     return f"{window.who(gang)}: {most} of {gang.size} nodes at most, {said}"
 
 
