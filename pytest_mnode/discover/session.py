@@ -154,17 +154,19 @@ def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
 
 
 def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
-    """How many nodes: as asked for, else all of the hostfile or of the Slurm allocation.
+    """How many nodes: as asked for, else all of the Slurm allocation or of the hostfile.
 
     Raises UsageError where nothing says how many.
     """
     if settings.nodes is not None:
         return settings.nodes
-    if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
+    inside = settings.launcher == "auto" and bool(environment.get("SLURM_JOB_ID"))
+    if settings.launcher == "slurm" or inside:
+        told = environment.get("SLURM_JOB_NUM_NODES", "")
+        if told.isascii() and told.isdigit() and int(told):
+            return int(told)
+    elif settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
         from pytest_mnode.cluster.hostfile import read_hostfile
 
         return len(read_hostfile(settings.hostfile))
-    told = environment.get("SLURM_JOB_NUM_NODES", "")
-    if settings.launcher in ("auto", "slurm") and told.isascii() and told.isdigit() and int(told):
-        return int(told)
     raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")

@@ -102,14 +102,15 @@ def settings(**changes: Any) -> Settings:
 def test_how_many_nodes_are_looked_at(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("node[1-3] slots=8\n")
-    allocation = {"SLURM_JOB_NUM_NODES": "5"}
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5"}
     assert nodes_to_look_at(settings(nodes=2, hostfile=hostfile), allocation) == 2
-    assert nodes_to_look_at(settings(hostfile=hostfile), allocation) == 3
-    assert nodes_to_look_at(settings(), allocation) == 5
+    assert nodes_to_look_at(settings(hostfile=hostfile), {}) == 3
+    assert nodes_to_look_at(settings(hostfile=hostfile, launcher="ssh"), allocation) == 3
+    assert nodes_to_look_at(settings(hostfile=hostfile), allocation) == 5
     assert nodes_to_look_at(settings(launcher="slurm"), allocation) == 5
     for wrong in ("", "0", "five"):
         with pytest.raises(UsageError, match="nothing says how many nodes"):
-            nodes_to_look_at(settings(), {"SLURM_JOB_NUM_NODES": wrong})
+            nodes_to_look_at(settings(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": wrong})
     with pytest.raises(UsageError, match="accepted: with --mnode-nodes=N"):
         nodes_to_look_at(settings(launcher="rack"), allocation)
 
