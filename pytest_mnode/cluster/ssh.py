@@ -110,6 +110,9 @@ class Ssh:
             looks, more = self._look([t for t in self._seats if t not in problems])
             problems |= more
             if problems:
+                problems = {
+                    target: problems[target] for target in self._seats if target in problems
+                }
                 raise unusable(problems, len(self._seats), "ssh")
             self.nodes = self._members(looks)
             self.shared_dir = self._candidate.settle(looks)
@@ -303,7 +306,9 @@ class Ssh:
                 return
             if time.monotonic() > end or self._closed:
                 limit = f"{section.within_s:g} s"
-                raise ClusterError(f"{node.name} was not back {limit} after power.switch_on: {problem}")
+                raise ClusterError(
+                    f"{node.name} was not back {limit} after power.switch_on: {problem}"
+                )
             time.sleep(_TRY_AGAIN_S)
 
     def _back(self, target: str, end: float) -> str | None:

@@ -16,8 +16,13 @@ from pytest_mnode.spec.power import Power
 NODE = Node("n1", 0, "10.0.0.1")
 
 
+def section_of(off: str, on: str, limit: str = "60 s") -> Power:
+    page = {"switch_off": off, "switch_on": on, "command_within": limit}
+    return Power.model_validate(page)
+
+
 def test_the_node_is_named_in_the_command(tmp_path: Path) -> None:
-    section = Power(switch_off=f"touch '{tmp_path}/off {{node}}'", switch_on="true {node}")
+    section = section_of(f"touch '{tmp_path}/off {{node}}'", "true {node}")
     assert power.switch(section, "off", NODE) is section
     assert (tmp_path / "off n1").exists()
     assert power.argv("bmc -H {node}-bmc 'a b'", "n1") == ["bmc", "-H", "n1-bmc", "a b"]
@@ -34,7 +39,7 @@ def test_the_node_is_named_in_the_command(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_goes_wrong_in_one_line(command: str, message: str) -> None:
-    section = Power(switch_off=command, switch_on=command, command_within="0.2 s")
+    section = section_of(command, command, "0.2 s")
     with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
         power.switch(section, "off", NODE)
 

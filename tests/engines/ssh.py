@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_mnode.cluster.node import Node
@@ -44,12 +45,15 @@ _CLIENT = """\
 Host *
   User root
   Port {port}
-  IdentityFile {keys}/user
   IdentitiesOnly yes
   IdentityAgent none
   UserKnownHostsFile {keys}/known
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
+Host * !stranger
+  IdentityFile {keys}/user
+Host stranger
+  IdentityFile {keys}/stranger
 """
 
 
@@ -187,6 +191,15 @@ class SshOnRack:
         if self._daemons[name].poll() is not None:
             self.rack.power_on(self.node(name))
             self.start_sshd(name)
+
+    def hang_up(self, name: str) -> int:
+        """End all connections to a node, as its sshd does in a shutdown; how many there were."""
+        below = psutil.Process(self._daemons[name].pid).children(recursive=True)
+        sessions = [p for p in below if p.name() == "sshd" and "[listener]" not in str(p.cmdline())]
+        for process in sessions:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return len(sessions)
 
     def _power(self, what: str, name: str) -> None:
         {"off": self.power_off, "on": self.power_on}[what](name)
