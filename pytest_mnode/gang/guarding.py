@@ -4,6 +4,8 @@ Run as a file, by any Python: `guarding.py DIRECTORY COMMAND…`. When its stand
 the controller or because the controller closed it, the command runs and the directory goes.
 """
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -35,8 +37,12 @@ def main(directory: str, command: list[str]) -> int:
         if done:
             break
         time.sleep(PAUSE_S)
-    # Ranks end where it is gone, also those of jobs that start later.
-    shutil.rmtree(directory, ignore_errors=True)
+    # Ranks end where it is gone, also those of jobs that start later. Renamed first, so that none
+    # puts a file into what is being removed.
+    gone = f"{directory}.gone"
+    with contextlib.suppress(OSError):
+        os.rename(directory, gone)  # noqa: PTH104  starts faster without pathlib
+    shutil.rmtree(gone, ignore_errors=True)
     return 0 if done else 1
 
 
