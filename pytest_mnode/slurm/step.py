@@ -27,5 +27,7 @@ def step_command(job_id: int, node: str, argv: Sequence[str]) -> list[str]:
         *(f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
         *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
         *("--kill-on-bad-exit=0", "--no-kill", "--job-name=pytest-mnode", "--quiet"),
+        # Else what is no line yet, such as a heartbeat, stays on the node.
+        "--unbuffered",
     ]
     return ["env", *unset, "srun", *options, "--", *argv]
