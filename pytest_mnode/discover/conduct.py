@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from pytest_mnode.discover.facts import NodeLook, Seen, Sight
+from pytest_mnode.discover.look import UNSCHEDULED
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.nodes import CommandResult
 from pytest_mnode.preflight.facts import decode
@@ -50,7 +51,8 @@ class Nodes(Protocol):
 
 def look_at(nodes: Nodes, python: str, launcher: str, reason: str) -> Sight:
     """What all nodes show. A node that does not answer has a problem in words, and no look."""
-    argv = [python, "-P", "-m", "pytest_mnode.discover.look"]
+    emulated = _EMULATED.get(launcher, ())
+    argv = [python, "-P", "-m", "pytest_mnode.discover.look", *([UNSCHEDULED] if emulated else [])]
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         results = nodes.run(argv, timeout=LOOK_LIMIT_S, env=env)
@@ -61,7 +63,7 @@ def look_at(nodes: Nodes, python: str, launcher: str, reason: str) -> Sight:
         launcher=launcher,
         reason=reason,
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        emulated=_EMULATED.get(launcher, ()),
+        emulated=emulated,
         scheduler_names=scheduler_names(os.environ),
     )
 

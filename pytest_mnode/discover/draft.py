@@ -11,7 +11,7 @@ from pytest_mnode.discover.around import scheduler, storage
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
 from pytest_mnode.discover.devices import accelerators, gpudirect, told_of
 from pytest_mnode.discover.facts import Accelerators, NodeLook, Sight
-from pytest_mnode.discover.page import Entry, listed, rendered, scalar
+from pytest_mnode.discover.page import Entry, rendered, scalar
 from pytest_mnode.discover.wires import fabric, management
 from pytest_mnode.spec.quantity import SIZE
 
@@ -79,7 +79,8 @@ def _head(sight: Sight) -> Iterator[Entry]:
     yield Entry("name", scalar(name), "What the cluster is called.", gap=True)
     yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then say true.")
     if sight.emulated:
-        yield Entry("emulated", listed(sight.emulated), "Not real, and said on each certificate.")
+        why = "Not real, and said on each certificate."
+        yield Entry("emulated", "", why, items=sight.emulated)
     silent = f"; {named([n.name for n in sight.silent])} showed nothing" if sight.silent else ""
     seen = f"As many as this run asked for, and {len(sight.shown)} showed what they have{silent}."
     yield Entry("nodes", str(len(sight.nodes)), f"{seen} {CONFIRM}.")

@@ -27,6 +27,7 @@ from pytest_mnode.probes import cpus, netdev, numa, nvml, pci, rdma, shaping, sy
 PART_LIMIT_S = 15.0
 """Of one part: a driver in trouble lets its askers hang."""
 SCHEDULER_LIMIT_S = 5.0
+UNSCHEDULED = "--unscheduled"
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "9p"),
     *("pvfs2", "orangefs", "panfs", "daos", "afs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs"),
@@ -34,10 +35,11 @@ _NETWORK_FILE_SYSTEMS = (
 T = TypeVar("T")
 
 
-def look(root: Path = Path("/"), *, running: bool = True) -> NodeLook:
+def look(root: Path = Path("/"), *, running: bool = True, scheduled: bool = True) -> NodeLook:
     """What the machine below `root` shows.
 
     running: it is the one that this process runs on, so that its drivers and limits can be asked.
+    scheduled: a scheduler may have it; without, none is looked for.
     """
     unread: dict[str, str] = {}
 
@@ -62,7 +64,7 @@ def look(root: Path = Path("/"), *, running: bool = True) -> NodeLook:
         memlock_unlimited=limits is not None and limits.memlock_bytes is None,
         open_files=limits.open_files if limits else None,
         mounts=part("mounts", lambda: shared_mounts(mount_table(root))),
-        scheduler=part("scheduler", scheduler) if running else None,
+        scheduler=part("scheduler", scheduler) if running and scheduled else None,
         unread=unread,
     )
 
@@ -252,7 +254,7 @@ def main() -> None:
     """Leaves without waiting for a driver that hangs."""
     status = 0
     try:
-        sys.stdout.write(encode(look()) + "\n")
+        sys.stdout.write(encode(look(scheduled=UNSCHEDULED not in sys.argv)) + "\n")
         sys.stdout.flush()
     except Exception as error:
         sys.stderr.write(f"look: {type(error).__name__}: {error}\n")

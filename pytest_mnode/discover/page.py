@@ -16,7 +16,9 @@ _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key of a page. value: as YAML on one line; "" where only `children` follow.
+    """A key of a page. value: as YAML on one line; "" where only `items` or `children` follow.
+
+    items: of a list, one text a line.
 
     left_out: it is shown as a comment, for the operator to fill in.
     """
@@ -27,6 +29,7 @@ class Entry:
     children: tuple[Entry, ...] = ()
     left_out: bool = False
     gap: bool = False
+    items: tuple[str, ...] = ()
 
 
 def rendered(preface: Sequence[str], entries: Sequence[Entry]) -> str:
@@ -46,6 +49,8 @@ def _entry(entry: Entry, indent: str) -> Iterator[str]:
         yield from _commented(entry.comment, indent)
     head = f"{entry.key}: {entry.value}".rstrip()
     yield f"{indent}# {head}" if entry.left_out else f"{indent}{head}"
+    for item in entry.items:
+        yield f"{indent}{_INDENT}- {scalar(item)}"
     for child in entry.children:
         yield from _entry(child, indent + _INDENT)
 
