@@ -80,10 +80,16 @@ def jobs_from_json(text: str) -> tuple[JobState, ...]:
     try:
         data = json.loads(text)
         entries = data["jobs"]
-        return tuple(_from_entry(entry) for entry in entries)
+        found = tuple(_from_entry(entry) for entry in entries)
+        wrong = data.get("errors")
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ClusterError(f"squeue --json: cannot be read: {told}") from None
+    if wrong:  # a controller that does not answer is an empty list, and exit status 0
+        first = wrong[0] if isinstance(wrong, list) else wrong
+        told = first.get("description") if isinstance(first, Mapping) else None
+        raise ClusterError(f"squeue --json: {str(told or first).splitlines()[0]}")
+    return found
 
 
 def jobs_from_text(text: str) -> tuple[JobState, ...]:

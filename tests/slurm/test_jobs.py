@@ -139,6 +139,14 @@ def test_what_cannot_be_read_is_no_empty_queue(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_controller_that_did_not_answer_is_no_empty_queue() -> None:
+    # As Slurm 22.05 prints it, with exit status 0.
+    error = {"description": "Failed while looking for jobs", "error_number": -1}
+    with pytest.raises(ClusterError, match=r"^squeue --json: Failed while looking"):
+        jobs_from_json(json.dumps({"meta": {}, "errors": [error], "jobs": []}))
+    assert jobs_from_json(json.dumps({"meta": {}, "errors": [], "jobs": []})) == ()
+
+
 def test_a_job_of_the_text_without_a_state_is_not_passed_over() -> None:
     with pytest.raises(ClusterError, match="cannot be read"):
         jobs_from_text("JobId=17 JobName=x")
