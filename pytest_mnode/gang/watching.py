@@ -131,7 +131,7 @@ class Watch:
         self.look()
         wanted = set(free_before)
         end = self._clock.now() + limit_s
-        while (missing := self._missing(wanted)) and self._clock.now() < end:
+        while (missing := self._missing(wanted)) != () and self._clock.now() < end:
             self._clock.sleep(self._pause_s)
         self._not_free = missing
 

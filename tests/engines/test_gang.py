@@ -101,15 +101,14 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
 
 
 # What users do who have no gangs: N jobs. What no scheduler should do: start a rank of one that
-# waits. What a login node does now and then: its scheduler does not answer. What scripts leave.
+# waits. What happens now and then: the scheduler cannot be asked. What scripts leave behind.
 WRONG = """
-    import os, signal, subprocess, sys, threading
+    import os, subprocess, sys, threading
     from dataclasses import replace
-    from pathlib import Path
     from pytest_mnode.gang import beating
-    from pytest_mnode.gang.contention import filled
     from pytest_mnode.gang.slurm import SlurmEngine
     from pytest_mnode.gang.watching import Watch
+    from pytest_mnode.slurm import Slurm
 
     submit, watch = SlurmEngine.submit, Watch.submit
     title, ranks = [""], []
@@ -123,16 +122,14 @@ WRONG = """
             argv = [sys.executable, beating.__file__, str(self.directory), "1.5", *place]
             subprocess.Popen(argv, env={**os.environ, **place})
         if title[0] == "race 1" and ask.name == "A":
-            threading.Timer(1.0, freeze, [7.0]).start()
+            threading.Timer(0.5, lose_sight, [self, self._slurm]).start()
         if title[0] == "too large" and ask.name == "B":
             self._sbatch(replace(ask, runs_s=100.0), 4)
         return jobs
 
-    def freeze(seconds):
-        named = [p for p in Path("/proc").glob("[0-9]*/comm") if p.read_text() == "slurmctld\\n"]
-        [pid] = [int(path.parent.name) for path in named]
-        os.kill(pid, signal.SIGSTOP)
-        threading.Timer(seconds, os.kill, [pid, signal.SIGCONT]).start()
+    def lose_sight(engine, slurm):
+        engine._slurm = Slurm({"SLURM_CONF": "/nowhere/slurm.conf"})
+        threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
 
     def watched(self, ask):
         title[0] = self._title
@@ -167,6 +164,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     unseen = race["longest time that a gang held a part of its nodes"]
     assert unseen["verdict"] == "inconclusive", output
     assert unseen["note"].startswith("race 1: nothing was seen for "), unseen
+    assert ": squeue: " in unseen["note"] or ": scontrol: " in unseen["note"], unseen
 
     verdict, large = found[OVERSIZE]
     left = large["jobs left in the queue"]
