@@ -48,12 +48,22 @@ class Nodes(Protocol):
 
     def address(self, node: str) -> str: ...
 
+    @property
+    def python(self) -> str: ...
 
-def look_at(nodes: Nodes, python: str, launcher: str, reason: str) -> Sight:
+
+def look_at(nodes: Nodes, launcher: str, reason: str) -> Sight:
     """What all nodes show. A node that does not answer has a problem in words, and no look."""
     emulated = _EMULATED.get(launcher, ())
-    argv = [python, "-P", "-m", "pytest_mnode.discover.look", *([UNSCHEDULED] if emulated else [])]
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    argv = [
+        nodes.python,
+        "-P",
+        "-m",
+        "pytest_mnode.discover.look",
+        *([UNSCHEDULED] if emulated else []),
+    ]
+    ours = nodes.python == sys.executable  # another one has packages of its own
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if ours else {}
     try:
         results = nodes.run(argv, timeout=LOOK_LIMIT_S, env=env)
     except MnodeError:  # no command can be had for one of them: ask each by itself

@@ -64,7 +64,7 @@ class Discovery:
         """Look, write, and tell what was written, a line each."""
         pool = self._run.make_pool()
         nodes = self._run.all_nodes()
-        sight = look_at(nodes, pool.launcher.python, self._run.launcher, self._run.reason)
+        sight = look_at(nodes, self._run.launcher, self._run.reason)
         if not sight.shown:
             said = "; ".join(f"{node.name}: {node.problem}" for node in sight.silent[:4])
             raise ClusterError(f"{FLAG}: no node showed what it has: {said}")

@@ -51,6 +51,7 @@ class Nodes:
     """Two nodes, the second of which is off."""
 
     nodes = ("node0", "node1")
+    python = "python3"
 
     def run(
         self,
@@ -69,7 +70,7 @@ class Nodes:
 
 
 def test_a_node_that_is_off_does_not_hide_the_others() -> None:
-    seen = look_at(Nodes(), "python3", "rack", "no cluster was named")
+    seen = look_at(Nodes(), "rack", "no cluster was named")
     assert [node.name for node in seen.shown] == ["node0"]
     [off] = seen.silent
     assert off.name == "node1"
