@@ -262,7 +262,9 @@ class Slurm:
         while (problem := self._back(name, node)) is not None:
             if time.monotonic() > end or self._closing.is_set():
                 limit = f"{section.within_s:g} s"
-                raise ClusterError(f"{node.name} was not back {limit} after power.switch_on: {problem}")
+                raise ClusterError(
+                    f"{node.name} was not back {limit} after power.switch_on: {problem}"
+                )
             time.sleep(_TRY_AGAIN_S)
         with self._lock:
             self._gone.pop(node.name, None)

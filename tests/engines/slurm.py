@@ -184,23 +184,28 @@ class SlurmOnRack:
         for node in self.computes:
             for link in ("mgmt0", "fab0"):
                 self.rack.set_link(node, link, True)
-        for name in self.names:
-            self.power_on(name)
-            if self._daemons[name].poll() is not None:
-                self.start_slurmd(name)
+        gone = {name for name in self.names if self._daemons[name].poll() is not None}
+        for name in gone:
+            self.rack.power_on(self.node(name))  # nothing to do where slurmd alone was killed
+            self.start_slurmd(name)
         if self._changed:
             self.set_down_after(self._down_after_s)
         self.run("scancel", "--user=root")
-        out = ",".join(name for name, node in self.nodes().items() if not node.usable)
-        if out:
-            self.run("scontrol", "update", f"nodename={out}", "state=resume", check=False)
+        # A node that was gone when a job ended is asked again only after minutes; unless it is
+        # down, when nothing can be left there.
+        stuck = {name for job in self.queue() if "COMPLETING" in job.state for name in job.nodes}
+        out = {name for name, node in self.nodes().items() if not node.usable}
+        for name in stuck & gone:
+            self.down(name)
+        for name in out | (stuck & gone):
+            self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
         self.await_that(lambda: not self.queue(), limit_s, "the queue is empty")
         self.await_idle(limit_s)
 
     def logs(self) -> str:
         """Ends of the logs of all daemons."""
-        files = sorted((self.directory / "log").glob("*"))
-        return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-1500:]}" for f in files)
+        files = sorted((self.directory / "log").glob("*.log"))
+        return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-800:]}" for f in files)
 
     # What goes wrong.
 

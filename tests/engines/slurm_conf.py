@@ -15,10 +15,10 @@ SlurmctldHost={login}({login_address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge/socket
+AuthInfo=socket={directory}/munge/socket,cred_expire=10
 CredType=cred/munge
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool/%n
 SlurmctldPidFile={directory}/run/slurmctld.pid

@@ -94,7 +94,10 @@ class Controller:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         self.process.send_signal(number)
-        self.process.communicate(timeout=30)
+        self.process.wait(30)  # its input stays open: it is to end by the signal
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
 
 
 def hidden(directory: Path) -> list[str]:
@@ -104,7 +107,7 @@ def hidden(directory: Path) -> list[str]:
 def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
     """Nodes by their own names and addresses; commands with streams, environment and status."""
     controller = Controller(slurm, tmp_path, 2, ["--partition=all", "--time=5"])
-    assert controller.told["held"] is True
+    assert controller.told.get("held") is True, controller.told
     assert controller.told["nodes"] == [
         ["node0", "10.77.0.1", "10.78.0.1", "fab0"],
         ["node1", "10.77.0.2", "10.78.0.2", "fab0"],
@@ -130,7 +133,7 @@ def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
 
     controller.close()
     slurm.await_that(lambda: not slurm.queue(), 5, "the allocation is given back")
-    assert hidden(tmp_path) == [] or all(name.startswith("mnode-") for name in hidden(tmp_path))
+    assert not Path(controller.told["shared"]).exists()
     slurm.await_idle(5)
 
 
@@ -206,7 +209,7 @@ def test_a_controller_that_is_ended_leaves_nothing(
     slurm.await_that(left.exists, 10, "the command runs")
     controller.kill(number)
     slurm.await_that(lambda: not slurm.queue(), 20, "the allocation is given back")
-    slurm.await_that(lambda: hidden(tmp_path) == [], 20, "its files are removed")
+    slurm.await_that(lambda: hidden(tmp_path) == [], 20, f"removed: {hidden(tmp_path)}")
     ended = slurm.run("sh", "-c", "pgrep -x sleep", on="node0", check=False)
     assert ended.stdout == ""
     slurm.await_idle(10)
@@ -249,9 +252,10 @@ def test_slurmd_is_killed(slurm: SlurmOnRack, tmp_path: Path) -> None:
     slurm.kill_slurmd("node1")
     status, out, err = controller('run(["true"], 1)')
     assert (status, out) == (255, "")
-    assert err.startswith("node1: ")
-    assert err.count("\n") == 1
-    assert "node1" in err
+    assert err == "node1: srun: Application launch failed: Communication connection failure\n"
     assert controller('run(["hostname"], 0)') == [0, "node0\n", ""]
     controller.close()
-    slurm.await_that(lambda: not slurm.queue(), 30, "the allocation is given back")
+    # Slurm holds on to a node until it hears that everything of the job has ended there.
+    slurm.await_that(
+        lambda: [job.state for job in slurm.queue()] in ([], ["COMPLETING"]), 10, "it is given back"
+    )

@@ -222,6 +222,8 @@ class Near:
 def how_it_ended(code: int | None, said: Sequence[str], greeted: bool) -> str:
     """Why ssh ended before the command did, in one line, from its status and what it printed."""
     last = next((line.strip() for line in reversed(said) if line.strip()), "")
+    if last.startswith("srun: error: ") and not greeted:  # whose status is not that of a command
+        return last.replace("error: ", "", 1)
     if greeted:
         return f"the connection was lost{': ' * bool(last)}{last}"
     if code == 255:
