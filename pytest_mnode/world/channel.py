@@ -75,8 +75,6 @@ class Switchboard:
         # Reports may be large and many; dropping one would look like a hang of the rank.
         self.socket.sndhwm = 0
         self.socket.rcvhwm = 0
-        # A node that comes back after it was lost speaks in the name that it had.
-        self.socket.router_handover = True
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

@@ -93,7 +93,7 @@ class Forge:
         self.agents: dict[str, Connection] = {}
 
     def fail(self, text: str) -> None:
-        self.gate.send_bytes(pickle.dumps(GateFailed(self.order.gate, text)))
+        self.gate.send_bytes(pickle.dumps(GateFailed(self.order.gate, text, self.order.life)))
 
     def prepare(self) -> None:
         try:

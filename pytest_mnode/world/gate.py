@@ -108,12 +108,12 @@ def main() -> None:
 
 
 def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
-    line = Line(f"gate/{order.gate}", order.endpoint, Keys.from_dict(order.keys))
+    line = Line(order.peer, order.endpoint, Keys.from_dict(order.keys))
     poller = zmq.Poller()
     poller.register(0, zmq.POLLIN)
     poller.register(line.socket, zmq.POLLIN)
     poller.register(forge.fileno(), zmq.POLLIN)
-    beat = pickle.dumps(GateAlive(order.gate))
+    beat = pickle.dumps(GateAlive(order.gate, order.life))
     next_beat = 0.0
     forge_alive = True
     ended: dict[int, int] = {}
@@ -140,7 +140,8 @@ def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
             except (EOFError, OSError):
                 poller.unregister(forge.fileno())
                 forge_alive = False
-                line.send(HUB, GateFailed(order.gate, _how_it_ended(ended, forge_pid, order)))
+                how = _how_it_ended(ended, forge_pid, order)
+                line.send(HUB, GateFailed(order.gate, how, order.life))
         ended.update(process.reap())
 
 

@@ -47,6 +47,8 @@ class Place:
 class _Gate:
     program: subprocess.Popen[bytes]
     heard: float
+    peer: str
+    life: int
     known: bool = False
 
 
@@ -66,22 +68,30 @@ class Gates:
         return self.place_of_run.run_dir
 
     @property
-    def known(self) -> list[int]:
-        """Gates that were heard of."""
-        return [number for number, gate in enumerate(self._gates) if gate.known]
+    def known(self) -> list[str]:
+        """Names, on the switchboard, of gates that were heard of."""
+        return [gate.peer for gate in self._gates if gate.known]
+
+    def peer(self, number: int) -> str:
+        """A gate's name on the switchboard."""
+        return self._gates[number].peer
+
+    def is_current(self, number: int, life: int) -> bool:
+        """Whether a word is of the gate that was started last, and not of one before it."""
+        return self._gates[number].life == life
 
     def open(self) -> Sequence[tuple[Node, ...]]:
         """Start all gates; the nodes that each serves."""
         together = self.launcher.shared_kernel
         nodes = self.launcher.nodes
         self.nodes = [tuple(nodes)] if together else [(node,) for node in nodes]
-        self._gates = [self._start(number) for number in range(len(self.nodes))]
+        self._gates = [self._start(number, 0) for number in range(len(self.nodes))]
         return self.nodes
 
     def open_again(self, number: int) -> None:
         """Start a gate anew, in place of one whose node was lost."""
         self.drop(number)
-        self._gates[number] = self._start(number)
+        self._gates[number] = self._start(number, self._gates[number].life + 1)
 
     def drop(self, number: int) -> None:
         """End a gate that nobody hears of any more."""
@@ -92,7 +102,7 @@ class Gates:
         program.kill()
         program.wait()
 
-    def _start(self, number: int) -> _Gate:
+    def _start(self, number: int, life: int) -> _Gate:
         argv = [sys.executable, "-m", "pytest_mnode.world.gate"]
         if self.launcher.shared_kernel:
             command = self.launcher.agent_command(argv)
@@ -103,6 +113,7 @@ class Gates:
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        order = self._order(number, life)
         with self._log(number).open("ab") as file:
             program = subprocess.Popen(
                 command,
@@ -114,20 +125,21 @@ class Gates:
             )
         assert program.stdin is not None
         with contextlib.suppress(OSError):  # it ended at once, and says so by its status
-            program.stdin.write(self._order(number).encode() + b"\n")
+            program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
-        return _Gate(program, time.monotonic())
+        return _Gate(program, time.monotonic(), order.peer, life)
 
     def _log(self, number: int) -> Path:
         return Path(self.place_of_run.log_dir) / f"gate{number}.log"
 
-    def _order(self, number: int) -> str:
+    def _order(self, number: int, life: int) -> GateOrder:
         place, remote = self.place_of_run, not self.launcher.shared_kernel
         first = self.nodes[number][0].name
         other = remote and self.launcher.python != sys.executable
         own_logs = remote and place.logs_are_temporary
-        order = GateOrder(
+        return GateOrder(
             gate=number,
+            life=life,
             endpoint=place.endpoints.get(first, place.endpoint),
             keys=self.keys.to_dict(),
             run_dir="" if remote else place.run_dir,
@@ -139,7 +151,6 @@ class Gates:
             remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
         )
-        return json.dumps(asdict(order))
 
     def entry(self, node: Node) -> NodeEntry:
         return NodeEntry(

@@ -177,7 +177,7 @@ class Hub(threading.Thread):
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)
         if state is not None:
-            self._send(f"gate/{state.gate}", message)
+            self._send(self.gates.peer(state.gate), message)
 
     def _handle(self, source: str, message: Any) -> None:  # noqa: PLR0912  one case a message
         match message:
@@ -207,7 +207,7 @@ class Hub(threading.Thread):
                 self._running = False
             case TakeStacks() | StopWorld():
                 self._to_agent(message.node, message)
-            case GateAlive(gate):
+            case GateAlive(gate, life) if self.gates.is_current(gate, life):
                 # Nothing can be sent to a gate before it was heard of.
                 if self.gates.heard(gate) and self.collect is not None:
                     self._send(source, self.collect)
@@ -216,7 +216,7 @@ class Hub(threading.Thread):
 
     def _from_below(self, message: Any) -> None:
         match message:
-            case GateFailed(gate, text):
+            case GateFailed(gate, text, life) if self.gates.is_current(gate, life):
                 self._gate_lost(gate, text)
             case AgentUp(node=name, store_port=port) | StorePort(node=name, port=port):
                 self.nodes[name].came(port)
@@ -254,8 +254,8 @@ class Hub(threading.Thread):
         if self.collect is None:
             self.collect = collect
             self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
-            for gate in self.gates.known:
-                self._send(f"gate/{gate}", collect)
+            for peer in self.gates.known:
+                self._send(peer, collect)
 
     def _check_limits(self) -> None:
         now = time.monotonic()
@@ -279,8 +279,8 @@ class Hub(threading.Thread):
                 self._node_lost(state.node.name, how)
         if not self.launcher.shared_kernel and now >= self._next_beat:
             self._next_beat = now + _BEAT_S
-            for gate in self.gates.known:
-                self._deliver(f"gate/{gate}", HUB, BEAT)
+            for peer in self.gates.known:
+                self._deliver(peer, HUB, BEAT)
 
     def _served_by(self, gate: int) -> list[NodeState]:
         return [state for state in self.nodes.values() if state.gate == gate]
@@ -420,7 +420,7 @@ class Hub(threading.Thread):
         self._suspects.pop(name, None)
         self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
         if self.launcher.shared_kernel:
-            self._send(f"gate/{state.gate}", BootAgent(self.gates.entry(state.node)))
+            self._send(self.gates.peer(state.gate), BootAgent(self.gates.entry(state.node)))
             return
         try:
             self.gates.open_again(state.gate)

@@ -206,6 +206,7 @@ class TakeStacks:
 @dataclass(frozen=True, slots=True)
 class GateAlive:
     gate: int
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ class GateFailed:
 
     gate: int
     text: str
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +412,7 @@ class GateOrder:
     mark: value of the variable RUN of what the controller starts on its nodes. remote: its nodes
     are another machine, where it makes a directory of its own (run_dir is empty then). prefixes:
     of the controller's Python, where the nodes have another one; own_sys_path: the gate's, of it.
+    life: how often a gate of this number was started before; the hub hears of the last alone.
     """
 
     gate: int
@@ -424,6 +427,12 @@ class GateOrder:
     remote: bool = False
     prefixes: tuple[str, ...] = ()
     own_sys_path: tuple[str, ...] = ()
+    life: int = 0
+
+    @property
+    def peer(self) -> str:
+        """The gate's name on the hub's switchboard."""
+        return f"gate/{self.gate}.{self.life}"
 
     @property
     def logs_are_temporary(self) -> bool:
