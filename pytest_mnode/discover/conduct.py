@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
@@ -13,6 +12,7 @@ from pytest_mnode.discover.facts import NodeLook, Seen, Sight
 from pytest_mnode.discover.look import UNSCHEDULED
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.nodes import CommandResult
+from pytest_mnode.preflight.conduct import search_path
 from pytest_mnode.preflight.facts import decode
 
 LOOK_LIMIT_S = 90.0
@@ -62,8 +62,7 @@ def look_at(nodes: Nodes, launcher: str, reason: str) -> Sight:
         "pytest_mnode.discover.look",
         *([UNSCHEDULED] if emulated else []),
     ]
-    ours = nodes.python == sys.executable  # another one has packages of its own
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if ours else {}
+    env = search_path(nodes.python)
     try:
         results = nodes.run(argv, timeout=LOOK_LIMIT_S, env=env)
     except MnodeError:  # no command can be had for one of them: ask each by itself
