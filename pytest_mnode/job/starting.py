@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from pytest_mnode.job.running import RunningJob
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
     from pytest_mnode.job.slurm.request import Request
-    from pytest_mnode.slurm import Slurm
 
 NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
 
@@ -31,13 +29,19 @@ def started(cluster: Cluster, job: Job) -> LaunchedJob:
     why = NO_SHARED_DIR
     if cluster.share_files:
         from pytest_mnode.job.slurm import SubmittedJob
+        from pytest_mnode.job.slurm.names import names_of
+        from pytest_mnode.job.slurm.request import request_of, site_of
         from pytest_mnode.slurm import Slurm
 
         slurm = Slurm()
-        request = _request(cluster, job, nodes, allocation, slurm)
+        names = names_of(slurm.nodes(), dict.fromkeys((*nodes, *job.spares)))
+        site = site_of(slurm.run("scontrol", "--oneliner", "show", "job", str(allocation)))
+        gpus = cluster.accelerators_per_node
+        here = os.getcwd()  # noqa: PTH109  as text
+        request = request_of(job, nodes, names, site, gpus=gpus, directory=here)
         why = why_not_submitted(request, allocation)
         if not why:
-            return SubmittedJob.start(cluster, job, request, slurm)
+            return SubmittedJob.start(cluster, job, request, names, slurm)
     return RunningJob.start(cluster, job, f"as steps of allocation {allocation}: {why}")
 
 
@@ -52,26 +56,3 @@ def why_not_submitted(request: Request, allocation: int) -> str:
 
     found = queue.ask(script(request, ["true"]), submitting(os.environ))
     return no_room(found, datetime.now(), str(allocation))
-
-
-def _request(
-    cluster: Cluster, job: Job, nodes: Sequence[str], allocation: int, slurm: Slurm
-) -> Request:
-    from pytest_mnode.job.slurm.request import Request, site_of
-
-    found = slurm.run("scontrol", "--oneliner", "show", "job", str(allocation))
-    may = {*nodes, *job.spares}
-    elsewhere = bool(job.spares) or job.fewest_nodes is not None
-    return Request(
-        name="mnode",
-        nodes=len(nodes),
-        fewest=job.fewest_nodes if job.requeues else None,
-        begin_on=tuple(nodes),
-        never_on=[n.name for n in slurm.nodes() if n.name not in may] if elsewhere else (),
-        cpus_per_task=job.procs_per_node,
-        gpus_per_node=cluster.accelerators_per_node,
-        again=job.requeues > 0,
-        output="/dev/null",
-        directory=os.getcwd(),  # noqa: PTH109  as text
-        site=site_of(found),
-    )

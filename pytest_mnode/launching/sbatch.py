@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.job.slurm import queue
 from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.job.slurm.names import Names, names_of
 from pytest_mnode.job.slurm.request import Request, script, site_of, submitting
 from pytest_mnode.job.starting import NO_SHARED_DIR, why_not_submitted
 from pytest_mnode.launching import scripts
@@ -72,20 +73,21 @@ class Sbatch:
                 f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
                 "leave image out"
             )
-        request = self._request(job, nodes)
+        names = names_of(self._slurm.nodes(), nodes)
+        request = self._request(job, names)
         why = why_not_submitted(request, self._allocation)
         if why:
             note = f"started as steps of allocation {self._allocation}: {why}"
             return Direct(self._cluster, note=note).submit(job, nodes)
-        return SbatchSubmission(self._cluster, job, request, self._slurm)
+        return SbatchSubmission(self._cluster, job, request, names, self._slurm)
 
-    def _request(self, job: LaunchJob, nodes: Sequence[str]) -> Request:
+    def _request(self, job: LaunchJob, names: Names) -> Request:
         found = self._slurm.run("scontrol", "--oneliner", "show", "job", str(self._allocation))
         tasks = scripts.tasks_per_node(job)
         return Request(
             name="mnode",
-            nodes=len(nodes),
-            begin_on=tuple(nodes),
+            nodes=len(names.slurm),
+            begin_on=tuple(names.slurm.values()),
             tasks_per_node=tasks,
             cpus_per_task=job.rank_count // tasks or 1,
             gpus_per_node=int(job.accelerators_per_node),
@@ -99,21 +101,26 @@ class Sbatch:
 class SbatchSubmission:
     """A batch script in the queue."""
 
-    def __init__(self, cluster: Nodes, job: LaunchJob, request: Request, slurm: Slurm) -> None:
+    def __init__(
+        self, cluster: Nodes, job: LaunchJob, request: Request, names: Names, slurm: Slurm
+    ) -> None:
         self._slurm = slurm
+        self._names = names
         self._job = job
         self._directory = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
         self._files = Path(self._directory.name)
-        nodes = tuple(request.begin_on)
-        pins = {name: pins_of(cluster, name, job.env) for name in nodes}
-        self.submitted = Submitted(nodes, pins, _notes(job), scripts.ADDED)
+        pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
+        self.submitted = Submitted(tuple(names.slurm), pins, _notes(job), scripts.ADDED)
         self._state: JobState | None = None
         self._number: int | None = None
         name = f"mnode-{uuid.uuid4().hex[:12]}"
         self._guard = Guard(name)
         try:
             around = scripts.Surroundings(
-                _login(cluster), pins, self._directory.name, job.image is not None
+                _login(cluster),
+                {names.slurm[name]: values for name, values in pins.items()},
+                self._directory.name,
+                job.image is not None,
             )
             task = self._files / "task.sh"
             task.write_text(scripts.task_text(job, around))
@@ -160,7 +167,8 @@ class SbatchSubmission:
         assert self._number is not None
         self._state = self._slurm.job(self._number)
         if self._state is not None and self._state.nodes:
-            self.submitted = replace(self.submitted, nodes=self._state.nodes)
+            nodes = self._names.for_run(self._state.nodes)
+            self.submitted = replace(self.submitted, nodes=nodes)
         return self._state is None or self._state.over
 
     def _cancel(self) -> None:
@@ -180,7 +188,7 @@ class SbatchSubmission:
 
     def _code(self, node: str, in_time: bool) -> int | None:
         """The first status of a node's tasks that is not 0; None: some had none at the limit."""
-        paths = sorted(self._files.glob(f"code-{node}-*"))
+        paths = sorted(self._files.glob(f"code-{self._names.slurm[node]}-*"))
         codes = [int(path.read_text()) for path in paths]
         if len(codes) < scripts.tasks_per_node(self._job):
             codes += [_LOST]
@@ -190,7 +198,7 @@ class SbatchSubmission:
 
     def _output(self, node: str) -> str:
         """Of its tasks; on the first node also of Slurm and the batch script."""
-        paths = sorted(self._files.glob(f"out-{node}-*"))
+        paths = sorted(self._files.glob(f"out-{self._names.slurm[node]}-*"))
         if node == self.submitted.nodes[0]:
             paths.append(self._files / "slurm.out")
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())

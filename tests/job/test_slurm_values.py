@@ -10,14 +10,23 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.job.described import Job
 from pytest_mnode.job.slurm import files
 from pytest_mnode.job.slurm.following import Change, Course, changes, never_starts, why_requeued
 from pytest_mnode.job.slurm.lead import goes_again, step
-from pytest_mnode.job.slurm.request import Request, Site, script, site_of, submitting
+from pytest_mnode.job.slurm.names import Names, names_of
+from pytest_mnode.job.slurm.request import (
+    Request,
+    Site,
+    request_of,
+    script,
+    site_of,
+    submitting,
+)
 from pytest_mnode.job.slurm.room import Foretold, foretold, no_room
 from pytest_mnode.job.torchrun import Start
-from pytest_mnode.slurm import JobState
+from pytest_mnode.slurm import JobState, NodeState
 
 NODES = ("node0", "node1")
 
@@ -62,6 +71,30 @@ def test_a_script_that_a_user_could_submit(tmp_path: Path) -> None:
     odd = tmp_path / "a b'c"
     quoted = script(_request(begin_on=[str(odd)]), []).splitlines()
     assert any(line.startswith("#SBATCH '--nodelist=") for line in quoted)
+
+
+def test_a_job_that_may_move_is_kept_from_nodes_that_are_not_its_own() -> None:
+    names = Names({"node0": "n0", "node1": "n1", "node2": "n2"}, ("n3",))
+    still = request_of(Job(["t"], requeues=1), NODES, names, Site(), gpus=0, directory="/")
+    assert (still.begin_on, still.never_on, still.moves) == (("n0", "n1"), (), False)
+    assert (still.nodes, still.fewest, still.again) == (2, None, True)
+    job = Job(["t"], requeues=1, spares=["node2"], fewest_nodes=1, procs_per_node=4)
+    moving = request_of(job, NODES, names, Site("gpu"), gpus=4, directory="/")
+    assert (moving.never_on, moving.moves, moving.fewest) == (("n3",), True, 1)
+    assert (moving.cpus_per_task, moving.gpus_per_node, moving.site.partition) == (4, 4, "gpu")
+    once = request_of(Job(["t"], spares=["node2"]), NODES, names, Site(), gpus=0, directory="/")
+    assert (once.again, once.moves, once.never_on) == (False, False, ())
+
+
+def test_slurms_names_of_nodes_and_the_runs() -> None:
+    nodes = [NodeState("n0", "IDLE", hostname="node0"), NodeState("n1", "IDLE", hostname="b.lab")]
+    names = names_of([*nodes, NodeState("n9", "DOWN")], ["node0", "n1", "n9.lab"])
+    assert names.slurm == {"node0": "n0", "n1": "n1", "n9.lab": "n9"}
+    assert names.for_slurm(["n9.lab", "node0"]) == ("n9", "n0")
+    assert names.for_run(["n0", "x"]) == ("node0", "x")
+    assert names_of(nodes, ["b.lab"]).others == ("n0",)
+    with pytest.raises(ClusterError, match=r"Slurm has no node 'node7' \(scontrol show node\)"):
+        names_of(nodes, ["node7"])
 
 
 def test_what_an_allocation_was_given() -> None:
@@ -109,6 +142,12 @@ def test_facts_of_the_runs_own_allocation_are_not_submitted() -> None:
             [Change("requeued", 1), Change("started", 1, NODES)],
         ),
         (Course(1, NODES), _state("RUNNING", nodes=NODES), Course(1, NODES), []),
+        (  # the last start is being taken down
+            Course(1, NODES, 1),
+            _state("COMPLETING", nodes=("node0",), restarts=1),
+            Course(1, NODES, 1),
+            [],
+        ),
         (Course(1, NODES), _state("WHATEVER"), Course(1, NODES), []),
     ],
 )
@@ -212,7 +251,7 @@ def test_one_task_a_node_that_outlives_the_failure_of_another() -> None:
 
 def test_files_of_a_job_come_back_as_they_were_written(tmp_path: Path) -> None:
     job = Job(["t.py", "a b"], procs_per_node=2, env={"A": "1"}, restarts=1, requeues=2)
-    plan = files.Plan("abc", job, {"node0": files.Place("10.0.0.1", "fab0")}, moves=True)
+    plan = files.Plan("abc", job, {"node0": files.Place("n0.lab", "10.0.0.1", "fab0")})
     assert files.Plan.read(plan.write(tmp_path)) == plan
     start = Start("abc", NODES, 1, "10.0.0.1", 4711)
     assert files.read_start(files.write_start(tmp_path, start)) == start

@@ -25,23 +25,21 @@ PLAN, OUTPUT = "plan.json", "slurm.out"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node that the job may run on: its address for the others, and the fabric's interface."""
+    """A node that the job may run on: its name in the run, its address for the others, and the
+    fabric's interface."""
 
+    name: str
     address: str
     interface: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, and on which nodes it may be. `job_id` marks its processes.
-
-    moves: started again, it may be on other nodes than at first.
-    """
+    """What to run, and on which nodes it may be, by Slurm's names. `job_id` marks its processes."""
 
     job_id: str
     job: Job
     places: Mapping[str, Place]
-    moves: bool = False
 
     def write(self, directory: Path) -> Path:
         """Into its file there; the path."""
@@ -54,7 +52,6 @@ class Plan:
             "torchrun": list(self.job.torchrun),
             "restarts": self.job.restarts,
             "requeues": self.job.requeues,
-            "moves": self.moves,
             "places": {name: asdict(place) for name, place in self.places.items()},
         }
         path.write_text(json.dumps(told))
@@ -65,9 +62,9 @@ class Plan:
         """From its file."""
         told = json.loads(path.read_text())
         places = {name: Place(**place) for name, place in told.pop("places").items()}
-        job_id, moves = told.pop("job_id"), told.pop("moves")
+        job_id = told.pop("job_id")
         job = Job(**{**told, "torchrun": tuple(told["torchrun"])})
-        return cls(job_id, job, places, moves)
+        return cls(job_id, job, places)
 
 
 @dataclass(frozen=True, slots=True)

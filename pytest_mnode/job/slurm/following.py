@@ -47,11 +47,15 @@ def changes(course: Course, state: JobState) -> tuple[Course, list[Change]]:
     nodes, starts = course.nodes, course.starts
     if requeue > course.requeue:
         found.append(Change("requeued", requeue))
-    runs = state.runs and state.state != "CONFIGURING" and "COMPLETING" not in state.flags
-    if runs and state.nodes and starts <= requeue:
+    if runs(state) and state.nodes and starts <= requeue:
         nodes, starts = state.nodes, requeue + 1
         found.append(Change("started", requeue, nodes))
     return Course(starts, nodes, requeue), found
+
+
+def runs(state: JobState) -> bool:
+    """Whether its script is running: not while nodes boot for it, or are still taken down."""
+    return state.runs and not {state.state, *state.flags} & {"CONFIGURING", "COMPLETING"}
 
 
 def never_starts(state: JobState) -> str:

@@ -32,31 +32,25 @@ def main(plan_path: Path) -> int:
     if requeue > plan.job.requeues:
         print(f"started again {requeue} times, {plan.job.requeues} were allowed", flush=True)
         return 1
-    nodes = tuple(_ask(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]).split())
-    strange = [name for name in nodes if name not in plan.places]
+    given = _ask(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]).split()
+    strange = [name for name in given if name not in plan.places]
     if strange:
         print(f"started on {', '.join(strange)}, where it has no business", flush=True)
         return 1
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-    address = plan.places[nodes[0]].address
+    nodes = tuple(plan.places[name].name for name in given)
+    address = plan.places[given[0]].address
     with socket.create_server((address, 0)) as free:
         port = free.getsockname()[1]
     start = Start(plan.job_id, nodes, requeue, address, port)
     path = write_start(directory, start)
-    if plan.moves:
-        _ask(unpinned(job))
     code = subprocess.call(step(len(nodes), os.environ, sys.executable, plan_path, path))
     statuses = [read_status(directory, name, requeue) for name in nodes]
     if not told and goes_again(statuses, requeue, plan.job.requeues):
         _ask(["scontrol", "requeue", job])
         time.sleep(_TAKEN_S)
     return code
-
-
-def unpinned(job: str | int) -> list[str]:
-    """Has Slurm forget on which nodes a job had to begin."""
-    return ["scontrol", "update", f"JobId={job}", "ReqNodeList="]
 
 
 def step(

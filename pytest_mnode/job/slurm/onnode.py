@@ -27,8 +27,8 @@ from pytest_mnode.job.torchrun import was_preempted
 def main(plan_path: Path, start_path: Path) -> int:
     """Run it; the exit status of torchrun, 128 + signal where one ended it."""
     plan, start = Plan.read(plan_path), read_start(start_path)
-    directory, node = plan_path.parent, os.environ["SLURMD_NODENAME"]
-    place = plan.places[node]
+    directory, place = plan_path.parent, plan.places[os.environ["SLURMD_NODENAME"]]
+    node = place.name
     log = log_of(directory, node, start.requeue)
     argv = start.argv(plan.job, node, place.address, f"{log}-ranks")
     env = {**os.environ, **start.env(plan.job, node, place.interface, os.environ)}

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_mnode.job.described import Job
+from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.slurm.fields import records, text_of
 
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
@@ -39,7 +41,8 @@ class Request:
 
     fewest: nodes that it may start with; None: all of `nodes`. begin_on: it starts on these, all
     of them. never_on: names of nodes that it may never get. tasks_per_node: of its steps.
-    cpus_per_task, gpus_per_node: 0 GPUs are not asked for. again: the scheduler may start it again.
+    cpus_per_task, gpus_per_node: 0 GPUs are not asked for. again: the scheduler may start it again;
+    moves: on other nodes than at first.
     output: of the batch script, on the first node. export: what it has of the environment that it
     is submitted from; None: all. Its time is the partition's default.
     """
@@ -55,6 +58,7 @@ class Request:
     cpus_per_task: int = 1
     gpus_per_node: int = 0
     again: bool = False
+    moves: bool = False
     export: str | None = None
     site: Site = field(default_factory=Site)
 
@@ -81,6 +85,30 @@ class Request:
         }
         found = [f"--{name}={value}" for name, value in asked.items() if value is not None]
         return [*found, "--requeue" if self.again else "--no-requeue"]
+
+
+def request_of(
+    job: Job, nodes: Sequence[str], names: Names, site: Site, *, gpus: int, directory: str
+) -> Request:
+    """What a job asks for that begins on these nodes; its name and output are yet to be given.
+
+    Pinned to them at first, it must be kept from nodes that are not its own where it may move.
+    """
+    moves = bool(job.spares) or job.fewest_nodes is not None
+    return Request(
+        name="mnode",
+        nodes=len(nodes),
+        fewest=job.fewest_nodes if job.requeues else None,
+        begin_on=names.for_slurm(nodes),
+        never_on=names.others if moves and job.requeues else (),
+        cpus_per_task=job.procs_per_node,
+        gpus_per_node=gpus,
+        again=job.requeues > 0,
+        moves=moves and job.requeues > 0,
+        output="/dev/null",
+        directory=directory,
+        site=site,
+    )
 
 
 def script(request: Request, lines: Sequence[str]) -> str:

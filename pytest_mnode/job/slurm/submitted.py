@@ -19,8 +19,9 @@ from pytest_mnode.job.launched import POLL_S, LaunchedJob
 from pytest_mnode.job.slurm import files, queue
 from pytest_mnode.job.slurm.following import Course, changes, never_starts, why_requeued
 from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.job.slurm.request import Request, script, submitting
-from pytest_mnode.slurm import JobState, Slurm
+from pytest_mnode.slurm import JobState, Slurm, SlurmError
 from pytest_mnode.world.messages import RUN
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ class SubmittedJob(LaunchedJob):
     The scheduler starts it again by itself; `poll` and `wait` only see that it did.
     """
 
-    def __init__(self, cluster: Cluster, job: Job, request: Request, slurm: Slurm) -> None:
+    def __init__(
+        self, cluster: Cluster, job: Job, request: Request, names: Names, slurm: Slurm
+    ) -> None:
         super().__init__(cluster, job)
+        self._names = names
         self._slurm = slurm
         self._request = request
         self._name = f"mnode-{self._id[:12]}"
@@ -53,6 +57,7 @@ class SubmittedJob(LaunchedJob):
         self._number: int | None = None
         self._state: JobState | None = None
         self._guard: Guard | None = None
+        self._pinned = request.moves
         self._lost: tuple[str, ...] = ()
         self._preempted = False
         self._noted: set[tuple[str, str, int]] = set()
@@ -61,11 +66,13 @@ class SubmittedJob(LaunchedJob):
         self._waits_since: float | None = None
 
     @classmethod
-    def start(cls, cluster: Cluster, job: Job, request: Request, slurm: Slurm) -> SubmittedJob:
+    def start(
+        cls, cluster: Cluster, job: Job, request: Request, names: Names, slurm: Slurm
+    ) -> SubmittedJob:
         """Submit it, as is requested but for a name and an output of its own. Raises SlurmError."""
-        submitted = cls(cluster, job, request, slurm)
+        submitted = cls(cluster, job, request, names, slurm)
         try:
-            submitted._submit(tuple(request.begin_on))
+            submitted._submit(names.for_run(request.begin_on))
         except BaseException:
             submitted.close()
             raise
@@ -138,6 +145,8 @@ class SubmittedJob(LaunchedJob):
                 self._note("requeued", detail=why)
                 self._waits_since = time.monotonic()
         self._course = course
+        if state.waits and course.requeue:
+            self._let_move()
         why = never_starts(state) or self._waited_long(state)
         if self._requeue > self._job.requeues:
             why = f"started again {self._requeue} times, {self._job.requeues} were allowed"
@@ -159,11 +168,10 @@ class SubmittedJob(LaunchedJob):
     def _submit(self, nodes: tuple[str, ...]) -> None:
         cluster, job = self._cluster, self._job
         places = {
-            name: files.Place(cluster.address(name), cluster.fabric_interface(name))
-            for name in dict.fromkeys((*nodes, *job.spares))
+            theirs: files.Place(ours, cluster.address(ours), cluster.fabric_interface(ours))
+            for ours, theirs in self._names.slurm.items()
         }
-        moves = bool(self._request.never_on)
-        plan = files.Plan(self._id, job, places, moves).write(self._files)
+        plan = files.Plan(self._id, job, places).write(self._files)
         argv = [cluster.python, "-m", "pytest_mnode.job.slurm.lead", str(plan)]
         output = str(self._files / files.OUTPUT)
         request = replace(self._request, name=self._name, output=output)
@@ -175,7 +183,10 @@ class SubmittedJob(LaunchedJob):
 
     def _look(self) -> JobState | None:
         assert self._number is not None
-        self._state = self._slurm.job(self._number)
+        state = self._slurm.job(self._number)
+        if state is not None:
+            state = replace(state, nodes=self._names.for_run(state.nodes))
+        self._state = state
         self._looked_at = time.monotonic()
         return self._state
 
@@ -215,10 +226,23 @@ class SubmittedJob(LaunchedJob):
 
     def _note_lost(self) -> None:
         self._nodes_looked_at = time.monotonic()
-        for node in self._slurm.nodes(self.nodes) if self.nodes else ():
-            if node.lost and node.name not in self._lost:
-                self._lost += (node.name,)
-                self._note("node lost", node.name, detail=f"Slurm says {node.text}")
+        for node in self._slurm.nodes(self._names.for_slurm(self.nodes)) if self.nodes else ():
+            [name] = self._names.for_run([node.name])
+            if node.lost and name not in self._lost:
+                self._lost += (name,)
+                self._note("node lost", name, detail=f"Slurm says {node.text}")
+
+    def _let_move(self) -> None:
+        """Have Slurm forget on which nodes the job had to begin, once one of them is gone.
+
+        It does so for a job that waits only, and not while the last start is being taken down.
+        """
+        if self._pinned and not self._lost:
+            self._note_lost()
+        if self._pinned and self._lost:
+            with contextlib.suppress(SlurmError):
+                self._slurm.run("scontrol", "update", f"JobId={self._number}", "ReqNodeList=")
+                self._pinned = False
 
     def _waited_long(self, state: JobState) -> str:
         if self._waits_since is None or not state.waits or not self._lost:
@@ -234,10 +258,10 @@ class SubmittedJob(LaunchedJob):
             return ""
         if self._lost:
             return f"{', '.join(self._lost)} is gone, after {self._requeue} requeues"
-        if self._preempted or self._was_told():
-            return f"preempted, after {self._requeue} requeues"
         if state is not None and state.state not in ("COMPLETED", "FAILED"):
             return f"Slurm ended it: {state.state}" + f" ({state.reason})" * bool(state.reason)
+        if self._preempted or self._was_told():
+            return f"preempted, after {self._requeue} requeues"
         return ""
 
     def _give_up(self, why: str) -> JobResult:
@@ -283,7 +307,7 @@ class SubmittedJob(LaunchedJob):
         while (state := self._look()) is not None and not state.over:
             if time.monotonic() > end:
                 # A node that went takes its time to be given up; it holds nothing any more.
-                if "COMPLETING" in state.flags and self._lost:
+                if "COMPLETING" in {state.state, *state.flags} and self._lost:
                     return
                 raise ClusterError(f"job {self._number} is still {state.state} after scancel")
             time.sleep(LOOK_S)
