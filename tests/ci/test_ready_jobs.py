@@ -141,7 +141,11 @@ def program(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
-SAID = "echo 'FAILED acceptance/test_preflight.py::test_x[node0] - node0 fab0 is \"down\"'; exit 1"
+SAID = """\
+echo '..F'
+echo '/a/plugin.py:236: Failed: fabric interfaces that are up: 0, "expected" at least 1'
+echo 'FAILED acceptance/test_preflight.py::test_interfaces_are_up[node0]'
+exit 1"""
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 4, 143])
@@ -183,8 +187,8 @@ def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) 
     ran = run(place, "healthcheck.sh", SAID, MNODE_SPEC="s", SLURMD_NODENAME="gpu07")
     assert ran.status == 1
     [drained] = [call for call in ran.calls if call.startswith("scontrol")]
-    assert drained.startswith("scontrol update nodename=gpu07 state=drain reason=mnode: FAILED")
-    assert "node0 fab0 is down" in drained
+    assert drained.startswith("scontrol update nodename=gpu07 state=drain reason=mnode: fabric")
+    assert drained.endswith("interfaces that are up: 0, expected at least 1")
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 124])
