@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pytest_mnode.gang.engine import Phase
-from pytest_mnode.gang.terms import BLIND_S, KEY, Terms, Window
-from pytest_mnode.gang.timeline import Gang, State, Stretch, longest_unseen_s
+from pytest_mnode.gang.terms import KEY, Terms, Window
+from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, longest_unseen_s
 from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong, found
 

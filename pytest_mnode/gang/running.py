@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_mnode.gang.beats import Presence, Span, presences, spans
 from pytest_mnode.gang.engine import Beat
 from pytest_mnode.gang.terms import KEY, Terms, Window
-from pytest_mnode.gang.timeline import Gang, State, Stretch
+from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
 from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong, found
 
@@ -27,10 +27,16 @@ def ranks_out_of_time(window: Window, terms: Terms) -> list[Wrong]:
     """
     early: list[str] = []
     late: list[str] = []
+    unknown = _lost(window)
+    dark = blind_gaps(window.looks)
     for gang in window.gangs:
         states = window.states(gang)
+        times = _whole_times(states, terms)
         for one in _each(window.beats(gang)):
-            outside = [b for b in one.beats if not _allowed(b, states, terms)]
+            outside = [b for b in one.beats if not _within(b, times)]
+            if any(_within(b, dark) for b in outside):
+                unknown = unknown or f"{window.who(gang)}: ranks ran while nothing was seen"
+                outside = [b for b in outside if not _within(b, dark)]
             if not outside:
                 continue
             at = outside[0].at_s
@@ -42,10 +48,9 @@ def ranks_out_of_time(window: Window, terms: Terms) -> list[Wrong]:
             text = f"{window.who(gang)}: rank {one.rank} on {one.node}, {how} {was}"
             (late if over else early).append(text)
     source = f"{_WHOLE_ONLY} (give or take {KEY}.clock_skew {terms.clock_skew_s:g} s)"
-    found_both = [found(WAITING, source, early), found(AFTER, source, late)]
-    lost = _lost(window)
+    both = [found(WAITING, source, early), found(AFTER, source, late)]
     return [
-        w if w.count or not lost else Wrong(w.name, None, source, note=lost) for w in found_both
+        w if w.count or not unknown else Wrong(w.name, None, source, note=unknown) for w in both
     ]
 
 
@@ -55,9 +60,20 @@ def _was(one: Stretch, gang: Gang) -> str:
     return one.state.value
 
 
-def _allowed(beat: Beat, states: Sequence[Stretch], terms: Terms) -> bool:
+def _whole_times(states: Sequence[Stretch], terms: Terms) -> list[tuple[float, float]]:
+    """When a gang may have been whole: as seen, and where it came and went between two looks."""
     mine = [State.WHOLE, State.ENDING, *([State.PART] if terms.settle_s else [])]
-    return any(s.state in mine and s.covers(beat.at_s, terms.clock_skew_s) for s in states)
+    skew = terms.clock_skew_s
+    times = [(s.before_s - skew, s.latest_s + skew) for s in states if s.state in mine]
+    for index, one in enumerate(states):
+        before = states[index - 1].state if index else State.WAITING
+        if one.state is State.OVER and before is State.WAITING:
+            times.append((one.before_s - skew, one.first.answered_s + skew))
+    return times
+
+
+def _within(beat: Beat, times: Iterable[tuple[float, float]]) -> bool:
+    return any(began <= beat.at_s <= ended for began, ended in times)
 
 
 @dataclass(frozen=True, slots=True)

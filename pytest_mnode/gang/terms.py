@@ -13,8 +13,6 @@ SMALL = "small"
 """The name of jobs of one node that may run while a gang waits."""
 CLEARED = "cleared up"
 """The note at which the experiment is over: what comes after is of clearing up."""
-BLIND_S = 5.0
-"""A gang that came and went between two answers farther apart may never have been seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,10 @@ class Window:
     def first(self, gang: Gang, state: State) -> Stretch | None:
         """The first time a gang was in a state; None: it never was."""
         return next((one for one in self.states(gang) if one.state is state), None)
+
+    def held_a_part(self, gang: Gang) -> bool:
+        """Whether it was ever seen with some of its nodes."""
+        return self.first(gang, State.PART) is not None
 
     def who(self, gang: Gang) -> str:
         """For messages: "round 2: B"."""

@@ -23,7 +23,8 @@ class State(StrEnum):
     OVER = "over"
 
 
-HOLDS = frozenset({State.PART, State.WHOLE, State.ENDING})
+BLIND_S = 5.0
+"""A gang that came and went between two answers farther apart may never have been seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,6 @@ class Stretch:
         """When it was first seen."""
         return self.first.answered_s
 
-    def covers(self, at_s: float, give_or_take_s: float) -> bool:
-        """Whether it may have been so at this moment, on a clock that may differ so much."""
-        return self.before_s - give_or_take_s <= at_s <= self.latest_s + give_or_take_s
-
 
 def by_state(one: Seen) -> Hashable:
     """Alike where the state is, and the life."""
@@ -160,6 +157,13 @@ def stretches(
             )
         )
     return made
+
+
+def blind_gaps(looks: Sequence[Look]) -> list[tuple[float, float]]:
+    """Times without an answer in which a gang may have come and gone: longer than BLIND_S."""
+    answered = [look for look in looks if look.records is not None]
+    gaps = [(a.asked_s, b.answered_s) for a, b in pairwise(answered)]
+    return [(began, ended) for began, ended in gaps if ended - began > BLIND_S]
 
 
 def longest_unseen_s(looks: Sequence[Look]) -> float | None:

@@ -96,15 +96,27 @@ def judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong,
         note=turn.refused,
     )
     whole = {gang.name: window.first(gang, State.WHOLE) for gang in (turn.second, *turn.before)}
-    absent = [gang for gang in (turn.second, *turn.before) if whole[gang.name] is None]
-    never = found(NEVER, _TURNS, [_never(window, gang) for gang in absent])
+    absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
+    # Ranks of one that was never seen whole ran: it came and went between two looks.
+    unseen = [gang for gang in absent if window.beats(gang) and not window.held_a_part(gang)]
+    never = found(NEVER, _TURNS, [_never(window, gang) for gang in absent if gang not in unseen])
+    if unseen and not never.count:
+        note = f"{window.who(unseen[0])} was never seen whole, and its ranks ran"
+        never = Wrong(NEVER, None, _TURNS, note=note)
     source = f"{KEY}.next_within"
     room = _room(window, turn)
     second = whole[turn.second.name]
+    value: float | None
     if second is not None and room is not None:
-        # From the last look at which there was no room, to the first at which it was whole.
-        value: float | None = max(0.0, second.first.answered_s - room[0])
+        # At most from the last look at which there was no room to the first at which it was whole.
+        most = max(0.0, second.first.answered_s - room[0])
+        least = max(0.0, second.before_s - room[1])
+        surely = least > terms.next_within_s or most <= terms.next_within_s
+        value = (least if least > terms.next_within_s else most) if surely else None
         note = f"{window.who(turn.second)} started at {second.began_s - window.began_s:+.1f} s"
+        note += "" if surely else f", {least:.1f} to {most:.1f} s after there was room, by looks"
+    elif turn.second in unseen:
+        value, note = None, never.note or f"{window.who(turn.second)} was never seen whole"
     elif second is None and room is not None:
         waited = window.looks[-1].answered_s - room[1]
         value = waited if waited > terms.next_within_s else None

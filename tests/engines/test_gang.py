@@ -128,7 +128,7 @@ WRONG = """
         return jobs
 
     def lose_sight(engine, slurm):
-        engine._slurm = Slurm({"SLURM_CONF": "/nowhere/slurm.conf"})
+        engine._slurm = Slurm(timeout_s=0.001)
         threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
 
     def watched(self, ask):
@@ -151,7 +151,8 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert verdict == "fail", output
     parts = filled["longest time that a gang held a part of its nodes"]
     assert parts["verdict"] == "fail", output
-    assert parts["culprit"].startswith("filled 1: B held 2 of 3 nodes (node"), parts
+    assert parts["culprit"].startswith("filled 1: B held "), parts
+    assert " held 2 of 3 nodes (node" in parts["culprit"], parts
     assert "PENDING (" in parts["culprit"]
     ran = filled["ranks of waiting gangs that ran"]
     assert ran["verdict"] == "fail", output
@@ -164,7 +165,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     unseen = race["longest time that a gang held a part of its nodes"]
     assert unseen["verdict"] == "inconclusive", output
     assert unseen["note"].startswith("race 1: nothing was seen for "), unseen
-    assert ": squeue: " in unseen["note"] or ": scontrol: " in unseen["note"], unseen
+    assert ": squeue: no answer in 0.001 s" in unseen["note"], unseen
 
     verdict, large = found[OVERSIZE]
     left = large["jobs left in the queue"]
@@ -174,7 +175,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert found[LOSS][0] == "not promised"
     culprits = done.criterion("gang")["verdict"]
     assert culprits == "fail"
-    assert "NOT certified: gang failed (filled 1: B held 2 of 3 nodes" in output
+    assert "NOT certified: gang failed (filled 1: B held " in output
     slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
 
 

@@ -43,7 +43,8 @@ class Scheduler:
     taken. early: a rank of a waiting gang runs. outlives: ranks run on for a while after the end.
     elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
     seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
-    seconds from the fifth look on. garbled: heartbeats that are none. foreign: nodes that others
+    seconds from the fifth look on. slow: an answer takes so long.
+    garbled: heartbeats that are none. foreign: nodes that others
     take, from the first submission on. unreasonable: says no reason. split: a gang is submitted as
     that many jobs of one node. half_requeue: a gang that lost a node goes on without it.
     """
@@ -95,7 +96,7 @@ class Scheduler:
         self.looks += 1
         if "blind" in self.faults and self.looks == 5:
             self.blind_until = asked + float(str(self.faults["blind"]))
-        self.time += 0.02
+        self.time += 0.02 + float(str(self.faults.get("slow", 0.0)))
         beats, self.beats = tuple(self.beats), []
         if asked < self.blind_until:
             return Look(asked, self.time, None, beats, why="squeue: no answer in 20 s")

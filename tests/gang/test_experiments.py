@@ -162,6 +162,22 @@ def test_what_could_not_be_tried_is_inconclusive(
     assert culprit(done, CONDUCTED).startswith(said)
 
 
+@pytest.mark.parametrize("seconds", [7.0, 9.0, 20.0])
+@pytest.mark.parametrize("how", ["filled", "race"])
+def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_is_wrong(
+    how: str, seconds: float
+) -> None:
+    done = ran(how, Scheduler(faults={"blind": seconds}), rounds=1)
+    found = verdicts(done)
+    assert found[PARTS] == UNKNOWN
+    assert FAIL not in found.values(), (found, done.text())
+
+
+def test_a_job_that_came_and_went_between_two_looks_was_there() -> None:
+    done = ran("race", Scheduler(faults={"slow": 1.4}), rounds=1)
+    assert FAIL not in verdicts(done).values(), done.text()
+
+
 def test_every_state_and_its_duration_is_told() -> None:
     done = ran("filled", Scheduler(), rounds=1)
     told = {f.name: f for f in done.findings if isinstance(f, Figure) and f.at_most is None}

@@ -8,6 +8,7 @@ from pytest_mnode.gang.engine import Look, Phase, Record
 from pytest_mnode.gang.timeline import (
     Gang,
     State,
+    blind_gaps,
     by_state,
     longest_unseen_s,
     seen,
@@ -68,6 +69,8 @@ def test_looks_without_an_answer_say_nothing() -> None:
     assert [found.state for found in seen(GANG, looks)] == [State.WAITING]
     assert longest_unseen_s(looks) == pytest.approx(22.1)
     assert longest_unseen_s(looks[:2]) is None
+    assert blind_gaps(looks) == [(0.0, 22.1)]
+    assert blind_gaps([look(1.0), look(5.8)]) == []
 
 
 def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
@@ -94,8 +97,6 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     whole = by_itself[1]
     assert whole.at_least_s == 0.0
     assert whole.at_most_s == pytest.approx(5.1 - 3.0)
-    assert whole.covers(3.0, 0.0)
-    assert not whole.covers(2.9, 0.0)
-    assert whole.covers(2.9, 0.2)
+    assert (whole.before_s, whole.latest_s) == (3.0, 5.1)
     # What is there at the last look has not ended.
     assert by_itself[2].after_s is None
