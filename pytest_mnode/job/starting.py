@@ -51,8 +51,8 @@ def why_not_submitted(request: Request, allocation: int) -> str:
     Raises SlurmError where Slurm does not answer.
     """
     from pytest_mnode.job.slurm import queue
-    from pytest_mnode.job.slurm.request import script, submitting
+    from pytest_mnode.job.slurm.request import submitting
     from pytest_mnode.job.slurm.room import no_room
 
-    found = queue.ask(script(request, ["true"]), submitting(os.environ))
+    found = queue.ask(submitting(os.environ), request.options())
     return no_room(found, datetime.now(), str(allocation))

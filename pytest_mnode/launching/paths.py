@@ -41,13 +41,14 @@ class Submitted:
 
     nodes: where it runs, in the order of ranks. pins: variables that the site adds, by node.
     notes: what was done otherwise than a reader would think. adds: beginnings of variables that
-    the path itself gives every rank.
+    the path itself gives every rank. profile: the user's profile on the node adds more.
     """
 
     nodes: tuple[str, ...]
     pins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     adds: tuple[str, ...] = ()
+    profile: bool = False
 
 
 class Submission(Protocol):

@@ -110,7 +110,9 @@ class SbatchSubmission:
         self._directory = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
         self._files = Path(self._directory.name)
         pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
-        self.submitted = Submitted(tuple(names.slurm), pins, _notes(job), scripts.ADDED)
+        self.submitted = Submitted(
+            tuple(names.slurm), pins, _notes(job), scripts.ADDED, profile=True
+        )
         self._state: JobState | None = None
         self._number: int | None = None
         name = f"mnode-{uuid.uuid4().hex[:12]}"
@@ -128,7 +130,9 @@ class SbatchSubmission:
             text = script(asked, scripts.batch_lines(job, around, str(task)))
             env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
             self._began = time.monotonic()
-            self._number = queue.submit(text, env)
+            # Found again by its name, whatever the user's SBATCH_… variables say.
+            own = [f"--job-name={name}", f"--output={asked.output}"]
+            self._number = queue.submit(text, env, own)
         except BaseException:
             self.close()
             raise

@@ -17,9 +17,8 @@ FREE_PORT = "import socket; s = socket.create_server(('', 0)); print(s.getsockna
 ADDED = (
     *("SLURM", "SRUN_", "SBATCH_", "PMI", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
     *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "TMPDIR", "HOSTNAME", "MASTER_"),
-    *("SHELL", "LOGNAME", "MAIL", "XDG_"),
 )
-"""Beginnings of what Slurm, a login on the node and the script itself add in every style."""
+"""Beginnings of what Slurm and the script itself add in every style."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def batch_lines(job: LaunchJob, around: Surroundings, task_path: str) -> list[st
     tasks = tasks_per_node(job)
     command = [
         *("srun", f"--ntasks-per-node={tasks}", "--export=ALL", "--mpi=none"),
-        *(f"--cpus-per-task={job.rank_count // tasks or 1}", "--cpu-bind=none"),
+        f"--cpus-per-task={job.rank_count // tasks or 1}",
         *("--input=none", "--kill-on-bad-exit=0", "--wait=0"),
         f"--output={around.directory}/out-%N-%t",
     ]

@@ -160,6 +160,7 @@ def start(
         outside=outside_names(),
         own=frozenset(job.env),
         added=submitted.adds,
+        profile=submitted.profile,
     )
     return Started(what, job, expected, submitted, outcome)
 

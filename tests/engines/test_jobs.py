@@ -31,6 +31,7 @@ HELPERS = """
     from pytest_mnode import Job, launching
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
     from pytest_mnode.job.slurm import SubmittedJob
+    from pytest_mnode.launching.contract import leaked
     from pytest_mnode.launching.described import LaunchJob, read_job
     from pytest_mnode.slurm import Slurm
 
@@ -155,6 +156,17 @@ TESTS = (
 
     class Promise:
         within_s = 90.0
+
+    def test_a_site_that_hands_on_everything_is_found_out(cluster, monkeypatch):
+        monkeypatch.setenv("SBATCH_EXPORT", "ALL")  # it wins over the script's own option
+        monkeypatch.setenv("SBATCH_JOB_NAME", "other")
+        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
+        command = ["python", f"{JOBS}/contract.py", "--meet=none"]
+        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
+        path = launching.path_of(cluster)
+        started = launching.start(path, wanted, ["node0"], "leaky", 60)
+        found = leaked(started.expected, started.outcome.reports)
+        assert found and found[0].variable == "MNODE_CANARY", started.text()
 
     def test_at_its_limit_a_script_is_out_of_the_queue(cluster):
         page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}

@@ -160,15 +160,16 @@ def test_an_image_is_sruns_business_where_it_has_the_plugin() -> None:
     assert not srun_takes_images("  --container              Path to OCI container bundle\n")
 
 
-def test_what_slurm_itself_adds_is_no_leak() -> None:
-    expected = Expected(
-        "torchrun", made.NODES, 2, 0, outside=frozenset({"SLURM_JOB_ID", "SHELL", "MNODE_CANARY"})
-    )
+def test_what_slurm_and_the_profile_add_is_no_leak() -> None:
+    outside = frozenset({"SLURM_JOB_ID", "PYENV_ROOT", "MNODE_CANARY"})
+    expected = Expected("torchrun", made.NODES, 2, 0, outside=outside)
     seen = made.right(expected)
-    seen = made.but(seen, 3, names=seen[3].names | {"SLURM_JOB_ID", "SHELL", "MNODE_CANARY"})
-    assert len(leaked(expected, seen)) == 3
-    by_slurm = Expected("torchrun", made.NODES, 2, 0, outside=expected.outside, added=ADDED)
-    assert [wrong.variable for wrong in leaked(by_slurm, seen)] == ["MNODE_CANARY"]
+    seen = made.but(seen, 2, names=seen[2].names | {"SLURM_JOB_ID", "PYENV_ROOT"})
+    seen = made.but(seen, 3, names=seen[3].names | outside)
+    assert len(leaked(expected, seen)) == 5
+    by_slurm = Expected("torchrun", made.NODES, 2, 0, outside=outside, added=ADDED, profile=True)
+    found = [(wrong.variable, wrong.rank) for wrong in leaked(by_slurm, seen)]
+    assert found == [("MNODE_CANARY", 3), ("PYENV_ROOT", 3)]
 
 
 def test_numbers_of_a_task_that_is_torchrun_are_no_ranks() -> None:

@@ -61,7 +61,7 @@ def step(
     cpus = env.get("SLURM_CPUS_PER_TASK", "1")
     return (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
-        *(f"--cpus-per-task={cpus}", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
+        *(f"--cpus-per-task={cpus}", "--mpi=none", "--export=ALL"),
         # A node that fails tells the others by torchrun; what they say then is worth reading.
         *("--input=none", "--kill-on-bad-exit=0", "--wait=0"),
         *(python, "-m", "pytest_mnode.job.slurm.onnode", str(plan_path), str(start_path)),

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pytest_mnode.job.slurm.room import Foretold, foretold
 from pytest_mnode.slurm import COMMAND_LIMIT_S, SlurmError
 from pytest_mnode.slurm.commands import said
 
 
-def submit(script: str, env: Mapping[str, str]) -> int:
-    """Queue a batch script; the number of the job. Raises SlurmError, one line."""
-    done = _sbatch(script, env, "--parsable")
+def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
+    """Queue a batch script; the number of the job. Raises SlurmError, one line.
+
+    options: of the command line, where they win over SBATCH_… variables, as a script's do not.
+    """
+    done = _sbatch(script, env, "--parsable", *options)
     number = done.stdout.strip().partition(";")[0]
     if done.returncode or not number.isdigit():
         raise SlurmError("sbatch", done.returncode, said(done.stderr, done.returncode))
     return int(number)
 
 
-def ask(script: str, env: Mapping[str, str]) -> Foretold:
+def ask(env: Mapping[str, str], options: Sequence[str]) -> Foretold:
     """When such a job would start; nothing is queued. Raises SlurmError."""
-    done = _sbatch(script, env, "--test-only")
+    done = _sbatch("#!/bin/sh\ntrue\n", env, "--test-only", *options)
     return foretold(f"{done.stdout}\n{done.stderr}")
 
 

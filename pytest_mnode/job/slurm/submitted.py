@@ -20,7 +20,7 @@ from pytest_mnode.job.slurm import files, queue
 from pytest_mnode.job.slurm.following import Course, changes, never_starts, why_requeued
 from pytest_mnode.job.slurm.guard import Guard
 from pytest_mnode.job.slurm.names import Names
-from pytest_mnode.job.slurm.request import Request, script, submitting
+from pytest_mnode.job.slurm.request import Request, submitting
 from pytest_mnode.slurm import JobState, Slurm, SlurmError
 from pytest_mnode.world.messages import RUN
 
@@ -177,7 +177,8 @@ class SubmittedJob(LaunchedJob):
         request = replace(self._request, name=self._name, output=output)
         env = {**submitting(os.environ), RUN: cluster.mark}
         self._guard = Guard(self._name)
-        self._number = queue.submit(script(request, [f"exec {shlex.join(argv)}"]), env)
+        text = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
+        self._number = queue.submit(text, env, request.options())
         self._course = Course(nodes=nodes)
         self._note("submitted", detail=f"job {self._number} for {', '.join(nodes)}")
 
