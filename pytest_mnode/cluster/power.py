@@ -22,7 +22,8 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
     """
     if power is None:
         raise ClusterError(
-            f"cannot switch {node.name} {what}: the spec names no command for it (power.switch_{what})"
+            f"cannot switch {node.name} {what}: the spec names no command for it "
+            f"(power.switch_{what})"
         )
     words = argv(power.switch_off if what == "off" else power.switch_on, node.name)
     try:

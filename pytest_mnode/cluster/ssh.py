@@ -6,20 +6,20 @@ import json
 import os
 import queue
 import shlex
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.cluster import power
 from pytest_mnode.cluster.hostfile import Host
 from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.remote import keeper, looking, near
+from pytest_mnode.cluster.remote import looking, near
 from pytest_mnode.cluster.remote.asking import look_at, unusable
+from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
@@ -34,27 +34,29 @@ _ALWAYS = (
     *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
 )
 # Found dead by itself within 6 s: what hangs on the connection ends then, however quiet it is.
-_MASTER = ("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3")
+_MASTER = (
+    *("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ControlPersist=no"),
+)
 _LONGEST_SOCKET_PATH = 80
 """ssh adds 17 bytes to the name while it makes the socket, and 108 are the most."""
-_END_S = 12.0
 _TRY_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
 class Seat:
-    """What is known of a host. why: it cannot be used, "" where it can."""
+    """What is known of a host. why: it cannot be used, "" where it can; place: of this package
+    there, where that is not as here."""
 
     host: Host
     socket: str
     why: str = "not started"
-    up: bool = False
-    answered: bool = False
+    place: str = ""
 
 
 class Ssh:
-    """The first `nodes` hosts of a hostfile. Implements Launcher, and PowerSwitch by the commands
-    that the spec names; thread-safe.
+    """These hosts. Implements Launcher, and PowerSwitch by the commands that the spec names;
+    thread-safe.
 
     run_dir: of this machine, for sockets; root: where a directory that all nodes see is looked
     for; python: on the nodes, "" for the path of this one.
@@ -73,8 +75,6 @@ class Ssh:
         shared_dir: Path | None = None,
         python: str = "",
     ) -> None:
-        if len({host.target for host in hosts}) < len(hosts):
-            raise UsageError("ssh: a host is named twice")
         self.nodes: Sequence[Node] = ()
         self.python = python or sys.executable
         self.shared_dir: Path | None = None
@@ -92,10 +92,10 @@ class Ssh:
             for number, host in enumerate(hosts)
         }
         self._names: dict[str, str] = {}
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._watchers: list[Callable[[str, str], None]] = []
         self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._connections = Connections(self._lose)
         self._closed = False
 
     # Coming up.
@@ -104,45 +104,23 @@ class Ssh:
         """Connect to all hosts at once, and look at them. Raises ClusterError, a line a host."""
         try:
             self._candidate = Shared(*self._shared)
-            self._start_keeper()
-            self._connect(list(self._seats), CONNECT_S + 5.0)
-            problems = {target: seat.why for target, seat in self._seats.items() if seat.why}
+            shared = self._candidate.directory
+            remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
+            keeper_pid = self._connections.start(sorted(remove))
+            ways = {t: {"command": self._command(seat)} for t, seat in self._seats.items()}
+            self._config.write_text(json.dumps({"keeper": keeper_pid, "ways": ways}))
+            problems = self._connect(list(self._seats), CONNECT_S + 5.0)
             looks, more = self._look([t for t in self._seats if t not in problems])
             problems |= more
             if problems:
-                problems = {
-                    target: problems[target] for target in self._seats if target in problems
-                }
-                raise unusable(problems, len(self._seats), "ssh")
+                in_order = {t: problems[t] for t in self._seats if t in problems}
+                raise unusable(in_order, len(self._seats), "ssh")
             self.nodes = self._members(looks)
             self.shared_dir = self._candidate.settle(looks)
         except BaseException:
             self.close()
             raise
         threading.Thread(target=self._tell, name="ssh-watch", daemon=True).start()
-
-    def _start_keeper(self) -> None:
-        python = [sys.executable, "-S", "-E", "-s"]
-        self._keeper = subprocess.Popen(
-            [*python, str(Path(keeper.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._candidate is not None
-        shared = self._candidate.directory
-        remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
-        self._order({"remove": sorted(remove)})
-        ways = {target: {"command": self._command(seat)} for target, seat in self._seats.items()}
-        self._write_ways(ways)
-        threading.Thread(target=self._listen, name="ssh-keeper", daemon=True).start()
-
-    def _write_ways(self, ways: Mapping[str, object]) -> None:
-        assert self._keeper is not None
-        told = {"keeper": self._keeper.pid, "ways": ways}
-        new = self._config.with_suffix(".new")
-        new.write_text(json.dumps(told))
-        new.replace(self._config)
 
     def _command(self, seat: Seat) -> list[str]:
         """ssh for one command on a host, over the connection that is there."""
@@ -154,37 +132,36 @@ class Ssh:
             *("--", seat.host.target, f"exec {far}"),
         ]
 
-    def _connect(self, targets: Sequence[str], limit_s: float) -> None:
-        """Make connections, and wait until each is there or has failed."""
+    def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
+        """Make connections, and wait for them; why those failed that did."""
+        ways = {}
         for target in targets:
-            seat = self._seats[target]
-            with self._lock:
-                seat.up, seat.answered, seat.why = False, False, "no connection in time"
-            path = seat.socket.replace("%", "%%")
-            argv = [*self._ssh, *_ALWAYS, *_MASTER, "-o", f"ControlPath={path}"]
-            argv += ["-o", "ControlPersist=no", "--", target]
-            order = {"connect": target, "argv": argv, "socket": seat.socket, "within_s": limit_s}
-            self._order(order)
-        seats = [self._seats[target] for target in targets]
+            socket = self._seats[target].socket
+            path = socket.replace("%", "%%")
+            argv = [*self._ssh, *_ALWAYS, *_MASTER, "-o", f"ControlPath={path}", "--", target]
+            ways[target] = (argv, socket)
+        problems = self._connections.connect(ways, limit_s)
         with self._lock:
-            self._lock.wait_for(lambda: all(seat.answered for seat in seats), limit_s + 5.0)
+            for target in targets:
+                self._seats[target].why = problems.get(target, "")
+        return problems
 
     def _look(self, targets: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
         assert self._candidate is not None
         token = self._candidate.token if self._candidate.directory else None
-        argv = looking.argv(self.python, token, str(Path.cwd()))
-        return look_at({t: self._near(t, argv) for t in targets}, str(Path.cwd()))
+        directory = str(Path.cwd())
+        argv = looking.argv(self.python, token, directory)
+        return look_at({t: self._near(t, argv) for t in targets}, directory)
 
     def _members(self, looks: Mapping[str, Look]) -> tuple[Node, ...]:
-        nodes: list[Node] = []
+        nodes = []
         for index, (target, seat) in enumerate(self._seats.items()):
-            node = self._member(index, seat.host, looks[target])
-            for other in nodes:
-                if other.name == node.name:
-                    first = self._names[node.name]
-                    raise ClusterError(f"ssh: {first} and {target} are one machine: {node.name}")
-            self._names[node.name] = target
-            nodes.append(node)
+            look = looks[target]
+            if (first := self._names.get(look.hostname)) is not None:
+                raise ClusterError(f"ssh: {first} and {target} are one machine: {look.hostname}")
+            self._names[look.hostname] = target
+            seat.place = look.place or ""
+            nodes.append(self._member(index, seat.host, look))
         return tuple(nodes)
 
     def _member(self, index: int, host: Host, look: Look) -> Node:
@@ -199,50 +176,14 @@ class Ssh:
             fabric_interface=interface,
         )
 
-    # What the keeper says.
-
-    def _order(self, order: Mapping[str, object]) -> None:
-        assert self._keeper is not None
-        assert self._keeper.stdin is not None
-        try:
-            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
-            self._keeper.stdin.flush()
-        except OSError:
-            raise ClusterError("ssh: the process that holds the connections has ended") from None
-
-    def _listen(self) -> None:
-        assert self._keeper is not None
-        assert self._keeper.stdout is not None
-        for line in self._keeper.stdout:
-            self._heard(json.loads(line))
-        if not self._closed:
-            for target, seat in self._seats.items():
-                if not seat.why:
-                    self._lose(target, "the process that holds the connections has ended")
-
-    def _heard(self, told: Mapping[str, str]) -> None:
-        match told:
-            case {"up": target}:
-                with self._lock:
-                    self._seats[target].up, self._seats[target].why = True, ""
-            case {"failed": target, "why": why}:
-                with self._lock:
-                    self._seats[target].why = why
-            case {"ended": target, "why": why}:
-                self._lose(target, f"the connection was lost: {why}")
-        with self._lock:
-            for key in ("up", "failed"):
-                if key in told:
-                    self._seats[told[key]].answered = True
-            self._lock.notify_all()
+    # What becomes of the nodes.
 
     def _lose(self, target: str, why: str) -> None:
+        """Called by the connections, from a thread of theirs."""
+        why = f"the connection was lost: {why}"
         with self._lock:
-            seat = self._seats[target]
-            was, seat.up = seat.why, False
-            seat.why = was or why
-        name = next((n for n, t in self._names.items() if t == target), None)
-        if not was and name is not None:
+            self._seats[target].why = self._seats[target].why or why
+        for name in [name for name, its in self._names.items() if its == target]:
             self._losses.put((name, why))
 
     def _tell(self) -> None:
@@ -254,26 +195,28 @@ class Ssh:
     # What a launcher does.
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
-        """See Launcher. Where `argv` begins with this Python, it is the nodes' own that runs."""
-        return [self._near(self._seat(node).host.target, argv) for node in nodes]
+        """See Launcher. This Python in `argv`, and paths of this package, are the nodes' own."""
+        return [self._near(self._there(node), argv) for node in nodes]
 
     def _near(self, target: str, argv: Sequence[str]) -> list[str]:
-        program, *rest = argv
-        if program == sys.executable:
-            program = self.python
         python = [sys.executable, "-S", "-E", "-s", str(Path(near.__file__))]
-        return [*python, str(self._config), target, program, *rest]
+        there = looking.as_there(argv, self.python, self._seats[target].place)
+        return [*python, str(self._config), target, *there]
 
-    def _seat(self, node: Node) -> Seat:
+    def _there(self, node: Node) -> str:
+        """What ssh calls a node; NodeLostError where it is gone."""
+        target = self._target(node)
+        with self._lock:
+            why = "the run is over" if self._closed else self._seats[target].why
+        if why:
+            raise NodeLostError(node.name, f"{node.name} is not there: {why}")
+        return target
+
+    def _target(self, node: Node) -> str:
         target = self._names.get(node.name)
         if target is None:
             raise UsageError(f"ssh: no node {node.name!r} (there are: {', '.join(self._names)})")
-        seat = self._seats[target]
-        with self._lock:
-            if seat.why or self._closed:
-                why = seat.why or "the run is over"
-                raise NodeLostError(node.name, f"{node.name} is not there: {why}")
-        return seat
+        return target
 
     def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
         """None serves all: the nodes share no kernel."""
@@ -289,50 +232,38 @@ class Ssh:
 
     def power_off(self, node: Node) -> None:
         """Switch it off by the spec's command. Raises ClusterError."""
-        seat = self._seats[self._names[node.name]]
+        target = self._target(node)
         power.switch(self._spec.power, "off", node)
         with self._lock:
-            seat.why, seat.up = "powered off", False
-        self._order({"end": seat.host.target})
+            self._seats[target].why = "powered off"
+        self._connections.end(target)
 
     def power_on(self, node: Node) -> None:
         """Boot it by the spec's command, and wait until it can be used. Raises ClusterError."""
-        target = self._names[node.name]
+        target = self._target(node)
         section = power.switch(self._spec.power, "on", node)
         end = time.monotonic() + section.within_s
-        while True:
-            problem = self._back(target, end)
-            if problem is None:
-                return
+        while (problem := self._back(target, node, end)) is not None:
+            with self._lock:
+                self._seats[target].why = problem
             if time.monotonic() > end or self._closed:
-                limit = f"{section.within_s:g} s"
                 raise ClusterError(
-                    f"{node.name} was not back {limit} after power.switch_on: {problem}"
+                    f"{node.name} was not back {section.within_s:g} s after power.switch_on: "
+                    f"{problem}"
                 )
             time.sleep(_TRY_AGAIN_S)
 
-    def _back(self, target: str, end: float) -> str | None:
-        """Connect to a host again; what is wrong with it, None where it can be used."""
-        seat = self._seats[target]
-        self._connect([target], max(1.0, min(CONNECT_S, end - time.monotonic())))
-        if seat.why:
-            return seat.why
+    def _back(self, target: str, node: Node, end: float) -> str | None:
+        """Connect to a host again; what is wrong with it, None where it is as before."""
+        limit_s = max(1.0, min(CONNECT_S, end - time.monotonic()))
+        if problems := self._connect([target], limit_s):
+            return problems[target]
         looks, problems = self._look([target])
         if (look := looks.get(target)) is None:
-            problem = problems[target]
-        elif self._names.get(look.hostname) != target:
-            problem = f"it is {look.hostname} now"
-        else:
-            index = next(n.index for n in self.nodes if n.name == look.hostname)
-            after = self._member(index, seat.host, look)
-            if replace(after, fabric_interface=None) == replace(
-                self.nodes[index], fabric_interface=None
-            ):
-                return None
-            problem = f"its address is {after.address} now"
-        with self._lock:
-            seat.why = problem
-        return problem
+            return problems[target]
+        # Its fabric may still be on its way up: that is for tests to say.
+        now = (look.hostname, look.reached_at or self._seats[target].host.name)
+        return None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
 
     def close(self) -> None:
         """See Launcher."""
@@ -341,23 +272,7 @@ class Ssh:
         self._closed = True
         self._losses.put(None)
         try:
-            if self._keeper is not None:
-                self._end_keeper(self._keeper)
+            self._connections.close([self._sockets] if self._sockets != self._run_dir else [])
         finally:
             if self._candidate is not None:
                 self._candidate.remove()
-
-    def _end_keeper(self, program: subprocess.Popen[bytes]) -> None:
-        assert program.stdin is not None
-        try:
-            # What it removes for a controller that is gone, its owners remove.
-            self._order({"remove": [self._sockets] if self._sockets != self._run_dir else []})
-            self._order({"done": True})
-            program.stdin.close()
-        except (ClusterError, OSError):
-            pass
-        try:
-            program.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            program.kill()
-            program.wait()

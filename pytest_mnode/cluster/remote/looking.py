@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,12 +94,24 @@ def argv(python: str, token: Path | None, directory: str) -> list[str]:
     return [python, "-c", PROGRAM, str(token or "/dev/null/none"), directory]
 
 
+def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
+    """A command as a node is to run it: its own Python where it begins with this one, and its own
+    files of this package, which lies in `place` there ("": where it lies here)."""
+    program, *rest = argv
+    root = str(_package())
+    if place and place != root:
+        rest = [
+            place + word.removeprefix(root) if Path(word).is_relative_to(root) else word
+            for word in rest
+        ]
+    return [python if program == sys.executable else program, *rest]
+
+
 def here() -> Here:
     """This side of the comparison."""
     import pytest_mnode
 
-    assert pytest_mnode.__file__ is not None
-    root, digest = Path(pytest_mnode.__file__).parent, hashlib.sha256()
+    root, digest = _package(), hashlib.sha256()
     folders = sorted({root, *(path for path in root.rglob("*") if path.is_dir())}, key=str)
     for folder in folders:
         for path in sorted(folder.glob("*.py"), key=lambda path: path.name):
@@ -180,6 +193,13 @@ def fabric_interface(look: Look, kind: str, has_interface: Sequence[str]) -> str
         if addresses and any(fnmatchcase(name, pattern) for pattern in has_interface)
     ]
     return ",".join(found) or None
+
+
+def _package() -> Path:
+    import pytest_mnode
+
+    assert pytest_mnode.__file__ is not None
+    return Path(pytest_mnode.__file__).parent
 
 
 def _minor(version: str) -> tuple[str, ...]:

@@ -146,3 +146,18 @@ def test_where_nothing_can_be_written_nothing_is_shared() -> None:
     shared = Shared(None, Path("/proc"))
     assert shared.directory is None
     assert shared.settle({"n1": WELL}) is None
+
+
+def test_a_command_as_a_node_runs_it() -> None:
+    ours = Path(looking.__file__)
+    argv = [sys.executable, "-S", str(ours), "x", f"{ours}-not"]
+    there = looking.as_there(argv, "/opt/python", "/opt/lib/pytest_mnode")
+    assert there == [
+        "/opt/python",
+        "-S",
+        "/opt/lib/pytest_mnode/cluster/remote/looking.py",
+        "x",
+        "/opt/lib/pytest_mnode/cluster/remote/looking.py-not",
+    ]
+    assert looking.as_there(argv, sys.executable, "") == argv
+    assert looking.as_there(["cat", sys.executable], "/opt/python", "") == ["cat", sys.executable]
