@@ -54,7 +54,7 @@ class Nodes(Protocol):
 
 def look_at(nodes: Nodes, launcher: str, reason: str) -> Sight:
     """What all nodes show. A node that does not answer has a problem in words, and no look."""
-    emulated = _EMULATED.get(launcher, ())
+    emulated = _EMULATED.get(launcher, ()) if len(nodes.nodes) > 1 else ()
     argv = [
         nodes.python,
         "-P",
@@ -105,12 +105,13 @@ def seen_of(result: CommandResult, address: str) -> Seen:
 
 
 def _address(nodes: Nodes, name: str) -> str:
-    """Where a node is reached, as a number where it can be looked up."""
-    try:
-        told = nodes.address(name)
-        return socket.getaddrinfo(told, None, socket.AF_INET)[0][4][0]  # type: ignore[return-value]
-    except (OSError, MnodeError):
-        return ""
+    """Where a node is reached, as a number where it can be looked up; IPv4 before IPv6."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return str(socket.getaddrinfo(nodes.address(name), None, family)[0][4][0])
+        except (OSError, MnodeError):
+            continue
+    return ""
 
 
 def scheduler_names(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

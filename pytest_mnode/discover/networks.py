@@ -85,8 +85,8 @@ def has_accelerators(look: NodeLook) -> bool:
 def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
     real = [port for port in look.rdma or () if not port.virtual]
     ports = [port for port in real if port.active and _kind(port) is not None]
-    if not has_accelerators(look):  # TCP is what ranks on CPUs speak
-        ports = [port for port in ports if _kind(port) != "roce"]
+    if not has_accelerators(look):
+        return None  # ranks on CPUs speak TCP
     aside = [
         f"{p.device}:{p.port} is {p.state or 'of unknown state'}" for p in real if not p.active
     ]
@@ -157,6 +157,12 @@ def _ethernet_fabric(node: Seen, look: NodeLook, shared: frozenset[str]) -> Netw
     if not chosen:
         return None
     aside = [f"{nic.name} is as fast, and has the address for control" for nic in spared]
+    if not has_accelerators(look):
+        aside += [
+            f"{port.device} could do RDMA, and ranks without accelerators speak TCP"
+            for port in look.rdma or ()
+            if port.active and not port.virtual
+        ]
     aside += [
         f"{nic.name} at {nic.rate_mbits_s or 'an unknown rate'} Mbit/s"
         for nic in others
