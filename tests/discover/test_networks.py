@@ -49,17 +49,19 @@ def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
     assert "mlx5_1:1 is DOWN" in fabric.aside
 
 
-def test_roce_needs_accelerators_and_is_tcp_without() -> None:
+@pytest.mark.parametrize(("layer", "kind"), [("Ethernet", "roce"), ("InfiniBand", "infiniband")])
+def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, kind: str) -> None:
     nics = (
         nic("eth0", CONTROL, rate_mbits_s=1000.0),
         nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0, rdma_devices=("mlx5_0",)),
     )
-    ports = (port("mlx5_0", link_layer="Ethernet", netdevs=("eth1",), rate_gbits_s=100.0),)
+    ports = (port("mlx5_0", link_layer=layer, netdevs=("eth1",), rate_gbits_s=100.0),)
     with_them, without = seen_with(nics, ports, accelerators=8), seen_with(nics, ports)
     assert with_them.fabric is not None
-    assert (with_them.fabric.kind, with_them.fabric.interfaces) == ("roce", ("mlx5_0",))
+    assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
     assert without.fabric is not None
     assert (without.fabric.kind, without.fabric.interfaces) == ("ethernet", ("eth1",))
+    assert any("mlx5_0 could do RDMA" in text for text in without.fabric.aside)
 
 
 def test_software_rdma_is_no_fabric() -> None:
