@@ -36,6 +36,15 @@ NODES = "accepted: a whole number of 1 or more"
             "ERROR: --mnode-slurm-args=--partition='gpu: accepted: arguments as for a shell*",
         ),
         (["--mnode-shared-dir=file.txt"], "ERROR: --mnode-shared-dir=*file.txt: accepted: a dir*"),
+        (["--mnode-launcher=ssh", "--mnode-nodes=2"], "ERROR: --mnode-launcher=ssh: which nodes?*"),
+        (
+            ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=none"],
+            "ERROR: *none: no such file or directory; accepted: a file with a host a line",
+        ),
+        (
+            ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=file.txt"],
+            "ERROR: *file.txt: names no host; accepted: host, user@host or *",
+        ),
         (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],

@@ -16,7 +16,7 @@ import pytest
 
 from tests.engines.inside import run_pytest, spec_for, start_pytest
 from tests.engines.ssh import SshOnRack
-from tests.inner import write_files
+from tests.inner import InnerRun, write_files
 
 ONE = "def test_it(world, process_group): assert world.size == 2"
 BUSY = """
@@ -29,6 +29,18 @@ BUSY = """
         time.sleep(120)
 
     def test_after(world): pass
+"""
+DYING = """
+    import time, psutil
+
+    def test_agent_dies(world):
+        if world.rank == 1:
+            for process in psutil.Process().parents():
+                if process.name() == "mnode-agent":
+                    process.kill()
+        time.sleep(20)
+
+    def test_after_agent(world): assert world.size == 2
 """
 CONTROLLER = """
     import pathlib, subprocess
@@ -114,8 +126,8 @@ def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: P
 class Busy:
     """A run on two nodes, both of whose ranks are in a long test; known by a variable."""
 
-    def __init__(self, ssh: SshOnRack, directory: Path) -> None:
-        write_files(directory, test_it=BUSY, conftest=CONTROLLER)
+    def __init__(self, ssh: SshOnRack, directory: Path, before: str) -> None:
+        write_files(directory, test_it=BUSY, test_before=before, conftest=CONTROLLER)
         self.directory, self.temporary = directory, directory / "tmp"
         self.temporary.mkdir()
         self.mark, self.secret = f"MARK_{uuid.uuid4().hex}", uuid.uuid4().hex
@@ -126,6 +138,7 @@ class Busy:
             "--mnode-nodes=2",
             ssh.hostfile(directory, "node[0-1]"),
             spec_for(ssh, directory, "ssh", power=None),
+            "test_before.py",
             "test_it.py",
             env={self.mark: "1", "SECRET": self.secret, "TMPDIR": str(self.temporary)},
         )
@@ -168,8 +181,9 @@ class Busy:
 
 
 @pytest.fixture
-def busy(ssh: SshOnRack, tmp_path: Path) -> Iterator[Busy]:
-    run = Busy(ssh, tmp_path)
+def busy(request: pytest.FixtureRequest, ssh: SshOnRack, tmp_path: Path) -> Iterator[Busy]:
+    """With a parameter: the text of tests that come before."""
+    run = Busy(ssh, tmp_path, getattr(request, "param", ""))
     try:
         yield run
     finally:
@@ -200,12 +214,17 @@ def test_a_controller_that_is_killed_leaves_nothing_on_nodes(busy: Busy) -> None
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 
 
-def test_sshd_that_closes_the_connection_is_named(ssh: SshOnRack, busy: Busy) -> None:
-    """As when a node is rebooted in order: its sshd says goodbye."""
+@pytest.mark.parametrize("busy", [DYING], indirect=True)
+def test_an_agent_is_replaced_and_a_closed_connection_is_not(ssh: SshOnRack, busy: Busy) -> None:
+    """An agent that died leaves its node to the next; sshd closes connections in a shutdown."""
     assert ssh.hang_up("node1") >= 1
     output, _ = busy.program.communicate(timeout=60)
     assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "node node1 is lost: the connection was lost" in output
+    assert "node node1 is lost: its agent ended" in output
+    outcomes = InnerRun(0, output, busy.directory / "junit.xml").outcomes()
+    assert outcomes["test_agent_dies"] == "failure", output
+    assert outcomes["test_after_agent"] == "passed", output
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 
 
