@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_mnode.gang.terms import CLEARED, KEY, Terms, Window
-from pytest_mnode.gang.timeline import Gang, State
+from pytest_mnode.gang.timeline import Gang, Seen, State
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.wrong import Wrong, found
@@ -38,7 +38,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Findin
             one.look.answered_s
             for one in seen
             if one.look.asked_s >= lost.at_s
-            and (one.state in (State.WAITING, State.OVER) or one.life > first_life)
+            and (one.state in (State.WAITING, State.OVER) or _anew(one, first_life))
         ),
         None,
     )
@@ -86,6 +86,11 @@ def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Findin
             value = waited if waited > limit else None
         findings.append(Figure(AGAIN, value, "s", limit, source=f"{KEY}.lost_within", culprit=who))
     return findings
+
+
+def _anew(one: Seen, first_life: int) -> bool:
+    """Whether it has nodes for another start; what ends may count as the next one already."""
+    return one.life > first_life and one.state is not State.ENDING
 
 
 def _without(window: Window, gang: Gang, first_life: int) -> str:

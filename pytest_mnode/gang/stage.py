@@ -48,7 +48,7 @@ class Stage:
     def watched(
         self, title: str, conduct: Callable[[Watch], None], back_within_s: float | None = None
     ) -> Window:
-        """Conduct a round, and clear up behind it whatever happened.
+        """Conduct a round, and clear up behind it.
 
         back_within_s: in which its nodes are free again; None: as soon as another job would start.
         """
@@ -57,6 +57,6 @@ class Stage:
             conduct(watch)
         except ClusterError as error:
             watch.problem = f"{title}: {error}"
-        finally:
-            watch.clear_up(self.plan.arena, back_within_s or self.promise.next_within_s)
+        # Not where the run is interrupted: closing the engine ends all that is left, at once.
+        watch.clear_up(self.plan.arena, back_within_s or self.promise.next_within_s)
         return watch.window()

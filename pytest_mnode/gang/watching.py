@@ -126,11 +126,11 @@ class Watch:
         except MnodeError as error:
             self.problem = self.problem or f"{self._title}: {error}"
         self.note(CLEARED)
+        end = self._clock.now() + limit_s
         self.until(self._all_gone, limit_s)
         self._clock.sleep(_LAST_BEATS_S)
         self.look()
         wanted = set(free_before)
-        end = self._clock.now() + limit_s
         while (missing := self._missing(wanted)) != () and self._clock.now() < end:
             self._clock.sleep(self._pause_s)
         self._not_free = missing

@@ -85,7 +85,9 @@ def test_the_guard_acts_when_the_controller_is_gone(tmp_path: Path) -> None:
     directory, flag = tmp_path / "run", tmp_path / "flag"
     directory.mkdir()
     guard = start_guard(directory, "touch", str(flag))
-    time.sleep(0.3)
+    until = time.monotonic() + 20
+    while not _ignores(guard.pid, signal.SIGTERM) and time.monotonic() < until:
+        time.sleep(0.02)
     os.kill(guard.pid, signal.SIGTERM)
     time.sleep(0.3)
     assert guard.poll() is None
@@ -95,6 +97,12 @@ def test_the_guard_acts_when_the_controller_is_gone(tmp_path: Path) -> None:
     assert guard.wait(20) == 0
     assert flag.exists()
     assert not directory.exists()
+
+
+def _ignores(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_a_guard_that_could_not_says_so(tmp_path: Path) -> None:
