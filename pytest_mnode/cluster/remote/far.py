@@ -130,7 +130,8 @@ class Far:
             for fd in self.outputs:
                 poll.register(fd, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(200)}
+        ending = self.gone_since is not None or self.status is not None
+        ready = {fd for fd, _ in poll.poll(100 if ending else 500)}
         if self.wake in ready:
             os.read(self.wake, 4096)
         if self.source in ready:

@@ -131,7 +131,7 @@ class Near:
         poll.register(self.wake, select.POLLIN)
         if self.keeper is not None:
             poll.register(self.keeper, select.POLLIN)
-        return {fd for fd, _ in poll.poll(200)}
+        return {fd for fd, _ in poll.poll(500)}
 
     def read_complaints(self) -> None:
         data = os.read(self.complaints, far.CHUNK_BYTES)
