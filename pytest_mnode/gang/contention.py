@@ -20,8 +20,9 @@ def filled(stage: Stage, title: str) -> Round:
 
     def conduct(watch: Watch) -> None:
         holding = [watch.submit(stage.filler(name)) for name in fillers]
-        if not watch.until(lambda: watch.are(holding, State.WHOLE), promise.next_within_s):
-            watch.problem = f"{title}: the room was not filled in {promise.next_within_s:g} s"
+        watch.until(lambda: not watch.waits(holding), promise.next_within_s)
+        if not watch.are(holding, State.WHOLE):
+            watch.problem = f"{title}: the room could not be filled: {watch.told(holding)}"
             return
         free = len(set(stage.engine.capacity().free) & set(plan.arena))
         watch.note(f"room filled, {free} nodes free")

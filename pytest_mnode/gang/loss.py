@@ -25,8 +25,13 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
         long_s = 4 * promise.lost_within_s
         requeue = promise.node_loss != "cancelled"
         gang = watch.submit(Ask("B", plan.size, long_s, long_s, plan.arena, requeue=requeue))
-        if not watch.until(lambda: _runs(watch, gang, 0), promise.next_within_s + _HEARD_S):
-            watch.problem = f"{title}: the gang did not run, so that it could lose no node"
+        limit = promise.next_within_s + _HEARD_S
+        watch.until(lambda: _runs(watch, gang, 0) or watch.state(gang) is State.OVER, limit)
+        if not _runs(watch, gang, 0):
+            watch.problem = (
+                f"{title}: the gang did not run, or was not heard of, so that it could lose no "
+                f"node: {watch.told([gang])}"
+            )
             return
         watch.watch(_HEARD_S)
         node = plan.order(title, sorted(watch.held(gang)))[0]

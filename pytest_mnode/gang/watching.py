@@ -114,6 +114,18 @@ class Watch:
         """Whether all of them were in this state when last seen."""
         return all(self.state(gang) is state for gang in gangs)
 
+    def waits(self, gangs: Iterable[Gang]) -> bool:
+        """Whether any of them was not seen yet, or still waits."""
+        return any(self.state(gang) in (None, State.WAITING) for gang in gangs)
+
+    def told(self, gangs: Iterable[Gang]) -> str:
+        """For messages: what was said last of each."""
+        last = [(gang, self.last(gang)) for gang in gangs]
+        said = [
+            f"{g.name} {'not shown' if s is None else s.said or s.state.value}" for g, s in last
+        ]
+        return ", ".join(said)
+
     @property
     def looks(self) -> tuple[Look, ...]:
         """So far."""

@@ -44,6 +44,7 @@ class Scheduler:
     elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
     seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
     seconds from the fifth look on. slow: an answer takes so long.
+    fails: every job does, at once and with these words.
     garbled: heartbeats that are none. foreign: nodes that others
     take, from the first submission on. unreasonable: says no reason. split: a gang is submitted as
     that many jobs of one node. half_requeue: a gang that lost a node goes on without it.
@@ -127,7 +128,7 @@ class Scheduler:
         found = {}
         for job in self.jobs:
             if job.over:
-                phase, said = Phase.OVER, "COMPLETED"
+                phase, said = Phase.OVER, str(self.faults.get("fails", "COMPLETED"))
             elif job.waits:
                 reason = "PENDING" if "unreasonable" in self.faults else job.why
                 phase, said = Phase.WAITING, reason
@@ -156,7 +157,8 @@ class Scheduler:
 
     def _age(self, job: _Job) -> None:
         lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
-        if job.ending_s is not None and not job.over and self.time - job.ending_s >= ENDS_IN_S:
+        fails = job.began_s is not None and "fails" in self.faults
+        if fails or (job.ending_s is not None and self.time - job.ending_s >= ENDS_IN_S):
             job.over = True
         elif job.began_s is not None and job.ending_s is None and not job.over:
             if lost and "half_requeue" in self.faults:

@@ -93,6 +93,9 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("filled", {"blind": 7.0}, {PARTS: UNKNOWN, TWICE: UNKNOWN}, PARTS, "nothing was seen "),
         ("race", {"garbled": 1}, {WAITING: UNKNOWN, ALONE: UNKNOWN}, WAITING, "1 heartbeats "),
         ("filled", {"foreign": ("node3",)}, {NOT_TRIED: UNKNOWN}, NOT_TRIED, "somebody else "),
+        ("filled", {"fails": "FAILED (NonZeroExitCode)"}, {NOT_TRIED: UNKNOWN}, NOT_TRIED,
+         "the room could not be filled: filler 1 FAILED (NonZeroExitCode), filler 2 FAILED"),
+        ("loss", {"fails": "FAILED"}, {FATE: UNKNOWN}, FATE, "could lose no node: B FAILED"),
         # A gang larger than the cluster.
         ("oversize", {"unreasonable": 1}, {UNTOLD: FAIL}, UNTOLD, "too large: PENDING"),
         ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL}, BLOCKED, "B: PENDING (Resources)"),
