@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import subprocess
 import sys
 import threading
 import time
@@ -15,19 +13,18 @@ from pathlib import Path
 from pytest_mnode import slurm
 from pytest_mnode.cluster import power
 from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.remote import keeper, looking, near
+from pytest_mnode.cluster.remote import looking, near
 from pytest_mnode.cluster.remote.asking import look_at, unusable
+from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.slurm.allocation import Allocation, Granted, Held, Surrounding
-from pytest_mnode.slurm.kept import lost, present
+from pytest_mnode.slurm.kept import present
 from pytest_mnode.slurm.step import step_command
+from pytest_mnode.slurm.watch import Watch
 from pytest_mnode.spec import Spec
 
-LOOK_S = 3.0
-"""How often Slurm is asked what became of the nodes and of the job."""
-_END_S = 12.0
 _TRY_AGAIN_S = 1.0
 
 
@@ -79,13 +76,12 @@ class Slurm:
         self._candidate: Shared | None = None
         self._config = Path(run_dir) / "slurm.json"
         self._names: dict[str, str] = {}
-        self._gone: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._places: dict[str, str] = {}
         self._watchers: list[Callable[[str, str], None]] = []
-        self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
+        # No connection of its own: commands end, and files are removed, with the keeper.
+        self._keeper = Connections(lambda *_: None)
         self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     @property
     def job_id(self) -> int:
@@ -103,7 +99,7 @@ class Slurm:
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
             names = present(self.granted, states, self._count)
             self._candidate = Shared(*self._shared)
-            self._start_keeper(names)
+            self._reach(names)
             looks, problems = self._look(names)
             if problems:
                 raise unusable(problems, len(names), f"slurm: allocation {self.job_id}")
@@ -112,31 +108,18 @@ class Slurm:
         except BaseException:
             self.close()
             raise
-        for target in (self._tell, self._look_out):
-            thread = threading.Thread(target=target, name="slurm-watch", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._watch = Watch(self.slurm, self.allocation, self.job_id)
+        self._watch.watchers = self._watchers
+        self._watch.start(self._names)
 
-    def _start_keeper(self, names: Sequence[str]) -> None:
-        """What removes files, and ends commands, where this process cannot any more."""
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-s", str(Path(keeper.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    def _reach(self, names: Sequence[str]) -> None:
+        """Have what ends commands, and removes files, where this process cannot any more."""
         assert self._candidate is not None
         shared = self._candidate.directory
-        self._order({"remove": [self._run_dir, *([str(shared)] if shared else [])]})
+        keeper_pid = self._keeper.start([self._run_dir, *([str(shared)] if shared else [])])
         far = [self.python, "-I", "-S", "-c", near.BOOTSTRAP]
         ways = {name: {"command": step_command(self.job_id, name, far)} for name in names}
-        self._config.write_text(json.dumps({"keeper": self._keeper.pid, "ways": ways}))
-
-    def _order(self, order: Mapping[str, object]) -> None:
-        assert self._keeper is not None
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
-        self._keeper.stdin.flush()
+        self._config.write_text(json.dumps({"keeper": keeper_pid, "ways": ways}))
 
     def _look(self, names: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
         assert self._candidate is not None
@@ -156,6 +139,7 @@ class Slurm:
             if (other := self._names.get(node.name)) is not None:
                 raise ClusterError(f"slurm: {other} and {name} are one machine: {node.name}")
             self._names[node.name] = name
+            self._places[name] = looks[name].place or ""
             nodes.append(node)
         return tuple(nodes)
 
@@ -171,56 +155,23 @@ class Slurm:
             fabric_interface=interface,
         )
 
-    # What becomes of the nodes.
-
-    def _look_out(self) -> None:
-        """Ask Slurm now and then; a Slurm that does not answer tells nothing of the nodes."""
-        while not self._closing.wait(LOOK_S):
-            try:
-                for name, why in self._losses_now().items():
-                    self._lose(name, why)
-            except ClusterError:
-                continue
-
-    def _losses_now(self) -> dict[str, str]:
-        """Nodes of this run that Slurm has given up, or taken away, by their own names."""
-        if (why := self.allocation.gone()) is not None:
-            return dict.fromkeys(self._names, f"allocation {self.job_id} ended: {why}")
-        job = self.slurm.job(self.job_id)
-        states = {state.name: state for state in self.slurm.nodes(self._names.values())}
-        return lost(job, self.job_id, states, self._names)
-
-    def _lose(self, name: str, why: str) -> None:
-        with self._lock:
-            if name in self._gone:
-                return
-            self._gone[name] = why
-        self._losses.put((name, why))
-
-    def _tell(self) -> None:
-        """Calls watchers from a thread of its own, so that they may use the launcher."""
-        while (loss := self._losses.get()) is not None:
-            for watcher in list(self._watchers):
-                watcher(*loss)
-
     # What a launcher does.
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
-        """See Launcher. Where `argv` begins with this Python, it is the nodes' own that runs."""
+        """See Launcher. This Python in `argv`, and paths of this package, are the nodes' own."""
         return [self._near(self._there(node), argv) for node in nodes]
 
     def _near(self, name: str, argv: Sequence[str]) -> list[str]:
-        program, *rest = argv
-        if program == sys.executable:
-            program = self.python
         python = [sys.executable, "-S", "-E", "-s", str(Path(near.__file__))]
-        return [*python, str(self._config), name, program, *rest]
+        there = looking.as_there(argv, self.python, self._places.get(name, ""))
+        return [*python, str(self._config), name, *there]
 
     def _there(self, node: Node) -> str:
         """Slurm's name of a node; NodeLostError where it is gone."""
         name = self._slurm_name(node)
-        with self._lock:
-            why = "the run is over" if self._closing.is_set() else self._gone.get(node.name)
+        why = "the run is over" if self._closing.is_set() else None
+        if why is None and self._watch is not None:
+            why = self._watch.why_gone(node.name)
         if why is not None:
             raise NodeLostError(node.name, f"{node.name} is not there: {why}")
         return name
@@ -247,8 +198,8 @@ class Slurm:
         """Switch it off by the spec's command. Raises ClusterError."""
         self._slurm_name(node)
         power.switch(self._spec.power, "off", node)
-        with self._lock:
-            self._gone[node.name] = "powered off"
+        if self._watch is not None:
+            self._watch.note(node.name, "powered off")
 
     def power_on(self, node: Node) -> None:
         """Boot it by the spec's command, and wait until steps run there. Raises ClusterError.
@@ -266,8 +217,8 @@ class Slurm:
                     f"{node.name} was not back {limit} after power.switch_on: {problem}"
                 )
             time.sleep(_TRY_AGAIN_S)
-        with self._lock:
-            self._gone.pop(node.name, None)
+        if self._watch is not None:
+            self._watch.note(node.name, None)
 
     def _back(self, name: str, node: Node) -> str | None:
         """What is wrong with a node that boots; None where it can be used as before.
@@ -292,27 +243,11 @@ class Slurm:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._losses.put(None)
+        if self._watch is not None:
+            self._watch.close()
         try:
             self.allocation.close()
         finally:
-            self._end_keeper()
+            self._keeper.close()
             if self._candidate is not None:
                 self._candidate.remove()
-
-    def _end_keeper(self) -> None:
-        if self._keeper is None:
-            return
-        assert self._keeper.stdin is not None
-        try:
-            # What it removes for a controller that is gone, its owners remove.
-            self._order({"remove": []})
-            self._order({"done": True})
-            self._keeper.stdin.close()
-        except OSError:
-            pass
-        try:
-            self._keeper.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()

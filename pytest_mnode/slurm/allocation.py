@@ -200,8 +200,10 @@ class Held:
 
     def _refuse_hopeless(self, nodes: int) -> None:
         """Raises where even an empty cluster could not give so many."""
+        if self._job is None:
+            return
         try:
-            job = self._slurm.job(self._job) if self._job is not None else None
+            job = self._slurm.job(self._job)
             partition = job.partition if job is not None else None
             missing = shortage(self._slurm.nodes(), nodes, _one(partition))
         except ClusterError:

@@ -87,8 +87,8 @@ def jobs_from_json(text: str) -> tuple[JobState, ...]:
         raise ClusterError(f"squeue --json: cannot be read: {told}") from None
     if wrong:  # a controller that does not answer is an empty list, and exit status 0
         first = wrong[0] if isinstance(wrong, list) else wrong
-        told = first.get("description") if isinstance(first, Mapping) else None
-        raise ClusterError(f"squeue --json: {str(told or first).splitlines()[0]}")
+        said = first.get("description") if isinstance(first, Mapping) else None
+        raise ClusterError(f"squeue --json: {str(said or first).splitlines()[0]}")
     return found
 
 
