@@ -161,11 +161,22 @@ def test_the_night_ends_as_pytest_did(place: Path, code: int) -> None:
 
 
 def test_the_night_is_submitted_again_whatever_came_of_it(place: Path) -> None:
-    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": "/nowhere"}
+    allocation = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "4",
+        "SLURM_SUBMIT_DIR": "/nowhere",
+        "SLURM_JOB_PARTITION": "big gpus",
+        "SLURM_GPUS_PER_NODE": "8",
+    }
     more = {"MNODE_SPEC": "spec.yaml", "MNODE_AGAIN": "yes"}
     ran = run(place, "nightly.sbatch", "exit 1", **allocation, **more)
     assert ran.status == 1
-    assert ran.calls[-1].startswith("sbatch --begin=tomorrow 01:00")
+    again = ran.calls[-1]
+    assert re.match(
+        r"sbatch --begin=\d{4}-\d\d-\d\dT01:00:00 --nodes=4 --partition=big gpus", again
+    )
+    assert f"--gpus-per-node=8 {place}/fixtures/ci/nightly.sbatch" in again
+    assert "--account" not in again
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

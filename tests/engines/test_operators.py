@@ -30,15 +30,17 @@ def settings(spec: str, **more: str) -> dict[str, str]:
     return {**clean_env(), **ours, **more}
 
 
-def test_the_night_is_certified_and_leaves_the_queue_empty(
-    slurm: SlurmOnRack, tmp_path: Path
-) -> None:
+def test_the_night_is_certified_and_the_next_one_waits(slurm: SlurmOnRack, tmp_path: Path) -> None:
     promised: dict[str, Any] = {"preflight": {"interfaces": {}, "speed": {}}, "mesh": {}}
     told = slurm.run(
         *("sbatch", "--parsable", "--time=10", f"--output={tmp_path}/night.log"),
         str(READY / "nightly.sbatch"),
         cwd=tmp_path,
-        env=settings(page(slurm, tmp_path, promised), MNODE_REPORTS=str(tmp_path / "reports")),
+        env=settings(
+            page(slurm, tmp_path, promised),
+            MNODE_REPORTS=str(tmp_path / "reports"),
+            MNODE_AGAIN="yes",
+        ),
     )
     job = int(told.stdout)
     slurm.await_that(lambda: slurm.job(job).over, NIGHT_LIMIT_S, f"job {job} is over")
@@ -51,7 +53,11 @@ def test_the_night_is_certified_and_leaves_the_queue_empty(
     assert certificate["run"]["launcher"] == "slurm"
     assert tuple(certificate["run"]["nodes"]) == slurm.names
     assert {c["name"] for c in certificate["criteria"] if c["verdict"] == "pass"} == set(promised)
-    assert slurm.queue() == []
+    [following] = slurm.queue()  # and nothing else of ours
+    assert (following.state, following.nodes) == ("PENDING", ())
+    began = slurm.run("squeue", "--noheader", "--format=%r %S").stdout
+    assert began.startswith("BeginTime ")
+    assert began.strip().endswith("T01:00:00")
 
 
 def test_the_health_check_drains_the_node_that_is_not_as_promised(
