@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_mnode.curve import Curve, Point
     from pytest_mnode.handle import Cluster, RankWorld
-    from pytest_mnode.job import Job, JobResult, RunningJob
+    from pytest_mnode.job import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.measure import Measure
     from pytest_mnode.nodes import CommandResult
     from pytest_mnode.promise import not_promised
@@ -29,6 +29,7 @@ __all__ = [
     "Curve",
     "Job",
     "JobResult",
+    "LaunchedJob",
     "Measure",
     "Measurement",
     "Point",
@@ -47,6 +48,7 @@ _HOME = {
     "Curve": "curve",
     "Job": "job",
     "JobResult": "job",
+    "LaunchedJob": "job",
     "Measure": "measure",
     "Measurement": "verdict",
     "Point": "curve",

@@ -113,6 +113,8 @@ class Ending:
         why = []
         if self.run.settings.faults:
             why.append(f"fault injected: {self.run.settings.faults}")
+        if not self.run.spec.confirmed:
+            why.append(f"confirmed: false in {self.run.spec_path.name}")
         if self._deselected:
             why.append(f"{self._deselected} tests deselected")
         if chosen := [a for a in session.config.args if "::" in a]:

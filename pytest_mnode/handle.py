@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import cloudpickle
 
 from pytest_mnode.errors import MnodeError, RankError, UsageError
-from pytest_mnode.job import Job, RunningJob
+from pytest_mnode.job import Job, LaunchedJob, started
 from pytest_mnode.nodes import Nodes
 from pytest_mnode.world.messages import CallFunction, WorldInfo
 
@@ -27,7 +27,7 @@ class Cluster(Nodes):
         self._lease = lease
         self._need = need
         self._worlds: list[RankWorld] = []
-        self._jobs: list[RunningJob] = []
+        self._jobs: list[LaunchedJob] = []
         self._off: list[str] = []
         self._rates: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -57,14 +57,16 @@ class Cluster(Nodes):
         self._worlds.append(world)
         return world
 
-    def launch(self, job: Job | Sequence[str]) -> RunningJob:
+    def launch(self, job: Job | Sequence[str]) -> LaunchedJob:
         """Start a job by the torchrun command, with processes of its own on every node.
 
-        A plain sequence is a job's argv: a script and its arguments, on all nodes.
+        A plain sequence is a job's argv: a script and its arguments, on all nodes. Where Slurm gave
+        the nodes the job is submitted to it, unless it would never start beside this run: then it
+        runs as steps of the run's allocation, and its first event says so.
         """
         if not isinstance(job, Job):
             job = Job(job)
-        running = RunningJob.start(self, job)
+        running = started(self, job)
         self._jobs.append(running)
         return running
 

@@ -41,6 +41,7 @@ class Nodes:
     def __init__(self, run: Run, names: tuple[str, ...]) -> None:
         self._run = run
         self._all = names
+        self._known_mark = ""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ class Nodes:
             stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **(env or {}), RUN: str(self.scratch)},
+            env={**os.environ, **(env or {}), RUN: self.mark},
         )
 
     def commands(
@@ -130,13 +131,42 @@ class Nodes:
 
     @property
     def share_files(self) -> bool:
-        """Whether all nodes are on this machine, and see its files."""
+        """Whether all nodes see what is written to `scratch`."""
+        return bool(self._ask("shares_files"))
+
+    @property
+    def share_kernel(self) -> bool:
+        """Whether all nodes are on this machine, and see all of its files."""
         return bool(self._ask("shares_kernel"))
 
     @property
     def scratch(self) -> Path:
-        """A directory of this machine for what goes with the run, however the run ends."""
+        """A directory for what goes with the run, however the run ends: one that all nodes see,
+        where there is one, else this machine's own."""
         return Path(self._ask("scratch"))
+
+    @property
+    def mark(self) -> str:
+        """Value of the variable RUN of processes that are to end with the run."""
+        if not self._known_mark:
+            self._known_mark = str(self._ask("mark"))
+        return self._known_mark
+
+    @property
+    def python(self) -> str:
+        """The Python that runs our programs on nodes."""
+        return str(self._ask("python"))
+
+    @property
+    def allocation(self) -> int | None:
+        """Number of the scheduler's job that holds the nodes; None where no scheduler gave them."""
+        found = self._ask("allocation")
+        return None if found is None else int(found)
+
+    @property
+    def accelerators_per_node(self) -> int:
+        """As the spec promises them."""
+        return self._run.spec.accelerators.per_node
 
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
         names = (

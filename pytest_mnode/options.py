@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 """Where a config keeps its run, once there is one; here because the run itself is heavy."""
 
-LAUNCHERS = ("auto", "local", "rack")
+LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm")
 REUSE = ("warm", "group", "fresh")
 NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
@@ -42,6 +42,13 @@ _OPTIONS = (
     _Option("nodes", "N", "run tests that need ranks on N nodes"),
     _Option("procs-per-node", "G", "ranks a node (default: its accelerators, else 1)"),
     _Option("launcher", "NAME", f"how commands get to nodes: {', '.join(LAUNCHERS)}", "auto"),
+    _Option("hostfile", "FILE", "nodes to reach by ssh: 'host slots=8' a line, ranges node[01-16]"),
+    _Option("slurm-args", "ARGS", "of the allocation to ask Slurm for, where the run is not in one "
+            "already, such as '--partition=gpu --account=x'"),
+    _Option("python", "PATH", "the Python on the nodes of ssh and slurm (default: this one)"),
+    _Option("shared-dir", "DIR", "a directory that all nodes see (default: a hidden temporary one "
+            "below the root of the tests)"),
+    _Option("discover", "FILE", "write a first spec, of what the nodes show, into FILE"),
     _Option("spec", "FILE", "YAML page of what the cluster promises (default: the rack's own)"),
     _Option("backend", "NAME", f"of process groups: {', '.join(BACKENDS)}", "auto"),
     _Option("reuse", "LEVEL", "what tests share: warm ranks and group, ranks with a new group, "
@@ -61,7 +68,12 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for. `nodes` and `procs_per_node` are None where not said."""
+    """What the user asked for. `nodes` and `procs_per_node` are None where not said.
+
+    hostfile: nodes to reach by ssh; slurm_args: of the allocation to ask for; python: on the nodes,
+    "" for the controller's own path; shared_dir: seen by all nodes, None to look for one; discover:
+    where a first spec is to be written.
+    """
 
     nodes: int | None
     procs_per_node: int | None
@@ -75,6 +87,11 @@ class Settings:
     log_dir: Path | None
     faults: str = ""
     locate_budget_s: float = 20.0
+    hostfile: Path | None = None
+    slurm_args: tuple[str, ...] = ()
+    python: str = ""
+    shared_dir: Path | None = None
+    discover: Path | None = None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -109,6 +126,11 @@ def read_settings(config: pytest.Config) -> Settings:
         log_dir=_directory(config, "log-dir"),
         faults=_faults(config),
         locate_budget_s=locate_budget_s(config),
+        hostfile=_path(config, "hostfile"),
+        slurm_args=_words(config, "slurm-args"),
+        python=_value(config, "python")[1],
+        shared_dir=_directory(config, "shared-dir"),
+        discover=_path(config, "discover"),
     )
 
 
@@ -169,6 +191,16 @@ def _faults(config: pytest.Config) -> str:
     except UsageError as error:
         raise pytest.UsageError(f"{where}: {error}") from None
     return text
+
+
+def _words(config: pytest.Config, name: str) -> tuple[str, ...]:
+    where, text = _value(config, name)
+    import shlex
+
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise _wrong(where, text, f"accepted: arguments as for a shell ({error})") from None
 
 
 def _path(config: pytest.Config, name: str) -> Path | None:

@@ -48,8 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[NEEDS] = needs.Needs()
     config.pluginmanager.register(config.stash[NEEDS], "mnode-needs")
-    if settings.nodes is not None or settings.spec is not None or settings.report_dir is not None:
+    if settings.discover is not None:
+        _discover_instead(config, settings)
+    elif settings.nodes is not None or settings.spec or settings.report_dir:
         _make_run(config)
+
+
+def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:
+    """No test is run: the nodes are looked at, and a first spec is written."""
+    from pytest_mnode.discover.session import Discovery, settings_to_discover
+    from pytest_mnode.run import Run
+
+    try:
+        settings = config.stash[SETTINGS] = settings_to_discover(config, settings)
+        run = config.stash[options.RUN] = Run(config, settings)
+    except MnodeError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.pluginmanager.register(Discovery(run), "mnode-discovery")
 
 
 def _follows(config: pytest.Config) -> bool:
@@ -102,7 +117,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     run = _run(config)
     if run is None or _is_xdist_worker(config) or run.nodes is None:
         return
-    if config.getoption("collectonly"):
+    if config.getoption("collectonly") or run.settings.discover is not None:
         return
     try:
         run.make_pool().start_early()

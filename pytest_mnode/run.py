@@ -54,7 +54,8 @@ class Run:
         self.spec_path = settings.spec or default_spec_path()
         self.spec = load_spec(self.spec_path)
         self.nodes = settings.nodes
-        if self.nodes is not None and self.nodes > self.spec.nodes:
+        discovers = settings.discover is not None  # how many there are is what it is to say
+        if self.nodes is not None and self.nodes > self.spec.nodes and not discovers:
             raise pytest.UsageError(
                 f"--mnode-nodes={self.nodes}: {self.spec_path.name} says nodes: {self.spec.nodes}; "
                 f"accepted: 1 to {self.spec.nodes}"
@@ -75,7 +76,7 @@ class Run:
         """The pool this process owns. Raises MnodeError where there can be none."""
         if self.pool is None:
             assert self.nodes is not None
-            self.pool = Pool(self.settings, self.spec, self.nodes)
+            self.pool = Pool(self.settings, self.spec, self.nodes, self.config.rootpath)
             if self.settings.faults:
                 self._inject_faults(self.pool)
             self.launcher, self.reason = self.pool.launcher.name, self.pool.reason

@@ -21,7 +21,7 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
         (
             ["--mnode-launcher=cloud"],
-            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack",
+            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm",
         ),
         (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
         (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
@@ -31,6 +31,20 @@ NODES = "accepted: a whole number of 1 or more"
             "ERROR: --mnode-locate-budget=0: accepted: seconds, more than 0",
         ),
         (["--mnode-timeout=nan"], "ERROR: --mnode-timeout=nan: accepted: seconds, more than 0"),
+        (
+            ["--mnode-slurm-args=--partition='gpu"],
+            "ERROR: --mnode-slurm-args=--partition='gpu: accepted: arguments as for a shell*",
+        ),
+        (["--mnode-shared-dir=file.txt"], "ERROR: --mnode-shared-dir=*file.txt: accepted: a dir*"),
+        (["--mnode-launcher=ssh", "--mnode-nodes=2"], "ERROR: --mnode-launcher=ssh: which nodes?*"),
+        (
+            ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=none"],
+            "ERROR: *none: no such file or directory; accepted: a file with a host a line",
+        ),
+        (
+            ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=file.txt"],
+            "ERROR: *file.txt: names no host; accepted: host, user@host or *",
+        ),
         (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],
@@ -88,7 +102,7 @@ def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: mnode_launcher in tox.ini=cloud: accepted: auto, local, rack"]
+        ["ERROR: mnode_launcher in tox.ini=cloud: accepted: auto, local, rack, ssh, slurm"]
     )
 
 

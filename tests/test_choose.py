@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pytest_mnode.cluster.choose import choose
+from pytest_mnode import slurm
+from pytest_mnode.cluster.choose import Elsewhere, choose
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -65,3 +68,45 @@ def test_a_rack_that_does_not_start_is_replaced_only_if_not_asked_for(
     assert (launcher.name, reason) == ("local", "no rack: rack: no tbf in this kernel")
     with pytest.raises(ClusterError, match="no tbf"):
         pool._started("rack", 2, SPEC, "/nowhere")
+
+
+@pytest.fixture
+def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def _hosts(directory: Path, count: int) -> Elsewhere:
+    path = directory / "hosts"
+    path.write_text("".join(f"n{number}\n" for number in range(count)))
+    return Elsewhere(directory, path)
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+@pytest.mark.parametrize("wanted", ["auto", "ssh"])
+def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
+    elsewhere = _hosts(tmp_path, 3)
+    launcher, reason = choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
+    assert launcher.name == "ssh"
+    assert reason == ("asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}")
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+def test_ssh_needs_to_know_which_hosts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--mnode-launcher=ssh: which nodes\? name them by --mno"):
+        choose("ssh", 2, SPEC, [str(tmp_path)])
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+def test_too_few_hosts_are_named(tmp_path: Path) -> None:
+    message = "4 nodes are needed, and .*hosts names 3: n0, n1, n2; add hosts to it, or give --mn"
+    with pytest.raises(UsageError, match=message):
+        choose("ssh", 4, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
+
+
+def test_inside_of_an_allocation_it_is_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
+    launcher, reason = choose("auto", 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
+    assert (launcher.name, reason) == ("slurm", "inside of job 17")

@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+from pytest_mnode.cluster.hostfile import read_hostfile
 from pytest_mnode.cluster.local import Local
 from pytest_mnode.cluster.node import Launcher
 from pytest_mnode.cluster.rack import Layout, Link, Rack
 from pytest_mnode.errors import UsageError
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What the user said of nodes that are other machines.
+
+    root: of the tests, where a directory that all nodes see is looked for. The others: as in
+    Settings.
+    """
+
+    root: Path
+    hostfile: Path | None = None
+    slurm_args: tuple[str, ...] = ()
+    python: str = ""
+    shared_dir: Path | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, root: Path) -> Self:
+        """The part of the settings that is of such nodes."""
+        return cls(
+            root, settings.hostfile, settings.slurm_args, settings.python, settings.shared_dir
+        )
+
+
 def choose(
-    wanted: str, nodes: int, spec: Spec, cleanup_dirs: Sequence[str]
+    wanted: str,
+    nodes: int,
+    spec: Spec,
+    cleanup_dirs: Sequence[str],
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[Launcher, str]:
     """A launcher for `nodes` nodes, not started, and the reason for it in a few words.
 
     Raises UsageError where the launcher that was asked for cannot work here.
     """
+    elsewhere = elsewhere or Elsewhere(Path.cwd())
+    job = os.environ.get("SLURM_JOB_ID")
+    if wanted == "slurm" or (wanted == "auto" and job):
+        run_dir = cleanup_dirs[0] if cleanup_dirs else ""
+        why = f"inside of job {job}" if job else "asked for"
+        return _slurm(nodes, spec, run_dir, elsewhere), why
+    if wanted == "ssh" or (wanted == "auto" and elsewhere.hostfile):
+        why = "asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}"
+        return _ssh(nodes, spec, cleanup_dirs[0], elsewhere), why
     if wanted == "local":
         return Local(nodes), "asked for"
     reason = Rack.unavailable()
@@ -28,6 +68,42 @@ def choose(
     if wanted == "rack":
         raise UsageError(f"--mnode-launcher=rack: {reason}; use local, or allow namespaces")
     return Local(nodes), f"no rack: {reason}"
+
+
+def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launcher:
+    from pytest_mnode.cluster.slurm import Slurm
+
+    return Slurm(
+        nodes,
+        spec,
+        elsewhere.slurm_args,
+        run_dir=run_dir,
+        root=elsewhere.root,
+        shared_dir=elsewhere.shared_dir,
+        python=elsewhere.python,
+    )
+
+
+def _ssh(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launcher:
+    from pytest_mnode.cluster.ssh import Ssh
+
+    if elsewhere.hostfile is None:
+        raise UsageError("--mnode-launcher=ssh: which nodes? name them by --mnode-hostfile=FILE")
+    hosts = read_hostfile(elsewhere.hostfile)
+    if len(hosts) < nodes:
+        names = ", ".join(host.name for host in hosts)
+        raise UsageError(
+            f"{nodes} nodes are needed, and {elsewhere.hostfile} names {len(hosts)}: {names}; add "
+            f"hosts to it, or give --mnode-nodes={len(hosts)}"
+        )
+    return Ssh(
+        hosts[:nodes],
+        spec,
+        run_dir=run_dir,
+        root=elsewhere.root,
+        shared_dir=elsewhere.shared_dir,
+        python=elsewhere.python,
+    )
 
 
 def _rack(nodes: int, spec: Spec, cleanup_dirs: Sequence[str]) -> Rack:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.errors import UsageError
@@ -13,6 +15,8 @@ class Local:
 
     name = "local"
     shared_kernel = True
+    python = sys.executable
+    shared_dir: Path | None = None
 
     def __init__(self, nodes: int) -> None:
         if nodes < 1:

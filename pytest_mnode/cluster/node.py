@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -60,6 +61,11 @@ class Launcher(Protocol):
     """Known after `start`."""
     shared_kernel: bool
     """All nodes are on this kernel, so one agent program can serve them all."""
+    python: str
+    """The Python that runs our programs on nodes."""
+    shared_dir: Path | None
+    """A directory that all nodes and this machine see, known after `start`; None where there is
+    none. Where the kernel is shared every directory is, and this is not asked."""
 
     def start(self) -> None:
         """Bring the nodes up. Raises ClusterError that names what is missing."""
@@ -90,7 +96,11 @@ class Launcher(Protocol):
 
 
 class PowerSwitch(Protocol):
-    """What launchers offer that can switch nodes off and on."""
+    """What launchers offer that can switch nodes off and on.
+
+    A launcher of machines that share no kernel may take minutes, and its methods are called from
+    a thread of their own.
+    """
 
     def power_off(self, node: Node) -> None:
         """As a pulled plug: everything on the node is gone at once."""

@@ -2,12 +2,15 @@
 
 What to run is `Job`, a value; how torchrun is called for it and what a scheduler would do when it
 ends are functions from values to values (`torchrun`, `requeue`); `processes` finds and ends what
-runs on nodes; `RunningJob` is the one that starts, waits and keeps count. Runs in the controller.
+runs on nodes. `RunningJob` starts the parts itself, waits and keeps count; a job that a scheduler
+starts is in `slurm`. Runs in the controller.
 """
 
 from __future__ import annotations
 
 from pytest_mnode.job.described import Job, JobEvent, JobResult
+from pytest_mnode.job.launched import LaunchedJob
 from pytest_mnode.job.running import RunningJob
+from pytest_mnode.job.starting import started
 
-__all__ = ["Job", "JobEvent", "JobResult", "RunningJob"]
+__all__ = ["Job", "JobEvent", "JobResult", "LaunchedJob", "RunningJob", "started"]

@@ -92,8 +92,8 @@ class JobEvent:
     """Something that happened to a job, or was done to it.
 
     time_s: wall clock, seconds since 1970: the node's own for a signal, else the controller's.
-    what: "started", "signalled", "ended", "node lost", "preempted", "killed", "requeued",
-    "gave up".
+    what: "submitted", "started", "signalled", "ended", "node lost", "preempted", "killed",
+    "requeued", "gave up".
     requeue: which start of the job it belongs to, from 0.
     """
 

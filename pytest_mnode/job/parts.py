@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal as signals
 import subprocess
 import sys
 import tempfile
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job
 from pytest_mnode.job.torchrun import Start
@@ -29,15 +27,16 @@ _BURY_S = 5.0
 class Parts:
     """The parts of a job, over all its starts. nodes: those of the last start, in order.
 
-    note: called as note(what, node, pids, detail, wall clock or None) for what is done to them.
+    job_id: marks its processes. note: called as note(what, node, pids, detail, wall clock or None)
+    for what is done to them.
     """
 
-    def __init__(self, cluster: Cluster, job: Job, note: Callable[..., None]) -> None:
+    def __init__(self, cluster: Cluster, job: Job, job_id: str, note: Callable[..., None]) -> None:
         self.nodes: tuple[str, ...] = ()
         self._cluster = cluster
         self._job = job
         self._note = note
-        self._id = uuid.uuid4().hex
+        self._id = job_id
         self._logs = tempfile.TemporaryDirectory(prefix="job-", dir=cluster.scratch)
         self._requeue = 0
         self._used: dict[str, None] = {}
@@ -74,25 +73,7 @@ class Parts:
 
     def living(self, names: Iterable[str] | None = None) -> list[str]:
         """Those of these nodes (None: its own) that the launcher does not know to be gone."""
-        there = []
-        for name in self.nodes if names is None else names:
-            with contextlib.suppress(NodeLostError):
-                self._cluster.commands(["true"], name)
-                there.append(name)
-        return there
-
-    def pids(self, node: str, wanted: str) -> list[int]:
-        """See processes.pids."""
-        return list(processes.pids(self._cluster, [node], self._id, wanted)[node])
-
-    def signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
-        """Signal processes, noted by node and time; their pids."""
-        done = processes.signal(self._cluster, on, self._id, wanted, int(number))
-        for name, sent in done.items():
-            if sent:
-                pids = tuple(pid for pid, _ in sent)
-                self._note("signalled", name, pids, number.name, sent[0][1])
-        return [pid for sent in done.values() for pid, _ in sent]
+        return processes.living(self._cluster, self.nodes if names is None else names)
 
     def end(self, everywhere: bool = False) -> None:
         """Kill them on all nodes that there are, and see to it that they are gone.

@@ -5,8 +5,9 @@ Each function is one short command there, of which Python's start is the longest
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,16 @@ def alive(nodes: Nodes, known: Mapping[str, Sequence[tuple[int, float]]]) -> dic
         [result] = nodes.run([sys.executable, "-S", "-c", _ALIVE, *words], node, timeout=_LIMIT_S)
         out[node] = set(map(int, _answered(result).stdout.split()))
     return out
+
+
+def living(nodes: Nodes, names: Iterable[str]) -> list[str]:
+    """Those of these nodes that the launcher does not know to be gone."""
+    there = []
+    for name in names:
+        with contextlib.suppress(NodeLostError):
+            nodes.commands(["true"], name)
+            there.append(name)
+    return there
 
 
 def is_there(nodes: Nodes, node: str) -> bool:

@@ -87,6 +87,6 @@ def exit_codes(output: str) -> tuple[int, ...]:
 
 
 def was_preempted(outputs: Sequence[str]) -> bool:
-    """Whether a rank said that it was told to end, and none failed otherwise, by torchrun's word."""
+    """Whether a rank says, by torchrun's word, that it was told to end, and none else failed."""
     codes = [code for text in outputs for code in exit_codes(text)]
     return EXIT_PREEMPTED in codes and set(codes) <= {EXIT_PREEMPTED, *_ENDED_BY_TORCHRUN}

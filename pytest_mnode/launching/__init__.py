@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_mnode.launching.crowded import crowds_of, record_crowds, table
-    from pytest_mnode.launching.direct import path_of
     from pytest_mnode.launching.held_back import record_absent
     from pytest_mnode.launching.images import record_image
     from pytest_mnode.launching.placing import elsewhere, record_place
     from pytest_mnode.launching.rendezvous import record_rendezvous
+    from pytest_mnode.launching.sbatch import path_of
     from pytest_mnode.launching.starting import job_of, start
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "table",
 ]
 
-_MODULES = ("crowded", "direct", "held_back", "images", "placing", "rendezvous", "starting")
+_MODULES = ("crowded", "held_back", "images", "placing", "rendezvous", "sbatch", "starting")
 
 
 def __getattr__(name: str) -> Any:

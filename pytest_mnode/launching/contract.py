@@ -45,6 +45,8 @@ class Expected:
     accelerators: of each node. pins: variables that every rank of a node must have, by node.
     outside: names of variables where the job was submitted from; own: names the job asked for.
     hosts: how nodes name themselves where that is otherwise; nodes of one name are one machine.
+    added: beginnings of those that the way of submitting adds; profile: the user's profile adds
+    more, of any name.
     """
 
     style: str
@@ -55,6 +57,8 @@ class Expected:
     outside: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+    profile: bool = False
 
     @property
     def size(self) -> int:
@@ -89,13 +93,19 @@ def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
 
 
 def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """Variables of where the job was submitted from that ranks see, the canary first."""
+    """Variables of where the job was submitted from that ranks see, the canary first.
+
+    Where a profile adds variables, which may have the same names, only the canary tells: a rank
+    that does not see it sees nothing of there.
+    """
     allowed = LOGIN | _SHELL | expected.own | set(REQUIRED[expected.style])
     allowed |= {name for pins in expected.pins.values() for name in pins}
     found = []
     for report in reports:
+        if expected.profile and CANARY not in report.names:
+            continue
         for name in sorted((report.names & expected.outside) - allowed):
-            if not name.startswith(_ADDED[expected.style]):
+            if not name.startswith((*_ADDED[expected.style], *expected.added)):
                 what = f"{name} of the submitting environment is visible"
                 found.append(Wrong(report.node, report.rank, name, what))
     return sorted(found, key=lambda wrong: wrong.variable != CANARY)

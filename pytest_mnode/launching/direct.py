@@ -19,7 +19,7 @@ from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launching import login, styles
 from pytest_mnode.launching.contract import CANARY
 from pytest_mnode.launching.described import LaunchJob
-from pytest_mnode.launching.paths import Outcome, SubmissionPath, Submitted
+from pytest_mnode.launching.paths import Outcome, Submitted
 from pytest_mnode.launching.reports import Login, RankReport, read_output
 
 if TYPE_CHECKING:
@@ -31,9 +31,13 @@ _END_S = 15.0
 """How long a node may take to end the rest of a job that was told to end."""
 
 
-def path_of(cluster: Nodes) -> SubmissionPath:
-    """The way in which users start jobs on this cluster: by its launcher, so far one for all."""
-    return Direct(cluster)
+def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Variables that a site sets on a node: the fabric's interface, where a job sets none."""
+    interface = cluster.fabric_interface(node)
+    if not interface:
+        return {}
+    pins = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {name: value for name, value in pins.items() if name not in own}
 
 
 class Direct:
@@ -41,14 +45,16 @@ class Direct:
 
     Where nodes are logged in to as root, the job becomes an unprivileged user, unless that one
     could not read the job or run Python. Site variables are the pins of the fabric's interface.
+    note: why this way, where there is another.
     """
 
     name = "direct"
     runs_images = False
 
-    def __init__(self, cluster: Nodes, *, unprivileged: bool = True) -> None:
+    def __init__(self, cluster: Nodes, *, unprivileged: bool = True, note: str = "") -> None:
         self._cluster = cluster
         self._unprivileged = unprivileged
+        self._notes = (note,) if note else ()
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> DirectSubmission:
         """See SubmissionPath."""
@@ -59,9 +65,9 @@ class Direct:
             )
         names = tuple(nodes)
         place = styles.Placement(names, self._cluster.address(names[0]), self._free_port(names[0]))
-        pins = {name: self._pins(name, job.env) for name in names}
+        pins = {name: pins_of(self._cluster, name, job.env) for name in names}
         by_deepspeed = job.style == "deepspeed" and self._has("deepspeed", names)
-        notes = []
+        notes = list(self._notes)
         if job.style == "deepspeed" and not by_deepspeed:
             notes.append(
                 "deepspeed is not installed on every node: its ranks were started one by one, "
@@ -90,13 +96,6 @@ class Direct:
             )
             for node, processes in started.items()
         }
-
-    def _pins(self, node: str, own: Mapping[str, str]) -> dict[str, str]:
-        interface = self._cluster.fabric_interface(node)
-        if not interface:
-            return {}
-        pins = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        return {name: value for name, value in pins.items() if name not in own}
 
     def _has(self, package: str, nodes: Sequence[str]) -> bool:
         asked = self._cluster.run([sys.executable, "-I", "-c", _HAS, package], nodes)

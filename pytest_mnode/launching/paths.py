@@ -2,7 +2,8 @@
 
 A path is what the cluster's own documentation tells its users to do. `Direct` is that of launchers
 that run commands on nodes: log in to each node, run the command there. A scheduler's path submits a
-script, and differs in who chooses the nodes, who starts a process a rank, and who has images.
+script (`Sbatch`), and differs in who orders the nodes, who starts a process a rank, and who has
+images.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ class Submitted:
     """What a path made of a job.
 
     nodes: where it runs, in the order of ranks. pins: variables that the site adds, by node.
-    notes: what was done otherwise than a reader would think.
+    notes: what was done otherwise than a reader would think. adds: beginnings of variables that
+    the path itself gives every rank. profile: the user's profile on the node adds more.
     """
 
     nodes: tuple[str, ...]
     pins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    adds: tuple[str, ...] = ()
+    profile: bool = False
 
 
 class Submission(Protocol):
@@ -66,8 +70,10 @@ class SubmissionPath(Protocol):
 
     name: str
     """For messages, such as "direct" or "sbatch"."""
-    runs_images: bool
-    """Whether a job's image is run; else one that has an image is refused."""
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether a job's image is run; else one that has an image is refused."""
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
         """Start a job that is placed, on these nodes, in this order where order can be chosen.

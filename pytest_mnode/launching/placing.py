@@ -25,7 +25,8 @@ def record_place(
 ) -> None:
     """Whether a job ran on the nodes that were asked for, and MASTER_ADDR followed it there.
 
-    asked: in the order of ranks. addresses: by which others reach them, and all other nodes.
+    asked: in the order of ranks, unless the path has an order of its own. addresses: by which
+    others reach them, and all other nodes.
     """
     reports = now.outcome.reports
     ran_on = {report.node for report in reports}
@@ -38,15 +39,16 @@ def record_place(
         source=f"placed on {', '.join(asked)}",
         culprit=", ".join(strange or missing) or None,
     )
-    others = other_addresses(asked[0], addresses, now.outcome.hosts)
-    right = own_addresses(now, asked[0], addresses) - set(others)
+    first = now.submitted.nodes[0] if set(now.submitted.nodes) == set(asked) else asked[0]
+    others = other_addresses(first, addresses, now.outcome.hosts)
+    right = own_addresses(now, first, addresses) - set(others)
     said = [r.contract.get("MASTER_ADDR", "none") for r in reports]
     wrong = sorted(set(said) - right)
     measure(
         f"{now.what}: ranks whose MASTER_ADDR is the first node's",
         sum(address in right for address in said) if reports else None,
         equals=now.expected.size,
-        source=f"{asked[0]} is at {addresses[asked[0]]}",
+        source=f"{first} is at {addresses[first]}",
         culprit=", ".join(f"MASTER_ADDR={a} ({others.get(a, 'no node')})" for a in wrong) or None,
     )
 

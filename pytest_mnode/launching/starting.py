@@ -186,6 +186,8 @@ def start(
         outside=outside_names(),
         own=frozenset(job.env),
         hosts=outcome.hosts,
+        added=submitted.adds,
+        profile=submitted.profile,
     )
     return Started(what, job, expected, submitted, outcome)
 

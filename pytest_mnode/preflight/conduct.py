@@ -55,6 +55,9 @@ class Nodes(Protocol):
 
     def address(self, node: str) -> str: ...
 
+    @property
+    def python(self) -> str: ...
+
 
 @dataclass(slots=True)
 class _Running:
@@ -110,20 +113,25 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
 
 
 def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> _Running:
-    [command] = nodes.commands(
-        [sys.executable, "-P", "-m", "pytest_mnode.preflight.survey"], (name,)
-    )
+    [command] = nodes.commands([nodes.python, "-P", "-m", "pytest_mnode.preflight.survey"], (name,))
     errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  the stack's
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, **search_path(nodes.python)},
         start_new_session=True,  # Ctrl-C is for the controller alone, which ends it in order
     )
     stack.callback(_end, process)
     return _Running(index, name, nodes.address(name), process, errors)
+
+
+def search_path(python: str) -> dict[str, str]:
+    """What this Python finds, where nodes use it too; another one has packages of its own."""
+    if python != sys.executable:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, TimeLimitError
-from pytest_mnode.job import JobEvent, JobResult, RunningJob, processes
+from pytest_mnode.job import JobEvent, JobResult, LaunchedJob, processes
 from pytest_mnode.restart import watching
 from pytest_mnode.restart.evidence import Struck
 from pytest_mnode.restart.lives import History, Life
@@ -31,7 +31,7 @@ _END_LIMIT_S = 120.0
 
 def launched(
     planned: Plan, promise: RestartCriterion, cluster: Cluster, config: JobConfig
-) -> RunningJob:
+) -> LaunchedJob:
     """Start the job with this config, which is put into its directory."""
     path = watching.write_config(cluster, planned.eye, config)
     return cluster.launch(planned.job(path, promise))
@@ -63,7 +63,7 @@ class Ordeal:
             self.events = job.events
         return self._history()
 
-    def _strike_and_wait(self, job: RunningJob, kill: Kill, number: int) -> None:
+    def _strike_and_wait(self, job: LaunchedJob, kill: Kill, number: int) -> None:
         lives = len(self._history().lives) if number else 1
         ranks, step = (0, HELD) if kill == "checkpoint" else (self.plan.ranks, STRIKE_AFTER[number])
         reached, unseen = self._await(job, ranks, step, lives, START_LIMIT_S)
@@ -109,7 +109,7 @@ class Ordeal:
         if last is not None and self.struck[last].came_back:
             self.struck[last] = replace(self.struck[last], came_back=well, ended_how=how)
 
-    def _strike(self, job: RunningJob, kill: Kill) -> Struck:
+    def _strike(self, job: LaunchedJob, kill: Kill) -> Struck:
         """Do it: what, when, by whose clock."""
         if kill == "node":
             at = time.time()
@@ -142,7 +142,7 @@ class Ordeal:
             what += f" while the checkpoint of step {HELD} was written"
         return Struck(what, first.time_s, str(first.node), late=late)
 
-    def _boot_again(self, job: RunningJob) -> None:
+    def _boot_again(self, job: LaunchedJob) -> None:
         """As an operator does, once the launcher has seen that the node is gone."""
         end = time.monotonic() + self.promise.within_s
         while not any(event.what == "node lost" for event in job.events):
@@ -152,7 +152,7 @@ class Ordeal:
         self.cluster.power_on(self.plan.victim)
 
     def _await(
-        self, job: RunningJob, ranks: int, step: int, starts: int, limit_s: float
+        self, job: LaunchedJob, ranks: int, step: int, starts: int, limit_s: float
     ) -> tuple[bool | None, str]:
         """Whether it was seen, see await_steps; None, and why, where it could not be."""
         try:
@@ -187,12 +187,12 @@ class Ordeal:
         return found
 
 
-def _ended_now(job: RunningJob) -> str:
+def _ended_now(job: LaunchedJob) -> str:
     result = job.poll()
     return how_ended(job, result) if result is not None else "the job had not ended"
 
 
-def how_ended(job: RunningJob, result: JobResult | None) -> str:
+def how_ended(job: LaunchedJob, result: JobResult | None) -> str:
     """In words, with what the ranks said last."""
     if result is None:
         return f"the job still ran on {', '.join(job.nodes)}"
@@ -206,7 +206,7 @@ def how_ended(job: RunningJob, result: JobResult | None) -> str:
     return f"torchrun ended with {codes}" + (f"; {said[-1]}" if said else "")
 
 
-def _notes(job: RunningJob, since: float) -> tuple[str, ...]:
+def _notes(job: LaunchedJob, since: float) -> tuple[str, ...]:
     """How the job was started again, and where."""
     requeued = [e for e in job.events if e.what == "requeued" and e.time_s >= since]
     if not requeued:

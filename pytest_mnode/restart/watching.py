@@ -86,8 +86,10 @@ def shared_place(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
     """
     if spec.storage is not None and spec.storage.checkpoints is not None:
         return Path(spec.storage.checkpoints)
-    if cluster.share_files:
+    if cluster.share_kernel:
         return base
+    if cluster.share_files:
+        return cluster.scratch
     return "storage.checkpoints of the spec names no directory that all nodes share"
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import MnodeError, TimeLimitError, UsageError, WorldError
-from pytest_mnode.job import Job, JobResult, RunningJob
+from pytest_mnode.job import Job, JobResult, LaunchedJob
 from pytest_mnode.scaling.facts import MARK, Facts
 from pytest_mnode.scaling.plan import Plan, device_for
 from pytest_mnode.scaling.result import Scaling, judge
@@ -73,7 +73,7 @@ def measured(
     return found
 
 
-def _ended(job: RunningJob, limit_s: float) -> JobResult:
+def _ended(job: LaunchedJob, limit_s: float) -> JobResult:
     """Wait for a job. Ranks whose peers failed may wait for long, so they are not waited for."""
     end = time.monotonic() + limit_s
     while True:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pytest_mnode.spec.data import DataCriterion
 from pytest_mnode.spec.devices import DevicesCriterion
 from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Sizes, Some
+from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.spec.groups import GroupsCriterion
 from pytest_mnode.spec.launch import LaunchCriterion
 from pytest_mnode.spec.line import BusbwLine, ring_line
@@ -158,3 +159,5 @@ class Criteria(Page):
     """Is what n nodes lose against one explained, and small?"""
     restart: RestartCriterion | None = None
     """Does a killed job come back and lose nothing?"""
+    gang: GangCriterion | None = None
+    """Does a gang start whole, or wait?"""

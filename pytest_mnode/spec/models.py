@@ -28,6 +28,7 @@ from pytest_mnode.spec.fields import (
     Text,
 )
 from pytest_mnode.spec.numa import Topology
+from pytest_mnode.spec.power import Power
 
 
 class Accelerators(Page):
@@ -125,6 +126,9 @@ class Spec(Page):
 
     name: Text
     """What the cluster is called."""
+    confirmed: Annotated[bool, Field(strict=True)] = True
+    """Whether somebody compared this page with what was bought. A page by --mnode-discover says
+    false until then, and no run with it certifies."""
     emulated: tuple[Text, ...] = ()
     """What is emulated and not real, a line each; said on the certificate."""
     nodes: Some
@@ -135,6 +139,7 @@ class Spec(Page):
     topology: Topology | None = None
     storage: Storage | None = None
     scheduler: Scheduler | None = None
+    power: Power | None = None
     criteria: Criteria
     not_promised: tuple[NotPromised, ...] = ()
     """Questions left open on purpose: reported as such, never as passed."""
@@ -148,6 +153,16 @@ class Spec(Page):
             raise ValueError(
                 f"scaling.compute: {scaling.compute_s:g} s, with accelerators.per_node "
                 f"{accelerators.per_node}: real accelerators compute for real; leave it out"
+            )
+        return criteria
+
+    @field_validator("criteria")
+    @classmethod
+    def _has_a_scheduler(cls, criteria: Criteria, info: ValidationInfo) -> Criteria:
+        if criteria.gang is not None and info.data.get("scheduler", 0) is None:
+            raise ValueError(
+                "gang: promised without a scheduler; "
+                "accepted: with scheduler: {kind: slurm} or {kind: kubernetes}"
             )
         return criteria
 

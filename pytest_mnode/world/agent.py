@@ -8,7 +8,7 @@ import pickle
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -132,6 +132,8 @@ class Agent:
         self._send(message)
 
     def _launch(self, launch: Launch) -> None:
+        # The controller may be another machine, where logs lie elsewhere.
+        launch = replace(launch, world=replace(launch.world, log_dir=self.order.log_dir))
         leads = launch.node_rank == 0
         listening = self.store if leads else None
         ours, theirs = Pipe()

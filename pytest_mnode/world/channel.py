@@ -10,12 +10,17 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+
+from pytest_mnode.cluster.remote import address as addresses_of
+from pytest_mnode.errors import ClusterError
+
+_PORT_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,28 @@ class Switchboard:
         self.socket.rcvhwm = 0
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def listen(self, addresses: Sequence[str]) -> int:
+        """Also listen at addresses of this machine, at one port that the system chooses; it.
+
+        Raises ClusterError where that is not possible.
+        """
+        self.socket.ipv6 = True
+        problem = ""
+        for _ in range(_PORT_TRIES):
+            bound: list[str] = []
+            port: int | str = "*"
+            try:
+                for address in addresses:
+                    self.socket.bind(addresses_of.endpoint(address, port))
+                    bound.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
+                    port = int(bound[-1].rpartition(":")[2])
+                return int(port)
+            except zmq.ZMQError as error:  # taken at another of the addresses
+                problem = str(error)
+                for one in bound:
+                    self.socket.unbind(one)
+        raise ClusterError(f"cannot listen at {', '.join(addresses)}: {problem}")
 
     @property
     def waiting(self) -> bool:
@@ -146,6 +173,7 @@ class Line:
         self.socket.linger = 0
         self.socket.sndhwm = 0
         self.socket.rcvhwm = 0
+        self.socket.ipv6 = True
         self.socket.connect(endpoint)
 
     def send(self, destination: str, message: Any) -> None:

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,6 +24,7 @@ from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.errors import WorldError
 from pytest_mnode.world import agent, process
 from pytest_mnode.world.follow import Follower
+from pytest_mnode.world.gate import sys_path_here
 from pytest_mnode.world.messages import (
     AgentLost,
     BootAgent,
@@ -91,7 +93,7 @@ class Forge:
         self.agents: dict[str, Connection] = {}
 
     def fail(self, text: str) -> None:
-        self.gate.send_bytes(pickle.dumps(GateFailed(self.order.gate, text)))
+        self.gate.send_bytes(pickle.dumps(GateFailed(self.order.gate, text, self.order.life)))
 
     def prepare(self) -> None:
         try:
@@ -113,8 +115,10 @@ class Forge:
         rendezvous_handler_registry.register(BACKEND, OurRendezvous)
 
     def collect(self, collect: Collect) -> None:
+        if self.order.remote:  # temporary files of ranks go with the run, for nobody sees them
+            collect = replace(collect, basetemp=f"{self.order.run_dir}/tmp")
         os.chdir(collect.cwd)
-        sys.path[:] = collect.sys_path
+        sys.path[:] = sys_path_here(collect.sys_path, self.order)
         options = {**collect.options, **_NOT_IN_RANKS}
         options.pop("file_or_dir", None)
         # As words of the command line, so that their order means what it meant there.

@@ -12,7 +12,10 @@ import pickle
 import shutil
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,24 +26,59 @@ from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.world import process
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.describe import returncode_text
-from pytest_mnode.world.messages import HUB, RUN, GateAlive, GateFailed, GateOrder, NodeEntry
+from pytest_mnode.world.messages import (
+    BEAT,
+    HUB,
+    RUN,
+    GateAlive,
+    GateFailed,
+    GateOrder,
+    NodeEntry,
+)
 
 _BEAT_S = 1.0
+_SILENCE_S = 15.0
+"""Without a word of a hub on another machine, which says one every second."""
 
 
 def read_order(text: str) -> GateOrder:
     """A GateOrder from the JSON line on standard input."""
     data = json.loads(text)
     nodes = tuple(NodeEntry(**entry) for entry in data.pop("nodes"))
-    return GateOrder(**{**data, "nodes": nodes, "sys_path": tuple(data["sys_path"])})
+    lists = {name: tuple(data[name]) for name in ("sys_path", "prefixes", "own_sys_path")}
+    return GateOrder(**{**data, **lists, "nodes": nodes})
+
+
+def sys_path_here(given: Sequence[str], order: GateOrder) -> list[str]:
+    """The controller's sys.path as it is here: what belongs to its Python, from ours."""
+    if not order.prefixes:
+        return list(given)
+
+    def of_its_python(entry: str) -> bool:
+        return any(Path(entry).is_relative_to(prefix) for prefix in order.prefixes)
+
+    kept = [entry for entry in given if not of_its_python(entry)]
+    return [*kept, *(entry for entry in order.own_sys_path if entry not in kept)]
+
+
+def settled(order: GateOrder) -> GateOrder:
+    """The order of a gate on another machine, with a directory of its own there."""
+    if not order.remote:
+        return order
+    run_dir = tempfile.mkdtemp(prefix="mnode-")
+    log_dir = order.log_dir or f"{run_dir}/logs"
+    Path(log_dir).mkdir(parents=True, exist_ok=True)
+    return replace(
+        order, run_dir=run_dir, log_dir=log_dir, remove_run_dir=True, own_sys_path=tuple(sys.path)
+    )
 
 
 def main() -> None:
     line = sys.stdin.readline()
     if not line:
         return
-    order = read_order(line)
-    sys.path[:] = order.sys_path
+    order = settled(read_order(line))
+    sys.path[:] = sys_path_here(order.sys_path, order)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends a gate
     namespaces.set_process_name("mnode-gate")
@@ -60,21 +98,26 @@ def main() -> None:
     finally:
         process.kill_descendants()
         # What the controller started on nodes would outlive it where a node is this very machine.
-        process.end_marked(RUN, order.run_dir)
+        process.end_marked(RUN, order.mark)
         if order.remove_run_dir:
             shutil.rmtree(order.run_dir, ignore_errors=True)
+        # What the controller's commands made at the path of its own directory, where that is not
+        # the very directory.
+        if order.remote and not Path(order.mark, "hub").exists():
+            shutil.rmtree(order.mark, ignore_errors=True)
 
 
 def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
-    line = Line(f"gate/{order.gate}", order.endpoint, Keys.from_dict(order.keys))
+    line = Line(order.peer, order.endpoint, Keys.from_dict(order.keys))
     poller = zmq.Poller()
     poller.register(0, zmq.POLLIN)
     poller.register(line.socket, zmq.POLLIN)
     poller.register(forge.fileno(), zmq.POLLIN)
-    beat = pickle.dumps(GateAlive(order.gate))
+    beat = pickle.dumps(GateAlive(order.gate, order.life))
     next_beat = 0.0
     forge_alive = True
     ended: dict[int, int] = {}
+    heard: float | None = None
     while True:
         now = time.monotonic()
         if now >= next_beat:
@@ -85,15 +128,20 @@ def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
             return
         if line.socket in ready:
             payload = line.socket.recv_multipart()[-1]
-            if forge_alive:
+            heard = time.monotonic()
+            if forge_alive and payload != BEAT:
                 forge.send_bytes(payload)
+        if order.remote and heard is not None and time.monotonic() > heard + _SILENCE_S:
+            sys.stderr.write(f"nothing heard of the controller for {_SILENCE_S:g} s\n")
+            return
         if forge.fileno() in ready:
             try:
                 line.send_bytes(HUB, forge.recv_bytes())
             except (EOFError, OSError):
                 poller.unregister(forge.fileno())
                 forge_alive = False
-                line.send(HUB, GateFailed(order.gate, _how_it_ended(ended, forge_pid, order)))
+                how = _how_it_ended(ended, forge_pid, order)
+                line.send(HUB, GateFailed(order.gate, how, order.life))
         ended.update(process.reap())
 
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -18,52 +18,103 @@ import psutil
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.world.channel import Keys
 from pytest_mnode.world.describe import returncode_text
-from pytest_mnode.world.messages import GateOrder, NodeEntry
+from pytest_mnode.world.messages import RUN, GateOrder, NodeEntry
 
-_STOP_LIMIT_S = 5.0
-_MARK = "MNODE_RUN"
+_STOP_LIMIT_S = 10.0
+_FIRST_WORD_S = 60.0
+"""For a gate on another machine: an interpreter, and a way to this one."""
+_MARK = RUN
 """Every process of a run inherits it: how those are found that lost their parents."""
+_WORDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run keeps things on this machine, and where its hub is.
+
+    endpoints: by node, where that is not the same for all. logs_are_temporary: nobody named
+    log_dir.
+    """
+
+    endpoint: str
+    endpoints: Mapping[str, str]
+    run_dir: str
+    log_dir: str
+    logs_are_temporary: bool = True
+
+
+@dataclass(slots=True)
+class _Gate:
+    program: subprocess.Popen[bytes]
+    heard: float
+    peer: str
+    life: int
+    known: bool = False
 
 
 class Gates:
     """One gate where all nodes share a kernel, else one a node."""
 
-    def __init__(
-        self, launcher: Launcher, endpoint: str, keys: Keys, run_dir: str, log_dir: str
-    ) -> None:
+    def __init__(self, launcher: Launcher, keys: Keys, place: Place) -> None:
         self.launcher = launcher
-        self.endpoint = endpoint
         self.keys = keys
-        self.run_dir = run_dir
-        self.log_dir = log_dir
+        self.place_of_run = place
         self.nodes: list[tuple[Node, ...]] = []
-        self._programs: list[subprocess.Popen[bytes]] = []
-        self._heard: list[float] = []
-        self.known: set[int] = set()
+        self._gates: list[_Gate] = []
         self._mark = uuid.uuid4().hex
+
+    @property
+    def run_dir(self) -> str:
+        return self.place_of_run.run_dir
+
+    @property
+    def known(self) -> list[str]:
+        """Names, on the switchboard, of gates that were heard of."""
+        return [gate.peer for gate in self._gates if gate.known]
+
+    def peer(self, number: int) -> str:
+        """A gate's name on the switchboard."""
+        return self._gates[number].peer
+
+    def is_current(self, number: int, life: int) -> bool:
+        """Whether a word is of the gate that was started last, and not of one before it."""
+        return self._gates[number].life == life
 
     def open(self) -> Sequence[tuple[Node, ...]]:
         """Start all gates; the nodes that each serves."""
-        argv = [sys.executable, "-m", "pytest_mnode.world.gate"]
-        if self.launcher.shared_kernel:
-            self.nodes = [tuple(self.launcher.nodes)]
-            commands = [self.launcher.agent_command(argv)]
-        else:
-            self.nodes = [(node,) for node in self.launcher.nodes]
-            commands = self.launcher.commands(self.launcher.nodes, argv)
-        for number, command in enumerate(commands):
-            self._programs.append(self._start(number, command))
-            self._heard.append(time.monotonic())
+        together = self.launcher.shared_kernel
+        nodes = self.launcher.nodes
+        self.nodes = [tuple(nodes)] if together else [(node,) for node in nodes]
+        self._gates = [self._start(number, 0) for number in range(len(self.nodes))]
         return self.nodes
 
-    def _start(self, number: int, command: list[str]) -> subprocess.Popen[bytes]:
+    def open_again(self, number: int) -> None:
+        """Start a gate anew, in place of one whose node was lost."""
+        self.drop(number)
+        self._gates[number] = self._start(number, self._gates[number].life + 1)
+
+    def drop(self, number: int) -> None:
+        """End a gate that nobody hears of any more."""
+        program = self._gates[number].program
+        if program.stdin is not None:
+            with contextlib.suppress(OSError):
+                program.stdin.close()
+        program.kill()
+        program.wait()
+
+    def _start(self, number: int, life: int) -> _Gate:
+        argv = [sys.executable, "-m", "pytest_mnode.world.gate"]
+        if self.launcher.shared_kernel:
+            command = self.launcher.agent_command(argv)
+        else:
+            [command] = self.launcher.commands(self.nodes[number], argv)
         env = {**os.environ, "PYTHONUNBUFFERED": "1", _MARK: self._mark}
         # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        log = Path(self.log_dir) / f"gate{number}.log"
-        with log.open("ab") as file:
+        order = self._order(number, life)
+        with self._log(number).open("ab") as file:
             program = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -73,44 +124,83 @@ class Gates:
                 start_new_session=True,  # Ctrl-C is for the controller alone
             )
         assert program.stdin is not None
-        program.stdin.write(self._order(number).encode() + b"\n")
-        program.stdin.flush()
-        return program
+        with contextlib.suppress(OSError):  # it ended at once, and says so by its status
+            program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            program.stdin.flush()
+        return _Gate(program, time.monotonic(), order.peer, life)
 
-    def _order(self, number: int) -> str:
-        order = GateOrder(
+    def _log(self, number: int) -> Path:
+        return Path(self.place_of_run.log_dir) / f"gate{number}.log"
+
+    def _order(self, number: int, life: int) -> GateOrder:
+        place, remote = self.place_of_run, not self.launcher.shared_kernel
+        first = self.nodes[number][0].name
+        other = remote and self.launcher.python != sys.executable
+        own_logs = remote and place.logs_are_temporary
+        return GateOrder(
             gate=number,
-            endpoint=self.endpoint,
+            life=life,
+            endpoint=place.endpoints.get(first, place.endpoint),
             keys=self.keys.to_dict(),
-            run_dir=self.run_dir,
-            log_dir=self.log_dir,
+            run_dir="" if remote else place.run_dir,
+            log_dir="" if own_logs else place.log_dir,
             nodes=tuple(self.entry(node) for node in self.nodes[number]),
             sys_path=tuple(sys.path),
-            remove_run_dir=self.launcher.shared_kernel,
+            remove_run_dir=not remote,
+            mark=place.run_dir,
+            remote=remote,
+            prefixes=(sys.prefix, sys.base_prefix) if other else (),
         )
-        return json.dumps(asdict(order))
 
     def entry(self, node: Node) -> NodeEntry:
         return NodeEntry(
             node.name, node.index, node.address, node.fabric_interface, self.launcher.doorway(node)
         )
 
-    def heard(self, gate: int) -> bool:
+    def heard(self, number: int) -> bool:
         """Note a sign of life; whether it was the first."""
-        self._heard[gate] = time.monotonic()
-        first = gate not in self.known
-        self.known.add(gate)
+        gate = self._gates[number]
+        gate.heard, first = time.monotonic(), not gate.known
+        gate.known = True
         return first
 
-    def silent(self, limit_s: float) -> list[int]:
-        """Gates that have not been heard of for `limit_s`."""
-        now = time.monotonic()
-        return [gate for gate, last in enumerate(self._heard) if now - last > limit_s]
+    def silent(self, limit_s: float) -> dict[int, str]:
+        """Gates that have not been heard of for `limit_s`, in words."""
+        now, found = time.monotonic(), {}
+        for number, gate in enumerate(self._gates):
+            remote = not self.launcher.shared_kernel
+            limit = _FIRST_WORD_S if remote and not gate.known else limit_s
+            if now - gate.heard > limit:
+                found[number] = f"nothing heard of it for {limit:.0f} s"
+                if remote and not gate.known:
+                    endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
+                    found[number] += f"; does a firewall keep it from {endpoint}, this machine?"
+        return found
 
     def ended(self) -> dict[int, str]:
         """Gates that are not there any more, and how they ended."""
-        codes = {gate: program.poll() for gate, program in enumerate(self._programs)}
-        return {gate: returncode_text(code) for gate, code in codes.items() if code is not None}
+        codes = {number: gate.program.poll() for number, gate in enumerate(self._gates)}
+        return {
+            number: self._how(number, code) for number, code in codes.items() if code is not None
+        }
+
+    def _how(self, number: int, code: int) -> str:
+        how = f"the process that guards the ranks there {returncode_text(code)}"
+        if self.launcher.shared_kernel:
+            return how
+        last = self.last_words(number)
+        if code == 255 and last:  # what leads there says itself what happened
+            return last.partition(": ")[2] or last
+        return f"{how}{': ' * bool(last)}{last}"
+
+    def last_words(self, number: int) -> str:
+        """The last line of what a gate, or what leads to it, printed."""
+        try:
+            text = self._log(number).read_text(errors="replace")[-4096:]
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:_WORDS] if lines else ""
 
     def place(self, gate: int) -> str:
         """The nodes of a gate, in words."""
@@ -119,18 +209,19 @@ class Gates:
 
     def close(self) -> None:
         """End all gates: their standard input ends, then, past the limit, they are killed."""
-        for program in self._programs:
+        programs = [gate.program for gate in self._gates]
+        for program in programs:
             if program.stdin is not None:
                 with contextlib.suppress(OSError):
                     program.stdin.close()
         end = time.monotonic() + _STOP_LIMIT_S
-        for program in self._programs:
+        for program in programs:
             try:
                 program.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 program.kill()
                 program.wait()
-        if any(program.returncode != 0 for program in self._programs):
+        if any(program.returncode != 0 for program in programs):
             self._sweep()
 
     def _sweep(self) -> None:

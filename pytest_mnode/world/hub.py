@@ -21,9 +21,10 @@ import zmq
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.world.channel import Keys, LocalLine, Switchboard
-from pytest_mnode.world.gates import Gates
+from pytest_mnode.world.gates import Gates, Place
 from pytest_mnode.world.leases import Leases, NodeState
 from pytest_mnode.world.messages import (
+    BEAT,
     HUB,
     AgentLost,
     AgentUp,
@@ -55,6 +56,8 @@ _BOOT_LIMIT_S = 300.0
 _SILENCE_LIMIT_S = 15.0
 _CHECK_S = 0.25
 _SUSPICION_S = 0.3
+_BEAT_S = 1.0
+_SWITCHES = ("power_on", "power_off")
 
 
 class Hub(threading.Thread):
@@ -66,13 +69,13 @@ class Hub(threading.Thread):
         switchboard: Switchboard,
         keys: Keys,
         facts: PoolFacts,
-        run_dir: str,
+        place: Place,
     ) -> None:
         super().__init__(name="mnode-hub", daemon=True)
         self.launcher = launcher
         self.switchboard = switchboard
         self.log_dir = facts.log_dir
-        self.gates = Gates(launcher, switchboard.endpoint, keys, run_dir, facts.log_dir)
+        self.gates = Gates(launcher, keys, place)
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
         misbound = getattr(launcher, "misbound", lambda _: "")
@@ -84,6 +87,7 @@ class Hub(threading.Thread):
         self._calls: deque[Callable[[], None]] = deque()
         self._local: dict[str, LocalLine] = {}
         self._next_check = 0.0
+        self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
         self._wake_r, self._wake_w = os.pipe()
         self._running = True
@@ -173,7 +177,7 @@ class Hub(threading.Thread):
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)
         if state is not None:
-            self._send(f"gate/{state.gate}", message)
+            self._send(self.gates.peer(state.gate), message)
 
     def _handle(self, source: str, message: Any) -> None:  # noqa: PLR0912  one case a message
         match message:
@@ -192,6 +196,8 @@ class Hub(threading.Thread):
                 self.worlds.open()
             case CloseWorld():
                 self.worlds.close(message)
+            case AskLauncher(method=method) if method in _SWITCHES:
+                self._switch(source, message)
             case AskLauncher():
                 self._send(source, Answer(message.seq, self._ask_launcher(message)))
             case ClientGone(client):
@@ -201,7 +207,7 @@ class Hub(threading.Thread):
                 self._running = False
             case TakeStacks() | StopWorld():
                 self._to_agent(message.node, message)
-            case GateAlive(gate):
+            case GateAlive(gate, life) if self.gates.is_current(gate, life):
                 # Nothing can be sent to a gate before it was heard of.
                 if self.gates.heard(gate) and self.collect is not None:
                     self._send(source, self.collect)
@@ -210,8 +216,8 @@ class Hub(threading.Thread):
 
     def _from_below(self, message: Any) -> None:
         match message:
-            case GateFailed(gate, text):
-                self._fail("WorldError", f"{self.gates.place(gate)}: {text}")
+            case GateFailed(gate, text, life) if self.gates.is_current(gate, life):
+                self._gate_lost(gate, text)
             case AgentUp(node=name, store_port=port) | StorePort(node=name, port=port):
                 self.nodes[name].came(port)
                 self._suspects.pop(name, None)
@@ -248,8 +254,8 @@ class Hub(threading.Thread):
         if self.collect is None:
             self.collect = collect
             self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
-            for gate in self.gates.known:
-                self._send(f"gate/{gate}", collect)
+            for peer in self.gates.known:
+                self._send(peer, collect)
 
     def _check_limits(self) -> None:
         now = time.monotonic()
@@ -267,13 +273,26 @@ class Hub(threading.Thread):
             del self._suspects[name]
             self._node_lost(name, "its agent ended")
         for gate, how in self.gates.ended().items():
-            text = f"the process that guards the ranks there {how}"
-            self._fail("WorldError", f"{self.gates.place(gate)}: {text}")
-        for gate in self.gates.silent(_SILENCE_LIMIT_S):
-            for state in self.nodes.values():
-                if state.gate == gate:
-                    reason = f"nothing heard of it for {_SILENCE_LIMIT_S:.0f} s"
-                    self._node_lost(state.node.name, reason)
+            self._gate_lost(gate, how)
+        for gate, how in self.gates.silent(_SILENCE_LIMIT_S).items():
+            for state in self._served_by(gate):
+                self._node_lost(state.node.name, how)
+        if not self.launcher.shared_kernel and now >= self._next_beat:
+            self._next_beat = now + _BEAT_S
+            for peer in self.gates.known:
+                self._deliver(peer, HUB, BEAT)
+
+    def _served_by(self, gate: int) -> list[NodeState]:
+        return [state for state in self.nodes.values() if state.gate == gate]
+
+    def _gate_lost(self, gate: int, why: str) -> None:
+        """A gate ended, or cannot do its work: without the one gate of all nodes nothing goes on,
+        and one of several takes its own node along."""
+        if self.launcher.shared_kernel:
+            self._fail("WorldError", f"{self.gates.place(gate)}: {why}")
+            return
+        for state in self._served_by(gate):
+            self._node_lost(state.node.name, why)
 
     def _fail(self, kind: str, text: str) -> None:
         """The pool cannot work: everybody who waits, and who asks later, is told why."""
@@ -310,6 +329,8 @@ class Hub(threading.Thread):
         if state is None or state.lost:
             return
         state.went(reason)
+        if not self.launcher.shared_kernel:
+            self.gates.drop(state.gate)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
         self._grant()
 
@@ -320,24 +341,76 @@ class Hub(threading.Thread):
             if not by_name:
                 raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
             return tuple(by_name)
+        facts = self._facts()
+        if message.method in facts:
+            return facts[message.method]
         if message.method == "address_of":
             return by_name[message.args[0]].address
         if message.method == "interface_of":
             return by_name[message.args[0]].fabric_interface
-        if message.method == "shares_kernel":
-            return self.launcher.shared_kernel
-        if message.method == "scratch":
-            return self.gates.run_dir
         method = getattr(self.launcher, message.method, None)
         if method is None:
             what = message.method.replace("_", " ")
             raise MnodeError(f"the {self.launcher.name} launcher cannot {what}")
-        value = method(*(_nodes_for_names(by_name, a) for a in message.args))
-        if message.method == "power_on":
-            self._boot_agent(message.args[0])
-        elif message.method == "power_off":
-            self._node_lost(message.args[0], "powered off")
-        return value
+        return method(*(_nodes_for_names(by_name, a) for a in message.args))
+
+    def _facts(self) -> dict[str, Any]:
+        launcher = self.launcher
+        return {
+            "shares_kernel": launcher.shared_kernel,
+            "shares_files": launcher.shared_kernel or launcher.shared_dir is not None,
+            "scratch": str(launcher.shared_dir or self.gates.run_dir),
+            "mark": self.gates.run_dir,
+            "python": launcher.python,
+            "allocation": getattr(launcher, "job_id", None),
+        }
+
+    def _switch(self, source: str, message: AskLauncher) -> None:
+        """Power, in a thread where it takes long: everybody else is served meanwhile."""
+        self._start()
+        what, [name] = message.method, message.args
+        node = self.nodes[name].node
+        switch = getattr(self.launcher, what, None)
+        # A node whose agent or gate alone is gone is on; it needs no switch, only another one.
+        if what == "power_on" and not self.launcher.shared_kernel and self._is_there(node):
+            switch = lambda _: None  # noqa: E731
+        if switch is None:
+            raise MnodeError(f"the {self.launcher.name} launcher cannot {what.replace('_', ' ')}")
+
+        def finish(error: BaseException | None) -> None:
+            if error is not None:
+                kind = type(error).__name__ if isinstance(error, MnodeError) else "ClusterError"
+                self._send(source, Refused(message.seq, kind, str(error), name))
+                return
+            if what == "power_on":
+                self._boot_agent(name)
+            else:
+                self._node_lost(name, "powered off")
+            self._send(source, Answer(message.seq, None))
+
+        if self.launcher.shared_kernel:
+            switch(node)
+            finish(None)
+            return
+
+        def work() -> None:
+            try:
+                switch(node)
+            except Exception as error:
+                failed: Exception | None = error
+            else:
+                failed = None
+            self.soon(lambda: finish(failed))
+
+        threading.Thread(target=work, name=f"mnode-{what}", daemon=True).start()
+
+    def _is_there(self, node: Node) -> bool:
+        """Whether its launcher still runs commands on it."""
+        try:
+            self.launcher.commands([node], ["true"])
+        except MnodeError:
+            return False
+        return True
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
@@ -346,7 +419,13 @@ class Hub(threading.Thread):
         state.boots()
         self._suspects.pop(name, None)
         self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
-        self._send(f"gate/{state.gate}", BootAgent(self.gates.entry(state.node)))
+        if self.launcher.shared_kernel:
+            self._send(self.gates.peer(state.gate), BootAgent(self.gates.entry(state.node)))
+            return
+        try:
+            self.gates.open_again(state.gate)
+        except (MnodeError, OSError) as error:
+            self._node_lost(name, str(error))
 
 
 def _nodes_for_names(by_name: dict[str, Node], argument: Any) -> Any:

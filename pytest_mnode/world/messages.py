@@ -11,6 +11,8 @@ from pytest_mnode.world.binding import BindingOrder
 from pytest_mnode.world.mark import Place
 
 HUB = "hub"
+BEAT = b"mnode-hub-is-there"
+"""From the hub to gates of other machines, as it stands: without it for long they end."""
 RUN = "MNODE_RUN"
 """Variable of what is started on nodes; its value is the directory of the run it goes with."""
 
@@ -204,6 +206,7 @@ class TakeStacks:
 @dataclass(frozen=True, slots=True)
 class GateAlive:
     gate: int
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ class GateFailed:
 
     gate: int
     text: str
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +407,13 @@ class CallFunction:
 
 @dataclass(frozen=True, slots=True)
 class GateOrder:
-    """Everything a gate is told on its standard input, as JSON."""
+    """Everything a gate is told on its standard input, as JSON.
+
+    mark: value of the variable RUN of what the controller starts on its nodes. remote: its nodes
+    are another machine, where it makes a directory of its own (run_dir is empty then). prefixes:
+    of the controller's Python, where the nodes have another one; own_sys_path: the gate's, of it.
+    life: how often a gate of this number was started before; the hub hears of the last alone.
+    """
 
     gate: int
     endpoint: str
@@ -413,6 +423,16 @@ class GateOrder:
     nodes: tuple[NodeEntry, ...] = ()
     sys_path: tuple[str, ...] = field(default=())
     remove_run_dir: bool = False
+    mark: str = ""
+    remote: bool = False
+    prefixes: tuple[str, ...] = ()
+    own_sys_path: tuple[str, ...] = ()
+    life: int = 0
+
+    @property
+    def peer(self) -> str:
+        """The gate's name on the hub's switchboard."""
+        return f"gate/{self.gate}.{self.life}"
 
     @property
     def logs_are_temporary(self) -> bool:

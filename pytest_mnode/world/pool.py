@@ -9,14 +9,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mnode.cluster.choose import choose
+from pytest_mnode.cluster.choose import Elsewhere, choose
+from pytest_mnode.cluster.hostfile import read_hostfile, slots_of
 from pytest_mnode.cluster.local import Local
 from pytest_mnode.cluster.node import Launcher
+from pytest_mnode.cluster.remote import address
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 from pytest_mnode.world.channel import Keys, Switchboard, new_keys
 from pytest_mnode.world.client import Client
+from pytest_mnode.world.gates import Place
 from pytest_mnode.world.hub import Hub
 from pytest_mnode.world.messages import StartPool
 from pytest_mnode.world.worlds import PoolFacts
@@ -41,18 +44,27 @@ def backend_of(settings: Settings, spec: Spec) -> str:
 
 
 def procs_per_node_of(settings: Settings, spec: Spec) -> int:
-    """Ranks a node: as asked for, else one an accelerator, else one."""
-    return settings.procs_per_node or spec.accelerators.per_node or 1
+    """Ranks a node: as asked for, else one an accelerator, else the slots of a hostfile, else one.
+
+    Raises UsageError for a hostfile that cannot be read.
+    """
+    asked = settings.procs_per_node or spec.accelerators.per_node
+    if asked or settings.hostfile is None or settings.launcher not in ("auto", "ssh"):
+        return asked or 1
+    return slots_of(read_hostfile(settings.hostfile)) or 1
 
 
 class Pool:
-    """Owns nodes and hub from construction to `close`."""
+    """Owns nodes and hub from construction to `close`. root: of the tests."""
 
-    def __init__(self, settings: Settings, spec: Spec, nodes: int) -> None:
+    def __init__(self, settings: Settings, spec: Spec, nodes: int, root: Path) -> None:
         self.run_dir = Path(_short_temporary_directory())
         with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
-            self.launcher, self.reason = _started(settings.launcher, nodes, spec, str(self.run_dir))
+            elsewhere = Elsewhere.of(settings, root)
+            self.launcher, self.reason = _started(
+                settings.launcher, nodes, spec, str(self.run_dir), elsewhere
+            )
             undo.callback(self.launcher.close)
             log_dir = settings.log_dir or self.run_dir / "logs"
             try:
@@ -63,6 +75,13 @@ class Pool:
             switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
             undo.callback(switchboard.close)
             self.address = Address(switchboard.endpoint, keys)
+            place = Place(
+                endpoint=switchboard.endpoint,
+                endpoints=_endpoints(self.launcher, switchboard),
+                run_dir=str(self.run_dir),
+                log_dir=str(log_dir.absolute()),
+                logs_are_temporary=settings.log_dir is None,
+            )
             facts = PoolFacts(
                 backend=backend_of(settings, spec),
                 env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
@@ -70,7 +89,7 @@ class Pool:
                 idle_worlds=1 if spec.accelerators.per_node else 4,
                 numa_bind=settings.numa_bind,
             )
-            self.hub = Hub(self.launcher, switchboard, keys, facts, str(self.run_dir))
+            self.hub = Hub(self.launcher, switchboard, keys, facts, place)
             self.hub.start()
             name = f"client/{os.getpid()}"
             self.client = Client(name, self.hub.local_line(name))
@@ -89,14 +108,25 @@ class Pool:
             shutil.rmtree(self.run_dir)
 
 
-def _started(wanted: str, nodes: int, spec: Spec, run_dir: str) -> tuple[Launcher, str]:
+def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
+    """Where each node finds the hub, where nodes are other machines."""
+    if launcher.shared_kernel:
+        return {}
+    here = {node.name: address.towards(node.address) for node in launcher.nodes}
+    port = switchboard.listen(sorted(set(here.values())))
+    return {name: address.endpoint(ours, port) for name, ours in here.items()}
+
+
+def _started(
+    wanted: str, nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere | None = None
+) -> tuple[Launcher, str]:
     """A launcher whose nodes are up, and why it was chosen."""
-    launcher, reason = choose(wanted, nodes, spec, [run_dir])
+    launcher, reason = choose(wanted, nodes, spec, [run_dir], elsewhere)
     try:
         launcher.start()
     except ClusterError as error:
         # Rights can be there and the kernel lack a part, such as a kind of link.
-        if wanted != "auto" or launcher.name == "local":
+        if wanted != "auto" or launcher.name != "rack":
             raise
         launcher, reason = Local(nodes), f"no rack: {error}"
         launcher.start()

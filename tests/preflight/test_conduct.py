@@ -35,6 +35,8 @@ certificate: {{valid_for: 1 day}}
 class Here:
     """Nodes that are this machine; commands of some of them replaced."""
 
+    python = sys.executable
+
     def __init__(self, count: int, instead: dict[int, str] | None = None) -> None:
         self.nodes = tuple(f"here{index}" for index in range(count))
         self._instead = instead or {}

@@ -19,6 +19,6 @@ def test_the_documented_page_loads_and_is_beyond_doubt(tmp_path: Path) -> None:
     assert spec.promised_criteria == (
         *("preflight", "mesh", "numa", "devices", "fabric"),
         *("groups", "data", "launch", "scaling"),
-        "restart",
+        *("restart", "gang"),
     )
     assert doubts(spec) == []

@@ -114,3 +114,9 @@ def test_a_spec_that_promises_nothing_is_doubtful(load: Load) -> None:
     assert doubts(spec.model_copy(update={"criteria": Criteria()})) == [
         f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"
     ]
+
+
+def test_a_page_that_nobody_confirmed_is_doubtful(load: Load) -> None:
+    [line] = doubts(load("name: rack\n", "name: rack\nconfirmed: false\n"))
+    assert line.startswith("confirmed: false: this page says what nodes showed")
+    assert doubts(load("name: rack\n", "name: rack\nconfirmed: true\n")) == []

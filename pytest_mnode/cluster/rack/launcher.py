@@ -54,6 +54,8 @@ class Rack:
 
     name = "rack"
     shared_kernel = True
+    python = sys.executable
+    shared_dir: Path | None = None
 
     def __init__(
         self,

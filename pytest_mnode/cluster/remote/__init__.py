@@ -1,0 +1,7 @@
+"""Commands on other machines: the two ends of a connection, and what is asked of a node first.
+
+`near` runs here, one for each command, and `far` there; `keeper` holds ssh's connections and ends
+them with the controller. All three are programs of their own that start in a few milliseconds, from
+the standard library alone. `base` is what launchers of such nodes have in common, `looking` the
+questions that are put to every node before it is used.
+"""

@@ -1,0 +1,324 @@
+"""The far end of a command on another machine: runs it, and ends it with the connection.
+
+Its text goes over the connection itself, so that the machine needs Python and nothing of ours. It
+gets frames on standard input, first an order (arguments, environment, directory), then what the
+command is to read, signals and heartbeats; it answers with what the command writes, heartbeats,
+and how the command ended. Where the input ends or is silent for SILENCE_S, the command's own input
+ends, it gets SIGTERM, and after GRACE_S everything below here is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import time
+
+HELLO = b"\0mnode far end 1\n"
+"""Comes before all frames, behind whatever a login shell greets with."""
+ORDER, DATA, END, SIGNAL, BEAT, OUT, ERR, TAKEN, EXIT = (bytes([c]) for c in b"ODESBoetX")
+"""Kinds of frames; capitals but EXIT go to the far end. TAKEN says how many bytes of the input
+the command has taken, so that the near end sends no more than a ROOM ahead."""
+BEAT_S = 1.0
+SILENCE_S = 6.0
+"""Longer than a busy machine leaves a process waiting for its turn."""
+GRACE_S = 6.0
+"""For a command to tidy up that ends with its input; a gate takes a second."""
+DRAIN_S = 2.0
+ROOM_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+
+
+def frame(kind: bytes, payload: bytes = b"") -> bytes:
+    """One letter, the length in four bytes, the payload."""
+    return kind + len(payload).to_bytes(4, "big") + payload
+
+
+class Frames:
+    """Whole frames, out of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """The frames that these bytes complete, as (kind, payload)."""
+        self._data += data
+        found = []
+        while len(self._data) >= 5:
+            end = 5 + int.from_bytes(self._data[1:5], "big")
+            if len(self._data) < end:
+                break
+            found.append((bytes(self._data[:1]), bytes(self._data[5:end])))
+            del self._data[:end]
+        return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of all processes below `pid`."""
+    found = [pid]
+    for parent in found:
+        try:
+            tasks = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208  pathlib costs 10 ms
+        except OSError:
+            continue
+        for task in tasks:
+            try:
+                with open(f"/proc/{parent}/task/{task}/children") as file:  # noqa: PTH123
+                    found += [int(word) for word in file.read().split()]
+            except OSError:
+                continue
+    return found[1:]
+
+
+def kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+class Far:
+    """State of the far end; `serve` runs until nothing is left to do."""
+
+    def __init__(self, source: int = 0, sink: int = 1) -> None:
+        self.source, self.sink = source, sink
+        self.frames = Frames()
+        self.out = bytearray(HELLO)
+        self.child = 0
+        self.status: int | None = None
+        self.to_child = bytearray()
+        self.child_input = -1
+        self.input_over = False
+        self.outputs: dict[int, bytes] = {}
+        self.heard = time.monotonic()
+        self.beaten = 0.0
+        self.gone_since: float | None = None
+        self.ended_at = 0.0
+        self.told = False
+        self.wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(source, False)
+        os.set_blocking(sink, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.hang_up())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def serve(self) -> None:
+        while not self.over():
+            self.turn()
+
+    def over(self) -> bool:
+        now = time.monotonic()
+        if self.gone_since is not None:
+            # The connection is gone: over when the command is, or when its time is.
+            return not self.child or self.status is not None or now > self.gone_since + GRACE_S
+        return self.told and not self.out
+
+    def turn(self) -> None:
+        """Wait for something to do, and do it."""
+        poll = select.poll()
+        if self.gone_since is None:
+            poll.register(self.source, select.POLLIN)
+            if self.out:
+                poll.register(self.sink, select.POLLOUT)
+        if self.to_child and self.child_input >= 0:
+            poll.register(self.child_input, select.POLLOUT)
+        if len(self.out) < ROOM_BYTES:
+            for fd in self.outputs:
+                poll.register(fd, select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        ending = self.gone_since is not None or self.status is not None
+        ready = {fd for fd, _ in poll.poll(100 if ending else 500)}
+        if self.wake in ready:
+            os.read(self.wake, 4096)
+        if self.source in ready:
+            self.read_source()
+        for fd in [fd for fd in self.outputs if fd in ready]:
+            self.read_output(fd)
+        self.feed_child()
+        self.bury()
+        self.beat()
+        self.flush()
+
+    def read_source(self) -> None:
+        try:
+            data = os.read(self.source, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.hang_up()
+            return
+        self.heard = time.monotonic()
+        for kind, payload in self.frames.feed(data):
+            if kind == ORDER:
+                self.start(json.loads(payload))
+            elif kind == DATA:
+                self.to_child += payload
+            elif kind == END:
+                self.input_over = True
+            elif kind == SIGNAL and self.child and self.status is None:
+                kill(self.child, payload[0])
+
+    def start(self, order: dict[str, object]) -> None:
+        pipes = [os.pipe() for _ in range(3)]
+        parent = os.getpid()
+        self.child = os.fork()
+        if self.child == 0:
+            run(order, [pipes[0][0], pipes[1][1], pipes[2][1]], parent)
+        os.close(pipes[0][0])
+        self.child_input = pipes[0][1]
+        os.set_blocking(self.child_input, False)
+        for (reads, writes), kind in ((pipes[1], OUT), (pipes[2], ERR)):
+            os.close(writes)
+            os.set_blocking(reads, False)
+            self.outputs[reads] = kind
+
+    def read_output(self, fd: int) -> None:
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self.out += frame(self.outputs[fd], data)
+        else:
+            self.close_output(fd)
+
+    def close_output(self, fd: int) -> None:
+        os.close(fd)
+        del self.outputs[fd]
+
+    def feed_child(self) -> None:
+        if self.child_input < 0:
+            self.to_child.clear()
+            return
+        try:
+            while self.to_child:
+                taken = os.write(self.child_input, self.to_child[:CHUNK_BYTES])
+                del self.to_child[:taken]
+                self.out += frame(TAKEN, taken.to_bytes(4, "big"))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            self.input_over = True
+            self.to_child.clear()
+        if self.input_over:
+            os.close(self.child_input)
+            self.child_input = -1
+
+    def bury(self) -> None:
+        """Reap; when the command itself has ended, end what it left and tell."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == self.child:
+                self.status = os.waitstatus_to_exitcode(status)
+                self.ended_at = time.monotonic()
+        if self.status is None:
+            return
+        for pid in descendants(os.getpid()):
+            kill(pid, signal.SIGKILL)
+        if self.outputs and time.monotonic() > self.ended_at + DRAIN_S:
+            for fd in list(self.outputs):  # held by a process that is not below here
+                self.close_output(fd)
+        if not self.outputs and not self.told:
+            self.told = True
+            self.out += frame(EXIT, str(self.status).encode())
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if self.gone_since is None and now > self.heard + SILENCE_S:
+            self.hang_up()
+        if self.gone_since is None and now > self.beaten + BEAT_S:
+            self.beaten = now
+            self.out += frame(BEAT)
+
+    def flush(self) -> None:
+        if self.gone_since is not None:
+            self.out.clear()
+            return
+        try:
+            while self.out:
+                del self.out[: os.write(self.sink, self.out[:CHUNK_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Nobody is there any more: tell the command to end."""
+        if self.gone_since is not None:
+            return
+        self.gone_since = time.monotonic()
+        self.out.clear()
+        self.to_child.clear()
+        self.input_over = True
+        if self.child and self.status is None:
+            kill(self.child, signal.SIGTERM)
+
+
+def run(order: dict[str, object], fds: list[int], parent: int) -> None:
+    """In the forked child: become the command."""
+    argv, env, where = order["argv"], order["env"], order["where"]
+    assert isinstance(argv, list)
+    assert isinstance(env, dict)
+    if "SSH_CONNECTION" in os.environ:
+        env["SSH_CONNECTION"] = os.environ["SSH_CONNECTION"]  # true of the command, too
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(125)
+    try:
+        os.chdir(str(order["cwd"]))
+    except OSError:
+        os.chdir("/")
+    try:
+        os.execvpe(argv[0], argv, env)
+    except FileNotFoundError:
+        status, why = 127, f"no such command: {argv[0]}"
+    except OSError as error:
+        status, why = 126, f"cannot run {argv[0]}: {error.strerror}"
+    os.write(2, f"{where}: {why}\n".encode())
+    os._exit(status)
+
+
+def main() -> None:
+    """Descendants whose parents end come to this process, so that none escapes it."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    ctypes.CDLL(None).prctl(15, b"mnode-far", 0, 0, 0)  # PR_SET_NAME
+    far = Far()
+    try:
+        far.serve()
+    finally:
+        limit = time.monotonic() + 5.0
+        while (left := descendants(os.getpid())) and time.monotonic() < limit:
+            for pid in left:
+                kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            time.sleep(0.005)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Nodes reached by the user's own OpenSSH, with its configuration, keys and agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.cluster import power
+from pytest_mnode.cluster.hostfile import Host
+from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.remote import looking, near
+from pytest_mnode.cluster.remote.asking import look_at, unusable
+from pytest_mnode.cluster.remote.connections import Connections
+from pytest_mnode.cluster.remote.looking import Look
+from pytest_mnode.cluster.remote.shared import Shared
+from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
+from pytest_mnode.spec import Spec
+
+SSH_COMMAND = "MNODE_SSH_COMMAND"
+"""Variable that names another ssh, with options of its own, such as `ssh -F lab.conf`."""
+CONNECT_S = 15.0
+_ALWAYS = (
+    *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none"),
+    *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
+    *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
+)
+# Found dead by itself within 6 s: what hangs on the connection ends then, however quiet it is.
+_MASTER = (
+    *("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ControlPersist=no"),
+)
+_LONGEST_SOCKET_PATH = 80
+"""ssh adds 17 bytes to the name while it makes the socket, and 108 are the most."""
+_TRY_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Seat:
+    """What is known of a host. why: it cannot be used, "" where it can; place: of this package
+    there, where that is not as here."""
+
+    host: Host
+    socket: str
+    why: str = "not started"
+    place: str = ""
+
+
+class Ssh:
+    """These hosts. Implements Launcher, and PowerSwitch by the commands that the spec names;
+    thread-safe.
+
+    run_dir: of this machine, for sockets; root: where a directory that all nodes see is looked
+    for; python: on the nodes, "" for the path of this one.
+    """
+
+    name = "ssh"
+    shared_kernel = False
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        spec: Spec,
+        *,
+        run_dir: str,
+        root: Path,
+        shared_dir: Path | None = None,
+        python: str = "",
+    ) -> None:
+        self.nodes: Sequence[Node] = ()
+        self.python = python or sys.executable
+        self.shared_dir: Path | None = None
+        self._spec = spec
+        self._ssh = shlex.split(os.environ.get(SSH_COMMAND, "")) or ["ssh"]
+        self._run_dir = run_dir
+        self._shared = (shared_dir, root)
+        self._candidate: Shared | None = None
+        self._sockets = run_dir
+        if len(run_dir) > _LONGEST_SOCKET_PATH - len("/s0000"):
+            self._sockets = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
+        self._config = Path(run_dir) / "ssh.json"
+        self._seats = {
+            host.target: Seat(host, f"{self._sockets}/s{number}")
+            for number, host in enumerate(hosts)
+        }
+        self._names: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._watchers: list[Callable[[str, str], None]] = []
+        self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._connections = Connections(self._lose)
+        self._closed = False
+
+    # Coming up.
+
+    def start(self) -> None:
+        """Connect to all hosts at once, and look at them. Raises ClusterError, a line a host."""
+        try:
+            self._candidate = Shared(*self._shared)
+            shared = self._candidate.directory
+            remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
+            keeper_pid = self._connections.start(sorted(remove))
+            ways = {t: {"command": self._command(seat)} for t, seat in self._seats.items()}
+            self._config.write_text(json.dumps({"keeper": keeper_pid, "ways": ways}))
+            problems = self._connect(list(self._seats), CONNECT_S + 5.0)
+            looks, more = self._look([t for t in self._seats if t not in problems])
+            problems |= more
+            if problems:
+                in_order = {t: problems[t] for t in self._seats if t in problems}
+                raise unusable(in_order, len(self._seats), "ssh")
+            self.nodes = self._members(looks)
+            self.shared_dir = self._candidate.settle(looks)
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._tell, name="ssh-watch", daemon=True).start()
+
+    def _command(self, seat: Seat) -> list[str]:
+        """ssh for one command on a host, over the connection that is there."""
+        far = shlex.join([self.python, "-I", "-S", "-c", near.BOOTSTRAP])
+        path = seat.socket.replace("%", "%%")
+        return [
+            *self._ssh,
+            *(*_ALWAYS, "-o", "ControlMaster=no", "-o", f"ControlPath={path}"),
+            *("--", seat.host.target, f"exec {far}"),
+        ]
+
+    def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
+        """Make connections, and wait for them; why those failed that did."""
+        ways = {}
+        for target in targets:
+            socket = self._seats[target].socket
+            path = socket.replace("%", "%%")
+            argv = [*self._ssh, *_ALWAYS, *_MASTER, "-o", f"ControlPath={path}", "--", target]
+            ways[target] = (argv, socket)
+        problems = self._connections.connect(ways, limit_s)
+        with self._lock:
+            for target in targets:
+                self._seats[target].why = problems.get(target, "")
+        return problems
+
+    def _look(self, targets: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
+        assert self._candidate is not None
+        token = self._candidate.token if self._candidate.directory else None
+        directory = str(Path.cwd())
+        argv = looking.argv(self.python, token, directory)
+        return look_at({t: self._near(t, argv) for t in targets}, directory)
+
+    def _members(self, looks: Mapping[str, Look]) -> tuple[Node, ...]:
+        nodes = []
+        for index, (target, seat) in enumerate(self._seats.items()):
+            look = looks[target]
+            if (first := self._names.get(look.hostname)) is not None:
+                raise ClusterError(f"ssh: {first} and {target} are one machine: {look.hostname}")
+            self._names[look.hostname] = target
+            seat.place = look.place or ""
+            nodes.append(self._member(index, seat.host, look))
+        return tuple(nodes)
+
+    def _member(self, index: int, host: Host, look: Look) -> Node:
+        fabric = self._spec.fabric
+        interface = looking.fabric_interface(look, fabric.kind, fabric.interfaces)
+        found = (look.networks or {}).get(interface.partition(",")[0], ()) if interface else ()
+        return Node(
+            name=look.hostname,
+            index=index,
+            address=look.reached_at or host.name,
+            fabric_address=found[0] if found else None,
+            fabric_interface=interface,
+        )
+
+    # What becomes of the nodes.
+
+    def _lose(self, target: str, why: str) -> None:
+        """Called by the connections, from a thread of theirs."""
+        why = f"the connection was lost: {why}"
+        with self._lock:
+            self._seats[target].why = self._seats[target].why or why
+        for name in [name for name, its in self._names.items() if its == target]:
+            self._losses.put((name, why))
+
+    def _tell(self) -> None:
+        """Calls watchers from a thread of its own, so that they may use the launcher."""
+        while (loss := self._losses.get()) is not None:
+            for watcher in list(self._watchers):
+                watcher(*loss)
+
+    # What a launcher does.
+
+    def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
+        """See Launcher. This Python in `argv`, and paths of this package, are the nodes' own."""
+        return [self._near(self._there(node), argv) for node in nodes]
+
+    def _near(self, target: str, argv: Sequence[str]) -> list[str]:
+        python = [sys.executable, "-S", "-E", "-s", str(Path(near.__file__))]
+        there = looking.as_there(argv, self.python, self._seats[target].place)
+        return [*python, str(self._config), target, *there]
+
+    def _there(self, node: Node) -> str:
+        """What ssh calls a node; NodeLostError where it is gone."""
+        target = self._target(node)
+        with self._lock:
+            why = "the run is over" if self._closed else self._seats[target].why
+        if why:
+            raise NodeLostError(node.name, f"{node.name} is not there: {why}")
+        return target
+
+    def _target(self, node: Node) -> str:
+        target = self._names.get(node.name)
+        if target is None:
+            raise UsageError(f"ssh: no node {node.name!r} (there are: {', '.join(self._names)})")
+        return target
+
+    def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
+        """None serves all: the nodes share no kernel."""
+        raise ClusterError("ssh: one agent program cannot serve nodes that share no kernel")
+
+    def doorway(self, node: Node) -> int | None:  # noqa: ARG002
+        """None: a process is on the node by being started there."""
+        return None
+
+    def watch(self, on_lost: Callable[[str, str], None]) -> None:
+        """See Launcher."""
+        self._watchers.append(on_lost)
+
+    def power_off(self, node: Node) -> None:
+        """Switch it off by the spec's command. Raises ClusterError."""
+        target = self._target(node)
+        power.switch(self._spec.power, "off", node)
+        with self._lock:
+            self._seats[target].why = "powered off"
+        self._connections.end(target)
+
+    def power_on(self, node: Node) -> None:
+        """Boot it by the spec's command, and wait until it can be used. Raises ClusterError."""
+        target = self._target(node)
+        section = power.switch(self._spec.power, "on", node)
+        end = time.monotonic() + section.within_s
+        while (problem := self._back(target, node, end)) is not None:
+            with self._lock:
+                self._seats[target].why = problem
+            if time.monotonic() > end or self._closed:
+                raise ClusterError(
+                    f"{node.name} was not back {section.within_s:g} s after power.switch_on: "
+                    f"{problem}"
+                )
+            time.sleep(_TRY_AGAIN_S)
+
+    def _back(self, target: str, node: Node, end: float) -> str | None:
+        """Connect to a host again; what is wrong with it, None where it is as before."""
+        limit_s = max(1.0, min(CONNECT_S, end - time.monotonic()))
+        if problems := self._connect([target], limit_s):
+            return problems[target]
+        looks, problems = self._look([target])
+        if (look := looks.get(target)) is None:
+            return problems[target]
+        # Its fabric may still be on its way up: that is for tests to say.
+        now = (look.hostname, look.reached_at or self._seats[target].host.name)
+        return None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
+
+    def close(self) -> None:
+        """See Launcher."""
+        if self._closed:
+            return
+        self._closed = True
+        self._losses.put(None)
+        try:
+            self._connections.close([self._sockets] if self._sockets != self._run_dir else [])
+        finally:
+            if self._candidate is not None:
+                self._candidate.remove()

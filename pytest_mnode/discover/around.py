@@ -1,0 +1,45 @@
+"""Entries of what lies around nodes: storage, and the scheduler. Pure."""
+
+from __future__ import annotations
+
+from pytest_mnode.discover.agreeing import named
+from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
+from pytest_mnode.discover.page import Entry, mapped, scalar
+
+
+def storage(cluster: Cluster) -> Entry:
+    """File systems that all nodes mount, for the operator to say what is kept where."""
+    mounts: dict[tuple[str, str, str], list[str]] = {}
+    for node in cluster.nodes:
+        for mount in look_of(node).mounts or ():
+            mounts.setdefault((mount.path, mount.kind, mount.source), []).append(node.name)
+    for (path, kind, source), having in mounts.items():
+        if lacking := [node.name for node in cluster.nodes if node.name not in having]:
+            mounted = f"{path} ({kind} {source}) is mounted on {named(having)}"
+            cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
+    shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
+    if not shared:
+        why = "Left out: no file system of the network is mounted on all nodes."
+        form = "{datasets: /data, checkpoints: /checkpoints}"
+        return Entry("storage", form, why, left_out=True, gap=True)
+    seen = "; ".join(f"{path} ({kind} {source})" for path, kind, source in shared)
+    why = (
+        f"Left out, since nothing says what is kept where. Mounted on all nodes: {seen}. Name "
+        "paths there, uncomment, and promise storage: {} under criteria.preflight."
+    )
+    first = scalar(shared[0][0])
+    form = mapped({"datasets": first, "checkpoints": first})
+    return Entry("storage", form, why, left_out=True, gap=True)
+
+
+def scheduler(cluster: Cluster) -> Entry:
+    """Who hands out nodes, where the run or the nodes show it."""
+    kind = cluster.of("scheduler", lambda look: look.scheduler)
+    names = {key: scalar(name) for key, name in cluster.sight.scheduler_names if key != "cluster"}
+    used = cluster.sight.launcher == "slurm"
+    if used or (kind.value == "slurm" and not cluster.sight.emulated):
+        how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo answers"
+        promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
+        return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)
+    why = "Left out: this run is in no allocation, and no Slurm answers the nodes."
+    return Entry("scheduler", "{kind: slurm}", why, left_out=True, gap=True)

@@ -1,0 +1,250 @@
+"""What a first spec promises of a cluster by its kind: bounds that no node shows. Pure.
+
+Each comes with what it follows from, so that an operator can put another in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_mnode.discover.networks import Kind, NetworkSeen
+from pytest_mnode.discover.page import Entry, listed, mapped
+from pytest_mnode.spec import wire
+from pytest_mnode.spec.quantity import SIZE
+
+_PUBLISHED: dict[Kind, tuple[float, str]] = {
+    "infiniband": (
+        0.85,
+        "published of well-run clusters: 356 of 400 GB/s at 512 MB and 387 at 8 GB on tens of "
+        "nodes with 8×400G, 165 to 185 of 200 with 8×200G",
+    ),
+    "roce": (
+        0.75,
+        "published: 440 GB/s between pairs with 16×200G, where ranks of a node reduce first; 75 of "
+        "100 on two nodes with 8×100G",
+    ),
+    "efa": (
+        0.7,
+        "a cautious part of the sum of the NICs: the provider publishes what each type of instance "
+        "reaches",
+    ),
+}
+_TCP_PART = 0.9
+"""Of what TCP can carry: the rest is for acknowledgements, bursts and the ends of a message."""
+_SECONDS_ON_THE_WIRE = 0.2
+_LEAST_BYTES, _MOST_BYTES = 4 << 20, 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What bounds depend on.
+
+    managed, managed_mtu: there is a management network, and its MTU is known. numa_told: where each
+    accelerator sits is. nvml: it was asked on all nodes. gpudirect, memlock: "" where not promised.
+    """
+
+    nodes: int
+    accelerators: bool
+    emulated: bool
+    fabric: NetworkSeen
+    managed: bool
+    managed_mtu: bool
+    numa_nodes: int
+    numa_told: bool
+    nvml: bool
+    ecc: bool | None
+    persistence: bool | None
+    gpudirect: str
+    shm_bytes: int | None
+    memlock: str
+    open_files: int | None
+
+
+def criteria(machine: Machine) -> tuple[Entry, ...]:
+    """One entry a criterion that can be promised of such a cluster."""
+    found = [_preflight(machine), Entry("mesh", "{}", "Sums over all ranks are exact.")]
+    if (placed := _numa(machine)) is not None:
+        found.append(placed)
+    found += [_devices(machine)]
+    if machine.nodes > 1:
+        found.append(_fabric(machine))
+    found += [
+        Entry("groups", "{}", "Ranks of parallel dimensions, and their sums, are exact."),
+        Entry("data", "{}", "Shards, batches, metrics and seeds are exact."),
+        Entry("launch", "", "", (_torchrun(),)),
+    ]
+    return (*found, *_training(machine))
+
+
+def _preflight(machine: Machine) -> Entry:
+    return Entry("preflight", "", "", tuple(_questions(machine)))
+
+
+def _questions(machine: Machine) -> Iterator[Entry]:
+    reached = ["fabric"] * machine.fabric.addressed + ["management"] * machine.managed
+    if reached and machine.nodes > 1:
+        within = mapped({"within": "2 s", "networks": listed(reached)})
+        yield Entry("reachable", within, "TCP, from each node to each other.")
+    torchrun = "torchrun stalls for 10 s where a reverse look-up hangs."
+    yield Entry("names", "{within: 1 s}", torchrun)
+    yield Entry("interfaces", "{}", "Those above are there and up, as many as above.")
+    yield Entry("speed", "{at_least_fraction: 1.0}", "They run at their line_rate.")
+    sized = ["fabric"] * (machine.fabric.addressed and machine.fabric.mtu_bytes is not None)
+    sized += ["management"] * (machine.managed and machine.managed_mtu)
+    if sized:
+        why = "Interfaces have it, and packets of that size pass with don't-fragment."
+        yield Entry("mtu", mapped({"networks": listed(sized)}), why)
+    if machine.nodes > 1:
+        yield Entry("clocks", "{skew: 50 ms}", "NTP keeps this; PTP far less.")
+        why = "One node with another version is what makes jobs fail at random."
+        yield Entry("same", listed(_parts(machine)), why)
+    if machine.nvml:
+        yield Entry("accelerators", mapped(_health(machine)), "States as seen on most nodes.")
+    if machine.fabric.kind in ("infiniband", "roce"):
+        why = "Ports are ACTIVE, and their error counters stand still."
+        yield Entry("rdma", mapped(_rdma(machine)), why)
+    if machine.gpudirect:
+        yield Entry(
+            "gpudirect",
+            machine.gpudirect,
+            "Seen: how NICs can reach the memory of accelerators by themselves.",
+        )
+    if limits := _limits(machine):
+        yield Entry("limits", mapped(limits), "The least that any node shows, rounded down.")
+    yield Entry("environment", "{}", "List under allowed what belongs to this cluster.")
+
+
+def _parts(machine: Machine) -> list[str]:
+    parts = ["code", "python", "torch", "packages", "kernel"]
+    if machine.nvml:
+        parts += ["nccl", "driver"]
+    return parts + ["firmware"] * (machine.fabric.kind in ("infiniband", "roce"))
+
+
+def _health(machine: Machine) -> dict[str, str]:
+    switches = {"ecc": machine.ecc, "persistence": machine.persistence}
+    told = {key: '"on"' if on else '"off"' for key, on in switches.items() if on is not None}
+    counted = {"ecc_errors_at_most": "0"} if machine.ecc else {}
+    return {**told, **counted, "throttling": "none"}
+
+
+def _rdma(machine: Machine) -> dict[str, str]:
+    wanted = "RoCE v2" if machine.fabric.kind == "roce" else "IB"
+    types = {"gid_types": f"[{wanted}]"} if wanted in machine.fabric.gid_types else {}
+    return {**types, "errors_at_most": "0"}
+
+
+def _limits(machine: Machine) -> dict[str, str]:
+    found = {}
+    if machine.shm_bytes:
+        unit = 1 << (30 if machine.shm_bytes >= 1 << 30 else 20)
+        if rounded := machine.shm_bytes // unit * unit:
+            found["shm"] = SIZE.text(rounded)
+    if machine.memlock:
+        found["memlock"] = machine.memlock
+    if machine.open_files:
+        found["open_files"] = str(machine.open_files)
+    return found
+
+
+def _numa(machine: Machine) -> Entry | None:
+    if machine.numa_nodes < 2 or not machine.accelerators or not machine.numa_told:
+        return None
+    rdma = {"nic": "nearest"} if machine.fabric.kind != "ethernet" else {}
+    promised = {"cpus": "near", "memory_near_fraction": "0.9", **rdma}
+    seen = f"Seen: {machine.numa_nodes} NUMA nodes, and beside which each accelerator is."
+    return Entry("numa", mapped(promised), seen)
+
+
+def _devices(machine: Machine) -> Entry:
+    if not machine.accelerators:
+        why = "Ranks compute on CPUs, and share caches and memory with their neighbours."
+        return Entry(
+            "devices",
+            "",
+            why,
+            (
+                Entry("matmul", "{dtypes: [float32], size: 512, at_least_fraction: 0.7}"),
+                Entry("memory_copy", "{size: 32 MiB, at_least_fraction: 0.65}"),
+            ),
+        )
+    why = "Of the median of all ranks: accelerators of one model differ by a few per cent."
+    return Entry(
+        "devices",
+        "",
+        why,
+        (
+            Entry("matmul", "{dtypes: [bfloat16], size: 8192, at_least_fraction: 0.95}"),
+            Entry("device_copy", "{size: 1 GiB, at_least_fraction: 0.95}"),
+            Entry("host_to_device", "{size: 1 GiB, at_least_fraction: 0.9}"),
+            Entry("device_to_host", "{size: 1 GiB, at_least_fraction: 0.9}"),
+        ),
+    )
+
+
+def _fabric(machine: Machine) -> Entry:
+    if machine.fabric.kind == "ethernet":
+        fraction, why = tcp_fraction(machine.fabric.mtu_bytes or 1500, emulated=machine.emulated)
+        if machine.accelerators:
+            fraction, why = 0.5, "NCCL over sockets carries 0.6 of a fast wire at best"
+        plateau = tcp_plateau_bytes((machine.fabric.rate_mbits_s or 0.0) * machine.fabric.nics)
+        sizes = mapped({"from": SIZE.text(plateau >> 6), "to": SIZE.text(plateau), "factor": "8"})
+    else:
+        fraction, why = _PUBLISHED[machine.fabric.kind]
+        plateau = (1 if machine.nodes <= 8 else 8) << 30
+        sizes = mapped({"from": "1 MiB", "to": SIZE.text(plateau), "factor": "2"})
+    swept = (
+        Entry("at_least_fraction", f"{fraction:g}", f"Of the line rate: {why}."),
+        Entry("sizes", sizes),
+        Entry("plateau_from", SIZE.text(plateau)),
+    )
+    found = [Entry("all_reduce_busbw", "", "", swept)]
+    if machine.fabric.kind in ("infiniband", "roce"):
+        found.append(
+            Entry(
+                "write_bandwidth",
+                "{at_least_fraction: 0.96}",
+                "Of one port, where ib_write_bw is on the nodes.",
+            )
+        )
+    size = plateau if machine.fabric.kind == "ethernet" else 1 << 30
+    found.append(
+        Entry("transport", mapped({"size": SIZE.text(size)}), "Four facts that agree; exact.")
+    )
+    return Entry("fabric", "", "", tuple(found))
+
+
+def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
+    """Part of an Ethernet line that an all-reduce over TCP reaches when all is well, and why."""
+    framing = wire.ETHERNET_HEADER_BYTES if emulated else wire.ETHERNET_WIRE_BYTES
+    share = wire.tcp_payload_share(mtu_bytes, framing_bytes=framing)
+    fraction = math.floor(share * _TCP_PART * 20) / 20
+    return fraction, f"TCP at MTU {mtu_bytes} carries {share:.3f} of it, and {_TCP_PART:g} of that"
+
+
+def tcp_plateau_bytes(rate_mbits_s: float) -> int:
+    """A size that keeps a node's links busy long enough to be judged: a power of two."""
+    wanted = rate_mbits_s * 1e6 / 8 * _SECONDS_ON_THE_WIRE
+    size = 1 << max(0, int(math.log2(max(1.0, wanted))))
+    return min(max(size, _LEAST_BYTES), _MOST_BYTES)
+
+
+def _torchrun() -> Entry:
+    why = "Importing torch on every node is nearly all of it; file servers make it long."
+    return Entry("torchrun", "{within: 2 min}", why)
+
+
+def _training(machine: Machine) -> Iterator[Entry]:
+    if machine.accelerators:
+        dtype = {"dtype": "bfloat16", "allowed_causes": "[communication]"}
+        if machine.nodes > 1:
+            yield Entry(
+                "scaling", mapped(dtype), "Published: 0.89 to 0.98 over ten times as many nodes."
+            )
+        yield Entry("restart", "{within: 5 min}", "Comes back on a spare node: see node_loss.")
+        return
+    why = "Left open; see docs/scaling.md and docs/restart.md before you promise them:"
+    yield Entry("scaling", "{}", why, left_out=True)
+    yield Entry("restart", "{within: 5 min}", left_out=True)

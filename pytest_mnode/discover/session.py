@@ -1,0 +1,172 @@
+"""A pytest session that discovers in place of running tests: a plugin for that session alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.discover.agreeing import named
+from pytest_mnode.discover.conduct import look_at
+from pytest_mnode.discover.draft import Draft, draft
+from pytest_mnode.discover.facts import Sight
+from pytest_mnode.discover.findings import Findings, findings
+from pytest_mnode.discover.page import printable
+from pytest_mnode.errors import ClusterError, MnodeError, SpecError, UsageError
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import Spec, load_spec
+
+if TYPE_CHECKING:
+    from pytest_mnode.run import Run
+
+FLAG = "--mnode-discover"
+
+
+class Discovery:
+    """pytest plugin: collects nothing, looks at the nodes of a run, and writes a page.
+
+    The session ends with 0 where every node showed what it has and nothing is left to fill in,
+    else with 1; with pytest's usage error where there is no page.
+    """
+
+    def __init__(self, run: Run) -> None:
+        assert run.settings.discover is not None
+        self._run = run
+        self._file = run.settings.discover
+        self._complete = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        try:
+            for line in self._discover():
+                if terminal is not None:
+                    terminal.write_line(printable(line))
+        except MnodeError as error:
+            raise pytest.UsageError(str(error)) from None
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool:
+        return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            done = pytest.ExitCode.OK if self._complete else pytest.ExitCode.TESTS_FAILED
+            session.exitstatus = done
+
+    def _discover(self) -> list[str]:
+        """Look, write, and tell what was written, a line each."""
+        pool = self._run.make_pool()
+        nodes = self._run.all_nodes()
+        sight = look_at(nodes, self._run.launcher, self._run.reason)
+        if not sight.shown:
+            said = "; ".join(f"{node.name}: {node.problem}" for node in sight.silent[:4])
+            raise ClusterError(f"{FLAG}: no node showed what it has: {said}")
+        page = draft(sight)
+        spec, refused = _loaded(page, pool.run_dir / "discovered.yaml")
+        tried: list[str] = []
+        kept = None
+        if spec is not None:
+            from pytest_mnode.preflight.conduct import survey
+
+            kept = findings(survey(nodes, spec, []), spec)
+            tried = list(kept.paragraphs())
+        elif not page.missing:
+            tried = [f"It cannot be loaded as it stands: {refused}"]
+        write_new(self._file, page.text(tried))
+        self._complete = spec is not None and not sight.silent
+        return summary(self._file, sight, page, kept, refused)
+
+
+def summary(
+    file: Path, sight: Sight, page: Draft, kept: Findings | None, refused: str
+) -> list[str]:
+    """What a terminal shows, a line each."""
+    names = named([node.name for node in sight.shown])
+    lines = [f"mnode: launcher {sight.launcher} ({sight.reason}): {names} showed what they have"]
+    lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in sight.silent]
+    lines += [f"mnode: nodes differ: {line}" for line in page.differences]
+    if kept is not None:
+        lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
+        lines += [f"mnode: could not be told: {line}" for line in kept.untold]
+    lines.append(f"written: {file}")
+    if page.missing:
+        lines.append(f"mnode: to be filled in before it loads: {', '.join(page.missing)}")
+    elif refused:
+        lines.append(f"mnode: to be put right before it loads: {refused}")
+    lines.append(
+        "mnode: compare it with what was bought, then say confirmed: true, and run with "
+        f"--mnode-spec={file}"
+    )
+    return lines
+
+
+def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
+    """A page as a spec, or why it is none, without the path of a file that nobody keeps."""
+    path.write_text(page.text(), encoding="utf-8")
+    try:
+        return load_spec(path), ""
+    except SpecError as error:
+        return None, str(error).removeprefix(f"{path}: ")
+    finally:
+        path.unlink()
+
+
+def check_place(file: Path) -> None:
+    """Before anything is started. Raises UsageError where no new file can be written there."""
+    if os.path.lexists(file):
+        raise UsageError(f"{FLAG}={file}: it is there already; accepted: the name of a new file")
+    folder = file.parent
+    if not folder.is_dir():
+        raise UsageError(f"{FLAG}={file}: no directory {folder}; accepted: a file in one that is")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{FLAG}={file}: {folder} cannot be written to")
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a file that is not there; whole, or not at all. Raises UsageError."""
+    try:
+        with file.open("x", encoding="utf-8") as page:
+            try:
+                page.write(text)
+                page.flush()
+            except OSError:
+                file.unlink()
+                raise
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(f"{FLAG}={file}: {reason}") from None
+
+
+def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
+    """Settings of a run that discovers. Raises UsageError where it cannot."""
+    if config.getoption("numprocesses", default=None):
+        raise UsageError(f"{FLAG} runs no tests; accepted: without pytest-xdist's -n")
+    assert settings.discover is not None
+    check_place(settings.discover)
+    return replace(settings, nodes=nodes_to_look_at(settings, os.environ))
+
+
+def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
+    """How many nodes: as asked for, else all of the Slurm allocation or of the hostfile.
+
+    Raises UsageError where nothing says how many.
+    """
+    if settings.nodes is not None:
+        return settings.nodes
+    inside = settings.launcher == "auto" and bool(environment.get("SLURM_JOB_ID"))
+    if settings.launcher == "slurm" or inside:
+        told = environment.get("SLURM_JOB_NUM_NODES", "")
+        if told.isascii() and told.isdigit() and int(told):
+            return int(told)
+    elif settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
+        from pytest_mnode.cluster.hostfile import read_hostfile
+
+        return len(read_hostfile(settings.hostfile))
+    raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")

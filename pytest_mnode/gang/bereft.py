@@ -1,0 +1,111 @@
+"""A gang whose node died: it goes whole, and comes back whole or not at all. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_mnode.gang.terms import CLEARED, KEY, Terms, Window
+from pytest_mnode.gang.timeline import Gang, Seen, State
+from pytest_mnode.restart.findings import Figure, Finding
+from pytest_mnode.spec.gang import GangCriterion
+from pytest_mnode.wrong import Wrong, found
+
+OFF = "time from the death of a node until its gang is off all nodes"
+FATE = "gangs neither requeued nor cancelled whole when a node had died"
+AGAIN = "time from there until it runs again, whole"
+OLD = "ranks of the start that lost a node that ran on"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What was done: which node was switched off and when; None where it did not come to that."""
+
+    window: Window
+    node: str = ""
+    at_s: float | None = None
+
+
+def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Finding]:
+    """How the gang went, and what became of it."""
+    window, source = lost.window, f"{KEY}.node_loss {promise.node_loss}"
+    if lost.at_s is None:
+        return [Wrong(FATE, None, source, note=window.problem or "no node was switched off")]
+    gang, limit = window.gang("B"), promise.lost_within_s
+    seen = window.seen(gang)
+    first_life = next((one.life for one in seen if one.state is State.WHOLE), 0)
+    left = next(
+        (
+            one.look.answered_s
+            for one in seen
+            if one.look.asked_s >= lost.at_s
+            and (one.state in (State.WAITING, State.OVER) or _anew(one, first_life))
+        ),
+        None,
+    )
+    beats = [b for b in window.beats(gang) if b.life == first_life and b.at_s > lost.at_s]
+    who = window.who(gang)
+    if left is None:
+        waited = seen[-1].look.answered_s - lost.at_s if seen else 0.0
+        value = waited if waited > limit else None
+        note = (
+            f"{who}: still {seen[-1].state.value} {waited:.1f} s after {lost.node} died"
+            if seen
+            else ""
+        )
+        return [
+            Figure(OFF, value, "s", limit, source=f"{KEY}.lost_within", culprit=note, note=note),
+            Wrong(
+                FATE, None if value is None else 1, source, f"{who} after {lost.node} died", note
+            ),
+        ]
+    last_beat = max((b.at_s for b in beats), default=lost.at_s)
+    off_s = max(left, min(last_beat, left + terms.clock_skew_s)) - lost.at_s
+    late = [b for b in beats if b.at_s > left + terms.clock_skew_s]
+    outlived = found(
+        OLD,
+        "a gang is taken down whole",
+        dict.fromkeys(f"{who}: rank {b.rank} on {b.node}" for b in late),
+    )
+    findings: list[Finding] = [
+        Figure(
+            OFF, off_s, "s", limit, source=f"{KEY}.lost_within", culprit=f"{who} on {lost.node}"
+        ),
+        outlived,
+    ]
+    again = next((o for o in seen if o.state is State.WHOLE and o.life > first_life), None)
+    came_to = "requeued" if again is not None else _without(window, gang, first_life)
+    wrong = came_to not in (
+        {"requeued", "cancelled"} if promise.node_loss == "either" else {promise.node_loss}
+    )
+    fate = f"{who}, {lost.node} dead: {came_to}"
+    findings.append(Wrong(FATE, int(wrong), source, fate if wrong else None, fate))
+    if came_to != "cancelled" and promise.node_loss != "cancelled":
+        value = None if again is None else again.look.answered_s - left
+        if again is None:
+            waited = window.looks[-1].answered_s - left
+            value = waited if waited > limit else None
+        findings.append(Figure(AGAIN, value, "s", limit, source=f"{KEY}.lost_within", culprit=who))
+    return findings
+
+
+def _anew(one: Seen, first_life: int) -> bool:
+    """Whether it has nodes for another start; what ends may count as the next one already."""
+    return one.life > first_life and one.state is not State.ENDING
+
+
+def _without(window: Window, gang: Gang, first_life: int) -> str:
+    """What became of a gang that did not run again."""
+    before_clear_up = next((at for at, text in window.notes if text == CLEARED), None)
+    seen = [
+        one
+        for one in window.seen(gang)
+        if before_clear_up is None or one.look.answered_s <= before_clear_up
+    ]
+    last = seen[-1] if seen else None
+    if last is None:
+        return "not seen any more"
+    if last.state is State.OVER:
+        return "cancelled"
+    if last.life > first_life:
+        return f"requeued and then {last.state.value}, {last.said}"
+    return f"{last.state.value}, {last.said}"

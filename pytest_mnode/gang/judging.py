@@ -1,0 +1,104 @@
+"""What rounds of an experiment show, taken together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pytest_mnode.gang import holding, running, turns
+from pytest_mnode.gang.bereft import Lost, judged_loss
+from pytest_mnode.gang.terms import SMALL, Terms, Window
+from pytest_mnode.gang.timeline import State
+from pytest_mnode.gang.toolarge import judged_oversize
+from pytest_mnode.gang.turns import Round
+from pytest_mnode.restart.findings import Figure, Finding
+from pytest_mnode.spec.gang import GangCriterion
+from pytest_mnode.wrong import Wrong, listed
+
+
+def judged_rounds(rounds: Sequence[Round], terms: Terms) -> list[Finding]:
+    """Findings on gangs that had to wait for each other, or for room."""
+    each = []
+    for one in rounds:
+        window = one.window
+        found = of_a_window(window, terms)
+        if one.turn is None:
+            why = window.problem or f"{window.title}: cut short"
+            found.append(
+                Wrong(turns.NOT_TRIED, None, "each round is conducted to its end", note=why)
+            )
+        else:
+            found += turns.judged_turn(window, one.turn, terms)
+        each.append(found)
+    return [*together(each), *_recorded([one.window for one in rounds])]
+
+
+def judged_size(window: Window, terms: Terms) -> list[Finding]:
+    """Findings on a gang that is larger than the cluster."""
+    found = [*judged_oversize(window, terms), *of_a_window(window, terms)]
+    return [*found, *_recorded([window])]
+
+
+def judged_lost(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Finding]:
+    """Findings on a gang that lost a node."""
+    found = [*judged_loss(lost, promise, terms), *of_a_window(lost.window, terms, lost.at_s)]
+    return [*found, *_recorded([lost.window])]
+
+
+def of_a_window(window: Window, terms: Terms, until_s: float | None = None) -> list[Finding]:
+    """What holds at any time: all or nothing, and nothing left. until_s: when a node died."""
+    return [
+        holding.parts_held(window, terms),
+        holding.held_twice(window),
+        *running.ranks_out_of_time(window, terms),
+        running.ranks_elsewhere(window),
+        running.ranks_alone(window, terms, until_s),
+        *holding.left_in_the_queue(window),
+    ]
+
+
+def together(each: Iterable[Sequence[Finding]]) -> list[Finding]:
+    """Findings of several rounds, one for each name: counts added up, of figures the worst."""
+    by_name: dict[str, list[Finding]] = {}
+    for findings in each:
+        for finding in findings:
+            by_name.setdefault(finding.name, []).append(finding)
+    made: list[Finding] = []
+    for some in by_name.values():
+        wrongs = [one for one in some if isinstance(one, Wrong)]
+        figures = [one for one in some if isinstance(one, Figure)]
+        made.append(_summed(wrongs) if wrongs else _worst(figures))
+    return made
+
+
+def _summed(some: Sequence[Wrong]) -> Wrong:
+    """Something that is surely wrong outweighs what is not known."""
+    counts = [one.count for one in some]
+    total = sum(count or 0 for count in counts)
+    unknown = None in counts and not total
+    culprits = listed(one.culprit for one in some if one.culprit)
+    notes = listed(one.note for one in some if one.note)
+    return Wrong(some[0].name, None if unknown else total, some[0].source, culprits or None, notes)
+
+
+def _worst(some: Sequence[Figure]) -> Figure:
+    def badness(one: Figure) -> tuple[int, float]:
+        if one.value is None:
+            return 1, 0.0
+        broken = one.at_most is not None and one.value > one.at_most
+        return (2 if broken else 0), one.value
+
+    return max(some, key=badness)
+
+
+def _recorded(windows: Sequence[Window]) -> list[Finding]:
+    """What is told and not judged: states and their durations, small jobs, how well was looked."""
+    told: list[Finding] = [max((holding.unseen(w) for w in windows), key=lambda f: f.value or 0.0)]
+    small = [(w, gang) for w in windows for gang in w.gangs if gang.name == SMALL]
+    for window, gang in small:
+        start = window.first(gang, State.WHOLE)
+        waited = None if start is None else start.began_s - gang.asked_s
+        note = "" if start is not None else "it did not start in this round"
+        told.append(Figure(f"{window.who(gang)}: time to its start", waited, "s", note=note))
+    for window in windows:
+        told += [*holding.states(window), *running.presence(window)]
+    return told

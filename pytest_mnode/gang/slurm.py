@@ -1,0 +1,218 @@
+"""The engine for Slurm: a gang is one job of N whole nodes.
+
+Heartbeats are files in a directory that all nodes see. All jobs of a run have one name, which no
+other has: by it they are found, and ended by `guarding` whatever becomes of the controller.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.gang import beating, guarding
+from pytest_mnode.gang.beats import read_beats
+from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Phase, Record, Refused
+from pytest_mnode.slurm import JobState, Slurm, SlurmError
+
+NAMES = ("partition", "account", "qos", "reservation", "constraint")
+"""Of `scheduler.names`: those that sbatch has options for."""
+_PLACE = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "SLURMD_NODENAME")
+_NO_SERVER = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes")
+_GUARD_LIMIT_S = 120.0
+
+
+def phase_of(job: JobState) -> Phase:
+    """What a job does with nodes. Raises ClusterError for a state that nothing is known of."""
+    if not job.known:
+        raise ClusterError(f"job {job.job_id} is {job.state}, which nothing is known of")
+    if "COMPLETING" in {job.state, *job.flags}:
+        return Phase.ENDING
+    if job.waits:
+        return Phase.WAITING
+    return Phase.OVER if job.over else Phase.HOLDING
+
+
+def record_of(job: JobState) -> Record:
+    """A job as the experiment sees it."""
+    phase = phase_of(job)
+    nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
+    said = "+".join([job.state, *sorted(job.flags)])
+    said += f" ({job.reason})" if job.reason and job.reason != "None" else ""
+    return Record(str(job.job_id), phase, nodes, said, job.restarts or 0)
+
+
+def options_of(names: Mapping[str, str]) -> list[str]:
+    """sbatch's options for `scheduler.names`. Raises UsageError for a name that is none."""
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"scheduler.names: {name}: accepted for slurm: {', '.join(NAMES)}")
+    return [f"--{name}={value}" for name, value in names.items()]
+
+
+def script(python: str, directory: Path, runs_s: float) -> str:
+    """What is submitted: a rank a node, each with a file for its heartbeats."""
+    program = Path(beating.__file__).read_text()
+    words = [python, "-I", "-S", "-c", program, str(directory), f"{runs_s:.3f}", *_PLACE]
+    step = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpu-bind=none", "--mpi=none"]
+    return f"#!/bin/sh\nexec {shlex.join([*step, *words])}\n"
+
+
+class SlurmEngine:
+    """See Engine. Made by `opened`; `close` ends all of its jobs.
+
+    shared: a directory that all nodes see, in which one for this run is made. python: on the
+    nodes. args: further words for sbatch, such as --partition=gpu. names: of the spec's scheduler.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        shared: Path,
+        *,
+        python: str = "",
+        args: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self._options = [*args, *options_of(names or {})]
+        self._python = python or sys.executable
+        self._slurm = Slurm()
+        self._job_name = f"mnode-gang-{uuid.uuid4().hex[:12]}"
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix=".mnode-gang-", dir=shared))
+        except OSError as error:
+            raise UsageError(
+                f"no directory for heartbeats in {shared}: {error.strerror}; give one that all "
+                "nodes see, --mnode-shared-dir"
+            ) from None
+        self._read: dict[str, int] = {}
+        guard = [sys.executable, "-I", "-S", guarding.__file__, str(self.directory)]
+        self._guard = subprocess.Popen(
+            [*guard, "scancel", "--full", f"--name={self._job_name}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def capacity(self) -> Capacity:
+        """See Engine: nodes of the partition that jobs go to, and those of them that are idle."""
+        partition = self._partition()
+        there = [node for node in self._slurm.nodes() if partition in node.partitions]
+        usable = [node for node in there if node.usable]
+        free = [
+            node.name
+            for node in usable
+            if node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
+        ]
+        return Capacity(tuple(node.name for node in usable), tuple(free))
+
+    def submit(self, ask: Ask) -> tuple[str, ...]:
+        """See Engine."""
+        return (self._sbatch(ask, ask.nodes),)
+
+    def _sbatch(self, ask: Ask, nodes: int) -> str:
+        """One job; its id."""
+        others: list[str] = []
+        if ask.among:
+            others = [n.name for n in self._slurm.nodes() if n.name not in ask.among]
+        minutes = max(1, math.ceil(ask.limit_s / 60))
+        options = [
+            *self._options,
+            f"--job-name={self._job_name}",
+            f"--nodes={nodes}",
+            "--ntasks-per-node=1",
+            "--exclusive",
+            f"--time={minutes}",
+            "--requeue" if ask.requeue else "--no-requeue",
+            *([f"--exclude={','.join(others)}"] if others else []),
+            f"--chdir={self.directory}",
+            f"--output={self.directory}/%j.out",
+            "--open-mode=append",
+        ]
+        text = script(self._python, self.directory, ask.runs_s)
+        try:
+            said = self._slurm.run("sbatch", "--parsable", *options, text_in=text)
+        except SlurmError as error:
+            if error.returncode in (None, 126, 127) or any(w in error.told for w in _NO_SERVER):
+                raise
+            raise Refused(error.told) from None
+        job = said.strip().partition(";")[0]
+        if not job.isdigit():
+            raise ClusterError(f"sbatch: {said.strip()!r} is no job id")
+        return job
+
+    def observe(self) -> Look:
+        """See Engine."""
+        asked = time.time()
+        try:
+            jobs = [job for job in self._slurm.jobs() if job.name == self._job_name]
+            records = {str(job.job_id): record_of(job) for job in jobs}
+        except ClusterError as error:
+            return Look(asked, time.time(), None, *self._beats(), why=str(error))
+        answered = time.time()
+        return Look(asked, answered, records, *self._beats())
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """See Engine."""
+        self._slurm.cancel(*map(int, jobs))
+
+    def close(self) -> None:
+        """End all jobs of this run, and remove its directory. Raises ClusterError."""
+        if self._guard.stdin is not None and not self._guard.stdin.closed:
+            self._guard.stdin.close()
+        try:
+            code = self._guard.wait(_GUARD_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        if code != 0:
+            raise ClusterError(
+                f"jobs named {self._job_name} may be left: scancel did not end them; "
+                f"run scancel --name={self._job_name}"
+            )
+
+    def _partition(self) -> str:
+        """Where jobs of this run go: as asked for, else Slurm's default."""
+        for word, following in zip(self._options, [*self._options[1:], ""], strict=True):
+            if word.startswith("--partition="):
+                return word.partition("=")[2]
+            if word in ("-p", "--partition"):
+                return following
+        named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
+        default = [name.rstrip("*") for name in named if name.endswith("*")]
+        if not default:
+            raise ClusterError(
+                f"Slurm has no default partition; name one of {', '.join(named)} in the spec, "
+                "scheduler: {names: {partition: …}}"
+            )
+        return default[0]
+
+    def _beats(self) -> tuple[tuple[Beat, ...], int]:
+        """Heartbeats that were written since the last time, whole lines only."""
+        beats: list[Beat] = []
+        unreadable = 0
+        for path in sorted(self.directory.glob("*.beats")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path.name, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path.name] = self._read.get(path.name, 0) + len(whole)
+            some, wrong = read_beats(whole.decode(errors="replace"))
+            beats += some
+            unreadable += wrong
+        return tuple(beats), unreadable
+
+
+def default_shared(root: Path) -> Path:
+    """Where heartbeats go unless something is said: below the root of the tests, if one may write
+    there, else below the home directory."""
+    return root if os.access(root, os.W_OK) else Path.home()

@@ -1,0 +1,95 @@
+"""What an experiment has to show: the promise, the window that was watched, and who was in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_mnode.gang.engine import Beat, Look
+from pytest_mnode.gang.timeline import Gang, Seen, State, Stretch, by_state, seen, stretches
+from pytest_mnode.spec.gang import GangCriterion
+
+KEY = "criteria.gang"
+SMALL = "small"
+"""The name of jobs of one node that may run while a gang waits."""
+CLEARED = "cleared up"
+"""The note at which the experiment is over: what comes after is of clearing up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is promised, as `GangCriterion` has it."""
+
+    settle_s: float
+    together_s: float
+    clock_skew_s: float
+    next_within_s: float
+
+    @classmethod
+    def of(cls, promise: GangCriterion) -> Terms:
+        return cls(
+            promise.settle_s or 0.0,
+            promise.together_s,
+            promise.clock_skew_s,
+            promise.next_within_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One round, from the first submission to the last look.
+
+    title: such as "round 2". gangs: all that was submitted, plain jobs too. problem: why the
+    experiment did not come about, though nothing of the gangs is wrong for that.
+    notes: what was done and met, in order. not_free: nodes that were free at the start, and were
+    not in the end; None where that could not be found out.
+    """
+
+    title: str
+    gangs: tuple[Gang, ...]
+    looks: tuple[Look, ...]
+    problem: str = ""
+    notes: tuple[tuple[float, str], ...] = ()
+    not_free: tuple[str, ...] | None = ()
+
+    @property
+    def began_s(self) -> float:
+        """When the first look was asked for, or the first gang submitted."""
+        return min([g.asked_s for g in self.gangs] + [look.asked_s for look in self.looks])
+
+    @property
+    def real(self) -> tuple[Gang, ...]:
+        """Gangs of more than one node."""
+        return tuple(gang for gang in self.gangs if gang.size > 1)
+
+    def gang(self, name: str) -> Gang:
+        """By its name."""
+        return next(gang for gang in self.gangs if gang.name == name)
+
+    def seen(self, gang: Gang) -> list[Seen]:
+        """A gang at each look."""
+        return seen(gang, self.looks)
+
+    def states(self, gang: Gang) -> list[Stretch]:
+        """The states a gang went through."""
+        return stretches(self.seen(gang), gang.asked_s, by_state)
+
+    def beats(self, gang: Gang) -> list[Beat]:
+        """Heartbeats of a gang's ranks."""
+        return [beat for look in self.looks for beat in look.beats if beat.job in gang.jobs]
+
+    def first(self, gang: Gang, state: State) -> Stretch | None:
+        """The first time a gang was in a state; None: it never was."""
+        return next((one for one in self.states(gang) if one.state is state), None)
+
+    def held_a_part(self, gang: Gang) -> bool:
+        """Whether it was ever seen with some of its nodes."""
+        return self.first(gang, State.PART) is not None
+
+    def who(self, gang: Gang) -> str:
+        """For messages: "round 2: B"."""
+        return f"{self.title}: {gang.name}"
+
+    @property
+    def unreadable(self) -> int:
+        """Lines that were no heartbeat."""
+        return sum(look.unreadable for look in self.looks)

@@ -1,0 +1,172 @@
+"""Whose turn it was: who had to wait, and how soon it started when there was room. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.gang.engine import Look
+from pytest_mnode.gang.terms import KEY, Terms, Window
+from pytest_mnode.gang.timeline import Gang, Seen, State
+from pytest_mnode.restart.findings import Figure
+from pytest_mnode.wrong import Wrong, found
+
+NEVER = "gangs that never ran, though there was room"
+NEXT = "longest time from room for a gang to its start"
+NOT_TRIED = "rounds in which no gang had to wait"
+_TURNS = "the next gang starts when there is room for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A gang that waits, and those that have to be over before there is room for it.
+
+    refused: why nobody had to wait in this round, so that it says nothing; "" where somebody had.
+    """
+
+    second: Gang
+    before: tuple[Gang, ...]
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that was watched, and whose turn it was; None where it did not get that far."""
+
+    window: Window
+    turn: Turn | None
+
+
+def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequence[str]) -> Turn:
+    """The gang for which one node too few was left. holding: jobs that held the others; freed:
+    those of them, and jobs that came in between, that have to be over before there is room."""
+    gang = window.gang(second)
+    holders = [window.gang(name) for name in holding]
+    before = tuple(window.gang(name) for name in freed)
+    held = [_whole_at(window, one) for one in holders]
+    waited = [seen for seen in window.seen(gang) if all(id(seen.look) in whole for whole in held)]
+    if not waited:
+        return Turn(
+            gang, before, f"{window.title}: {second} was never seen beside what filled the room"
+        )
+    if any(seen.state is State.WHOLE for seen in waited):
+        return Turn(
+            gang,
+            before,
+            f"{window.title}: {second} was whole while the room was to be filled: there was more "
+            "room than the scheduler said",
+        )
+    return Turn(gang, before)
+
+
+def race_turn(window: Window, names: Sequence[str]) -> Turn:
+    """Of gangs submitted at once the one that came last, and those before it."""
+    far = float("inf")
+    starts = {}
+    for name in names:
+        whole = window.first(window.gang(name), State.WHOLE)
+        starts[name] = far if whole is None else whole.began_s
+    last = max(names, key=lambda name: starts[name])
+    others = tuple(window.gang(name) for name in names if name != last)
+    gang = window.gang(last)
+    if all(start == far for start in starts.values()):
+        return Turn(gang, ())
+    whole_before = set.union(*(_whole_at(window, one) for one in others))
+    overlap = [seen for seen in window.seen(gang) if id(seen.look) in whole_before]
+    if any(seen.state is State.WHOLE for seen in overlap):
+        both = f"{window.title}: {' and '.join(names)} were whole at once: there was room for both"
+        return Turn(gang, others, both)
+    if not overlap:
+        return Turn(
+            gang, others, f"{window.title}: {last} was never seen while another had its nodes"
+        )
+    return Turn(gang, others)
+
+
+def _whole_at(window: Window, gang: Gang) -> set[int]:
+    return {id(seen.look) for seen in window.seen(gang) if seen.state is State.WHOLE}
+
+
+def judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong, Figure]:
+    """Whether somebody had to wait, whether each gang had its turn, and how soon."""
+    tried = Wrong(
+        NOT_TRIED,
+        None if turn.refused else 0,
+        "a gang that finds room proves nothing",
+        note=turn.refused,
+    )
+    whole = {gang.name: window.first(gang, State.WHOLE) for gang in (turn.second, *turn.before)}
+    absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
+    # Ranks of one that was never seen whole ran: it came and went between two looks.
+    unseen = [gang for gang in absent if window.beats(gang) and not window.held_a_part(gang)]
+    never = found(NEVER, _TURNS, [_never(window, gang) for gang in absent if gang not in unseen])
+    if unseen and not never.count:
+        note = f"{window.who(unseen[0])} was never seen whole, and its ranks ran"
+        never = Wrong(NEVER, None, _TURNS, note=note)
+    source = f"{KEY}.next_within"
+    room = _room(window, turn)
+    second = whole[turn.second.name]
+    value: float | None
+    if second is not None and room is not None:
+        # At most from the last look at which there was no room to the first at which it was whole.
+        most = max(0.0, second.first.answered_s - room[0])
+        least = max(0.0, second.before_s - room[1])
+        surely = least > terms.next_within_s or most <= terms.next_within_s
+        value = (least if least > terms.next_within_s else most) if surely else None
+        note = f"{window.who(turn.second)} started at {second.began_s - window.began_s:+.1f} s"
+        note += "" if surely else f", {least:.1f} to {most:.1f} s after there was room, by looks"
+    elif turn.second in unseen:
+        value, note = None, never.note or f"{window.who(turn.second)} was never seen whole"
+    elif second is None and room is not None:
+        waited = window.looks[-1].answered_s - room[1]
+        value = waited if waited > terms.next_within_s else None
+        note = f"{window.who(turn.second)} did not start in {waited:.1f} s"
+    else:
+        value, note = None, f"{window.title}: there never was room again"
+    if (
+        absent
+        and value is None
+        and not (room is None and not turn.before and _surely(window, terms))
+    ):
+        never = Wrong(NEVER, None, _TURNS, never.culprit, window.problem or note)
+    culprit = window.who(turn.second)
+    limit = terms.next_within_s
+    return tried, never, Figure(NEXT, value, "s", limit, source=source, culprit=culprit, note=note)
+
+
+def _surely(window: Window, terms: Terms) -> bool:
+    """Whether the window was long enough to say that a gang never starts."""
+    last = [look for look in window.looks if look.records is not None]
+    return bool(last) and last[-1].answered_s - window.began_s > terms.next_within_s
+
+
+def _never(window: Window, gang: Gang) -> str:
+    states = window.states(gang)
+    most = max((len(one.nodes) for one in states), default=0)
+    told = (one.said for one in reversed(states) if one.state is not State.OVER)
+    said = next(filter(None, told), "not shown")
+    return f"{window.who(gang)}: {most} of {gang.size} nodes at most, {said}"
+
+
+def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
+    """When there was room: between the last look at which there was none, and the first at which
+    there was. None: never."""
+    if not turn.before:
+        return None
+    over_at: list[tuple[float, float]] = []
+    for gang in turn.before:
+        span = _over(window.seen(gang))
+        if span is None:
+            return None
+        over_at.append(span)
+    return max(over_at)
+
+
+def _over(found_: Sequence[Seen]) -> tuple[float, float] | None:
+    before: Look | None = None
+    for one in found_:
+        if one.state is State.OVER:
+            first = one.look.asked_s if before is None else before.asked_s
+            return first, one.look.answered_s
+        before = one.look
+    return None

@@ -1,0 +1,78 @@
+"""What the queue says of a job, from one look to the next. Pure.
+
+Names of states and reasons are Slurm's own (squeue(1), JOB STATE CODES and JOB REASON CODES).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_mnode.slurm import JobState
+
+_HELD = frozenset(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"))
+_NEVER = frozenset(
+    (
+        *("JobHeldAdmin", "JobHeldUser", "launch failed requeued held", "BadConstraints"),
+        *("PartitionNodeLimit", "PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"),
+        *("InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "PartitionInactive"),
+    )
+)
+"""Reasons to wait that do not pass by waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A job so far: how often it was seen to start, its nodes then, and which start it is at."""
+
+    starts: int = 0
+    nodes: tuple[str, ...] = ()
+    requeue: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that happened between two looks: "requeued", or "started" on these nodes."""
+
+    what: Literal["requeued", "started"]
+    requeue: int
+    nodes: tuple[str, ...] = ()
+
+
+def changes(course: Course, state: JobState) -> tuple[Course, list[Change]]:
+    """What happened since, in order. A start that came and went between two looks is not seen."""
+    found: list[Change] = []
+    requeue = max(course.requeue, state.restarts or 0)
+    nodes, starts = course.nodes, course.starts
+    if requeue > course.requeue:
+        found.append(Change("requeued", requeue))
+    if runs(state) and state.nodes and starts <= requeue:
+        nodes, starts = state.nodes, requeue + 1
+        found.append(Change("started", requeue, nodes))
+    return Course(starts, nodes, requeue), found
+
+
+def runs(state: JobState) -> bool:
+    """Whether its script is running: not while nodes boot for it, or are still taken down."""
+    return state.runs and not {state.state, *state.flags} & {"CONFIGURING", "COMPLETING"}
+
+
+def never_starts(state: JobState) -> str:
+    """Why waiting does not help a job that waits; "" where it may."""
+    if not state.waits:
+        return ""
+    if state.state in _HELD:
+        return f"it is held: {state.state}" + f" ({state.reason})" * bool(state.reason)
+    told = (state.reason or "").strip("()").replace("_", " ")
+    known = {name.replace("_", " ") for name in _NEVER}
+    return f"it would never start: {state.reason}" if told in known else ""
+
+
+def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
+    """For the event: who is gone, or that it was preempted, or what the scheduler says."""
+    if lost:
+        return f"{', '.join(lost)} is gone"
+    if preempted:
+        return "preempted"
+    return "by the scheduler" + f" ({state.reason})" * bool(state.reason)

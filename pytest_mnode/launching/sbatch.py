@@ -1,0 +1,241 @@
+"""The path of clusters whose users submit batch scripts to Slurm."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.job.slurm import queue
+from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.job.slurm.names import Names, names_of
+from pytest_mnode.job.slurm.request import Request, script, site_of, submitting
+from pytest_mnode.job.starting import NO_SHARED_DIR, why_not_submitted
+from pytest_mnode.launching import scripts
+from pytest_mnode.launching.contract import CANARY
+from pytest_mnode.launching.described import LaunchJob
+from pytest_mnode.launching.direct import Direct, pins_of
+from pytest_mnode.launching.paths import Outcome, Submission, SubmissionPath, Submitted
+from pytest_mnode.launching.reports import Login, RankReport, read_output
+from pytest_mnode.slurm import JobState, Slurm
+
+if TYPE_CHECKING:
+    from pytest_mnode.nodes import Nodes
+
+_LOOK_S = 0.25
+_END_S = 90.0
+_LOST = 128 + 9
+"""Exit status of a task that was gone before it could say one."""
+
+
+def path_of(cluster: Nodes) -> SubmissionPath:
+    """The way in which users start jobs on this cluster, by who gave its nodes."""
+    allocation = cluster.allocation
+    if allocation is None:
+        return Direct(cluster)
+    if not cluster.share_files:
+        return Direct(cluster, note=f"not submitted: {NO_SHARED_DIR}")
+    return Sbatch(cluster, allocation, Slurm())
+
+
+class Sbatch:
+    """Submits a script with `--export=NONE`: the job's environment is that of a login on the node
+    (HOME, USER, PATH, LANG), what Slurm adds, the site's pins, and the job's own.
+
+    It runs as whoever runs pytest. Slurm chooses the order of the nodes. A job that would never
+    start beside the run's own allocation is started directly, and a note says so.
+    """
+
+    name = "sbatch"
+
+    def __init__(self, cluster: Nodes, allocation: int, slurm: Slurm) -> None:
+        self._cluster = cluster
+        self._allocation = allocation
+        self._slurm = slurm
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether srun does here."""
+        return scripts.srun_takes_images(self._slurm.run("srun", "--help"))
+
+    def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
+        """See SubmissionPath."""
+        if job.image is not None and not self.runs_images:
+            raise UsageError(
+                f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
+                "leave image out"
+            )
+        names = names_of(self._slurm.nodes(), nodes)
+        request = self._request(job, names)
+        why = why_not_submitted(request, self._allocation)
+        if why:
+            note = f"started as steps of allocation {self._allocation}: {why}"
+            return Direct(self._cluster, note=note).submit(job, nodes)
+        return SbatchSubmission(self._cluster, job, request, names, self._slurm)
+
+    def _request(self, job: LaunchJob, names: Names) -> Request:
+        found = self._slurm.run("scontrol", "--oneliner", "show", "job", str(self._allocation))
+        tasks = scripts.tasks_per_node(job)
+        return Request(
+            name="mnode",
+            nodes=len(names.slurm),
+            begin_on=tuple(names.slurm.values()),
+            tasks_per_node=tasks,
+            cpus_per_task=job.rank_count // tasks or 1,
+            gpus_per_node=int(job.accelerators_per_node),
+            export="NONE",
+            output="/dev/null",
+            directory=_home(),
+            site=site_of(found),
+        )
+
+
+class SbatchSubmission:
+    """A batch script in the queue."""
+
+    def __init__(
+        self, cluster: Nodes, job: LaunchJob, request: Request, names: Names, slurm: Slurm
+    ) -> None:
+        self._slurm = slurm
+        self._names = names
+        self._job = job
+        self._directory = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
+        self._files = Path(self._directory.name)
+        pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
+        self.submitted = Submitted(
+            tuple(names.slurm), pins, _notes(job), scripts.ADDED, profile=True
+        )
+        self._state: JobState | None = None
+        self._number: int | None = None
+        name = f"mnode-{uuid.uuid4().hex[:12]}"
+        self._guard = Guard(name)
+        try:
+            around = scripts.Surroundings(
+                _login(cluster),
+                {names.slurm[name]: values for name, values in pins.items()},
+                self._directory.name,
+                job.image is not None,
+            )
+            task = self._files / "task.sh"
+            task.write_text(scripts.task_text(job, around))
+            asked = replace(request, name=name, output=str(self._files / "slurm.out"))
+            text = script(asked, scripts.batch_lines(job, around, str(task)))
+            env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
+            self._began = time.monotonic()
+            # Found again by its name, whatever the user's SBATCH_… variables say.
+            own = [f"--job-name={name}", f"--output={asked.output}"]
+            self._number = queue.submit(text, env, own)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> Outcome:
+        """See Submission."""
+        until = self._began + timeout_s
+        while not self._over() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        in_time = self._state is None or self._state.over
+        seconds = time.monotonic() - self._began
+        self._cancel()
+        nodes = self.submitted.nodes
+        codes = {node: self._code(node, in_time) for node in nodes}
+        output = {node: self._output(node) for node in nodes}
+        reports: list[RankReport] = []
+        hosts, logins = {}, []
+        for node, text in output.items():
+            found, _ = read_output(text)
+            hosts[node] = found[0].node if found else node
+            found = [replace(r, node=node) if r.node == hosts[node] else r for r in found]
+            reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
+            logins += [_as_whom(node, found[0])] if found else []
+        self._end()
+        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds)
+
+    def close(self) -> None:
+        """See Submission."""
+        try:
+            self._cancel()
+        finally:
+            self._end()
+
+    def _over(self) -> bool:
+        """Look; Slurm's order of the nodes is the order of ranks."""
+        assert self._number is not None
+        self._state = self._slurm.job(self._number)
+        if self._state is not None and self._state.nodes:
+            nodes = self._names.for_run(self._state.nodes)
+            self.submitted = replace(self.submitted, nodes=nodes)
+        return self._state is None or self._state.over
+
+    def _cancel(self) -> None:
+        if self._number is None or (self._state is not None and self._state.over):
+            return
+        self._slurm.cancel(self._number)
+        end = time.monotonic() + _END_S
+        while not self._over():
+            if time.monotonic() > end:
+                raise ClusterError(f"job {self._number} is still in the queue after scancel")
+            time.sleep(_LOOK_S)
+        self._number = None
+
+    def _end(self) -> None:
+        self._guard.close()
+        self._directory.cleanup()
+
+    def _code(self, node: str, in_time: bool) -> int | None:
+        """The first status of a node's tasks that is not 0; None: some had none at the limit."""
+        paths = sorted(self._files.glob(f"code-{self._names.slurm[node]}-*"))
+        codes = [int(path.read_text()) for path in paths]
+        if len(codes) < scripts.tasks_per_node(self._job):
+            codes += [_LOST]
+            if not in_time:
+                return None
+        return next((code for code in codes if code), 0)
+
+    def _output(self, node: str) -> str:
+        """Of its tasks; on the first node also of Slurm and the batch script."""
+        paths = sorted(self._files.glob(f"out-{self._names.slurm[node]}-*"))
+        if node == self.submitted.nodes[0]:
+            paths.append(self._files / "slurm.out")
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+
+def _notes(job: LaunchJob) -> tuple[str, ...]:
+    if job.style != "deepspeed":
+        return ()
+    return ("deepspeed's ranks were started by srun, with the variables that its launcher sets",)
+
+
+def _login(cluster: Nodes) -> dict[str, str]:
+    """What a login on a node has; the Python of the run first, as of an environment made active."""
+    slurm = Path(shutil.which("scontrol") or "/usr/bin/scontrol").parent
+    ways = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
+    path = os.pathsep.join(dict.fromkeys(ways))
+    return {"HOME": _home(), "USER": _user(os.getuid()), "PATH": path, "LANG": "C.UTF-8"}
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _as_whom(node: str, report: RankReport) -> Login:
+    uid = os.getuid() if report.uid is None else report.uid
+    return Login(node, uid, _user(uid), "" if uid else "a job is its submitter's, who is root")

@@ -1,0 +1,253 @@
+"""The nodes a run has of Slurm: those it runs in, or those it asks for and holds until its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.slurm.commands import Slurm, SlurmError, said
+from pytest_mnode.slurm.hostlist import expand
+from pytest_mnode.slurm.nodes import shortage
+
+HOLDER = str(Path(__file__).with_name("holder.py"))
+QUEUE_LIMIT_S = 3600.0
+"""How long a request may wait in the queue where --immediate in the arguments does not say."""
+_LOOK_S = 5.0
+_CLOSE_S = 30.0
+_IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """An allocation. names: its nodes, in Slurm's order."""
+
+    job_id: int
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Granted:
+        """From Slurm's variables; UsageError that names the one that is missing or wrong."""
+        job = environ.get("SLURM_JOB_ID", "")
+        if not (job.isascii() and job.isdigit()):
+            raise UsageError(f"SLURM_JOB_ID={job}: accepted: the number of an allocation")
+        nodes = environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
+        if not nodes:
+            raise UsageError(
+                f"SLURM_JOB_ID={job}, but no SLURM_JOB_NODELIST: is this inside an allocation?"
+            )
+        return cls(int(job), expand(nodes))
+
+
+class Allocation(Protocol):
+    """Where a run's nodes come from."""
+
+    def get(self, nodes: int) -> Granted:
+        """At least so many nodes; ClusterError that names what is missing."""
+
+    def gone(self) -> str | None:
+        """Why nothing is allocated any more, as far as is known here; None while it is."""
+
+    def close(self) -> None:
+        """Give back what was asked for; what was there before is left alone."""
+
+
+@dataclass(slots=True)
+class Surrounding:
+    """The allocation that the controller runs in."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def get(self, nodes: int) -> Granted:
+        """See Allocation."""
+        granted = Granted.read(self.environ)
+        if len(granted.names) < nodes:
+            raise ClusterError(
+                f"slurm: {nodes} nodes asked for, and allocation {granted.job_id} has "
+                f"{len(granted.names)}: {', '.join(granted.names)}; "
+                f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
+            )
+        return granted
+
+    def gone(self) -> str | None:
+        """None: whether it is still there is Slurm's to say."""
+        return None
+
+    def close(self) -> None:
+        """Nothing: it is not ours."""
+
+
+class Held:
+    """An allocation of our own, asked for by salloc and given back however this process ends.
+
+    arguments: the user's, for salloc. gpus_per_node: asked for where the arguments do not speak of
+    GPUs.
+    """
+
+    def __init__(self, slurm: Slurm, arguments: Sequence[str] = (), gpus_per_node: int = 0) -> None:
+        self._slurm = slurm
+        self._arguments = tuple(arguments)
+        self._gpus = gpus_per_node
+        self.name = f"pytest-mnode-{uuid.uuid4().hex[:8]}"
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._holder: subprocess.Popen[str] | None = None
+        self._said: list[str] = []
+        self._job: int | None = None
+        self._ended: str | None = None
+
+    def get(self, nodes: int) -> Granted:
+        """See Allocation. Waits in Slurm's queue; what a whole cluster does not have is not
+        waited for."""
+        self._start(nodes)
+        limit_s = queue_limit_s(self._arguments)
+        deadline, look = time.monotonic() + limit_s, time.monotonic() + _LOOK_S
+        try:
+            while True:
+                now = time.monotonic()
+                granted = self._next(min(deadline, look) - now)
+                if granted is not None:
+                    return self._enough(granted, nodes)
+                if self._ended is not None:
+                    raise ClusterError(f"slurm: no {nodes} nodes: {self._ended}")
+                if time.monotonic() >= deadline:
+                    raise ClusterError(self._too_late(nodes, limit_s))
+                if time.monotonic() >= look:
+                    look = time.monotonic() + _LOOK_S
+                    self._refuse_hopeless(nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def gone(self) -> str | None:
+        """See Allocation."""
+        while not self._events.empty():
+            self._next(0)
+        return self._ended
+
+    def close(self) -> None:
+        """See Allocation; returns when it is given back, or Slurm does not answer."""
+        holder = self._holder
+        if holder is None:
+            return
+        self._holder = None
+        assert holder.stdin is not None
+        holder.stdin.close()
+        try:
+            holder.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+
+    def _start(self, nodes: int) -> None:
+        command = salloc(self.name, nodes, self._arguments, self._gpus)
+        self._holder = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-s", HOLDER, self.name, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the controller alone
+        )
+        threading.Thread(target=self._listen, args=(self._holder,), daemon=True).start()
+
+    def _listen(self, holder: subprocess.Popen[str]) -> None:
+        assert holder.stdout is not None
+        try:
+            for line in holder.stdout:
+                self._events.put(json.loads(line))
+        except ValueError:  # closed under our hands
+            pass
+        self._events.put({"ended": None})
+
+    def _next(self, timeout_s: float) -> Granted | None:
+        """Take in the next thing the holder says."""
+        try:
+            event = self._events.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if "said" in event:
+            self._said.append(event["said"])
+        elif "job" in event:
+            self._job = event["job"]
+        elif "granted" in event:
+            granted = Granted.read(event["granted"])
+            self._job = granted.job_id
+            return granted
+        elif self._ended is None:
+            self._ended = said("\n".join(self._said), event["ended"] or 0)
+        return None
+
+    def _enough(self, granted: Granted, nodes: int) -> Granted:
+        if len(granted.names) < nodes:
+            raise ClusterError(
+                f"slurm: {nodes} nodes asked for, and Slurm gave {len(granted.names)}: "
+                f"{', '.join(granted.names)}; is there another --nodes in --mnode-slurm-args?"
+            )
+        return granted
+
+    def _refuse_hopeless(self, nodes: int) -> None:
+        """Raises where even an empty cluster could not give so many."""
+        if self._job is None:
+            return
+        try:
+            job = self._slurm.job(self._job)
+            partition = job.partition if job is not None else None
+            missing = shortage(self._slurm.nodes(), nodes, _one(partition))
+        except ClusterError:
+            return  # a Slurm that does not answer is waited for, within the limit
+        if missing is not None:
+            raise ClusterError(f"slurm: {nodes} nodes asked for: {missing}")
+
+    def _too_late(self, nodes: int, limit_s: float) -> str:
+        told = f"slurm: no {nodes} nodes within {limit_s:g} s"
+        try:
+            job = self._slurm.job(self._job) if self._job is not None else None
+            if job is not None:
+                told += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
+        except SlurmError as error:
+            told += f"; {error}"
+        return told + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"
+
+
+Tell = Callable[[str], None]
+
+
+def salloc(name: str, nodes: int, arguments: Sequence[str], gpus_per_node: int = 0) -> list[str]:
+    """The command that asks for nodes.
+
+    Whole nodes, or what is measured would be somebody else's doing too; and kept when one of them
+    fails, for it is the others that say what became of it. What the user says comes last and wins.
+    """
+    refused = [word for word in arguments if word.startswith("--no-shell")]
+    if refused:
+        raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
+    spoken = any(word.startswith(("--gpus", "--gres", "--tres", "-G")) for word in arguments)
+    gpus = [f"--gpus-per-node={gpus_per_node}"] if gpus_per_node and not spoken else []
+    ours = [f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"]
+    return ["salloc", *ours, *gpus, *arguments]
+
+
+def queue_limit_s(arguments: Sequence[str]) -> float:
+    """How long to wait for nodes: as --immediate says, and a little, for salloc itself obeys it."""
+    for word in reversed(arguments):
+        if match := _IMMEDIATE.fullmatch(word):
+            return float(match[1]) + 10.0
+    return QUEUE_LIMIT_S
+
+
+def _one(partition: str | None) -> str | None:
+    """A partition by name; None where a job may run in several, whose nodes are not added up."""
+    return partition if partition and "," not in partition else None

@@ -1,0 +1,57 @@
+"""Values in what Slurm prints: `Key=value` lines of scontrol, numbers and times of any version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=")
+_NOTHING = {"", "(null)", "none", "n/a", "unknown", "none assigned", "nan", "infinite"}
+
+
+def records(text: str, first_key: str) -> Iterator[dict[str, str]]:
+    """One mapping for each line of `scontrol --oneliner`; lines of anything else are left out.
+
+    Of a key that comes twice, as inside of a command line, the first counts.
+    """
+    for line in text.splitlines():
+        if not line.lstrip().startswith(f"{first_key}="):
+            continue
+        found: dict[str, str] = {}
+        keys = list(_KEY.finditer(line))
+        for at, match in enumerate(keys):
+            end = keys[at + 1].start() if at + 1 < len(keys) else len(line)
+            found.setdefault(match[1], line[match.end() : end].strip())
+        yield found
+
+
+def text_of(value: Any) -> str | None:
+    """A text, or None for Slurm's many words for nothing."""
+    text = str(value).strip() if value is not None else ""
+    return None if text.lower() in _NOTHING else text
+
+
+def number(value: Any) -> int | None:
+    """A whole number: bare, as text (`4-4` is 4), or as newer versions wrap it in JSON."""
+    if isinstance(value, Mapping):
+        return number(value.get("number")) if value.get("set") else None
+    if isinstance(value, bool) or value is None:
+        return None
+    match = re.match(r"-?\d+", str(value).strip())
+    return int(match[0]) if match else None
+
+
+def moment(value: Any) -> float | None:
+    """A time in seconds since the epoch; from text in local time, as Slurm writes it; 0 is none."""
+    seconds = number(value) if isinstance(value, Mapping) else None
+    text = str(value).strip() if value is not None and not isinstance(value, Mapping) else ""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text) or None
+    if seconds is None and text:
+        try:
+            return datetime.fromisoformat(text).timestamp()
+        except ValueError:
+            return None
+    return float(seconds) if seconds else None

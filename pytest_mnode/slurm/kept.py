@@ -1,0 +1,53 @@
+"""Which nodes of an allocation a run still has, from what Slurm says of job and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.slurm.allocation import Granted
+from pytest_mnode.slurm.jobs import JobState
+from pytest_mnode.slurm.nodes import NodeState
+
+
+def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> tuple[str, ...]:
+    """The first nodes of an allocation that Slurm has not given up, `wanted` of them.
+
+    Raises ClusterError that names those that are missing.
+    """
+    bad = {
+        name: state.text if (state := states.get(name)) is not None else "unknown to Slurm"
+        for name in granted.names
+        if name not in states or states[name].lost
+    }
+    there = tuple(name for name in granted.names if name not in bad)
+    if len(there) >= wanted:
+        return there[:wanted]
+    told = ", ".join(f"{name} ({why})" for name, why in bad.items())
+    raise ClusterError(
+        f"slurm: {wanted} nodes asked for, and allocation {granted.job_id} has {len(there)} that "
+        f"are up: {', '.join(there) or 'none'}; missing: {told}"
+    )
+
+
+def lost(
+    job: JobState | None,
+    job_id: int,
+    states: Mapping[str, NodeState],
+    names: Mapping[str, str],
+) -> dict[str, str]:
+    """Which nodes are gone, by their own names, and why, from what Slurm says of job and nodes.
+
+    names: Slurm's names by the nodes' own.
+    """
+    if job is None or job.state == "COMPLETING" or (job.known and not job.runs):
+        how = "it is unknown to Slurm" if job is None else job.state
+        return dict.fromkeys(names, f"allocation {job_id} ended: {how}")
+    found = {}
+    for own, name in names.items():
+        state = states.get(name)
+        if state is not None and state.lost:
+            found[own] = f"Slurm says {state.text}"
+        elif job.runs and name not in job.nodes:
+            found[own] = f"Slurm took it out of allocation {job_id}"
+    return found

@@ -1,0 +1,43 @@
+"""What is promised of gangs: jobs that get all of their nodes at once, or none."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pytest_mnode.spec.fields import Count, Page, Seconds, Text
+
+NodeLoss = Literal["either", "requeued", "cancelled"]
+
+
+class GangCriterion(Page):
+    """The scheduler starts a gang whole or lets it wait, and takes it down whole."""
+
+    nodes: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Of a gang; left out: one more than half of the nodes that are free, so that two never fit."""
+    among: Annotated[tuple[Text, ...], Field(min_length=2)] | None = None
+    """Names of the nodes that the experiment is confined to; left out: all that are free."""
+    rounds: Annotated[int, Field(strict=True, ge=1)] = 3
+    """How often each experiment is repeated, each time in another order."""
+    seed: Count = 1
+    """Of the orders."""
+    runs_s: Seconds = Field(5.0, alias="runs")
+    """How long the ranks of a gang run."""
+    waits_s: Seconds = Field(30.0, alias="waits")
+    """How long a gang is watched that has to wait: longer than the scheduler's cycle."""
+    next_within_s: Seconds = Field(60.0, alias="next_within")
+    """In which a job starts once there is room for it, and one that ended is gone."""
+    settle_s: Seconds | None = Field(None, alias="settle")
+    """How long a gang may hold a part of its nodes, where a scheduler binds them one by one; left
+    out: never."""
+    together_s: Seconds = Field(10.0, alias="together")
+    """In which all ranks of a gang come, and go."""
+    clock_skew_s: Seconds = Field(1.0, alias="clock_skew")
+    """By which the nodes' clocks may differ from that of the controller."""
+    node_loss: NodeLoss | None = None
+    """What becomes of a gang whose node dies: requeued whole, cancelled whole, or either; left out:
+    not promised. The node is switched by `power`."""
+    lost_within_s: Seconds = Field(600.0, alias="lost_within")
+    """From a node's death until its gang is taken off all nodes, and until one that is requeued
+    runs again; longer than the scheduler takes to notice."""

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.discover.bounds import tcp_fraction, tcp_plateau_bytes
+from pytest_mnode.discover.draft import draft
+from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.spec.doubtful import wire_allows_fraction
+from tests.discover.made import efa_node, gpus, ib_node, roce_node, sight, tcp_node
+
+
+@pytest.mark.parametrize(
+    ("mtu_bytes", "emulated", "fraction"),
+    [(1500, True, 0.85), (1500, False, 0.8), (9000, False, 0.85), (576, False, 0.75)],
+)
+def test_what_tcp_reaches_is_a_part_of_what_it_can_carry(
+    mtu_bytes: int, emulated: bool, fraction: float
+) -> None:
+    asked, why = tcp_fraction(mtu_bytes, emulated=emulated)
+    assert asked == pytest.approx(fraction)
+    assert f"MTU {mtu_bytes}" in why
+
+
+@pytest.mark.parametrize(
+    ("rate_mbits_s", "size_bytes"),
+    [
+        (0.0, 4 << 20),
+        (200.0, 4 << 20),  # 5 MB in a fifth of a second
+        (1_000.0, 16 << 20),
+        (10_000.0, 128 << 20),
+        (400_000.0, 256 << 20),
+    ],
+)
+def test_a_size_keeps_the_links_busy(rate_mbits_s: float, size_bytes: int) -> None:
+    assert tcp_plateau_bytes(rate_mbits_s) == size_bytes
+
+
+def spec_of(directory: Path, *args: object, **changes: object) -> Spec:
+    path = directory / "page.yaml"
+    path.write_text(draft(sight(*args, **changes)).text())  # type: ignore[arg-type]
+    return load_spec(path)
+
+
+@pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
+def test_no_bound_is_above_the_wire_or_lets_half_of_it_pass(make: object, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, make)
+    assert spec.criteria.fabric is not None
+    busbw = spec.criteria.fabric.all_reduce_busbw
+    assert busbw is not None
+    allowed, _ = wire_allows_fraction(spec)
+    assert allowed / 2 < busbw.at_least_fraction < allowed
+
+
+def test_nccl_over_sockets_is_not_asked_for_what_gloo_reaches(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, lambda i: replace(tcp_node(i), accelerators=gpus(8)))
+    assert spec.fabric.kind == "ethernet"
+    assert spec.criteria.fabric is not None
+    busbw = spec.criteria.fabric.all_reduce_busbw
+    assert busbw is not None
+    assert busbw.at_least_fraction == 0.5
+
+
+def test_what_cannot_be_promised_of_processors_is_left_open(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, tcp_node)
+    assert not spec.promised("scaling")
+    assert not spec.promised("restart")
+    assert not spec.promised("numa")
+    assert spec.criteria.preflight is not None
+    assert "nccl" not in (spec.criteria.preflight.same or ())
+
+
+def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: Path) -> None:
+    preflight = spec_of(tmp_path, ib_node).criteria.preflight
+    assert preflight is not None
+    assert preflight.reachable is not None
+    assert preflight.reachable.networks == ("management",)
+    assert preflight.mtu is not None
+    assert preflight.mtu.networks == ("management",)
+    assert preflight.rdma is not None
+    assert preflight.rdma.gid_types == ("IB",)

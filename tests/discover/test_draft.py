@@ -1,0 +1,302 @@
+"""Pages made of what nodes would show: they load, and say what is to be confirmed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.discover.draft import Draft, draft
+from pytest_mnode.discover.facts import NodeLook, SharedMount, Sight
+from pytest_mnode.errors import SpecError
+from pytest_mnode.spec import Spec, doubts, load_spec
+from tests.discover.made import (
+    H100,
+    changed,
+    efa_node,
+    gpus,
+    ib_node,
+    nic,
+    no_gpus,
+    port,
+    roce_node,
+    sight,
+    silent,
+    tcp_node,
+)
+
+
+def loaded(page: Draft, directory: Path) -> Spec:
+    path = directory / "page.yaml"
+    path.write_text(page.text())
+    return load_spec(path)
+
+
+def unwrapped(text: str) -> str:
+    """With each comment on one line."""
+    return re.sub(r"\n *# (?=[^-])", " ", text)
+
+
+@pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
+def test_a_page_loads_and_only_waits_to_be_confirmed(
+    make: Callable[[int], NodeLook], tmp_path: Path
+) -> None:
+    page = draft(sight(make))
+    assert page.differences == ()
+    assert page.missing == ()
+    spec = loaded(page, tmp_path)
+    assert not spec.confirmed
+    [doubt] = doubts(spec)
+    assert doubt.startswith("confirmed: false")
+    assert spec.nodes == 4
+
+
+@pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
+def test_every_line_of_hardware_says_what_to_compare_it_with(
+    make: Callable[[int], NodeLook],
+) -> None:
+    lines = draft(sight(make)).text().splitlines()
+    keys = ("nodes", "per_node", "model", "memory", "kind", "interfaces", "line_rate")
+    found = 0
+    for i, line in enumerate(lines):
+        if line.strip().partition(":")[0] in (*keys, "nics_per_node", "mtu") and "#" not in line:
+            above: list[str] = []
+            while lines[i - 1 - len(above)].lstrip().startswith("#"):
+                above.append(lines[i - 1 - len(above)])
+            if "criteria:" in lines[:i]:
+                continue
+            assert above, line
+            assert "Seen on" in " ".join(above) or "nodes:" in line, line
+            found += 1
+    assert found >= 8
+
+
+def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
+    spec = loaded(draft(sight(ib_node, 16)), tmp_path)
+    assert spec.accelerators.model == H100
+    assert spec.accelerators.memory_bytes == 80 << 30
+    assert spec.fabric.line_rate_gbits_s == 400
+    assert spec.fabric.nics_per_node == 8
+    assert spec.fabric.mtu_bytes == 4096
+    assert spec.fabric.gpudirect is True
+    assert spec.promised("numa")
+    assert spec.promised("restart")
+    preflight = spec.criteria.preflight
+    assert preflight is not None
+    assert preflight.gpudirect == "dma-buf"
+    assert preflight.limits is not None
+    assert preflight.limits.memlock_bytes == "unlimited"
+    assert preflight.limits.shm_bytes == 250 << 30  # of some bytes more
+    assert spec.criteria.fabric is not None
+    busbw = spec.criteria.fabric.all_reduce_busbw
+    assert busbw is not None
+    assert busbw.plateau_from_bytes == 8 << 30  # more nodes saturate later
+
+
+def test_the_node_that_differs_is_named_with_what_it_has(tmp_path: Path) -> None:
+    look = ib_node(2)
+    assert look.rdma is not None
+    slow = (replace(look.rdma[0], rate_gbits_s=200.0), *look.rdma[1:])
+    page = draft(changed(sight(ib_node), 2, rdma=slow))
+    [names, nics] = [line for line in page.differences if line.startswith("fabric")]
+    assert names.startswith("fabric interfaces (most: mlx5_0, mlx5_1")
+    assert "node2: mlx5_1, mlx5_2" in names
+    assert nics == "fabric NICs (most: 8): node2: 7"
+    assert loaded(page, tmp_path).fabric.nics_per_node == 8
+    text = unwrapped(page.text())
+    assert "Not all nodes show the same:" in text
+    assert "Seen on 3 of 4 nodes (node0, node1, node3); differing: node2: 7." in text
+
+
+def test_another_model_on_one_node_is_named() -> None:
+    page = draft(changed(sight(ib_node), 1, accelerators=gpus(8, "NVIDIA H200")))
+    assert f"model of accelerators (most: {H100}): node1: NVIDIA H200" in page.differences
+
+
+def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path) -> None:
+    two = sight(ib_node, 2)
+    page = draft(changed(two, 1, accelerators=gpus(4)))
+    assert "accelerators: node0: 8; node1: 4" in page.differences
+    assert page.missing == ("accelerators.per_node",)
+    with pytest.raises(SpecError, match="accelerators: missing"):
+        loaded(page, tmp_path)
+    assert "FILL IN per_node" in page.text()
+
+
+def test_what_no_node_tells_is_left_out_and_the_loader_asks_for_it(tmp_path: Path) -> None:
+    look = tcp_node(0)
+    assert look.nics is not None
+    mute = sight(lambda i: replace(look, nics=(nic("eth0", f"10.1.0.{i}", rate_mbits_s=None),)))
+    page = draft(mute)
+    assert page.missing == ("fabric.line_rate",)
+    assert "# line_rate: 400 Gbit/s" in page.text()
+    with pytest.raises(SpecError, match=r"fabric\.line_rate: missing; needed: Of one NIC"):
+        loaded(page, tmp_path)
+    filled = page.text().replace("# line_rate: 400 Gbit/s", "line_rate: 10 Gbit/s")
+    path = tmp_path / "filled.yaml"
+    path.write_text(filled)
+    assert load_spec(path).fabric.line_rate_gbits_s == 10
+
+
+def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
+    one = sight(lambda _: replace(tcp_node(0)), launcher="local")
+    page = draft(one)
+    assert set(page.missing) == {f"fabric.{key}" for key in (
+        "kind", "interfaces", "line_rate", "nics_per_node", "mtu")}  # fmt: skip
+    assert "eth1 has 10.2.0.1, as other nodes have" in unwrapped(page.text())
+    with pytest.raises(SpecError, match="fabric: no value; needed: The network"):
+        loaded(page, tmp_path)
+
+
+def test_accelerators_without_a_driver_are_counted_and_not_named(tmp_path: Path) -> None:
+    bare = replace(no_gpus(), on_pci=8, makers=("NVIDIA",), numa_nodes=(None,) * 8)
+    page = draft(sight(lambda i: replace(ib_node(i), accelerators=bare)))
+    spec = loaded(page, tmp_path)
+    assert spec.accelerators.per_node == 8
+    assert spec.accelerators.model is None
+    text = unwrapped(page.text())
+    assert "on PCI (NVIDIA)" in text
+    assert "Left out: node0: NVML cannot be asked" in text
+    assert not spec.promised("numa")  # where they sit is not known
+    assert spec.criteria.preflight is not None
+    assert spec.criteria.preflight.accelerators is None
+
+
+def test_a_silent_node_is_named_and_counted(tmp_path: Path) -> None:
+    page = draft(silent(sight(), 3))
+    assert "- node3 showed nothing: no answer within 90 s" in page.text()
+    assert loaded(page, tmp_path).nodes == 4
+
+
+def test_without_any_node_there_is_no_page() -> None:
+    nothing = sight(count=1)
+    with pytest.raises(ValueError, match="no node showed anything"):
+        draft(silent(nothing, 0))
+
+
+def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> None:
+    data = SharedMount("/data", "nfs4", "filer:/data", True)
+    home = SharedMount("/home", "lustre", "mds@tcp:/home", True)
+    shown = sight(lambda i: replace(tcp_node(i), mounts=(data, home) if i else (data,)))
+    page = draft(shown)
+    text = unwrapped(page.text())
+    assert "Mounted on all nodes: /data (nfs4 filer:/data)." in text
+    assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
+    [line] = page.differences
+    assert line == (
+        "/home (lustre mds@tcp:/home) is mounted on node1, node2, node3, and not on node0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "scheduler"),
+    [
+        ({}, None),
+        ({"launcher": "slurm"}, {"kind": "slurm"}),
+        (
+            {"launcher": "slurm", "scheduler_names": (("cluster", "hall"), ("partition", "gpu"))},
+            {"kind": "slurm", "names": {"partition": "gpu"}},
+        ),
+    ],
+)
+def test_the_scheduler(changes: dict[str, Any], scheduler: dict[str, Any] | None) -> None:
+    page = yaml.safe_load(draft(sight(**changes)).text())
+    assert page.get("scheduler") == scheduler
+    if changes.get("scheduler_names"):
+        assert page["name"] == "hall"
+
+
+def test_slurm_that_answers_the_nodes_counts_and_not_on_emulated_ones() -> None:
+    answered = sight(lambda i: replace(tcp_node(i), scheduler="slurm"))
+    assert yaml.safe_load(draft(answered).text())["scheduler"] == {"kind": "slurm"}
+    emulated = replace(answered, emulated=("nodes are namespaces",))
+    assert "scheduler" not in yaml.safe_load(draft(emulated).text())
+
+
+def test_one_node_promises_nothing_between_nodes(tmp_path: Path) -> None:
+    spec = loaded(draft(sight(count=1)), tmp_path)
+    assert not spec.promised("fabric")
+    assert spec.criteria.preflight is not None
+    assert spec.criteria.preflight.same is None
+
+
+_WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
+_COUNTS = st.none() | st.integers(0, 1 << 70)
+
+
+@st.composite
+def _sights(make: st.DrawFn) -> Sight:
+    """Nodes that tell anything at all, in any words."""
+    count = make(st.integers(1, 4))
+    shown = sight(make(st.sampled_from([tcp_node, ib_node, roce_node, efa_node])), count)
+    for i in range(count):
+        told = st.fixed_dictionaries(
+            {},
+            optional={
+                "nics": st.none()
+                | st.lists(
+                    st.builds(
+                        nic,
+                        _WORDS,
+                        st.sampled_from(["", "10.1.0.1", "fe80::1%x", "10.9.9.9"]),
+                        rate_mbits_s=st.none() | st.floats(0, 1e9),
+                        mtu_bytes=_COUNTS,
+                        up=st.sampled_from([None, True, False]),
+                    ),
+                    max_size=3,
+                ).map(tuple),
+                "rdma": st.none()
+                | st.lists(
+                    st.builds(
+                        port,
+                        _WORDS,
+                        rate_gbits_s=st.none() | st.floats(0, 1e6),
+                        link_layer=st.none() | _WORDS,
+                        active=st.sampled_from([None, True, False]),
+                        mtu_bytes=_COUNTS,
+                    ),
+                    max_size=3,
+                ).map(tuple),
+                "accelerators": st.none() | st.builds(gpus, st.integers(0, 9), _WORDS),
+                "shm_bytes": _COUNTS,
+                "open_files": _COUNTS,
+                "memlock_bytes": _COUNTS,
+                "mounts": st.none()
+                | st.lists(
+                    st.builds(SharedMount, _WORDS, _WORDS, _WORDS, st.booleans()), max_size=2
+                ).map(tuple),
+            },
+        )
+        shown = changed(shown, i, **make(told))
+    return shown
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(shown=_sights())
+def test_whatever_nodes_tell_the_page_is_yaml_that_loads_or_is_refused_in_one_line(
+    shown: Sight, tmp_path: Path
+) -> None:
+    page = draft(shown)
+    text = page.text(["tried: \x00\n# x", "- y\r\nz: 1"])
+    assert isinstance(yaml.safe_load(text), dict)
+    path = tmp_path / "page.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert len(refusal(path).splitlines()) <= 1
+
+
+def refusal(path: Path) -> str:
+    """Why the loader refuses a page; "" where it does not."""
+    try:
+        load_spec(path)
+    except SpecError as error:
+        return str(error)
+    return ""

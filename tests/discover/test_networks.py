@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.discover.facts import Nic, RdmaPort, Seen
+from pytest_mnode.discover.networks import Networks, networks_of, shared_addresses
+from tests.discover.made import (
+    LOOK,
+    efa_node,
+    gpus,
+    ib_node,
+    nic,
+    no_gpus,
+    port,
+    roce_node,
+    sight,
+    tcp_node,
+)
+
+CONTROL = "10.1.0.1"
+
+
+def seen_with(
+    nics: tuple[Nic, ...] | None = (), rdma: tuple[RdmaPort, ...] = (), *, accelerators: int = 0
+) -> Networks:
+    has = gpus(accelerators) if accelerators else no_gpus()
+    look = replace(LOOK, nics=nics, rdma=rdma, accelerators=has)
+    return networks_of(Seen("node0", CONTROL, look))
+
+
+def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
+    networks = networks_of(Seen("node0", CONTROL, ib_node(0)))
+    assert networks.fabric is not None
+    assert networks.fabric.kind == "infiniband"
+    assert networks.fabric.interfaces == tuple(f"mlx5_{i}" for i in range(8))
+    assert networks.fabric.rate_mbits_s == 400_000
+    assert any("mlx5_8 is SYS" in text for text in networks.fabric.aside)
+    assert networks.management is not None
+    assert networks.management.interfaces == ("eno1",)
+
+
+def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
+    ports = (port("mlx5_0"), port("mlx5_1", active=False, state="DOWN"))
+    fabric = seen_with(rdma=ports, accelerators=8).fabric
+    assert fabric is not None
+    assert fabric.nics == 1
+    assert "mlx5_1:1 is DOWN" in fabric.aside
+
+
+@pytest.mark.parametrize(("layer", "kind"), [("Ethernet", "roce"), ("InfiniBand", "infiniband")])
+def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, kind: str) -> None:
+    nics = (
+        nic("eth0", CONTROL, rate_mbits_s=1000.0),
+        nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0, rdma_devices=("mlx5_0",)),
+    )
+    ports = (port("mlx5_0", link_layer=layer, netdevs=("eth1",), rate_gbits_s=100.0),)
+    with_them, without = seen_with(nics, ports, accelerators=8), seen_with(nics, ports)
+    assert with_them.fabric is not None
+    assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
+    assert without.fabric is not None
+    assert (without.fabric.kind, without.fabric.interfaces) == ("ethernet", ("eth1",))
+    assert any("mlx5_0 could do RDMA" in text for text in without.fabric.aside)
+
+
+def test_software_rdma_is_no_fabric() -> None:
+    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))
+    fabric = seen_with(nics, (port("rxe0", virtual=True, link_layer="Ethernet"),)).fabric
+    assert fabric is not None
+    assert fabric.interfaces == ("eth1",)
+
+
+def test_the_rdma_nic_that_control_uses_is_left_to_it() -> None:
+    nics = (nic("eth0", CONTROL, rdma_devices=("mlx5_0",)),)
+    ports = tuple(
+        port(f"mlx5_{i}", link_layer="Ethernet", netdevs=("eth0",) if not i else ())
+        for i in range(3)
+    )
+    networks = seen_with(nics, ports, accelerators=2)
+    assert networks.fabric is not None
+    assert networks.fabric.interfaces == ("mlx5_1", "mlx5_2")
+    assert networks.management is not None
+
+
+def test_efa_is_told_by_its_driver() -> None:
+    networks = networks_of(Seen("node0", CONTROL, efa_node(0)))
+    assert networks.fabric is not None
+    assert (networks.fabric.kind, networks.fabric.nics) == ("efa", 32)
+    assert networks.management is None
+    assert networks.no_management == "ens32 has the address for control, and tells no rate"
+
+
+def test_each_rail_of_roce_has_its_interface() -> None:
+    fabric = networks_of(Seen("node0", CONTROL, roce_node(0))).fabric
+    assert fabric is not None
+    assert (fabric.nics, fabric.mtu_bytes, fabric.addressed) == (8, 9000, True)
+
+
+def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
+    networks = networks_of(Seen("node0", CONTROL, tcp_node(0)), frozenset({"172.17.0.1"}))
+    assert networks.fabric is not None
+    assert networks.fabric.interfaces == ("eth1",)
+    assert networks.fabric.rate_mbits_s == 100_000
+    assert networks.management is not None
+    assert networks.management.rate_mbits_s == 1000
+
+
+@pytest.mark.parametrize(
+    ("nics", "chosen", "rate"),
+    [
+        # Equally fast: what nodes are reached by is for control.
+        ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1")), ("eth1",), 25_000),
+        # A node with one NIC uses it for everything.
+        ((nic("eth0", CONTROL),), ("eth0",), 25_000),
+        # A virtual machine's NIC tells no rate.
+        (
+            (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=None)),
+            ("eth1",),
+            None,
+        ),
+        ((nic("eth0", CONTROL, rate_mbits_s=None),), ("eth0",), None),
+        # A port of a bond is no link of its own.
+        (
+            (
+                nic("bond0", CONTROL, rate_mbits_s=50_000.0),
+                nic("eth1", "10.2.0.1", part_of="bond0"),
+            ),
+            ("bond0",),
+            50_000,
+        ),
+        # What is down carries nothing.
+        ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", up=False)), ("eth0",), 25_000),
+        # Emulated links have no hardware, but a queue that shapes them.
+        (
+            (
+                nic("mgmt0", CONTROL, hardware=False, shaped=True, rate_mbits_s=20.0),
+                nic("fab0", "10.2.0.1", hardware=False, shaped=True, rate_mbits_s=200.0),
+            ),
+            ("fab0",),
+            200,
+        ),
+    ],
+)
+def test_which_interface_it_is(
+    nics: tuple[Nic, ...], chosen: tuple[str, ...], rate: float | None
+) -> None:
+    fabric = seen_with(nics).fabric
+    assert fabric is not None
+    assert fabric.interfaces == chosen
+    assert fabric.rate_mbits_s == rate
+
+
+@pytest.mark.parametrize(
+    ("nics", "why"),
+    [
+        ((), "it has no interface but loopback"),
+        ((nic("eth0", up=False),), "eth0 is down"),
+        ((nic("eth0"),), "eth0 has no address"),
+        ((nic("veth0", "10.9.0.1", hardware=False),), "veth0 is virtual"),
+        ((nic("eth0", "fe80::1%eth0"),), "eth0 has no address"),
+        (None, "its interfaces cannot be read"),
+    ],
+)
+def test_why_there_is_none(nics: tuple[Nic, ...] | None, why: str) -> None:
+    networks = seen_with(nics)
+    assert networks.fabric is None
+    assert why in networks.no_fabric
+
+
+def test_addresses_that_several_nodes_have_are_no_links() -> None:
+    nodes = sight(tcp_node, 3).nodes
+    assert shared_addresses(nodes) == {"172.17.0.1"}

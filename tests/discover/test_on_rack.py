@@ -1,0 +1,126 @@
+"""The rack writes its own page: it is true, waits to be confirmed, and then certifies the rack."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.spec import load_spec
+from tests.acceptance.certified import certify
+from tests.inner import need_rack, run_pytest, write_files
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the rack's page was written by the first test that asked for it."""
+    need_rack()
+    directory = tmp_path_factory.mktemp("discovered")
+    done = run_pytest(directory, "--mnode-nodes=3", "--mnode-discover=page.yaml")
+    assert done.returncode == pytest.ExitCode.OK, done.output
+    assert "node0, node1, node2 showed what they have" in done.output
+    assert "differ" not in done.output
+    assert "written: " in done.output
+    return directory
+
+
+def test_the_page_says_what_the_rack_is(place: Path) -> None:
+    spec = load_spec(place / "page.yaml")
+    assert spec.nodes == 3
+    assert spec.accelerators.per_node == 0
+    assert (spec.fabric.kind, spec.fabric.interfaces) == ("ethernet", ("fab0",))
+    assert spec.fabric.line_rate_mbits_s == 200
+    assert spec.fabric.mtu_bytes == 1500
+    assert spec.management is not None
+    assert spec.management.interfaces == ("mgmt0",)
+    assert spec.management.line_rate_mbits_s == 20
+    assert spec.scheduler is None
+    assert any("namespaces" in line for line in spec.emulated)
+    text = (place / "page.yaml").read_text()
+    assert "Then preflight was asked with this page" in text
+    assert not spec.confirmed
+
+
+def test_a_page_that_is_there_is_left_alone(place: Path) -> None:
+    before = (place / "page.yaml").read_text()
+    done = run_pytest(place, "--mnode-nodes=3", "--mnode-discover=page.yaml")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    [line] = [one for one in done.output.splitlines() if one.strip()]
+    assert re.fullmatch(
+        "ERROR: --mnode-discover=.*page.yaml: it is there already; accepted: .*", line
+    )
+    assert (place / "page.yaml").read_text() == before
+
+
+def test_unconfirmed_it_certifies_nothing(place: Path, tmp_path: Path) -> None:
+    write_files(tmp_path, test_nothing="def test_nothing(): pass")
+    page = place / "page.yaml"
+    done = run_pytest(tmp_path, f"--mnode-spec={page}", "--mnode-report=report")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    certificate: dict[str, Any] = json.loads((tmp_path / "report/certificate.json").read_text())
+    assert certificate["verdict"] == "incomplete"
+    assert "cut short by confirmed: false in page.yaml" in certificate["reasons"]
+    assert "doubtful spec: confirmed: false" in done.output
+
+
+def test_confirmed_it_certifies_the_rack(place: Path, tmp_path: Path) -> None:
+    text = (place / "page.yaml").read_text()
+    text, confirmed = re.subn(r"(?m)^confirmed: false$", "confirmed: true", text)
+    # Starting jobs is certified elsewhere, and takes as long as all the rest of this page.
+    text, left = re.subn(r"(?m)^  launch:\n(    .*\n)+", "", text)
+    assert (confirmed, left) == (1, 1)
+    page = tmp_path / "page.yaml"
+    page.write_text(text)
+    found = certify(tmp_path, f"--mnode-spec={page}", "--mnode-nodes=3")
+    assert found.certificate["verdict"] == "certified", found.run.output
+    assert set(load_spec(page).promised_criteria) == {
+        *("preflight", "mesh", "devices", "fabric", "groups", "data")
+    }
+
+
+def test_nodes_that_differ_are_named(tmp_path: Path) -> None:
+    need_rack()
+    done = run_pytest(
+        tmp_path,
+        "--mnode-nodes=3",
+        "--mnode-discover=page.yaml",
+        "--mnode-fault=slow_tx:node1,small_shm:node2",
+    )
+    assert done.returncode == pytest.ExitCode.OK, done.output
+    text = (tmp_path / "page.yaml").read_text()
+    assert re.search(r"fabric line rate \(most: 200 Mbit/s\): node1: \d+ Mbit/s", text)
+    assert "mnode: nodes differ: fabric line rate (most: 200 Mbit/s): node1" in done.output
+    assert "mnode: nodes do not keep the page: node1 fab0" in done.output
+    assert load_spec(tmp_path / "page.yaml").fabric.line_rate_mbits_s == 200
+    assert "limits: {shm: 64 MiB" in text
+
+
+def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None:
+    done = run_pytest(
+        tmp_path, "--mnode-nodes=2", "--mnode-launcher=local", "--mnode-discover=page.yaml"
+    )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "mnode: to be filled in before it loads: fabric.kind, fabric.interfaces" in done.output
+    assert "FILL IN, and uncomment" in (tmp_path / "page.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--mnode-discover=page.yaml"], "nothing says how many nodes; accepted: with --mnode-no"),
+        (["--mnode-discover=no/page.yaml", "--mnode-nodes=2"], "no directory "),
+        (["--mnode-discover=page.yaml", "--mnode-nodes=2", "-n2"], "runs no tests; accepted: w"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_started(
+    tmp_path: Path, args: list[str], line: str
+) -> None:
+    done = run_pytest(tmp_path, *args, env={"SLURM_JOB_ID": ""})
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    [said] = [one for one in done.output.splitlines() if one.strip()]
+    assert said.startswith("ERROR: --mnode-discover")
+    assert line in said
+    assert not (tmp_path / "page.yaml").exists()

@@ -1,0 +1,180 @@
+"""What surrounds a page: answers of nodes, where it is written, what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.discover.conduct import look_at, scheduler_names, seen_of
+from pytest_mnode.discover.draft import draft
+from pytest_mnode.discover.findings import Findings, findings
+from pytest_mnode.discover.session import check_place, nodes_to_look_at, summary, write_new
+from pytest_mnode.errors import NodeLostError, UsageError
+from pytest_mnode.nodes import CommandResult
+from pytest_mnode.options import Settings
+from pytest_mnode.preflight.facts import encode
+from tests.discover.made import changed, gpus, ib_node, sight, silent, tcp_node
+from tests.preflight.made import healthy, spec_of, with_facts
+
+ANSWER = encode(tcp_node(0))
+
+
+def result(stdout: str = "", code: int | None = 0, stderr: str = "") -> CommandResult:
+    return CommandResult("node0", code, stdout, stderr, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (result(ANSWER + "\n"), ""),
+        (result(f"Welcome to node0!\n{ANSWER}\n"), ""),
+        (result("", None), "no answer within 90 s"),
+        (result(ANSWER, None), "no answer within 90 s"),
+        (result("", 127, "sh: python: not found\n"), "status 127: sh: python: not found"),
+        (result("", 1), "its look ended with status 1: it said nothing"),
+        (result('{"nics": 3}\n'), "its answer cannot be read: "),
+        (result("{\n"), "its answer cannot be read: "),
+    ],
+)
+def test_what_a_node_answers(answer: CommandResult, problem: str) -> None:
+    seen = seen_of(answer, "10.1.0.1")
+    assert problem in seen.problem
+    assert (seen.look is None) is bool(problem)
+    assert len(seen.problem.splitlines()) <= 1
+
+
+class Nodes:
+    """Two nodes, the second of which is off."""
+
+    nodes = ("node0", "node1")
+    python = "python3"
+
+    def run(
+        self,
+        argv: Sequence[str],
+        nodes: Sequence[str] | str | None = None,
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> list[CommandResult]:
+        if nodes != "node0":
+            raise NodeLostError("node1", "node1 is powered off")
+        return [result(ANSWER)]
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+
+def test_a_node_that_is_off_does_not_hide_the_others() -> None:
+    seen = look_at(Nodes(), "rack", "no cluster was named")
+    assert [node.name for node in seen.shown] == ["node0"]
+    [off] = seen.silent
+    assert off.name == "node1"
+    assert "node1 is powered off" in off.problem
+    assert seen.emulated
+
+
+def test_names_of_an_allocation() -> None:
+    told = {"SLURM_JOB_PARTITION": "gpu", "SLURM_CLUSTER_NAME": "hall", "SLURM_JOB_ACCOUNT": ""}
+    assert scheduler_names(told) == (("cluster", "hall"), ("partition", "gpu"))
+    assert scheduler_names({}) == ()
+
+
+def settings(**changes: Any) -> Settings:
+    usual: dict[str, Any] = {
+        "nodes": None,
+        "procs_per_node": None,
+        "launcher": "auto",
+        "spec": None,
+        "backend": "auto",
+        "reuse": "warm",
+        "numa_bind": "auto",
+        "timeout_s": 300.0,
+        "report_dir": None,
+        "log_dir": None,
+    }
+    return Settings(**{**usual, **changes})
+
+
+def test_how_many_nodes_are_looked_at(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("node[1-3] slots=8\n")
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5"}
+    assert nodes_to_look_at(settings(nodes=2, hostfile=hostfile), allocation) == 2
+    assert nodes_to_look_at(settings(hostfile=hostfile), {}) == 3
+    assert nodes_to_look_at(settings(hostfile=hostfile, launcher="ssh"), allocation) == 3
+    assert nodes_to_look_at(settings(hostfile=hostfile), allocation) == 5
+    assert nodes_to_look_at(settings(launcher="slurm"), allocation) == 5
+    for wrong in ("", "0", "five"):
+        with pytest.raises(UsageError, match="nothing says how many nodes"):
+            nodes_to_look_at(settings(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": wrong})
+    with pytest.raises(UsageError, match="accepted: with --mnode-nodes=N"):
+        nodes_to_look_at(settings(launcher="rack"), allocation)
+
+
+def test_a_page_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    there = tmp_path / "spec.yaml"
+    there.write_text("mine")
+    with pytest.raises(UsageError, match="it is there already"):
+        check_place(there)
+    with pytest.raises(UsageError, match="file exists"):
+        write_new(there, "theirs")
+    assert there.read_text() == "mine"
+    dangling = tmp_path / "link.yaml"
+    dangling.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="it is there already"):
+        check_place(dangling)
+
+
+def test_where_it_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no directory"):
+        check_place(tmp_path / "no" / "spec.yaml")
+    check_place(tmp_path / "spec.yaml")
+    write_new(tmp_path / "spec.yaml", "name: x\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+def test_preflight_says_what_nodes_do_not_keep(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{interfaces: {}, speed: {}, same: [kernel], limits: {shm: 1 GiB}}")
+    well = healthy()
+    kept = findings(well, spec)
+    assert kept.broken == ()
+    assert kept.asked > 8
+    facts = well.nodes[2].facts
+    assert facts is not None
+    assert facts.software is not None
+
+    odd = findings(with_facts(well, 2, software=replace(facts.software, kernel="5.4.0")), spec)
+    [line] = odd.broken
+    assert line.startswith("gpu2 kernel: kernel unlike that of other nodes 1")
+    assert odd.untold == kept.untold  # nobody looked at /dev/shm in this survey
+    assert all("shm" in one for one in odd.untold)
+    paragraphs = list(odd.paragraphs())
+    assert f"- {line}" in paragraphs
+
+
+def test_a_page_that_all_nodes_keep_says_so() -> None:
+    [line] = Findings((), (), 12).paragraphs()
+    assert line == "Then preflight was asked with this page, and made 12 measurements: all nodes " \
+        "keep it."  # fmt: skip
+
+
+def test_what_the_terminal_shows() -> None:
+    seen = silent(changed(sight(ib_node), 1, accelerators=gpus(4)), 3)
+    page = draft(seen)
+    kept = Findings(("node1: accelerators 4",), ("speed on node2: mute",), 5)
+    lines = summary(Path("new.yaml"), seen, page, kept, "")
+    text = "\n".join(lines)
+    assert "node0, node1, node2 showed what they have" in lines[0]
+    assert "mnode: node3 showed nothing: no answer within 90 s" in lines
+    assert "mnode: nodes differ: accelerators (most: 8): node1: 4" in lines
+    assert "mnode: nodes do not keep the page: node1: accelerators 4" in lines
+    assert "mnode: could not be told: speed on node2: mute" in lines
+    assert "written: new.yaml" in lines
+    assert "then say confirmed: true" in text
+    refused = summary(Path("new.yaml"), seen, page, None, "fabric.mtu: 99999; accepted: less")
+    assert any("to be put right before it loads: fabric.mtu" in line for line in refused)

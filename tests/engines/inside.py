@@ -1,0 +1,108 @@
+"""pytest as users of an engine run it: on its login node, with files that all nodes see."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from pytest_mnode.spec import default_spec_path
+from tests.engines.switch import Switch
+from tests.inner import InnerRun, clean_env
+
+
+class Engine(Protocol):
+    """What SlurmOnRack and the like have in common."""
+
+    env: dict[str, str]
+    switch: Switch | None
+
+    def command(self, *argv: str, on: str = "") -> list[str]:
+        """A local command that runs this one on the login node, or on the node of that name."""
+
+
+def environment(engine: Engine, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**clean_env(), **(env or {}), **engine.env}
+
+
+def pytest_command(directory: Path, *args: str) -> list[str]:
+    """pytest with its junit in `directory`, which is made its root."""
+    (directory / "pytest.ini").touch()
+    return [sys.executable, "-m", "pytest", f"--junitxml={directory}/junit.xml", *args]
+
+
+def run_pytest(
+    engine: Engine,
+    directory: Path,
+    *args: str,
+    before: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    limit_s: float = 240,
+) -> InnerRun:
+    """Run pytest on the login node; the test fails where it does not end in time.
+
+    before: a command that runs the rest of its line, such as salloc.
+    """
+    junit = directory / "junit.xml"
+    junit.unlink(missing_ok=True)
+    done = subprocess.run(
+        engine.command(*before, *pytest_command(directory, *args)),
+        cwd=directory,
+        env=environment(engine, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+    return InnerRun(done.returncode, done.stdout, junit)
+
+
+def start_pytest(
+    engine: Engine, directory: Path, *args: str, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The same, left running, in a session of its own."""
+    return subprocess.Popen(
+        engine.command(*pytest_command(directory, *args)),
+        cwd=directory,
+        env=environment(engine, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def page_for(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
+    """The rack's page for an engine on it: nodes are other machines there, and show no sockets.
+
+    changes: of the page's keys; None takes one out.
+    """
+    page: dict[str, Any] = yaml.safe_load(default_spec_path().read_text())
+    page["name"] = name
+    page["nodes"] = 4
+    del page["topology"]
+    del page["criteria"]["numa"]
+    page["not_promised"].append(
+        {"question": "numa", "reason": "sockets are shown by the rack launcher only"}
+    )
+    if engine.switch is not None:
+        off, on = engine.switch.command("off"), engine.switch.command("on")
+        page["power"] = {"switch_off": off, "switch_on": on, "within": "60 s"}
+    page.update(changes)
+    return {key: value for key, value in page.items() if value is not None}
+
+
+def spec_for(engine: Engine, directory: Path, name: str, **changes: Any) -> str:
+    """--mnode-spec of `page_for`, in `directory`."""
+    path = directory / "spec.yaml"
+    path.write_text(yaml.safe_dump(page_for(engine, name, **changes), sort_keys=False))
+    return f"--mnode-spec={path}"

@@ -1,0 +1,296 @@
+"""A real Slurm on a rack: munged and slurmctld on its last node, slurmd on each of the others.
+
+Everything hangs on the rack, and so ends with the process that made it, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
+from tests.engines import slurm_conf
+from tests.engines.switch import Switch
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
+COMPUTE_NODES = 4
+UP_LIMIT_S = 20.0
+COMMAND_LIMIT_S = 30.0
+
+
+def unavailable() -> str | None:
+    """Why there can be no Slurm here, in one line."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        return f"no Slurm here: {', '.join(missing)} not found in PATH"
+    if os.geteuid() != 0:
+        return "Slurm's daemons on the rack need root"
+    return Rack.unavailable("root")
+
+
+def need_slurm() -> None:
+    """Skip where there can be no Slurm; in CI that is a failure."""
+    if (reason := unavailable()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+class SlurmOnRack:
+    """`with SlurmOnRack() as slurm`: `slurm.run("sbatch", …)` runs it on the login node.
+
+    nodes: compute nodes, named node0 …; the login node comes after them, and is on the rack's
+        networks as they are, but is not Slurm's to give away.
+    down_after_s: SlurmdTimeout: how long a node may be silent until Slurm calls it DOWN. Slurm
+        looks now and then only, so that it takes up to three times that; `down` has it at once.
+    more: lines to add to slurm.conf.
+    """
+
+    def __init__(
+        self, nodes: int = COMPUTE_NODES, *, down_after_s: int = 60, more: str = ""
+    ) -> None:
+        # Slurm has sockets in here, and their names must be short.
+        self.directory = Path(tempfile.mkdtemp(prefix="mnode-slurm-"))
+        # The keeper of the rack removes it where this process cannot any more.
+        self.rack = Rack(nodes + 1, mode="root", cleanup_dirs=[str(self.directory)])
+        self.computes: Sequence[Node] = self.rack.nodes[:nodes]
+        self.login: Node = self.rack.nodes[nodes]
+        self.names = tuple(node.name for node in self.computes)
+        self.env = {"SLURM_CONF": str(self.directory / "etc" / "slurm.conf")}
+        self._down_after_s, self._more = down_after_s, more
+        self._changed = False
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.switch: Switch | None = None
+
+    def __enter__(self) -> SlurmOnRack:
+        try:
+            self.rack.start()
+            self._write()
+            self._start_munged()
+            self._start_daemon("slurmctld", self.login, ["slurmctld", "-D", "-c"])
+            for name in self.names:
+                self.start_slurmd(name)
+            self.switch = Switch(self.directory, self._power)
+            self.await_idle()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.switch is not None:
+            self.switch.close()
+            self.switch = None
+        self.rack.close()
+        for process in self._daemons.values():
+            process.kill()
+            process.wait()
+        self._daemons.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # Commands.
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.rack.nodes if node.name == name)
+
+    def command(self, *argv: str, on: str = "") -> list[str]:
+        """A local command that runs this one on the login node, or on the node of that name.
+
+        It needs `self.env` beside what it is to have itself.
+        """
+        return self.rack.commands([self.node(on) if on else self.login], argv)[0]
+
+    def run(
+        self,
+        *argv: str,
+        on: str = "",
+        check: bool = True,
+        limit_s: float = COMMAND_LIMIT_S,
+        **options: Any,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end; a failure fails the test unless `check` is off."""
+        options.setdefault("stdin", subprocess.DEVNULL)
+        env = {**os.environ, **(options.pop("env", None) or {}), **self.env}
+        done = subprocess.run(
+            self.command(*argv, on=on),
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            env=env,
+            **options,
+        )
+        if check:
+            assert done.returncode == 0, f"{argv}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done
+
+    def start(self, *argv: str, on: str = "", **options: Any) -> subprocess.Popen[str]:
+        """Start a command there; ending it is the caller's, and ends what it runs as well."""
+        env = {**os.environ, **(options.pop("env", None) or {}), **self.env}
+        return subprocess.Popen(
+            self.command(*argv, on=on), text=True, errors="replace", env=env, **options
+        )
+
+    # What Slurm says.
+
+    def jobs(self) -> tuple[JobState, ...]:
+        """All jobs it still knows."""
+        return jobs_from_json(self.run("squeue", "--json").stdout)
+
+    def job(self, job_id: int) -> JobState:
+        return next(job for job in self.jobs() if job.job_id == job_id)
+
+    def queue(self) -> list[JobState]:
+        """Jobs that are not over."""
+        return [job for job in self.jobs() if not job.over]
+
+    def nodes(self) -> dict[str, NodeState]:
+        text = self.run("scontrol", "--oneliner", "show", "node").stdout
+        return {node.name: node for node in nodes_from_text(text)}
+
+    def await_that(self, holds: Callable[[], bool], limit_s: float, what: str) -> float:
+        """Ask until it holds; seconds that took."""
+        start = time.monotonic()
+        while not holds():
+            took = time.monotonic() - start
+            assert took < limit_s, f"not within {limit_s:g} s: {what}\n{self.logs()}"
+            time.sleep(0.1)
+        return time.monotonic() - start
+
+    def await_idle(self, limit_s: float = UP_LIMIT_S) -> float:
+        """Every node is idle and nothing is queued; seconds that took."""
+
+        def idle() -> bool:
+            sinfo = self.run("sinfo", "-h", "-N", "-o", "%T", check=False)
+            states = sinfo.stdout.split()
+            return states == ["idle"] * len(self.names)
+
+        return self.await_that(idle, limit_s, "all nodes idle")
+
+    def clear(self, limit_s: float = 30.0) -> None:
+        """As after the start: nothing queued, every node on, its slurmd running, its links up."""
+        for node in self.computes:
+            for link in ("mgmt0", "fab0"):
+                self.rack.set_link(node, link, True)
+        gone = {name for name in self.names if self._daemons[name].poll() is not None}
+        for name in gone:
+            self.rack.power_on(self.node(name))  # nothing to do where slurmd alone was killed
+            self.start_slurmd(name)
+        if self._changed:
+            self.set_down_after(self._down_after_s)
+        self.run("scancel", "--user=root")
+        # A node that was gone when a job ended is asked again only after minutes; unless it is
+        # down, when nothing can be left there.
+        stuck = {name for job in self.queue() if "COMPLETING" in job.state for name in job.nodes}
+        out = {name for name, node in self.nodes().items() if not node.usable}
+        for name in stuck & gone:
+            self.down(name)
+        for name in out | (stuck & gone):
+            self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
+        self.await_that(lambda: not self.queue(), limit_s, "the queue is empty")
+        self.await_idle(limit_s)
+
+    def logs(self) -> str:
+        """Ends of the logs of all daemons."""
+        files = sorted((self.directory / "log").glob("*.log"))
+        return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-800:]}" for f in files)
+
+    # What goes wrong.
+
+    def kill_slurmd(self, name: str) -> None:
+        """SIGKILL; its steps, which have processes of their own, go on."""
+        self._daemons[name].kill()
+        self._daemons[name].wait()
+
+    def start_slurmd(self, name: str) -> None:
+        self._start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
+
+    def power_off(self, name: str) -> None:
+        """Pull the plug."""
+        self.rack.power_off(self.node(name))
+        self._daemons[name].wait(10)
+
+    def power_on(self, name: str) -> None:
+        """Boot the node and its slurmd, where it is off."""
+        if self._daemons[name].poll() is not None:
+            self.rack.power_on(self.node(name))
+            self.start_slurmd(name)
+
+    def set_links(self, name: str, up: bool) -> None:
+        """Both cables of a node, at the switch."""
+        for link in ("mgmt0", "fab0"):
+            self.rack.set_link(self.node(name), link, up)
+
+    def down(self, name: str, reason: str = "test") -> None:
+        """Have Slurm give a node up now, as it does by itself once the node is silent."""
+        self.run("scontrol", "update", f"nodename={name}", "state=down", f"reason={reason}")
+
+    def set_down_after(self, seconds: int) -> None:
+        """Another SlurmdTimeout from now on, until `clear`."""
+        self._write_conf(seconds)
+        self.run("scontrol", "reconfigure")
+        self._changed = seconds != self._down_after_s
+
+    def _power(self, what: str, name: str) -> None:
+        {"off": self.power_off, "on": self.power_on}[what](name)
+
+    # Bringing up.
+
+    def _write(self) -> None:
+        for part in ("etc", "munge", "state", "run", "log", *(f"spool/{n}" for n in self.names)):
+            (self.directory / part).mkdir(parents=True)
+        (self.directory / "munge" / "key").write_bytes(os.urandom(128))
+        (self.directory / "munge" / "key").chmod(0o600)
+        (self.directory / "etc" / "cgroup.conf").write_text(slurm_conf.CGROUP)
+        self._write_conf(self._down_after_s)
+
+    def _write_conf(self, down_after_s: int) -> None:
+        text = slurm_conf.conf(self.directory, self.login, self.computes, down_after_s, self._more)
+        Path(self.env["SLURM_CONF"]).write_text(text)
+
+    def _start_munged(self) -> None:
+        """One serves all nodes: they share the directory that its socket is in."""
+        munge = self.directory / "munge"
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log",
+                 "seed-file": "seed"}  # fmt: skip
+        options = [f"--{option}={munge / name}" for option, name in files.items()]
+        self._start_daemon("munged", self.login, ["munged", "--foreground", "--force", *options])
+        self.await_that((munge / "socket").is_socket, UP_LIMIT_S, "munged listens")
+
+    def _start_daemon(self, name: str, node: Node, argv: Sequence[str]) -> None:
+        with (self.directory / "log" / f"{name}.out").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                self.rack.commands([node], argv)[0],
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+@pytest.fixture(scope="session")
+def slurm_on_rack() -> Iterator[SlurmOnRack]:
+    """One for all tests that talk to Slurm; take `slurm`, which is as new in each."""
+    need_slurm()
+    with SlurmOnRack() as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm(slurm_on_rack: SlurmOnRack) -> Iterator[SlurmOnRack]:
+    """A Slurm with nothing queued and four idle nodes; so it is again after the test."""
+    yield slurm_on_rack
+    slurm_on_rack.clear()

@@ -1,0 +1,201 @@
+"""Gangs on a real Slurm: whole or waiting as it is, and red where somebody sees to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.engines.inside import page_for, run_pytest, start_pytest
+from tests.engines.slurm import SlurmOnRack
+from tests.inner import write_files
+
+TIMES = {"rounds": 1, "runs": "2 s", "waits": "3 s", "next_within": "20 s", "together": "5 s"}
+FILLED = "test_a_gang_waits_until_there_is_room_for_all_of_it"
+RACE = "test_of_two_gangs_at_once_one_waits"
+OVERSIZE = "test_a_gang_larger_than_the_cluster_is_in_nobodys_way"
+LOSS = "test_a_gang_whose_node_dies_goes_whole"
+
+
+def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]:
+    assert slurm.switch is not None
+    switch = slurm.switch
+
+    def power(what: str, then: str) -> str:
+        told = f"scontrol update nodename={{node}} state={then} reason=test"
+        return shlex.join(["sh", "-c", f"{switch.command(what)} && {told}"])
+
+    page = page_for(
+        slurm,
+        "slurm on the rack",
+        scheduler={"kind": "slurm", "names": {"partition": "all"}},
+        criteria={"gang": {**TIMES, **promised}},
+        not_promised=None,
+        # Slurm is told at once; by itself it would notice when SlurmdTimeout is over.
+        power={"switch_off": power("off", "down"), "switch_on": power("on", "resume")},
+    )
+    spec = directory / "spec.yaml"
+    spec.write_text(yaml.safe_dump(page))
+    return [
+        str(ACCEPTANCE / "test_gang.py"),
+        *(f"--mnode-spec={spec}", f"--mnode-shared-dir={directory}"),
+        *(f"--mnode-report={directory / 'report'}", "-rA"),
+    ]
+
+
+def certify(
+    slurm: SlurmOnRack, directory: Path, *, fault: str | None = None, **promised: Any
+) -> Certified:
+    """acceptance/test_gang.py on the login node; fault: a plugin that does something wrong."""
+    args = arguments(slurm, directory, **promised)
+    if fault is not None:
+        write_files(directory, fault=fault)
+        args += ["-p", "fault"]
+    run = run_pytest(slurm, directory, *args, env={"PYTHONPATH": str(directory)}, limit_s=300)
+    report = directory / "report" / "certificate.json"
+    assert report.exists(), run.output
+    return Certified(run, json.loads(report.read_text()))
+
+
+def cases(done: Certified) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """(verdict, measurements by name) of each test."""
+    return {
+        case["test"].partition("::")[2]: (
+            case["verdict"],
+            {m["name"]: m for m in case["measurements"]},
+        )
+        for case in done.criterion("gang")["cases"]
+    }
+
+
+def left_over(slurm: SlurmOnRack, directory: Path) -> list[Any]:
+    return [*slurm.queue(), *directory.glob(".mnode-gang-*")]
+
+
+def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    done = certify(slurm, tmp_path, node_loss="requeued", lost_within="90 s")
+    output = done.run.output
+    found = cases(done)
+    assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
+        (FILLED, RACE, OVERSIZE, LOSS), "pass"
+    ), output
+    assert left_over(slurm, tmp_path) == []
+
+    # Each state with its duration, in Slurm's own words.
+    filled = found[FILLED][1]
+    waited = filled["filled 1: B: waiting"]
+    assert waited["value"] >= 2.5
+    assert "PENDING (" in waited["note"]
+    assert filled["filled 1: B: 3 of 3 ranks ran"]["value"] == pytest.approx(2, abs=1.5)
+    assert filled["longest time from room for a gang to its start"]["value"] < 20
+    race = found[RACE][1]
+    assert {"race 1: A: whole", "race 1: B: whole"} <= race.keys()
+    large = found[OVERSIZE][1]["gangs larger than the cluster without a refusal or a reason"]
+    assert large["note"].startswith(("refused: ", "waits: PENDING (")), large
+    loss = found[LOSS][1]
+    fate = loss["gangs neither requeued nor cancelled whole when a node had died"]
+    assert fate["note"].endswith(" dead: requeued"), output
+    off = loss["time from the death of a node until its gang is off all nodes"]
+    assert 0 < off["value"] < 60, output
+    assert loss["loss: B, start 2: whole"]["note"].startswith("3 of 3: "), output
+
+
+# What users do who have no gangs: N jobs. What no scheduler should do: start a rank of one that
+# waits. What scripts leave behind. What happens now and then: the scheduler cannot be asked.
+WRONG = """
+    import os, subprocess, sys, threading
+    from dataclasses import replace
+    from pytest_mnode.gang import beating
+    from pytest_mnode.gang.slurm import SlurmEngine
+    from pytest_mnode.gang.watching import Watch
+    from pytest_mnode.slurm import Slurm
+
+    submit, watch = SlurmEngine.submit, Watch.submit
+    title, gangs = [""], []
+
+    def submit_wrongly(self, ask):
+        if title[0] == "filled 1" and ask.nodes > 1:
+            return tuple(self._sbatch(ask, 1) for _ in range(ask.nodes))
+        jobs = submit(self, ask)
+        if title[0] == "race 1" and ask.nodes > 1:
+            gangs.append(ask.name)
+            if len(gangs) == 2:
+                place = {"JOB": jobs[0], "LIFE": "0", "RANK": "1", "NODE": "node3"}
+                argv = [sys.executable, beating.__file__, str(self.directory), "1", *place]
+                subprocess.Popen(argv, env={**os.environ, **place})
+        if title[0] == "too large" and ask.nodes == 1:
+            self._sbatch(replace(ask, runs_s=100.0), 4)
+            threading.Timer(0.3, lose_sight, [self, self._slurm]).start()
+        return jobs
+
+    def lose_sight(engine, slurm):
+        engine._slurm = Slurm(timeout_s=0.001)
+        threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
+
+    def watched(self, ask):
+        title[0] = self._title
+        return watch(self, ask)
+
+    SlurmEngine.submit, Watch.submit = submit_wrongly, watched
+"""
+
+
+def test_half_a_gang_and_more_that_is_wrong_is_found_out(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    done = certify(slurm, tmp_path, fault=WRONG, next_within="8 s")
+    output = done.run.output
+    found = cases(done)
+    assert done.run.returncode == 1
+
+    verdict, filled = found[FILLED]
+    assert verdict == "fail", output
+    parts = filled["longest time that a gang held a part of its nodes"]
+    assert parts["verdict"] == "fail", output
+    assert parts["culprit"].startswith("filled 1: B held "), parts
+    assert " held 2 of 3 nodes (node" in parts["culprit"], parts
+    assert "PENDING (" in parts["culprit"]
+    ran = filled["ranks of waiting gangs that ran"]
+    assert ran["verdict"] == "fail", output
+    assert "filled 1: B: rank 0 on node" in ran["culprit"], ran
+    assert " of 3 nodes" in ran["culprit"], ran
+
+    verdict, race = found[RACE]
+    assert verdict == "fail", output
+    ran = race["ranks of waiting gangs that ran"]
+    assert ran["verdict"] == "fail", output
+    assert re.fullmatch(r"race 1: [AB]: rank 1 on node3, .* while it was waiting", ran["culprit"])
+    assert race["longest time that a gang held a part of its nodes"]["verdict"] == "pass", output
+
+    verdict, large = found[OVERSIZE]
+    left = large["jobs left in the queue"]
+    assert (verdict, left["verdict"]) == ("fail", "fail"), output
+    assert left["culprit"].startswith("too large: a job that nobody submitted knowingly ("), left
+    unseen = large["longest time that a gang held a part of its nodes"]
+    assert unseen["verdict"] == "inconclusive", output
+    assert unseen["note"].startswith("too large: nothing was seen for "), unseen
+    assert ": squeue: no answer in 0.001 s" in unseen["note"], unseen
+
+    assert found[LOSS][0] == "not promised"
+    assert "NOT certified: gang failed (filled 1: B held " in output
+    slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
+
+
+def test_a_controller_that_is_killed_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    controller = start_pytest(slurm, tmp_path, *arguments(slurm, tmp_path, waits="60 s"))
+    try:
+        slurm.await_that(lambda: len(slurm.queue()) >= 3, 30, "fillers and a gang are queued")
+        time.sleep(1)
+    finally:
+        controller.send_signal(signal.SIGKILL)
+        controller.communicate(timeout=30)
+    slurm.await_that(lambda: not left_over(slurm, tmp_path), 30, "jobs and files are gone")

@@ -1,0 +1,258 @@
+"""Jobs that tests launch on a real Slurm: submitted, requeued by Slurm itself, never left behind.
+
+The run holds one CPU of each of its nodes, so that a job fits beside it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engines.inside import run_pytest, spec_for, start_pytest
+from tests.engines.slurm import SlurmOnRack
+from tests.inner import InnerRun, write_files
+from tests.job.ranks import RANK
+
+SHARED = "--mnode-slurm-args=--exclusive=user --ntasks-per-node=1 --cpus-per-task=1 --time=10"
+ROOT = Path(__file__).parents[2]
+SAID = {
+    "RANK": RANK,
+    "JOBS": str(ROOT / "fixtures" / "jobs"),
+    "QUICK": str(ROOT / "tests" / "job" / "quick"),
+}
+
+HELPERS = """
+    import signal, subprocess, time
+    from pathlib import Path
+    import pytest
+    from pytest_mnode import Job, launching
+    from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
+    from pytest_mnode.job.slurm import SubmittedJob
+    from pytest_mnode.launching.contract import leaked
+    from pytest_mnode.launching.described import LaunchJob, read_job
+    from pytest_mnode.slurm import Slurm
+
+    @pytest.fixture
+    def argv(tmp_path):
+        script = tmp_path / "rank.py"
+        script.write_text(RANK)
+        return [str(script), str(tmp_path)]
+
+    def quick(argv, **fields):
+        # Its torchrun is a stand-in that starts in a moment.
+        return Job(argv, env={"PYTHONPATH": QUICK}, **fields)
+
+    def until(job, text, nodes=None, limit=60):
+        end = time.monotonic() + limit
+        while not all(text in job.output(n) for n in nodes or job.nodes):
+            assert time.monotonic() < end, (job.events, {n: job.output(n) for n in job.nodes})
+            assert job.poll() is None, (job.poll(), job.events)
+            time.sleep(0.05)
+
+    def whats(job):
+        return [e.what for e in job.events]
+
+    def queued():
+        return [j for j in Slurm().jobs() if j.name.startswith("mnode-") and not j.over]
+"""
+
+TESTS = (
+    HELPERS
+    + """
+    def test_submitted_and_seen_in_the_queue(cluster, argv, tmp_path):
+        job = cluster.launch(Job(argv, nodes=2, restarts=2))
+        assert isinstance(job, SubmittedJob)
+        until(job, " 0 0 2 fab0 =fab0 node")
+        [there] = queued()
+        assert (there.job_id, there.state, there.nodes) == (job.number, "RUNNING", job.nodes)
+        assert job.nodes == ("node0", "node1") and len(job.pids("node0", 0)) == 1
+        assert len(job.kill(rank=1)) == 1
+        (tmp_path / "broken.0.0").touch()
+        until(job, " 0 1 2 fab0 =fab0 node")
+        with pytest.raises(TimeLimitError, match="the job still runs on node0, node1 after 0.2 s"):
+            job.wait(0.2)
+        (tmp_path / "done").touch()
+        assert job.wait(40).returncodes == {"node0": 0, "node1": 0}
+        assert whats(job) == ["submitted", "started", "signalled", "ended", "ended"]
+        assert queued() == []
+        files = job._files
+        job.close()
+        assert not files.exists()
+
+    def test_preempted_and_requeued_by_slurm(cluster, argv, tmp_path):
+        job = cluster.launch(quick(argv, nodes=2, requeues=1))
+        until(job, " 0 0 2 fab0")
+        before = {n: set(job.pids(n)) for n in job.nodes}
+        assert job.preempt(20) == []
+        assert "told 0 0 0" in job.output("node0") and "told 1 0 0" in job.output("node1")
+        told = [e for e in job.events if e.what == "signalled"]
+        assert [(e.node, e.detail, len(e.pids)) for e in told] == [
+            ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
+        until(job, " 1 0 2 fab0")
+        assert Slurm().job(job.number).restarts == 1 and job.requeue == 1
+        for node in job.nodes:
+            assert not before[node] & set(job.pids(node))
+        assert [e.detail for e in job.events if e.what == "requeued"] == ["preempted"]
+        job.preempt(20)
+        result = job.wait(40)
+        assert not result.ok and job.events[-1].detail == "preempted, after 1 requeues"
+
+    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, tmp_path):
+        job = cluster.launch(quick([*argv, "stubborn"], nodes=1, requeues=1))
+        until(job, " 0 0 1 fab0")
+        assert job.preempt(0.5) == ["node0"]
+        assert "killed" in whats(job)
+        until(job, " 1 0 1 fab0")
+        (tmp_path / "broken.1.0").touch()
+        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
+
+    def test_cancelled_by_somebody_else(cluster, argv):
+        job = cluster.launch(quick(argv, nodes=1))
+        until(job, " 0 0 1 fab0")
+        subprocess.run(["scancel", str(job.number)], check=True)
+        assert not job.wait(40).ok
+        assert job.events[-1].detail.startswith("Slurm ended it: CANCELLED")
+
+    def test_closed_while_it_waits(cluster, argv):
+        job = cluster.launch(quick(argv, nodes=1))
+        subprocess.run(["scontrol", "hold", str(job.number)], check=False)
+        job.close()
+        job.close()
+        assert queued() == []
+
+    def test_what_would_never_start_runs_as_steps_and_says_so(cluster, argv, tmp_path):
+        job = cluster.launch(quick(argv, nodes=2, procs_per_node=2))
+        assert not isinstance(job, SubmittedJob)
+        said = job.events[0].detail
+        assert said.startswith(f"node0, node1 (as steps of allocation {cluster.allocation}: ")
+        assert "this run holds the nodes whole: submitted, it would start at" in said
+        until(job, " 0 0 4 fab0")
+        (tmp_path / "done").touch()
+        assert job.wait(40).ok and queued() == []
+
+    @pytest.mark.parametrize("style", ["torchrun", "deepspeed", "megatron"])
+    def test_every_style_by_sbatch(cluster, style, measure):
+        wanted = read_job(Path(JOBS) / f"{style}.yaml")
+        wanted = wanted.model_copy(update={"ranks_per_node": 1}).placed(2, 0)
+        if style == "megatron":
+            command = [w for w in wanted.command if not w.startswith("--tensor")]
+            wanted = wanted.model_copy(update={"command": tuple(command)})
+        path = launching.path_of(cluster)
+        assert (path.name, path.runs_images) == ("sbatch", False)
+        nodes = ["node2", "node1"] if style == "megatron" else ["node0", "node1"]
+        started = launching.start(path, wanted, nodes, style, 90)
+        print(started.text())
+        assert started.submitted.nodes == tuple(sorted(nodes))
+        assert started.outcome.codes == dict.fromkeys(sorted(nodes), 0), started.text()
+        assert [r.rank for r in started.outcome.reports] == [0, 1]
+        assert all(r.met is not None and r.met.size == 2 for r in started.outcome.reports)
+        started.record(measure, Promise(), "criteria.launch")
+        addresses = {node: cluster.address(node) for node in cluster.nodes}
+        launching.record_place(measure, started, nodes, addresses)
+        assert queued() == []
+
+    class Promise:
+        within_s = 90.0
+
+    def test_a_site_that_hands_on_everything_is_found_out(cluster, monkeypatch):
+        monkeypatch.setenv("SBATCH_EXPORT", "ALL")  # it wins over the script's own option
+        monkeypatch.setenv("SBATCH_JOB_NAME", "other")
+        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
+        command = ["python", f"{JOBS}/contract.py", "--meet=none"]
+        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
+        path = launching.path_of(cluster)
+        started = launching.start(path, wanted, ["node0"], "leaky", 60)
+        found = leaked(started.expected, started.outcome.reports)
+        assert found and found[0].variable == "MNODE_CANARY", started.text()
+
+    def test_at_its_limit_a_script_is_out_of_the_queue(cluster):
+        page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}
+        wanted = LaunchJob.model_validate(
+            page | {"command": ["sh", "-c", "setsid sleep 3141 & sleep 3141"]}).placed(2, 0)
+        submission = launching.path_of(cluster).submit(wanted, cluster.nodes[:2])
+        outcome = submission.wait(3)
+        assert outcome.codes == {"node0": None, "node1": None}
+        assert queued() == []
+        left = cluster.run(["pgrep", "-f", "sleep 3141"], cluster.nodes[:2])
+        assert [r.stdout for r in left] == ["", ""]
+
+    # Last: Slurm does not give the node back to the allocation of the run.
+    def test_a_lost_node_is_replaced_by_slurm(cluster, argv, tmp_path):
+        job = cluster.launch(quick(argv, nodes=2, requeues=1, spares=["node2"]))
+        until(job, " 0 0 2 fab0 =fab0 node")
+        cluster.power_off("node1")
+        subprocess.run(["scontrol", "update", "nodename=node1", "state=down", "reason=test"])
+        until(job, " 1 0 2 fab0", ["node0", "node2"])
+        assert job.nodes == ("node0", "node2")
+        assert [e.node for e in job.events if e.what == "node lost"] == ["node1"]
+        assert [e.detail for e in job.events if e.what == "requeued"] == ["node1 is gone"]
+        (tmp_path / "done").touch()
+        assert job.wait(40).ok
+"""
+)
+
+
+def write(directory: Path, tests: str) -> None:
+    write_files(directory, test_it=tests)
+    path = directory / "test_it.py"
+    constants = "".join(f"{name} = {value!r}\n" for name, value in SAID.items())
+    path.write_text(constants + path.read_text())
+
+
+@pytest.fixture(scope="module")
+def run(slurm_on_rack: SlurmOnRack, tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    directory = tmp_path_factory.mktemp("jobs")
+    write(directory, TESTS)
+    spec = spec_for(slurm_on_rack, directory, "jobs on slurm")
+    args = ("--mnode-launcher=slurm", "--mnode-nodes=3", SHARED, spec, "--durations=12")
+    try:
+        return run_pytest(slurm_on_rack, directory, *args, "test_it.py", limit_s=420)
+    finally:
+        slurm_on_rack.clear()
+
+
+NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
+CASES = [
+    *(name for name in NAMES if name != "test_every_style_by_sbatch"),
+    *(f"test_every_style_by_sbatch[{style}]" for style in ("torchrun", "deepspeed", "megatron")),
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inner(run: InnerRun, name: str) -> None:
+    assert run.outcomes().get(name) == "passed", run.output
+
+
+WAITS = (
+    HELPERS
+    + """
+    def test_it(cluster, argv):
+        job = cluster.launch(quick(argv, nodes=1, requeues=1))
+        until(job, " 0 0 1 fab0")
+        Path("started").touch()
+        time.sleep(120)
+"""
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_controller_that_is_ended_leaves_no_job(
+    slurm: SlurmOnRack, tmp_path: Path, number: signal.Signals
+) -> None:
+    write(tmp_path, WAITS)
+    args = ("--mnode-launcher=slurm", "--mnode-nodes=2", SHARED)
+    inner = start_pytest(slurm, tmp_path, *args, spec_for(slurm, tmp_path, "x"), "test_it.py")
+    try:
+        slurm.await_that((tmp_path / "started").exists, 90, "the job runs")
+        assert len(slurm.queue()) == 2
+        inner.send_signal(number)
+        slurm.await_that(lambda: not slurm.queue(), 40, "nothing of it is queued")
+        slurm.await_idle(20)
+        time.sleep(1)
+        assert slurm.run("pgrep", "-f", "rank.py", on="node0", check=False).stdout == ""
+    finally:
+        inner.kill()
+        inner.communicate()

@@ -1,0 +1,83 @@
+"""The real Slurm of the tests: what our readers make of its words, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from pytest_mnode.slurm import jobs_from_text
+from tests.engines.slurm import SlurmOnRack
+
+
+def submit(slurm: SlurmOnRack, directory: Path, command: str, *options: str) -> int:
+    """A batch job; its number."""
+    output = directory / "%j.out"
+    done = slurm.run("sbatch", "--parsable", f"--output={output}", *options, f"--wrap={command}")
+    return int(done.stdout)
+
+
+def test_both_readers_say_the_same_of_running_and_waiting_jobs(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    first = submit(slurm, tmp_path, "sleep 60", "--nodes=3", "--exclusive", "--job-name=a b")
+    slurm.await_that(lambda: slurm.job(first).state == "RUNNING", 10, "the first job runs")
+    second = submit(slurm, tmp_path, "sleep 60", "--nodes=2", "--exclusive")
+    slurm.await_that(lambda: slurm.job(second).reason == "Resources", 10, "it waits for room")
+    text = slurm.run(
+        "scontrol", "--oneliner", "show", "job", env={"SLURM_TIME_FORMAT": "%s"}
+    ).stdout
+    by_text = {job.job_id: job for job in jobs_from_text(text)}
+    by_json = {job.job_id: job for job in slurm.jobs()}
+    assert by_text[first] == by_json[first]
+    assert by_json[first].nodes == ("node0", "node1", "node2")
+    assert by_json[first].restarts == 0
+    assert by_json[first].name == "a b"
+    assert by_json[second].waits
+    assert by_json[second].nodes == ()
+    assert by_text[second].nodes == ()
+    assert by_text[second].reason == by_json[second].reason
+    slurm.run("scancel", str(first))
+    slurm.await_that(lambda: slurm.job(second).runs, 15, "the second takes its place")
+    assert slurm.job(first).state == "CANCELLED"
+
+
+def test_a_requeued_job_and_how_a_job_ends(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    again = 'test "$SLURM_RESTART_COUNT" && exit 3; sleep 60'
+    command = f"echo >>{tmp_path}/ran; {again}"
+    job = submit(slurm, tmp_path, command, "--requeue")
+    slurm.await_that((tmp_path / "ran").exists, 10, "it runs")
+    slurm.run("scontrol", "requeue", str(job))
+    slurm.await_that(lambda: slurm.job(job).state == "PENDING", 10, "it waits again")
+    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
+    slurm.await_that(lambda: slurm.job(job).over, 60, "it ran again and failed")
+    state = slurm.job(job)
+    assert (state.state, state.restarts, state.exit_status) == ("FAILED", 1, 3)
+
+
+def test_nodes_that_are_lost(slurm: SlurmOnRack) -> None:
+    slurm.down("node1", "broken fan")
+    node = slurm.nodes()["node1"]
+    assert node.lost
+    assert node.reason == "broken fan"
+    assert node.address == "10.77.0.2"
+    assert not slurm.nodes()["node0"].lost
+
+
+def test_it_is_up_in_seconds_and_leaves_nothing() -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    start = time.monotonic()
+    with SlurmOnRack(2) as slurm:
+        up_s = time.monotonic() - start
+        directory = slurm.directory
+        slurm.run("srun", "--nodes=2", "true")
+        left = slurm.start("srun", "--nodes=2", "sleep", "300", stderr=subprocess.DEVNULL)
+        slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "a job runs")
+    left.wait(10)
+    assert up_s < 10
+    assert not directory.exists()
+    names = {"slurmctld", "slurmd", "slurmstepd", "munged", "sleep"}
+    after = [p for p in psutil.process_iter(["name"]) if p.info["name"] in names]
+    assert [p for p in after if p.pid not in before] == []

@@ -1,0 +1,239 @@
+"""pytest by Slurm: an allocation of its own from the login node, nodes lost, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engines.inside import run_pytest, spec_for, start_pytest
+from tests.engines.slurm import SlurmOnRack
+from tests.inner import InnerRun, write_files
+
+OUTSIDE = """
+    import os
+    import torch, torch.distributed as dist
+
+    def test_ranks(world, process_group):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == world.size == 2
+        assert len(os.sched_getaffinity(0)) == os.cpu_count()
+
+    def test_commands(cluster):
+        names = [done.stdout.strip() for done in cluster.run(["hostname"])]
+        assert tuple(names) == cluster.nodes == ("node0", "node1")
+        assert cluster.share_files
+        (cluster.scratch / "seen").write_text("by all")
+        for done in cluster.run(["cat", str(cluster.scratch / "seen")]):
+            assert done.stdout == "by all"
+        slow = cluster.run(["sh", "-c", "sleep 30 & sleep 30"], "node1", timeout=1)
+        assert slow[0].returncode is None
+"""
+LOSSES = """
+    import pathlib, time
+    import pytest
+
+    def waits(world, request):
+        pathlib.Path(request.config.rootpath, f"busy{world.size}-{world.rank}").touch()
+        time.sleep(90)
+
+    @pytest.mark.mnode(nodes=4)
+    def test_four(world, process_group, request): waits(world, request)
+
+    @pytest.mark.mnode(nodes=3)
+    def test_three(world, process_group, request): waits(world, request)
+
+    @pytest.mark.mnode(nodes=2)
+    def test_two(world, process_group, request): waits(world, request)
+
+    @pytest.mark.mnode(nodes=1)
+    def test_one(world, process_group): pass
+"""
+BUSY = """
+    import pathlib, subprocess, time
+
+    def test_long(world, process_group, request):
+        # A child in a session of its own, as a stubborn data loader would be.
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
+        time.sleep(120)
+"""
+
+
+def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=OUTSIDE)
+    run = run_pytest(
+        slurm,
+        tmp_path,
+        "--mnode-launcher=slurm",
+        "--mnode-nodes=2",
+        "--mnode-slurm-args=--partition=all --time=5",
+        spec_for(slurm, tmp_path, "slurm", power=None),
+        "test_it.py",
+    )
+    assert run.returncode == 0, run.output
+    assert "mnode: launcher slurm (asked for), 2 nodes" in run.output
+    assert slurm.queue() == [] or [job.state for job in slurm.queue()] == ["COMPLETING"]
+    assert list(tmp_path.glob(".mnode-*")) == []
+    slurm.await_that(lambda: not slurm.queue(), 10, "the allocation is given back")
+
+
+def test_more_nodes_than_there_are(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=OUTSIDE)
+    run = run_pytest(
+        slurm,
+        tmp_path,
+        "--mnode-nodes=4",
+        spec_for(slurm, tmp_path, "slurm", power=None),
+        "test_it.py",
+        before=["salloc", "--nodes=3", "--exclusive", "--quiet"],
+    )
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
+    assert "4 nodes asked for, and allocation" in run.output
+    assert "has 3: node0, node1, node2; missing: 1; allocate them with --nodes=4" in run.output
+    assert "Traceback" not in run.output
+
+
+def await_busy(
+    slurm: SlurmOnRack, program: subprocess.Popen[str], directory: Path, ranks: int
+) -> None:
+    def busy() -> bool:
+        return program.poll() is not None or len(list(directory.glob(f"busy{ranks}-*"))) == ranks
+
+    slurm.await_that(busy, 90, f"{ranks} ranks are busy")
+
+
+def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """One after the other: powered off, cut off, given up by Slurm. The rest goes on."""
+    write_files(tmp_path, test_it=LOSSES)
+    spec = spec_for(slurm, tmp_path, "slurm", power=None)
+    program = start_pytest(
+        slurm, tmp_path, "--mnode-launcher=slurm", "--mnode-nodes=4", spec, "test_it.py"
+    )
+    try:
+        await_busy(slurm, program, tmp_path, 4)
+        slurm.power_off("node3")
+        await_busy(slurm, program, tmp_path, 3)
+        slurm.set_links("node2", up=False)
+        await_busy(slurm, program, tmp_path, 2)
+        slurm.down("node1", "broken fan")
+        output, _ = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.communicate()
+    outcomes = InnerRun(program.returncode, output, tmp_path / "junit.xml")
+    assert outcomes.outcomes() == {
+        "test_four": "failure",
+        "test_three": "failure",
+        "test_two": "failure",
+        "test_one": "passed",
+    }, output
+    told = {name: str(case[0].text) for name, case in outcomes.cases().items() if len(case)}
+    assert "node3 is lost: the connection was lost" in told["test_four"]
+    assert "node2 is lost: the connection was lost" in told["test_three"]
+    assert "node1 is lost: " in told["test_two"], told["test_two"]
+    assert "broken fan" in told["test_two"] or "CANCELLED" in told["test_two"], told["test_two"]
+    assert "node0 is lost" not in output
+
+
+class Busy:
+    """A run on two nodes, both of whose ranks are in a long test; known by a variable."""
+
+    def __init__(self, slurm: SlurmOnRack, directory: Path) -> None:
+        write_files(directory, test_it=BUSY)
+        self.directory, self.temporary = directory, directory / "tmp"
+        self.temporary.mkdir()
+        self.mark = f"MARK_{uuid.uuid4().hex}"
+        self.program = start_pytest(
+            slurm,
+            directory,
+            *("--mnode-launcher=slurm", "--mnode-nodes=2"),
+            spec_for(slurm, directory, "slurm", power=None),
+            "test_it.py",
+            env={self.mark: "1", "TMPDIR": str(self.temporary)},
+        )
+        slurm.await_that(self.busy, 90, "ranks are busy")
+
+    def busy(self) -> bool:
+        if self.program.poll() is not None:
+            pytest.fail(str(self.program.communicate()))
+        return len(list(self.directory.glob("busy*"))) == 2
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def left(self) -> list[str]:
+        """Processes and files of the run that are still there."""
+        files = [*self.temporary.glob("*mnode-*"), *self.directory.glob(".mnode-*")]
+        return [*(f"{p.pid} {p.name()}" for p in self.processes()), *map(str, files)]
+
+    def controller(self) -> psutil.Process:
+        """pytest itself, seen from out here."""
+        [found] = [p for p in self.processes() if "--mnode-launcher=slurm" in p.cmdline()[:6]]
+        return found
+
+
+@pytest.fixture
+def busy(slurm: SlurmOnRack, tmp_path: Path) -> Iterator[Busy]:
+    run = Busy(slurm, tmp_path)
+    yield run
+    run.program.kill()
+    run.program.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_leaves_nothing(
+    slurm: SlurmOnRack, busy: Busy, number: signal.Signals
+) -> None:
+    assert len(busy.processes()) > 10
+    [job] = slurm.queue()
+    assert len(job.nodes) == 2
+    os.kill(busy.controller().pid, number)
+    output, _ = busy.program.communicate(timeout=60)
+    if number is signal.SIGINT:
+        assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
+    slurm.await_that(lambda: not slurm.queue(), 20, "the allocation is given back")
+    slurm.await_that(lambda: not busy.left(), 20, f"nothing is left of {busy.left()}")
+
+
+def test_the_allocation_is_taken_away(slurm: SlurmOnRack, busy: Busy) -> None:
+    """As at its time limit, or by scancel: the run ends, and says why."""
+    [job] = slurm.queue()
+    slurm.run("scancel", str(job.job_id))
+    output, _ = busy.program.communicate(timeout=60)
+    assert busy.program.returncode != 0
+    assert "is lost" in output
+    slurm.await_that(lambda: not busy.left(), 20, f"nothing is left of {busy.left()}")
+
+
+def test_without_slurm_it_is_said_so(tmp_path: Path) -> None:
+    from tests.inner import clean_env, command
+
+    write_files(tmp_path, test_it=OUTSIDE)
+    done = subprocess.run(
+        command("--mnode-launcher=slurm", "--mnode-nodes=2", "test_it.py"),
+        cwd=tmp_path,
+        env={**clean_env(), "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--mnode-launcher=slurm: no Slurm here: srun, salloc, sbatch, scontrol not found" in (
+        done.stdout + done.stderr
+    )

@@ -1,0 +1,234 @@
+"""Nodes over a real ssh: what is refused, what is lost and named, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engines.inside import run_pytest, spec_for, start_pytest
+from tests.engines.ssh import SshOnRack
+from tests.inner import InnerRun, write_files
+
+ONE = "def test_it(world, process_group): assert world.size == 2"
+BUSY = """
+    import pathlib, subprocess, time
+
+    def test_long(world, process_group, request):
+        # A child in a session of its own, as a stubborn data loader would be.
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
+        time.sleep(120)
+
+    def test_after(world): pass
+"""
+DYING = """
+    import time, psutil
+
+    def test_agent_dies(world):
+        if world.rank == 1:
+            for process in psutil.Process().parents():
+                if process.name() == "mnode-agent":
+                    process.kill()
+        time.sleep(20)
+
+    def test_after_agent(world): assert world.size == 2
+"""
+CONTROLLER = """
+    import pathlib, subprocess
+    from pytest_mnode.options import RUN
+
+    def pytest_collection_finish(session):
+        if RUN in session.config.stash and session.config.stash[RUN].pool is not None:
+            keys = session.config.stash[RUN].pool.address.keys
+            path = pathlib.Path(session.config.rootpath, "secret")
+            path.write_text(keys.client_secret)
+"""
+WRAPPER = """\
+#!/bin/sh
+case $(cat /proc/sys/kernel/hostname) in
+node2) exec {python} -S "$@" ;;
+node3) PYTHONPATH={old} exec {python} "$@" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+ALIASES = """\
+Host stranger
+  HostName node0
+  HostKeyAlias node0
+Host closed
+  HostName node0
+  HostKeyAlias node0
+  Port 23
+Host nowhere
+  HostName 10.77.0.99
+Host imposter
+  HostName node0
+  HostKeyAlias unheard.of
+"""
+LOST_LIMIT_S = 15.0
+GONE_LIMIT_S = 20.0
+
+
+def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=ONE)
+    programs, old = tmp_path / "bin", tmp_path / "old" / "pytest_mnode"
+    programs.mkdir()
+    old.mkdir(parents=True)
+    (old / "__init__.py").write_text("__version__ = '0.0.1'\n")
+    python = programs / "python"
+    python.write_text(WRAPPER.format(python=sys.executable, old=old.parent))
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    assert ssh.run("mount", "-t", "tmpfs", "none", str(programs), on="node1").returncode == 0
+    config = tmp_path / "client.conf"
+    config.write_text(ALIASES + ssh.config.read_text())
+    hosts = ["node0", "node1", "node2", "node3", "stranger", "closed", "nowhere", "imposter"]
+    before = ssh.env
+    ssh.env = dict.fromkeys(before, f"ssh -F {config}")
+    try:
+        run = run_pytest(
+            ssh,
+            tmp_path,
+            "--mnode-launcher=ssh",
+            f"--mnode-nodes={len(hosts)}",
+            ssh.hostfile(tmp_path, "\n".join(hosts)),
+            f"--mnode-python={python}",
+            spec_for(ssh, tmp_path, "ssh", nodes=len(hosts)),
+            "test_it.py",
+        )
+    finally:
+        ssh.env = before
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
+    assert "Traceback" not in run.output
+    said = run.output.partition("ERROR: ")[2].strip().splitlines()
+    assert said[0] == "ssh: 7 of 8 nodes cannot be used:", run.output
+    lines = {line.split(":")[0].strip(): line for line in said[1:]}
+    assert set(lines) == set(hosts[1:])
+    assert "no Python started there (status 127" in lines["node1"]
+    assert "--mnode-python" in lines["node1"]
+    assert "pytest_mnode cannot be imported by" in lines["node2"]
+    assert "No module named 'pytest_mnode'" in lines["node2"]
+    assert f"pytest-mnode 0.0.1 in {old} there, " in lines["node3"]
+    assert "Permission denied (publickey)" in lines["stranger"]
+    assert "Connection refused" in lines["closed"]
+    assert "No route to host" in lines["nowhere"] or "timed out" in lines["nowhere"]
+    assert "Host key verification failed" in lines["imposter"]
+
+
+class Busy:
+    """A run on two nodes, both of whose ranks are in a long test; known by a variable."""
+
+    def __init__(self, ssh: SshOnRack, directory: Path, before: str) -> None:
+        write_files(directory, test_it=BUSY, test_before=before, conftest=CONTROLLER)
+        self.directory, self.temporary = directory, directory / "tmp"
+        self.temporary.mkdir()
+        self.mark, self.secret = f"MARK_{uuid.uuid4().hex}", uuid.uuid4().hex
+        self.program = start_pytest(
+            ssh,
+            directory,
+            "--mnode-launcher=ssh",
+            "--mnode-nodes=2",
+            ssh.hostfile(directory, "node[0-1]"),
+            spec_for(ssh, directory, "ssh", power=None),
+            "test_before.py",
+            "test_it.py",
+            env={self.mark: "1", "SECRET": self.secret, "TMPDIR": str(self.temporary)},
+        )
+        self.until(lambda: len(list(directory.glob("busy*"))) == 2, 90.0, "ranks are busy")
+
+    def until(self, condition: Callable[[], bool], limit_s: float, what: str) -> float:
+        began = time.monotonic()
+        while not condition():
+            took = time.monotonic() - began
+            assert took < limit_s, f"not within {limit_s} s: {what}: {self.left()}"
+            if self.program.poll() is not None and "busy" in what:
+                pytest.fail(str(self.program.communicate()))
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def left(self) -> list[str]:
+        """Processes and files of the run that are still there."""
+        files = [*self.temporary.glob("*mnode-*"), *self.directory.glob(".mnode-*")]
+        return [*(f"{p.pid} {p.name()}" for p in self.processes()), *map(str, files)]
+
+    def controller(self) -> psutil.Process:
+        """pytest itself, seen from out here."""
+        [found] = [p for p in self.processes() if "--mnode-launcher=ssh" in p.cmdline()[:6]]
+        return found
+
+    def end(self) -> None:
+        if self.program.poll() is None:
+            self.program.kill()
+        self.program.communicate()
+
+
+@pytest.fixture
+def busy(request: pytest.FixtureRequest, ssh: SshOnRack, tmp_path: Path) -> Iterator[Busy]:
+    """With a parameter: the text of tests that come before."""
+    run = Busy(ssh, tmp_path, getattr(request, "param", ""))
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def test_a_cut_cable_is_named_in_seconds_and_nothing_stays_behind_it(
+    ssh: SshOnRack, busy: Busy
+) -> None:
+    ssh.set_links("node1", False)
+    began = time.monotonic()
+    output, _ = busy.program.communicate(timeout=60)
+    assert time.monotonic() - began < LOST_LIMIT_S, output
+    assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "node node1 is lost: the connection was lost" in output
+    assert "node0 is lost" not in output
+    # What ran behind the cut ended by itself; nobody could tell it to.
+    busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
+
+
+def test_a_controller_that_is_killed_leaves_nothing_on_nodes(busy: Busy) -> None:
+    lines = [" ".join(process.cmdline()) for process in busy.processes()]
+    assert len(lines) > 10
+    for secret in (busy.secret, (busy.directory / "secret").read_text()):
+        assert not [line for line in lines if secret in line]
+    os.kill(busy.controller().pid, signal.SIGKILL)
+    busy.program.communicate(timeout=30)
+    busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
+
+
+@pytest.mark.parametrize("busy", [DYING], indirect=True)
+def test_an_agent_is_replaced_and_a_closed_connection_is_not(ssh: SshOnRack, busy: Busy) -> None:
+    """An agent that died leaves its node to the next; sshd closes connections in a shutdown."""
+    assert ssh.hang_up("node1") >= 1
+    output, _ = busy.program.communicate(timeout=60)
+    assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "node node1 is lost: the connection was lost" in output
+    assert "node node1 is lost: its agent ended" in output
+    outcomes = InnerRun(0, output, busy.directory / "junit.xml").outcomes()
+    assert outcomes["test_agent_dies"] == "failure", output
+    assert outcomes["test_after_agent"] == "passed", output
+    busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
+
+
+def test_the_connections_fixture_needs_nothing_of_the_users(ssh: SshOnRack) -> None:
+    done = ssh.run("sh", "-c", f"ssh -F {ssh.config} -v node0 hostname 2>&1")
+    assert "node0" in done.stdout
+    assert str(Path.home() / ".ssh") not in done.stdout

@@ -1,0 +1,64 @@
+"""The acceptance suite on an engine, whole, by a page that promises little of everything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.engines.inside import Engine, page_for, run_pytest
+
+
+def short_page(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
+    """Every criterion of the rack's page, with one size, one round, or two kills of each."""
+    page = page_for(engine, name)
+    criteria = page["criteria"]
+    fabric = criteria["fabric"]
+    for collective in [key for key in fabric if key.endswith("_busbw") and "reduce" not in key]:
+        del fabric[collective]
+    fabric["transport"] = {"size": "2 MiB", "calls": 2}
+    criteria["launch"] |= {
+        "rendezvous": {"ranks": 8, "within": "10 s"},
+        "store": {"clients": [64], "within": "10 s"},
+    }
+    criteria["launch"].pop("deepspeed")
+    criteria["scaling"] |= {"rounds": 2, "most_rounds": 4, "at_most_uncertainty": 0.1}
+    # A command on a node takes half a second where cores are few.
+    criteria["restart"] |= {"kills": ["node"], "within": "120 s", "pause": "0.3 s"}
+    criteria.update(changes)
+    return page
+
+
+def certify_whole(
+    engine: Engine,
+    directory: Path,
+    page: dict[str, Any],
+    *args: str,
+    before: Sequence[str] = (),
+    limit_s: float = 420.0,
+) -> Certified:
+    """Run all of acceptance/ on the login node, on four nodes; the run and its certificate.
+
+    before: a command around it, such as salloc.
+    """
+    path = directory / "spec.yaml"
+    path.write_text(yaml.safe_dump(page, sort_keys=False))
+    report = directory / "report"
+    run = run_pytest(
+        engine,
+        directory,
+        "--mnode-nodes=4",
+        f"--mnode-spec={path}",
+        f"--mnode-report={report}",
+        "--durations=20",
+        *args,
+        str(ACCEPTANCE),
+        before=before,
+        limit_s=limit_s,
+    )
+    assert (report / "certificate.json").exists(), run.output
+    return Certified(run, json.loads((report / "certificate.json").read_text()))

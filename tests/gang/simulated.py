@@ -1,0 +1,226 @@
+"""A scheduler that is not there, with a clock of its own: right, or wrong as it is asked to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.gang.conduct import Site
+from pytest_mnode.gang.engine import Ask, Beat, Capacity, Engine, Look, Phase, Record, Refused
+from pytest_mnode.spec.gang import GangCriterion
+
+TICK_S = 0.1
+BEAT_EVERY = 2
+ENDS_IN_S = 0.3
+
+
+@dataclass
+class _Job:
+    id: str
+    ask: Ask
+    nodes: tuple[str, ...] = ()
+    began_s: float | None = None
+    ending_s: float | None = None
+    over: bool = False
+    life: int = 0
+    told: bool = False
+    why: str = "PENDING (Resources)"
+
+    @property
+    def waits(self) -> bool:
+        return self.began_s is None and not self.over
+
+
+@dataclass
+class Scheduler:
+    """An engine, a clock and a power switch at once. faults: what it does wrong.
+
+    partial: starts a job on fewer nodes than it asked for. one_by_one: binds nodes to a job one
+    every so many seconds. never_next: starts no other gang once one has run. keeps: cancels
+    nothing. no_backfill: starts nothing behind a job that waits. twice: gives nodes away that are
+    taken. early: a rank of a waiting gang runs. outlives: ranks run on for a while after the end.
+    elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
+    seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
+    seconds from the fifth look on. slow: an answer takes so long.
+    fails: every job does, at once and with these words.
+    garbled: heartbeats that are none. foreign: nodes that others
+    take, from the first submission on. unreasonable: says no reason. split: a gang is submitted as
+    that many jobs of one node. half_requeue: a gang that lost a node goes on without it.
+    """
+
+    names: tuple[str, ...] = ("node0", "node1", "node2", "node3")
+    faults: dict[str, float | str | tuple[str, ...]] = field(default_factory=dict)
+    name: str = "simulated"
+    refuses: bool = True
+
+    def __post_init__(self) -> None:
+        self.time = 1_700_000_000.0
+        self.jobs: list[_Job] = []
+        self.beats: list[Beat] = []
+        self.off: dict[str, float] = {}
+        self.looks = 0
+        self.blind_until = 0.0
+        self.ran_gang = False
+
+    # The clock.
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        for _ in range(max(1, round(seconds / TICK_S))):
+            self.time += TICK_S
+            self._tick()
+
+    # The engine.
+
+    def capacity(self) -> Capacity:
+        taken = self._taken()
+        there = tuple(node for node in self.names if node not in self.off)
+        return Capacity(there, tuple(node for node in there if node not in taken))
+
+    def submit(self, ask: Ask) -> tuple[str, ...]:
+        if ask.nodes > len(self.names) and self.refuses:
+            raise Refused("Requested node configuration is not available")
+        asks = [ask]
+        if "split" in self.faults and ask.nodes > 1:
+            asks = [Ask(ask.name, 1, ask.runs_s, ask.limit_s, ask.among)] * ask.nodes
+        made = [_Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
+        self.jobs += made
+        self.time += 0.02
+        return tuple(job.id for job in made)
+
+    def observe(self) -> Look:
+        asked = self.time
+        self.looks += 1
+        if "blind" in self.faults and self.looks == 5:
+            self.blind_until = asked + float(str(self.faults["blind"]))
+        self.time += 0.02 + float(str(self.faults.get("slow", 0.0)))
+        beats, self.beats = tuple(self.beats), []
+        if asked < self.blind_until:
+            return Look(asked, self.time, None, beats, why="squeue: no answer in 20 s")
+        unreadable = 1 if "garbled" in self.faults and self.looks == 5 else 0
+        return Look(asked, self.time, self._records(), beats, unreadable)
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        for job in self.jobs:
+            if job.id in jobs and "keeps" not in self.faults:
+                if job.waits:
+                    job.over = True
+                elif job.ending_s is None and not job.over:
+                    job.ending_s = self.time
+
+    # The power switch.
+
+    def power(self, what: str, node: str) -> None:
+        if "no_power" in self.faults:
+            raise ClusterError(f"cannot switch {node} {what}: the spec names no command for it")
+        if what == "off":
+            self.off[node] = self.time
+        else:
+            self.off.pop(node, None)
+
+    # What goes on.
+
+    def _records(self) -> dict[str, Record]:
+        found = {}
+        for job in self.jobs:
+            if job.over:
+                phase, said = Phase.OVER, str(self.faults.get("fails", "COMPLETED"))
+            elif job.waits:
+                reason = "PENDING" if "unreasonable" in self.faults else job.why
+                phase, said = Phase.WAITING, reason
+            elif job.ending_s is not None:
+                phase, said = Phase.ENDING, "COMPLETING"
+            else:
+                phase, said = Phase.HOLDING, "RUNNING"
+            nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
+            found[job.id] = Record(job.id, phase, nodes, said, job.life)
+        return found
+
+    def _taken(self) -> set[str]:
+        taken = {n for job in self.jobs if not job.over and not job.waits for n in job.nodes}
+        foreign = self.faults.get("foreign", ())
+        return taken | (set(foreign) if self.jobs and isinstance(foreign, tuple) else set())
+
+    def _tick(self) -> None:
+        for job in self.jobs:
+            self._age(job)
+        for job in self.jobs:
+            if job.waits and not self._start(job) and "no_backfill" in self.faults:
+                break
+        if round(self.time / TICK_S) % BEAT_EVERY == 0:
+            for job in self.jobs:
+                self._beat(job)
+
+    def _age(self, job: _Job) -> None:
+        lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
+        fails = job.began_s is not None and "fails" in self.faults
+        if fails or (job.ending_s is not None and self.time - job.ending_s >= ENDS_IN_S):
+            job.over = True
+        elif job.began_s is not None and job.ending_s is None and not job.over:
+            if lost and "half_requeue" in self.faults:
+                job.nodes = tuple(n for n in job.nodes if n not in lost)
+            elif lost and job.ask.requeue:
+                job.nodes, job.began_s, job.life = (), None, job.life + 1
+                job.why = "PENDING (BeginTime)"
+            elif lost or self.time - job.began_s >= job.ask.runs_s:
+                job.ending_s = self.time
+        if "one_by_one" in self.faults and job.began_s is not None and job.ending_s is None:
+            every = float(str(self.faults["one_by_one"]))
+            due = min(job.ask.nodes, 1 + int((self.time - job.began_s) / every))
+            free = [n for n in self._among(job) if n not in self._taken()]
+            job.nodes += tuple(free[: due - len(job.nodes)])
+
+    def _among(self, job: _Job) -> tuple[str, ...]:
+        there = job.ask.among or self.names
+        return tuple(node for node in there if node not in self.off)
+
+    def _start(self, job: _Job) -> bool:
+        free = [node for node in self._among(job) if node not in self._taken()]
+        gang = job.ask.nodes > 1
+        if gang and "never_next" in self.faults and self.ran_gang:
+            return False
+        if gang and "twice" in self.faults and len(free) < job.ask.nodes:
+            free += [node for node in self._among(job) if node not in free]
+        wanted = job.ask.nodes
+        if gang and "partial" in self.faults:
+            wanted = min(wanted, max(1, len(free)))
+        if len(free) < wanted:
+            return False
+        first = 1 if "one_by_one" in self.faults else wanted
+        job.nodes, job.began_s = tuple(free[:first]), self.time
+        self.ran_gang = self.ran_gang or gang
+        return True
+
+    def _beat(self, job: _Job) -> None:
+        gang = job.ask.nodes > 1
+        if job.waits and gang and "early" in self.faults:
+            self.beats.append(Beat(job.id, job.life, 0, self.names[0], self.time))
+        outlives = gang and "outlives" in self.faults and job.ending_s is not None
+        if outlives and job.ending_s is not None and self.time - job.ending_s < 4.0:
+            self.beats.append(Beat(job.id, job.life, 0, job.nodes[0], self.time))
+        if job.began_s is None or job.ending_s is not None or job.over:
+            return
+        for rank, node in enumerate(job.nodes):
+            late = float(str(self.faults.get("late_rank", 0))) if gang and rank == 1 else 0.0
+            if node in self.off or self.time - job.began_s < late:
+                continue
+            if node == self.faults.get("silent"):
+                continue
+            where = "node9" if gang and rank == 1 and "elsewhere" in self.faults else node
+            self.beats.append(Beat(job.id, job.life, rank, where, self.time))
+
+
+def site(scheduler: Scheduler, **promised: object) -> Site:
+    """A site of this scheduler, with a promise of short times."""
+    page = {"rounds": 2, "runs": "3 s", "waits": "4 s", "next_within": "8 s", "together": "2 s"}
+    promise = GangCriterion.model_validate({**page, **promised})
+
+    @contextmanager
+    def opened() -> Iterator[Engine]:
+        yield scheduler
+
+    return Site(promise, opened, scheduler.power, scheduler)

@@ -1,0 +1,99 @@
+"""Heartbeats: what is one, who was there when, and the program that sends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.gang import beating
+from pytest_mnode.gang.beats import Span, presences, read_beats, spans
+from pytest_mnode.gang.engine import Beat
+
+PLACE = {"JOB": "12", "LIFE": "1", "RANK": "3", "NODE": "node3"}
+
+
+def beats_of(rank: int, *times: float) -> list[Beat]:
+    return [Beat("1", 0, rank, f"node{rank}", at) for at in times]
+
+
+def test_lines_are_heartbeats_or_are_counted() -> None:
+    text = "beat 12 0 3 node3 1700000000.250\nend 12 0 3 node3 1700000000.500\n"
+    first, last = Beat("12", 0, 3, "node3", 1700000000.25), ("end", 1700000000.5)
+    beats, unreadable = read_beats(text)
+    assert (beats[0], unreadable) == (first, 0)
+    assert (beats[1].what, beats[1].at_s) == last
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "beat 12 0 3 node3",
+        "beat 12 0 three node3 1.0",
+        "beat 12 0 3 node3 soon",
+        "beat 12 0 3 node3 nan",
+        "beat 12 0 3 node3 -1.0",
+        "hum 12 0 3 node3 1.0",
+        "beat 12 0 3  1.0",
+        "beat 12 0 3 node3 1.0 2.0",
+        "\x00\x00",
+    ],
+)
+def test_what_is_no_heartbeat(line: str) -> None:
+    assert read_beats(line) == ([], 1)
+
+
+def test_a_rank_that_fell_silent_was_gone_meanwhile() -> None:
+    found = spans([*beats_of(0, 10.0, 10.2, 10.4, 20.0, 20.2), *beats_of(1, 10.1)], gap_s=3.0)
+    assert [(s.rank, s.began_s, s.ended_s) for s in found] == [
+        *((0, 10.0, 10.4), (1, 10.1, 10.1), (0, 20.0, 20.2)),
+    ]
+    assert str(found[0]) == "rank 0 of job 1 on node0"
+
+
+def test_who_was_there_together() -> None:
+    ranks = [Span("1", 0, 0, "a", 1.0, 5.0), Span("1", 0, 1, "b", 2.0, 4.0)]
+    there = [([s.rank for s in p.ranks], p.began_s, p.seconds) for p in presences(ranks)]
+    assert there == [([0], 1.0, 1.0), ([0, 1], 2.0, 2.0), ([0], 4.0, 1.0)]
+    apart = [Span("1", 0, 0, "a", 1.0, 2.0), Span("1", 0, 0, "a", 8.0, 9.0)]
+    assert [(p.began_s, p.ended_s) for p in presences(apart)] == [(1.0, 2.0), (8.0, 9.0)]
+
+
+def start(directory: Path, seconds: float) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-I", "-S", beating.__file__, str(directory), str(seconds), *PLACE]
+    return subprocess.Popen(argv, env={**os.environ, **PLACE})
+
+
+def test_a_rank_beats_and_ends_by_itself(tmp_path: Path) -> None:
+    assert start(tmp_path, 0.5).wait(20) == 0
+    beats, unreadable = read_beats((tmp_path / "12.1.3.beats").read_text())
+    assert unreadable == 0
+    assert [b.what for b in beats][-1] == "end"
+    assert len(beats) >= 3
+    assert {(b.job, b.life, b.rank, b.node) for b in beats} == {("12", 1, 3, "node3")}
+    assert beats[-1].at_s == pytest.approx(time.time(), abs=20)
+
+
+def test_one_that_is_told_to_end_says_so(tmp_path: Path) -> None:
+    process, file = start(tmp_path, 60), tmp_path / "12.1.3.beats"
+    until = time.monotonic() + 20
+    while not (file.exists() and file.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 1
+    assert file.read_text().splitlines()[-1].startswith("told 12 1 3 node3 ")
+
+
+def test_one_whose_experiment_is_over_ends_at_once(tmp_path: Path) -> None:
+    assert start(tmp_path / "gone", 60).wait(20) != 0
+    process, file = start(tmp_path, 60), tmp_path / "12.1.3.beats"
+    until = time.monotonic() + 20
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    file.unlink()
+    assert process.wait(20) == 0

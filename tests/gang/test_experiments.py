@@ -1,0 +1,209 @@
+"""Each experiment on a scheduler that is right, and on one for each way to be wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.gang.conduct import Report
+from pytest_mnode.restart.findings import Figure, Finding
+from pytest_mnode.wrong import Wrong
+from tests.gang.simulated import Scheduler, site
+
+FAIL, UNKNOWN = "fail", "inconclusive"
+PARTS = "longest time that a gang held a part of its nodes"
+WAITING = "ranks of waiting gangs that ran"
+AFTER = "ranks that ran on after their gang"
+ALONE = "longest time that ranks of a gang ran without all others"
+NEVER = "gangs that never ran, though there was room"
+NEXT = "longest time from room for a gang to its start"
+NOT_TRIED = "rounds in which no gang had to wait"
+LEFT = "jobs left in the queue"
+NOT_BACK = "nodes not given back"
+TWICE = "nodes held by two jobs at once"
+UNTOLD = "gangs larger than the cluster without a refusal or a reason"
+BLOCKED = "jobs that a gang larger than the cluster keeps from running"
+FATE = "gangs neither requeued nor cancelled whole when a node had died"
+OFF = "time from the death of a node until its gang is off all nodes"
+CONDUCTED = "experiments that could not be conducted"
+
+
+def verdict(finding: Finding) -> str | None:
+    if isinstance(finding, Wrong):
+        return UNKNOWN if finding.count is None else FAIL if finding.count else None
+    if finding.at_most is None:
+        return None
+    if finding.value is None:
+        return UNKNOWN
+    return FAIL if finding.value > finding.at_most else None
+
+
+def verdicts(report: Report) -> dict[str, str]:
+    return {f.name: found for f in report.findings if (found := verdict(f)) is not None}
+
+
+def ran(how: str, scheduler: Scheduler, **promised: Any) -> Report:
+    done: Report = getattr(site(scheduler, **promised), how)()
+    return done
+
+
+def culprit(report: Report, name: str) -> str:
+    return next(f.culprit or f.note for f in report.findings if f.name == name)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7])
+@pytest.mark.parametrize("how", ["filled", "race", "oversize", "loss"])
+def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
+    scheduler = Scheduler(tuple(f"node{n}" for n in range(nodes)))
+    done = ran(how, scheduler, node_loss="either", lost_within="30 s")
+    assert verdicts(done) == {}, done.text()
+    # More than half of the nodes, so that two gangs never fit.
+    assert any(f" of {nodes // 2 + 1}" in line for line in done.lines)
+    assert {f.name for f in done.findings} >= {PARTS, WAITING, ALONE, LEFT}
+
+
+@pytest.mark.parametrize(
+    ("how", "faults", "expected", "name", "said"),
+    [
+        # Half a gang runs.
+        ("filled", {"partial": 1}, {PARTS: FAIL}, PARTS, "filled 2: B held 2 of 3 nodes (node2 "),
+        ("filled", {"split": 1}, {PARTS: FAIL, WAITING: FAIL}, PARTS, "B held 2 of 3 nodes (node"),
+        ("filled", {"split": 1}, {}, WAITING, "filled 1: B: rank 0 on node"),
+        ("race", {"partial": 1}, {PARTS: FAIL}, PARTS, "race 1: A held 1 of 3 nodes (node"),
+        ("race", {"split": 1}, {PARTS: FAIL, WAITING: FAIL}, PARTS, " held 1 of 3 nodes (node"),
+        # Node by node, which takes longer than nothing.
+        ("filled", {"one_by_one": 0.5}, {PARTS: FAIL}, PARTS, "B held 2 of 3 nodes (n"),
+        # A rank of a gang that waits.
+        ("filled", {"early": 1}, {WAITING: FAIL}, WAITING, "rank 0 on node0, "),
+        ("race", {"early": 1}, {WAITING: FAIL}, WAITING, " heartbeats while it was waiting"),
+        # A gang of which a rank stays behind.
+        ("filled", {"late_rank": 2.9}, {ALONE: FAIL}, ALONE, "2 of 3 ranks (0 on node"),
+        # Nobody's turn.
+        ("race", {"never_next": 1}, {NEVER: FAIL, NEXT: FAIL}, NEVER, "0 of 3 nodes at most, PEND"),
+        ("filled", {"never_next": 1}, {NEVER: FAIL, NEXT: FAIL}, NEVER, "filled 2: B: 0 of 3 "),
+        # Something is left behind.
+        ("filled", {"keeps": 1}, {LEFT: FAIL, NOT_BACK: FAIL}, LEFT, "filled 1: filler "),
+        ("race", {"outlives": 1}, {AFTER: FAIL}, AFTER, "while it was over"),
+        ("race", {"elsewhere": 1}, {"ranks on nodes that their gang did not hold": FAIL},
+         "ranks on nodes that their gang did not hold", "rank 1 on node9"),
+        ("race", {"twice": 1}, {TWICE: FAIL}, TWICE, "race 1: node1 by A and B"),
+        # What was not seen is not known, and nothing passes for it.
+        ("filled", {"silent": "node2"}, {ALONE: UNKNOWN}, ALONE, "no heartbeat from node2 in "),
+        ("filled", {"blind": 7.0}, {PARTS: UNKNOWN, TWICE: UNKNOWN}, PARTS, "nothing was seen "),
+        ("race", {"garbled": 1}, {WAITING: UNKNOWN, ALONE: UNKNOWN}, WAITING, "1 heartbeats "),
+        ("filled", {"foreign": ("node3",)}, {NOT_TRIED: UNKNOWN}, NOT_TRIED, "somebody else "),
+        ("filled", {"fails": "FAILED (NonZeroExitCode)"}, {NOT_TRIED: UNKNOWN}, NOT_TRIED,
+         "the room could not be filled: filler 1 FAILED (NonZeroExitCode), filler 2 FAILED"),
+        ("loss", {"fails": "FAILED"}, {FATE: UNKNOWN}, FATE, "could lose no node: B FAILED"),
+        # A gang larger than the cluster.
+        ("oversize", {"unreasonable": 1}, {UNTOLD: FAIL}, UNTOLD, "too large: PENDING"),
+        ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL}, BLOCKED, "B: PENDING (Resources)"),
+        ("oversize", {"partial": 1}, {PARTS: FAIL}, PARTS, "too large held 4 of 5 nodes"),
+        # A gang that lost a node.
+        ("loss", {"half_requeue": 1}, {PARTS: FAIL, FATE: FAIL}, PARTS, "B held 2 of 3 nodes"),
+        ("loss", {"no_power": 1}, {FATE: UNKNOWN}, FATE, "the spec names no command for it"),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_is_wrong_is_found_out(
+    how: str, faults: dict[str, Any], expected: dict[str, str], name: str, said: str
+) -> None:
+    scheduler = Scheduler(faults=faults, refuses=how != "oversize")
+    done = ran(how, scheduler, node_loss="either", lost_within="30 s")
+    found = verdicts(done)
+    assert expected.items() <= found.items(), done.text()
+    assert said in culprit(done, name), done.text()
+
+
+def test_a_gang_larger_than_the_cluster_may_wait_with_a_reason() -> None:
+    done = ran("oversize", Scheduler(refuses=False))
+    assert verdicts(done) == {}, done.text()
+    assert culprit(done, UNTOLD) == "waits: PENDING (Resources)"
+    assert culprit(ran("oversize", Scheduler()), UNTOLD).startswith("refused: Requested node")
+
+
+def test_nodes_bound_one_by_one_may_settle_where_that_is_promised() -> None:
+    scheduler = Scheduler(faults={"one_by_one": 0.5})
+    assert verdicts(ran("race", scheduler, settle="3 s", together="3 s")) == {}
+    slow = Scheduler(faults={"one_by_one": 3.0})
+    found = verdicts(ran("race", slow, settle="2 s", runs="10 s", together="9 s"))
+    assert found[PARTS] == FAIL
+
+
+@pytest.mark.parametrize(
+    ("promised", "came_to", "wrong"),
+    [("either", "requeued", 0), ("requeued", "requeued", 0), ("cancelled", "cancelled", 0)],
+)
+def test_what_becomes_of_a_gang_that_lost_a_node(promised: str, came_to: str, wrong: int) -> None:
+    done = ran("loss", Scheduler(), node_loss=promised, lost_within="30 s")
+    assert verdicts(done) == {}, done.text()
+    [fate] = [f for f in done.findings if f.name == FATE]
+    assert isinstance(fate, Wrong)
+    assert fate.note.endswith(f" dead: {came_to}")
+
+
+def test_one_that_is_not_taken_off_in_time() -> None:
+    done = ran("loss", Scheduler(), node_loss="either", lost_within="2 s")
+    found = verdicts(done)
+    assert found[OFF] == FAIL
+    assert culprit(done, OFF) == "loss: B on node0"
+
+
+@pytest.mark.parametrize(
+    ("names", "promised", "said"),
+    [
+        (("node0",), {}, "1 of 1 nodes are free, and a gang has 2; the experiment needs nodes"),
+        (("a", "b", "c"), {"nodes": 4}, "3 of 3 nodes are free, and a gang has 4"),
+        (("a", "b", "c"), {"among": ["a", "d"]}, "criteria.gang.among: d: no such node; the sch"),
+    ],
+)
+def test_what_could_not_be_tried_is_inconclusive(
+    names: tuple[str, ...], promised: dict[str, Any], said: str
+) -> None:
+    done = ran("filled", Scheduler(names), **promised)
+    assert verdicts(done) == {CONDUCTED: UNKNOWN}
+    assert culprit(done, CONDUCTED).startswith(said)
+
+
+@pytest.mark.parametrize("seconds", [7.0, 9.0, 20.0])
+@pytest.mark.parametrize("how", ["filled", "race"])
+def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_is_wrong(
+    how: str, seconds: float
+) -> None:
+    done = ran(how, Scheduler(faults={"blind": seconds}), rounds=1)
+    found = verdicts(done)
+    assert found[PARTS] == UNKNOWN
+    assert FAIL not in found.values(), (found, done.text())
+
+
+def test_a_job_that_came_and_went_between_two_looks_was_there() -> None:
+    done = ran("race", Scheduler(faults={"slow": 1.4}), rounds=1)
+    assert FAIL not in verdicts(done).values(), done.text()
+
+
+def test_every_state_and_its_duration_is_told() -> None:
+    done = ran("filled", Scheduler(), rounds=1)
+    told = {f.name: f for f in done.findings if isinstance(f, Figure) and f.at_most is None}
+    waited = told["filled 1: B: waiting"]
+    assert waited.value == pytest.approx(4.4, abs=0.5)
+    assert waited.note.startswith("PENDING (Resources); from +")
+    whole = told["filled 1: B: whole"]
+    assert whole.value == pytest.approx(3.0, abs=0.5)
+    assert whole.note.startswith("3 of 3: node")
+    assert told["filled 1: B: 3 of 3 ranks ran"].value == pytest.approx(3.0, abs=0.5)
+    assert told["filled 1: small: time to its start"].value is not None
+    assert any("B " in line and "waiting" in line and "4." in line for line in done.lines)
+
+
+def test_orders_differ_from_round_to_round_and_come_again() -> None:
+    def order(seed: int) -> list[list[str]]:
+        done = ran("race", Scheduler(), rounds=4, seed=seed)
+        rounds = "\n".join(done.lines).split("\nrace ")[1:]
+        return [
+            [line.split()[2] for line in one.splitlines() if " submitted: " in line]
+            for one in rounds
+        ]
+
+    assert order(1) == order(1)
+    assert len({tuple(one) for one in order(1)}) > 1
+    assert all(sorted(one) == ["A", "B", "small"] for one in order(2))

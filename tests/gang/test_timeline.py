@@ -1,0 +1,102 @@
+"""What a gang went through, look by look, and for how long at least and at most."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.gang.engine import Look, Phase, Record
+from pytest_mnode.gang.timeline import (
+    Gang,
+    State,
+    blind_gaps,
+    by_state,
+    longest_unseen_s,
+    seen,
+    stretches,
+)
+
+H, W, E, O = Phase.HOLDING, Phase.WAITING, Phase.ENDING, Phase.OVER  # noqa: E741
+
+
+def look(at: float, *records: Record) -> Look:
+    """Asked for at `at`, answered 0.1 s later."""
+    return Look(at, at + 0.1, {record.job: record for record in records})
+
+
+def one(phase: Phase, nodes: int = 0, said: str = "", life: int = 0) -> Record:
+    return Record("1", phase, tuple(f"node{n}" for n in range(nodes)), said, life)
+
+
+GANG = Gang("B", 3, ("1",), 5.0, asked_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([one(W)], ["waiting"]),
+        ([one(W), one(H, 3), one(E, 2), one(O)], ["waiting", "whole", "ending", "over"]),
+        ([one(H, 2)], ["a part"]),
+        # A job that was whole and has fewer nodes is no more whole, and is not ending.
+        ([one(H, 3), one(H, 2)], ["whole", "a part"]),
+        ([one(H, 3), one(W, life=1), one(H, 3, life=1)], ["whole", "waiting", "whole"]),
+        ([one(H, 0)], ["waiting"]),
+    ],
+)
+def test_states_of_one_job(records: list[Record], expected: list[str]) -> None:
+    looks = [look(1.0 + at, record) for at, record in enumerate(records)]
+    assert [found.state.value for found in seen(GANG, looks)] == expected
+
+
+def test_states_of_a_gang_made_of_several_jobs() -> None:
+    gang = Gang("B", 2, ("1", "2"), 5.0, asked_s=0.5)
+
+    def states(*looks: tuple[Record, ...]) -> list[str]:
+        found = [look(1.0 + at, *records) for at, records in enumerate(looks)]
+        return [one.state.value for one in seen(gang, found)]
+
+    a, b = Record("1", H, ("node0",)), Record("2", H, ("node1",))
+    waits = Record("2", W)
+    assert states((a, waits), (a, b), (Record("1", O), b), ()) == [
+        *("a part", "whole", "ending", "over"),
+    ]
+    # One that never was whole cannot be ending while a part of it waits.
+    assert states((Record("1", E), waits)) == ["waiting"]
+    assert states((a, Record("2", O))) == ["a part"]
+
+
+def test_looks_without_an_answer_say_nothing() -> None:
+    looks = [Look(0.0, 0.1, {}), Look(1.0, 21.0, None, why="no answer"), look(22.0, one(W))]
+    assert [found.state for found in seen(GANG, looks)] == [State.WAITING]
+    assert longest_unseen_s(looks) == pytest.approx(22.1)
+    assert longest_unseen_s(looks[:2]) is None
+    assert blind_gaps(looks) == [(0.0, 22.1)]
+    assert blind_gaps([look(1.0), look(5.8)]) == []
+
+
+def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
+    looks = [
+        look(1.0, one(W, said="PENDING (Priority)")),
+        look(2.0, one(W, said="PENDING (Resources)")),
+        look(3.0, one(W, said="PENDING (Resources)")),
+        look(4.0, one(H, 3)),
+        look(5.0, one(O)),
+    ]
+    found = stretches(seen(GANG, looks), GANG.asked_s)
+    assert [(s.state.value, s.said) for s in found] == [
+        ("waiting", "PENDING (Priority)"),
+        ("waiting", "PENDING (Resources)"),
+        *(("whole", ""), ("over", "")),
+    ]
+    waited = found[1]
+    assert waited.at_least_s == pytest.approx(3.0 - 2.1)
+    assert waited.at_most_s == pytest.approx(4.1 - 1.0)
+    by_itself = stretches(seen(GANG, looks), GANG.asked_s, by_state)
+    assert [s.state.value for s in by_itself] == ["waiting", "whole", "over"]
+    assert by_itself[0].before_s == GANG.asked_s
+    # Seen once: for no time at least, and from the look before to the one after at most.
+    whole = by_itself[1]
+    assert whole.at_least_s == 0.0
+    assert whole.at_most_s == pytest.approx(5.1 - 3.0)
+    assert (whole.before_s, whole.latest_s) == (3.0, 5.1)
+    # What is there at the last look has not ended.
+    assert by_itself[2].after_s is None

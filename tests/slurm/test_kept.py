@@ -1,0 +1,60 @@
+"""Which nodes of an allocation a run still has."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.slurm import JobState, NodeState
+from pytest_mnode.slurm.allocation import Granted
+from pytest_mnode.slurm.kept import lost, present
+
+IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
+STATES = {"n0": IDLE, "n1": DOWN, "n2": NodeState("n2", "ALLOCATED")}
+NAMES = {"host0": "n0", "host2": "n2"}
+RUNS = JobState(7, "x", "RUNNING", nodes=("n0", "n1", "n2"))
+
+
+def test_takes_the_first_nodes_that_are_up() -> None:
+    granted = Granted(7, ("n0", "n1", "n2"))
+    assert present(granted, STATES, 1) == ("n0",)
+    assert present(granted, STATES, 2) == ("n0", "n2")
+
+
+def test_names_those_that_are_missing() -> None:
+    with pytest.raises(ClusterError) as error:
+        present(Granted(7, ("n0", "n1", "n9")), STATES, 3)
+    assert str(error.value) == (
+        "slurm: 3 nodes asked for, and allocation 7 has 1 that are up: n0; "
+        "missing: n1 (DOWN: Not responding), n9 (unknown to Slurm)"
+    )
+
+
+def test_nothing_is_lost() -> None:
+    assert lost(RUNS, 7, STATES, NAMES) == {}
+    silent = STATES | {"n2": NodeState("n2", "ALLOCATED", frozenset({"NOT_RESPONDING"}))}
+    assert lost(RUNS, 7, silent, NAMES) == {}
+
+
+def test_a_node_that_slurm_gave_up() -> None:
+    names = NAMES | {"host1": "n1"}
+    assert lost(RUNS, 7, STATES, names) == {"host1": "Slurm says DOWN: Not responding"}
+
+
+def test_a_node_that_was_taken_out_of_the_allocation() -> None:
+    job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
+    assert lost(job, 7, STATES, NAMES) == {"host2": "Slurm took it out of allocation 7"}
+
+
+@pytest.mark.parametrize(
+    ("job", "how"),
+    [
+        (None, "it is unknown to Slurm"),
+        (JobState(7, "x", "TIMEOUT"), "TIMEOUT"),
+        (JobState(7, "x", "COMPLETING"), "COMPLETING"),
+        (JobState(7, "x", "NODE_FAIL"), "NODE_FAIL"),
+    ],
+)
+def test_an_allocation_that_ended(job: JobState | None, how: str) -> None:
+    why = f"allocation 7 ended: {how}"
+    assert lost(job, 7, STATES, NAMES) == {"host0": why, "host2": why}

@@ -1,0 +1,77 @@
+"""Nodes as `scontrol --oneliner show node` tells of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.slurm import NodeState, nodes_from_text, shortage
+from pytest_mnode.slurm.nodes import gpus_of
+
+IDLE = (
+    "NodeName=gpu-01 Arch=x86_64 CoresPerSocket=48 CPUAlloc=0 CPUTot=96 CPULoad=0.10 "
+    "AvailableFeatures=(null) Gres=gpu:h100:8(S:0-1) NodeAddr=10.1.0.1 NodeHostName=gpu-01 "
+    "OS=Linux 6.1.0 #1 SMP x Debian State=IDLE ThreadsPerCore=1 Partitions=gpu,all "
+    "BootTime=1795274622 Comment=(null)"
+)
+DOWN = (
+    "NodeName=gpu-02 CPUAlloc=0 CPUTot=96 Gres=(null) NodeAddr=gpu-02 NodeHostName=gpu-02 "
+    "State=DOWN*+DRAIN Partitions=gpu Reason=Not responding [slurm@2026-11-21T10:00:00]"
+)
+SILENT = "NodeName=gpu-03 CPUTot=96 State=ALLOCATED* Partitions=gpu"
+
+
+def test_reads_a_node() -> None:
+    (node,) = nodes_from_text(IDLE)
+    assert node == NodeState(
+        "gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")
+    )
+    assert node.usable
+    assert not node.lost
+
+
+def test_reads_what_is_wrong_with_a_node() -> None:
+    (node,) = nodes_from_text(DOWN)
+    assert node.state == "DOWN"
+    assert node.flags == {"DRAIN", "NOT_RESPONDING"}
+    assert node.lost
+    assert not node.usable
+    assert node.gpus is None
+    assert node.text == "DOWN+DRAIN+NOT_RESPONDING: Not responding"
+
+
+def test_a_node_that_is_silent_is_not_lost_yet_and_not_to_be_had() -> None:
+    (node,) = nodes_from_text(SILENT)
+    assert node.state == "ALLOCATED"
+    assert not node.lost
+    assert not node.usable
+
+
+def test_a_node_without_a_state_is_not_passed_over() -> None:
+    with pytest.raises(ClusterError, match=r"^scontrol show node: cannot be read: no State=$"):
+        nodes_from_text(f"{IDLE}\nNodeName=gpu-09 CPUTot=1")
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [
+        ("gpu:8", 8),
+        ("gpu:a100:4(S:0),nic:2", 4),
+        ("gpu:a100:4,gpu:t4:2", 6),
+        ("nic:2", None),
+        ("(null)", None),
+        ("", None),
+    ],
+)
+def test_counts_gpus(gres: str, count: int | None) -> None:
+    assert gpus_of(gres) == count
+
+
+def test_says_what_a_job_would_miss() -> None:
+    nodes = nodes_from_text("\n".join([IDLE, DOWN, SILENT]))
+    assert shortage(nodes, 1) is None
+    told = shortage(nodes, 2)
+    assert told is not None
+    assert told.startswith("this cluster has 1 usable of 3 nodes; missing: gpu-02 (DOWN+DRAIN")
+    assert "gpu-03 (ALLOCATED+NOT_RESPONDING)" in told
+    assert shortage(nodes, 2, "all") == "partition all has 1 usable of 1 nodes"
