@@ -88,8 +88,3 @@ def restart_doubts(spec: Spec) -> Iterator[str]:
             f"{_KEY}.kills: node, with node_loss {promise.node_loss}, for nodes: 1, which has no "
             "other node to go on with"
         )
-    if not spec.emulated and (spec.storage is None or spec.storage.checkpoints is None):
-        yield (
-            f"{_KEY}: promised, but storage.checkpoints names no directory that all nodes share: "
-            "a checkpoint would be lost with its node"
-        )

@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from pytest_mnode.spec import Spec, default_spec_path, doubts, load_spec
-from pytest_mnode.spec.models import Storage
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 
 
@@ -88,11 +87,3 @@ def test_doubts_that_one_node_goes_on_without_it(change: dict[str, Any], count: 
     assert len(found) == count
     assert all("node, with node_loss" in line and "for nodes: 1" in line for line in found)
     assert doubtful(change, nodes=2) == []
-
-
-def test_doubts_checkpoints_that_are_kept_nowhere() -> None:
-    for storage in (None, Storage.model_validate({"datasets": "/data"})):
-        [doubt] = doubtful({}, emulated=(), storage=storage)
-        assert doubt.startswith("criteria.restart: promised, but storage.checkpoints names no dir")
-    kept = Storage.model_validate({"checkpoints": "/kept"})
-    assert doubtful({}, emulated=(), storage=kept) == []
