@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytest_mnode.discover.networks import Kind, NetworkSeen
+from pytest_mnode.discover.facts import Kind, NetworkSeen
 from pytest_mnode.discover.page import Entry, listed, mapped
 from pytest_mnode.spec import wire
 from pytest_mnode.spec.quantity import SIZE

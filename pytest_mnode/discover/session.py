@@ -80,7 +80,7 @@ class Discovery:
         elif not page.missing:
             tried = [f"It cannot be loaded as it stands: {refused}"]
         write_new(self._file, page.text(tried))
-        self._complete = spec is not None and not sight.silent
+        self._complete = spec is not None and not sight.silent and not page.unread
         return summary(self._file, sight, page, kept, refused)
 
 
@@ -92,6 +92,7 @@ def summary(
     lines = [f"mnode: launcher {sight.launcher} ({sight.reason}): {names} showed what they have"]
     lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in sight.silent]
     lines += [f"mnode: nodes differ: {line}" for line in page.differences]
+    lines += [f"mnode: could not be read: {line}" for line in page.unread]
     if kept is not None:
         lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
         lines += [f"mnode: could not be told: {line}" for line in kept.untold]
