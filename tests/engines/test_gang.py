@@ -110,7 +110,8 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
 
 
 # What users do who have no gangs: N jobs. What no scheduler should do: start a rank of one that
-# waits. What scripts leave behind. What happens now and then: the scheduler cannot be asked.
+# waits, or a part of one, as Slurm does where it is allowed to. What scripts leave behind. What
+# happens now and then: heartbeats are lost, the scheduler cannot be asked.
 WRONG = """
     import os, subprocess, sys, threading
     from dataclasses import replace
@@ -119,33 +120,42 @@ WRONG = """
     from pytest_mnode.gang.watching import Watch
     from pytest_mnode.slurm import Slurm
 
-    submit, watch = SlurmEngine.submit, Watch.submit
-    title, gangs = [""], []
+    submit, watch, beats = SlurmEngine.submit, Watch.submit, SlurmEngine._beats
+    title, gangs, unheard = [""], [], []
 
     def submit_wrongly(self, ask):
         if title[0] == "filled 1" and ask.nodes > 1:
             return tuple(self._sbatch(ask, 1) for _ in range(ask.nodes))
+        if ask.name == "too large":
+            return (self._sbatch(ask, f"1-{ask.nodes}"),)
         jobs = submit(self, ask)
         if title[0] == "race 1" and ask.nodes > 1:
             gangs.append(ask.name)
-            if len(gangs) == 2:
+            if len(gangs) == 1:
+                unheard.append(jobs[0])
+            else:
                 place = {"JOB": jobs[0], "LIFE": "0", "RANK": "1", "NODE": "node3"}
                 argv = [sys.executable, beating.__file__, str(self.directory), "1", *place]
                 subprocess.Popen(argv, env={**os.environ, **place})
         if title[0] == "too large" and ask.nodes == 1:
             self._sbatch(replace(ask, runs_s=100.0), 4)
-            threading.Timer(0.3, lose_sight, [self, self._slurm]).start()
+            threading.Timer(1.5, lose_sight, [self, self._slurm]).start()
         return jobs
 
     def lose_sight(engine, slurm):
         engine._slurm = Slurm(timeout_s=0.001)
         threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
 
+    def lose_heartbeats(self):
+        read, unreadable = beats(self)
+        return tuple(b for b in read if (b.job, b.rank) != (*unheard, 2)), unreadable
+
     def watched(self, ask):
         title[0] = self._title
         return watch(self, ask)
 
     SlurmEngine.submit, Watch.submit = submit_wrongly, watched
+    SlurmEngine._beats = lose_heartbeats
 """
 
 
@@ -175,12 +185,19 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert ran["verdict"] == "fail", output
     assert re.fullmatch(r"race 1: [AB]: rank 1 on node3, .* while it was waiting", ran["culprit"])
     assert race["longest time that a gang held a part of its nodes"]["verdict"] == "pass", output
+    alone = race["longest time that ranks of a gang ran without all others"]
+    assert alone["verdict"] == "inconclusive", output
+    assert re.match(r"race 1: [AB]: no heartbeat from node\d in ", alone["note"]), alone
 
     verdict, large = found[OVERSIZE]
+    assert verdict == "fail", output
+    parts = large["longest time that a gang held a part of its nodes"]
+    assert parts["verdict"] == "fail", output
+    assert re.match(r"too large: too large held [1-4] of 5 nodes \(node0", parts["culprit"]), parts
     left = large["jobs left in the queue"]
-    assert (verdict, left["verdict"]) == ("fail", "fail"), output
+    assert left["verdict"] == "fail", output
     assert left["culprit"].startswith("too large: a job that nobody submitted knowingly ("), left
-    unseen = large["longest time that a gang held a part of its nodes"]
+    unseen = large["nodes held by two jobs at once"]
     assert unseen["verdict"] == "inconclusive", output
     assert unseen["note"].startswith("too large: nothing was seen for "), unseen
     assert ": squeue: no answer in 0.001 s" in unseen["note"], unseen
