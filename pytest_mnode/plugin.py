@@ -24,6 +24,8 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     process_group,
     rank,
     spec,
+    take_cluster,
+    take_cluster,
     world,
     world_size,
 )
