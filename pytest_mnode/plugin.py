@@ -25,7 +25,6 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     rank,
     spec,
     take_cluster,
-    take_cluster,
     world,
     world_size,
 )
