@@ -25,8 +25,9 @@ MARKER = (
     "gets all."
 )
 CRITERION = (
-    "criterion(first=True): this file is a question of the acceptance suite, certified; with first "
-    "its tests come before those of other files"
+    "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
+    "certified; with first its tests come before those of other files, with without_nodes before "
+    "all, while the run holds no nodes of an allocation of its own"
 )
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ OVERSIZE = "test_a_gang_larger_than_the_cluster_is_in_nobodys_way"
 LOSS = "test_a_gang_whose_node_dies_goes_whole"
 
 
-def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]:
+def arguments(
+    slurm: SlurmOnRack, directory: Path, files: Sequence[str] = ("gang",), **promised: Any
+) -> list[str]:
     assert slurm.switch is not None
     switch = slurm.switch
 
@@ -38,7 +40,7 @@ def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]
         slurm,
         "slurm on the rack",
         scheduler={"kind": "slurm", "names": {"partition": "all"}},
-        criteria={"gang": {**TIMES, **promised}},
+        criteria={"gang": {**TIMES, **promised}, **({"mesh": {}} if "mesh" in files else {})},
         not_promised=None,
         # Slurm is told at once; by itself it would notice when SlurmdTimeout is over.
         power={"switch_off": power("off", "down"), "switch_on": power("on", "resume")},
@@ -46,17 +48,22 @@ def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]
     spec = directory / "spec.yaml"
     spec.write_text(yaml.safe_dump(page))
     return [
-        str(ACCEPTANCE / "test_gang.py"),
+        *(str(ACCEPTANCE / f"test_{name}.py") for name in files),
         *(f"--mnode-spec={spec}", f"--mnode-shared-dir={directory}"),
         *(f"--mnode-report={directory / 'report'}", "-rA"),
     ]
 
 
 def certify(
-    slurm: SlurmOnRack, directory: Path, *, fault: str | None = None, **promised: Any
+    slurm: SlurmOnRack,
+    directory: Path,
+    *more: str,
+    files: Sequence[str] = ("gang",),
+    fault: str | None = None,
+    **promised: Any,
 ) -> Certified:
     """acceptance/test_gang.py on the login node; fault: a plugin that does something wrong."""
-    args = arguments(slurm, directory, **promised)
+    args = [*arguments(slurm, directory, files, **promised), *more]
     if fault is not None:
         write_files(directory, fault=fault)
         args += ["-p", "fault"]
@@ -82,13 +89,20 @@ def left_over(slurm: SlurmOnRack, directory: Path) -> list[Any]:
 
 
 def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    done = certify(slurm, tmp_path, node_loss="requeued", lost_within="90 s")
+    # With a question that needs nodes: they are asked for when gangs have been tried.
+    launcher = ("--mnode-launcher=slurm", "--mnode-nodes=4")
+    files = ("mesh", "gang")
+    done = certify(
+        slurm, tmp_path, *launcher, files=files, node_loss="requeued", lost_within="90 s"
+    )
     output = done.run.output
+    assert done.certificate["verdict"] == "certified", output
+    assert done.criterion("mesh")["verdict"] == "pass"
     found = cases(done)
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
         (FILLED, RACE, OVERSIZE, LOSS), "pass"
     ), output
-    assert left_over(slurm, tmp_path) == []
+    slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
 
     # Each state with its duration, in Slurm's own words.
     filled = found[FILLED][1]
