@@ -22,7 +22,7 @@ _PUBLISHED: dict[Kind, tuple[float, str]] = {
     ),
     "roce": (
         0.8,
-        "published: 75 of 100 GB/s on two nodes with 8×100G, which NCCL's developers call a bit low",
+        "published: 75 of 100 GB/s on two nodes with 8×100G, a bit low as NCCL's developers say",
     ),
     "efa": (
         0.7,

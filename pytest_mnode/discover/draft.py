@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.agreeing import agreed, named
-from pytest_mnode.discover.around import scheduler, storage
+from pytest_mnode.discover.around import gang, scheduler, storage
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
 from pytest_mnode.discover.devices import accelerators, gpudirect, told_of
 from pytest_mnode.discover.facts import Accelerators, NodeLook, Sight
@@ -109,7 +109,7 @@ def _criteria(cluster: Cluster) -> Entry:
     )
     machine = _machine(cluster)
     found = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
-    return Entry("criteria", "", about, found, gap=True)
+    return Entry("criteria", "", about, (*found, *gang(cluster)), gap=True)
 
 
 def _machine(cluster: Cluster) -> bounds.Machine | None:

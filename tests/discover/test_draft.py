@@ -216,6 +216,7 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
 def test_the_scheduler(changes: dict[str, Any], scheduler: dict[str, Any] | None) -> None:
     page = yaml.safe_load(draft(sight(**changes)).text())
     assert page.get("scheduler") == scheduler
+    assert ("  # gang: {}" in draft(sight(**changes)).text()) is (scheduler is not None)
     if changes.get("scheduler_names"):
         assert page["name"] == "hall"
 
