@@ -70,6 +70,14 @@ def test_a_guard_of_a_job_that_is_taken_care_of_cancels_nothing(programs: Path) 
     assert not (programs / "scancel.said").exists()
 
 
+def test_what_slurm_did_not_do_is_left_to_the_guard(programs: Path) -> None:
+    (programs / "squeue.jobs").write_text("12 RUNNING\n")
+    guard = Guard("mnode-1")
+    guard.close(done=False)
+    assert guard._process.wait(30) == 0
+    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
+
+
 def test_what_is_being_taken_down_already_is_not_cancelled_again(programs: Path) -> None:
     (programs / "squeue.jobs").write_text("12 COMPLETING\n")
     guard = start("mnode-1")
