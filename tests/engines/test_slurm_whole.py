@@ -12,6 +12,8 @@ ALLOCATION = ["salloc", "--nodes=4", "--exclusive", "--no-kill", "--quiet"]
 
 
 def test_nodes_that_are_well_are_certified(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    # A node that is off for longer is out of the allocation; Slurm's own default is 5 minutes.
+    slurm.set_down_after(600)
     page = short_page(slurm, "inside of an allocation")
     done = certify_whole(slurm, tmp_path, page, before=ALLOCATION)
     assert_certified(done, page, "slurm", slurm.names)
