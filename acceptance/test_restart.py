@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,19 +23,6 @@ pytestmark = pytest.mark.criterion
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kept for all tests of the session: the run that nobody kills is made once."""
     return tmp_path_factory.getbasetemp()
-
-
-@pytest.mark.parametrize("kill", KILLS)
-def test_a_killed_job_comes_back_and_loses_nothing(
-    kill: Kill, cluster: Cluster, spec: Spec, base: Path, measure: Measure
-) -> None:
-    """Does it come back from this kill, with each step and sample once and every number equal?"""
-    promised = spec.criteria.restart
-    if promised is None or kill not in promised.kills:
-        not_promised(f"restart.kills: {kill}")
-    killed = restart.judged_kill(kill, promised, cluster, spec, base)
-    print("\n".join(killed.lines))
-    killed.record(measure)
 
 
 def test_a_damaged_checkpoint_is_refused(
@@ -68,3 +56,20 @@ def test_checkpoints_cost_no_more_than_promised(
         not_promised("restart")
     for finding in restart.judged_checkpoints(promised, cluster, spec, base):
         finding.record(measure)
+
+
+# Last: a scheduler may not give a node back that it was killed on. Two kills fall on one run, and
+# the second test of the two needs no nodes.
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_killed_job_comes_back_and_loses_nothing(
+    kill: Kill, take_cluster: Callable[[], Cluster], spec: Spec, base: Path, measure: Measure
+) -> None:
+    """Does it come back from this kill, with each step and sample once and every number equal?"""
+    promised = spec.criteria.restart
+    if promised is None or kill not in promised.kills:
+        not_promised(f"restart.kills: {kill}")
+    killed = restart.judged_before(kill, promised, base)
+    if killed is None:
+        killed = restart.judged_kill(kill, promised, take_cluster(), spec, base)
+    print("\n".join(killed.lines))
+    killed.record(measure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,19 +90,32 @@ def spec(request: pytest.FixtureRequest) -> Spec:
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(take_cluster: Callable[[], Cluster]) -> Cluster:
     """The nodes, from the controller: run commands, start worlds and jobs, switch power.
 
     All nodes, or as many as the mnode mark says, are this test's alone until it ends.
     """
+    return take_cluster()
+
+
+@pytest.fixture
+def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluster]]:
+    """`cluster`, had when it is called: for a test that may find out that it needs no nodes."""
     from pytest_mnode.run import run_of
 
-    try:
-        handle = run_of(request.config).lease_cluster(request.node)
-    except MnodeError as error:
-        pytest.fail(str(error), pytrace=False)
-    yield handle
-    handle.close()
+    taken: list[Cluster] = []
+
+    def take() -> Cluster:
+        if not taken:
+            try:
+                taken.append(run_of(request.config).lease_cluster(request.node))
+            except MnodeError as error:
+                pytest.fail(str(error), pytrace=False)
+        return taken[0]
+
+    yield take
+    for handle in taken:
+        handle.close()
 
 
 @pytest.fixture(name=NODE_FIXTURE)

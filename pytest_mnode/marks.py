@@ -13,7 +13,7 @@ from pytest_mnode.options import REUSE, Settings
 RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
 CLUSTER_FIXTURE = "cluster"
 NODE_FIXTURE = "node"
-CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, NODE_FIXTURE)
+CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
 FEWEST_NODES = 2
 """What tests that need ranks get where nobody says how many nodes."""
@@ -25,8 +25,9 @@ MARKER = (
     "gets all."
 )
 CRITERION = (
-    "criterion(first=True): this file is a question of the acceptance suite, certified; with first "
-    "its tests come before those of other files"
+    "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
+    "certified; with first its tests come before those of other files, with without_nodes before "
+    "all, while the run holds no nodes of an allocation of its own"
 )
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),

@@ -14,13 +14,20 @@ MARKER = (
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files marked `criterion(first=True)` before all others; else as they were."""
+    """Files marked `criterion(without_nodes=True)`, then those marked `criterion(first=True)`."""
 
-    def comes_later(item: pytest.Item) -> bool:
+    def place(item: pytest.Item) -> int:
         mark = item.get_closest_marker("criterion")
-        return mark is None or not mark.kwargs.get("first", False)
+        first = mark is not None and mark.kwargs.get("first", False)
+        return 0 if without_nodes(item) else 1 if first else 2
 
-    return sorted(items, key=comes_later)
+    return sorted(items, key=place)
+
+
+def without_nodes(item: pytest.Item) -> bool:
+    """Whether a test is to run before the run holds nodes."""
+    mark = item.get_closest_marker("criterion")
+    return mark is not None and bool(mark.kwargs.get("without_nodes", False))
 
 
 class Needs:

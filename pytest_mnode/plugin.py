@@ -24,6 +24,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     process_group,
     rank,
     spec,
+    take_cluster,
     world,
     world_size,
 )
@@ -117,7 +118,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     run = _run(config)
     if run is None or _is_xdist_worker(config) or run.nodes is None:
         return
-    if config.getoption("collectonly") or run.settings.discover is not None:
+    if config.getoption("collectonly") or run.settings.discover is not None or run.holds_nodes:
         return
     try:
         run.make_pool().start_early()
@@ -157,6 +158,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run = _make_run(config)
     if not _is_xdist_worker(config):
         run.decide_nodes(items)
+        if run.pool is None and run.holds_nodes and any(map(needs.without_nodes, session.items)):
+            run.postpone(items)
+            return
         try:
             run.make_pool()
         except MnodeError as error:
@@ -171,9 +175,10 @@ def _needs_pool(item: pytest.Item) -> bool:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     run = _run(config)
-    if run is None or run.settings.nodes is not None or not run.launcher:
+    if run is None or (run.settings.nodes is not None and not run.holds_nodes):
         return []
-    return [run.header()]  # only now it is known how many nodes the tests ask for
+    # Only now it is known how many nodes the tests ask for.
+    return [run.header()] if run.launcher else []
 
 
 @pytest.hookimpl(tryfirst=True)

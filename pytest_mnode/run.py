@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_mnode.errors import MnodeError, NodeLostError, UsageError
+from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.marks import FEWEST_NODES, Need, need_of, runs_in_ranks
 from pytest_mnode.measure import curves_of, summed_up
 from pytest_mnode.nodes import Nodes
@@ -69,8 +70,37 @@ class Run:
         self._warner = Warner(config)
         self._ran: dict[str, str] = {}
         self._collect_sent = False
+        self._postponed: list[pytest.Item] = []
+        self._not_had = ""
 
     # The pool.
+
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether nodes that this run has are held in its scheduler's queue, so that experiments
+        with that scheduler, which the spec promises, would find none free."""
+        asks = self.settings.launcher == "slurm" and "SLURM_JOB_ID" not in os.environ
+        return asks and self.spec.criteria.gang is not None
+
+    def postpone(self, items: Sequence[pytest.Item]) -> None:
+        """Have the pool made for the first of these that runs."""
+        self._postponed = list(items)
+
+    def _have_client(self) -> Client:
+        """The way to the hub, of a pool that is made now where it was postponed."""
+        if self._not_had:
+            raise ClusterError(self._not_had)
+        if self.client is None and self._postponed:
+            items, self._postponed = self._postponed, []
+            try:
+                self.make_pool()
+            except MnodeError as error:
+                self._not_had = str(error)
+                raise
+            self.send_collect(items)
+        if self.client is None:
+            raise MnodeError(_UNKNOWN_NODES)
+        return self.client
 
     def make_pool(self) -> Pool:
         """The pool this process owns. Raises MnodeError where there can be none."""
@@ -166,9 +196,7 @@ class Run:
         return [error_report(item, why)]
 
     def _conduct(self, item: pytest.Item, need: Need, following: str | None) -> Outcome:
-        client = self.client
-        if client is None:
-            raise MnodeError(_UNKNOWN_NODES)
+        client = self._have_client()
         lease = self._lease(need, item.nodeid)
         try:
             fresh = need.reuse == "fresh"
@@ -269,16 +297,13 @@ class Run:
         from pytest_mnode.handle import Cluster
 
         need = need_of(item, self.settings)
-        if self.client is None:
-            raise MnodeError(_UNKNOWN_NODES)
+        self._have_client()
         lease = self._lease(need, item.nodeid)
         return Cluster(self, lease, need)
 
     def all_nodes(self) -> Nodes:
         """All nodes by name, without a lease: there are some even where no rank can be."""
-        if self.client is None:
-            raise MnodeError(_UNKNOWN_NODES)
-        return Nodes(self, self.client.ask_launcher("node_names"))
+        return Nodes(self, self._have_client().ask_launcher("node_names"))
 
     def run_function(
         self, world: WorldInfo, timeout_s: float, message: Callable[[int, str], CallFunction]

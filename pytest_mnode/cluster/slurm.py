@@ -20,7 +20,7 @@ from pytest_mnode.cluster.remote.looking import Look
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.slurm.allocation import Allocation, Granted, Held, Surrounding
-from pytest_mnode.slurm.kept import present
+from pytest_mnode.slurm.kept import present, too_few_gpus
 from pytest_mnode.slurm.step import step_command
 from pytest_mnode.slurm.watch import Watch
 from pytest_mnode.spec import Spec
@@ -98,6 +98,7 @@ class Slurm:
             self.granted = self.allocation.get(self._count)
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
             names = present(self.granted, states, self._count)
+            self._check_gpus([states[name] for name in names])
             self._candidate = Shared(*self._shared)
             self._reach(names)
             looks, problems = self._look(names)
@@ -111,6 +112,12 @@ class Slurm:
         self._watch = Watch(self.slurm, self.allocation, self.job_id)
         self._watch.watchers = self._watchers
         self._watch.start(self._names)
+
+    def _check_gpus(self, states: Sequence[slurm.NodeState]) -> None:
+        """Ranks without accelerators would fail in worse words."""
+        promised = self._spec.accelerators.per_node
+        if promised and (why := too_few_gpus(self.slurm.job(self.job_id), states, promised)):
+            raise ClusterError(why)
 
     def _reach(self, names: Sequence[str]) -> None:
         """Have what ends commands, and removes files, where this process cannot any more."""

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
@@ -45,8 +46,11 @@ _TRY_AGAIN_S = 1.0
 
 @dataclass(slots=True)
 class Seat:
-    """What is known of a host. why: it cannot be used, "" where it can; place: of this package
-    there, where that is not as here."""
+    """What is known of a host.
+
+    socket: name of its connection's. why: it cannot be used, "" where it can. place: of this
+    package there, where that is not as here.
+    """
 
     host: Host
     socket: str
@@ -79,18 +83,13 @@ class Ssh:
         self.python = python or sys.executable
         self.shared_dir: Path | None = None
         self._spec = spec
-        self._ssh = shlex.split(os.environ.get(SSH_COMMAND, "")) or ["ssh"]
+        self._ssh = _program(os.environ.get(SSH_COMMAND, ""))
         self._run_dir = run_dir
         self._shared = (shared_dir, root)
         self._candidate: Shared | None = None
         self._sockets = run_dir
-        if len(run_dir) > _LONGEST_SOCKET_PATH - len("/s0000"):
-            self._sockets = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
         self._config = Path(run_dir) / "ssh.json"
-        self._seats = {
-            host.target: Seat(host, f"{self._sockets}/s{number}")
-            for number, host in enumerate(hosts)
-        }
+        self._seats = {host.target: Seat(host, f"s{number}") for number, host in enumerate(hosts)}
         self._names: dict[str, str] = {}
         self._lock = threading.Lock()
         self._watchers: list[Callable[[str, str], None]] = []
@@ -103,6 +102,8 @@ class Ssh:
     def start(self) -> None:
         """Connect to all hosts at once, and look at them. Raises ClusterError, a line a host."""
         try:
+            if len(self._run_dir) > _LONGEST_SOCKET_PATH - len("/s0000"):
+                self._sockets = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
             self._candidate = Shared(*self._shared)
             shared = self._candidate.directory
             remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
@@ -125,7 +126,7 @@ class Ssh:
     def _command(self, seat: Seat) -> list[str]:
         """ssh for one command on a host, over the connection that is there."""
         far = shlex.join([self.python, "-I", "-S", "-c", near.BOOTSTRAP])
-        path = seat.socket.replace("%", "%%")
+        path = f"{self._sockets}/{seat.socket}".replace("%", "%%")
         return [
             *self._ssh,
             *(*_ALWAYS, "-o", "ControlMaster=no", "-o", f"ControlPath={path}"),
@@ -136,7 +137,7 @@ class Ssh:
         """Make connections, and wait for them; why those failed that did."""
         ways = {}
         for target in targets:
-            socket = self._seats[target].socket
+            socket = f"{self._sockets}/{self._seats[target].socket}"
             path = socket.replace("%", "%%")
             argv = [*self._ssh, *_ALWAYS, *_MASTER, "-o", f"ControlPath={path}", "--", target]
             ways[target] = (argv, socket)
@@ -276,3 +277,17 @@ class Ssh:
         finally:
             if self._candidate is not None:
                 self._candidate.remove()
+
+
+def _program(told: str) -> list[str]:
+    """ssh, as the variable names it. Raises UsageError where there is no such program."""
+    try:
+        words = shlex.split(told) or ["ssh"]
+    except ValueError as error:
+        raise UsageError(f"{SSH_COMMAND}={told}: {error}; accepted: a command") from None
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"--mnode-launcher=ssh: no program {words[0]} here; install OpenSSH's client, or name "
+            f"it by {SSH_COMMAND}"
+        )
+    return words

@@ -32,12 +32,26 @@ def storage(cluster: Cluster) -> Entry:
     return Entry("storage", form, why, left_out=True, gap=True)
 
 
+def scheduled(cluster: Cluster) -> bool:
+    """Whether Slurm hands out the nodes, as the run or the nodes show."""
+    answers = {look_of(node).scheduler for node in cluster.nodes}
+    return cluster.sight.launcher == "slurm" or ("slurm" in answers and not cluster.sight.emulated)
+
+
+def gang(cluster: Cluster) -> tuple[Entry, ...]:
+    """What can be promised of a scheduler, as a comment; nothing without one."""
+    if not scheduled(cluster):
+        return ()
+    why = "Left open: asked by itself, with nodes that are free; see docs/gang.md."
+    return (Entry("gang", "{}", why, left_out=True),)
+
+
 def scheduler(cluster: Cluster) -> Entry:
     """Who hands out nodes, where the run or the nodes show it."""
     kind = cluster.of("scheduler", lambda look: look.scheduler)
     names = {key: scalar(name) for key, name in cluster.sight.scheduler_names if key != "cluster"}
     used = cluster.sight.launcher == "slurm"
-    if used or (kind.value == "slurm" and not cluster.sight.emulated):
+    if scheduled(cluster):
         how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo answers"
         promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
         return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)

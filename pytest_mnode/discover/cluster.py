@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pytest_mnode.discover.agreeing import Agreed, agreed, where
-from pytest_mnode.discover.facts import NodeLook, Seen, Sight
-from pytest_mnode.discover.networks import Networks, NetworkSeen, networks_of, shared_addresses
+from pytest_mnode.discover.facts import Networks, NetworkSeen, NodeLook, Seen, Sight
+from pytest_mnode.discover.networks import networks_of, shared_addresses
 from pytest_mnode.discover.page import Entry
 
 V = TypeVar("V", bound=Hashable)

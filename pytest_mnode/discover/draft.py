@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.agreeing import agreed, named
-from pytest_mnode.discover.around import scheduler, storage
+from pytest_mnode.discover.around import gang, scheduler, storage
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
 from pytest_mnode.discover.devices import accelerators, gpudirect, told_of
 from pytest_mnode.discover.facts import Accelerators, NodeLook, Sight
@@ -21,19 +21,21 @@ class Draft:
     """A page, and what its maker should know of it.
 
     differences: what not all nodes show alike, a line each. missing: keys that the loader will ask
-    for, since nothing was seen to fill them in with.
+    for, since nothing was seen to fill them in with. unread: what nodes have and could not be read.
     """
 
     preface: tuple[str, ...]
     entries: tuple[Entry, ...]
     differences: tuple[str, ...]
     missing: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     def text(self, tried: Sequence[str] = ()) -> str:
         """The page as YAML. tried: what came of putting it to the nodes, a paragraph each."""
         differing = [f"- {line}" for line in self.differences]
         heading = ["Not all nodes show the same:"] if differing else []
-        return rendered([*self.preface, *heading, *differing, *tried], self.entries)
+        unread = [f"- could not be read: {line}" for line in self.unread]
+        return rendered([*self.preface, *heading, *differing, *unread, *tried], self.entries)
 
 
 def draft(sight: Sight) -> Draft:
@@ -52,8 +54,22 @@ def draft(sight: Sight) -> Draft:
         Entry("certificate", "{valid_for: 7 days}", "How long its answers hold.", gap=True),
     )
     return Draft(
-        tuple(_preface(sight)), entries, tuple(cluster.differences), tuple(cluster.missing)
+        tuple(_preface(sight)),
+        entries,
+        tuple(cluster.differences),
+        tuple(cluster.missing),
+        tuple(_unread(sight)),
     )
+
+
+def _unread(sight: Sight) -> Iterator[str]:
+    """Parts that nodes could not read, with the nodes that share the reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in sight.shown:
+        for part, why in look_of(node).unread.items():
+            found.setdefault((part, why), []).append(node.name)
+    for (part, why), nodes in found.items():
+        yield f"{part} of {named(nodes)}: {why}"
 
 
 def _preface(sight: Sight) -> Iterator[str]:
@@ -93,7 +109,7 @@ def _criteria(cluster: Cluster) -> Entry:
     )
     machine = _machine(cluster)
     found = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
-    return Entry("criteria", "", about, found, gap=True)
+    return Entry("criteria", "", about, (*found, *gang(cluster)), gap=True)
 
 
 def _machine(cluster: Cluster) -> bounds.Machine | None:

@@ -1,12 +1,16 @@
-"""What one node shows, as values that travel as a line of JSON. Unknown is None."""
+"""What nodes show. `NodeLook` travels as a line of JSON; networks are made of it by the controller.
+
+Unknown is None.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid"}
+Kind = Literal["ethernet", "roce", "infiniband", "efa"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +150,34 @@ class Sight:
     def silent(self) -> tuple[Seen, ...]:
         """Nodes that showed nothing."""
         return tuple(node for node in self.nodes if node.look is None)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSeen:
+    """A network as one node shows it.
+
+    interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
+    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none;
+    None where not told, or they differ. addressed: they have IP addresses. why: how it was told
+    from others. aside: what was taken for no part of it, with the reason.
+    """
+
+    kind: Kind
+    interfaces: tuple[str, ...]
+    nics: int
+    rate_mbits_s: float | None
+    mtu_bytes: int | None
+    addressed: bool
+    why: str
+    aside: tuple[str, ...] = ()
+    gid_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """Networks of one node; None where it shows none, for the reason beside it."""
+
+    fabric: NetworkSeen | None
+    management: NetworkSeen | None
+    no_fabric: str = ""
+    no_management: str = ""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_mnode.discover import verbs
-from pytest_mnode.discover.facts import Accelerators, Nic, NodeLook, RdmaPort, SharedMount
+from pytest_mnode.discover.facts import Accelerators, Nic, NodeLook, RdmaPort
+from pytest_mnode.discover.mounts import mount_table, shared_mounts
 from pytest_mnode.preflight import machine
 from pytest_mnode.preflight.facts import encode
 from pytest_mnode.preflight.software import peermem_version
@@ -28,10 +29,6 @@ PART_LIMIT_S = 15.0
 """Of one part: a driver in trouble lets its askers hang."""
 SCHEDULER_LIMIT_S = 5.0
 UNSCHEDULED = "--unscheduled"
-_NETWORK_FILE_SYSTEMS = (
-    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "9p"),
-    *("pvfs2", "orangefs", "panfs", "daos", "afs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs"),
-)
 T = TypeVar("T")
 
 
@@ -199,35 +196,6 @@ def accelerators(root: Path, tree: pci.PciTree | None, *, running: bool) -> Acce
         driver_is_open="open kernel module" in driver.lower(),
         peermem=peermem_version(root),
     )
-
-
-def mount_table(root: Path) -> str:
-    """Text of mountinfo. Raises OSError where it cannot be read."""
-    return (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-
-
-def shared_mounts(table: str) -> tuple[SharedMount, ...]:
-    """File systems of the network in a mount table, by path.
-
-    Source: proc(5), mountinfo.
-    """
-    found = {}
-    for line in table.splitlines():
-        fields, _, tail = line.partition(" - ")
-        words, kinds = fields.split(), tail.split()
-        if len(words) < 6 or len(kinds) < 2 or kinds[0] not in _NETWORK_FILE_SYSTEMS:
-            continue
-        path = _unescaped(words[4])
-        writable = "rw" in words[5].split(",")
-        found[path] = SharedMount(path, kinds[0], _unescaped(kinds[1]), writable)
-    return tuple(found[path] for path in sorted(found))
-
-
-def _unescaped(word: str) -> str:
-    """Blanks and the like are written as \\040."""
-    for code in ("040", "011", "012", "134"):
-        word = word.replace(f"\\{code}", chr(int(code, 8)))
-    return word
 
 
 def scheduler() -> str | None:

@@ -7,49 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from pytest_mnode.discover.facts import Nic, NodeLook, RdmaPort, Seen
+from pytest_mnode.discover.facts import (
+    Kind,
+    Networks,
+    NetworkSeen,
+    Nic,
+    NodeLook,
+    RdmaPort,
+    Seen,
+)
 from pytest_mnode.preflight.datagrams import usable
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
-Kind = Literal["ethernet", "roce", "infiniband", "efa"]
 _NEAR = ("PIX", "PXB")
 """Below the same PCI switch. Source: nvidia-smi topo --matrix, legend."""
 _LAYERS: dict[str, Kind] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkSeen:
-    """A network as one node shows it.
-
-    interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
-    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none;
-    None where not told, or they differ. addressed: they have IP addresses. why: how it was told
-    from others. aside: what was taken for no part of it, with the reason.
-    """
-
-    kind: Kind
-    interfaces: tuple[str, ...]
-    nics: int
-    rate_mbits_s: float | None
-    mtu_bytes: int | None
-    addressed: bool
-    why: str
-    aside: tuple[str, ...] = ()
-    gid_types: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Networks:
-    """Networks of one node; None where it shows none, for the reason beside it."""
-
-    fabric: NetworkSeen | None
-    management: NetworkSeen | None
-    no_fabric: str = ""
-    no_management: str = ""
 
 
 def networks_of(node: Seen, shared: frozenset[str] = frozenset()) -> Networks:

@@ -17,6 +17,7 @@ from pytest_mnode.discover.facts import Sight
 from pytest_mnode.discover.findings import Findings, findings
 from pytest_mnode.discover.page import printable
 from pytest_mnode.errors import ClusterError, MnodeError, SpecError, UsageError
+from pytest_mnode.marks import FEWEST_NODES
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec, load_spec
 
@@ -80,7 +81,7 @@ class Discovery:
         elif not page.missing:
             tried = [f"It cannot be loaded as it stands: {refused}"]
         write_new(self._file, page.text(tried))
-        self._complete = spec is not None and not sight.silent
+        self._complete = spec is not None and not sight.silent and not page.unread
         return summary(self._file, sight, page, kept, refused)
 
 
@@ -92,6 +93,7 @@ def summary(
     lines = [f"mnode: launcher {sight.launcher} ({sight.reason}): {names} showed what they have"]
     lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in sight.silent]
     lines += [f"mnode: nodes differ: {line}" for line in page.differences]
+    lines += [f"mnode: could not be read: {line}" for line in page.unread]
     if kept is not None:
         lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
         lines += [f"mnode: could not be told: {line}" for line in kept.untold]
@@ -156,7 +158,8 @@ def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
 def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
     """How many nodes: as asked for, else all of the Slurm allocation or of the hostfile.
 
-    Raises UsageError where nothing says how many.
+    Without a cluster as few as any run has. Raises UsageError where Slurm is to be asked for nodes,
+    and nothing says for how many.
     """
     if settings.nodes is not None:
         return settings.nodes
@@ -165,8 +168,9 @@ def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
         told = environment.get("SLURM_JOB_NUM_NODES", "")
         if told.isascii() and told.isdigit() and int(told):
             return int(told)
-    elif settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
+        raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
+    if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
         from pytest_mnode.cluster.hostfile import read_hostfile
 
         return len(read_hostfile(settings.hostfile))
-    raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
+    return FEWEST_NODES

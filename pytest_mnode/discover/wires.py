@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_mnode.discover.cluster import CONFIRM, Cluster
 from pytest_mnode.discover.devices import gpudirect
-from pytest_mnode.discover.networks import NetworkSeen
+from pytest_mnode.discover.facts import NetworkSeen
 from pytest_mnode.discover.page import Entry, listed
 from pytest_mnode.spec.quantity import RATE
 

@@ -50,9 +50,6 @@ class Span:
     began_s: float
     ended_s: float
 
-    def __str__(self) -> str:
-        return f"rank {self.rank} of job {self.job} on {self.node}"
-
 
 def spans(beats: Iterable[Beat], gap_s: float = GAP_S) -> list[Span]:
     """When each rank was there; one that fell silent for longer than the gap was gone meanwhile."""

@@ -151,5 +151,14 @@ def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
     )
     try:
         yield engine
-    finally:
-        engine.close()
+    except MnodeError as error:
+        try:
+            engine.close()
+        except ClusterError as left:
+            raise ClusterError(f"{error}; {left}") from error
+        raise
+    except BaseException:
+        with contextlib.suppress(ClusterError):
+            engine.close()
+        raise
+    engine.close()

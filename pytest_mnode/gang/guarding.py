@@ -32,7 +32,9 @@ def main(directory: str, command: list[str]) -> int:
                 timeout=LIMIT_S,
                 check=False,
             ).returncode == 0  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
+            break  # no such command: it will not be there the next time either
+        except subprocess.TimeoutExpired:
             done = False
         if done:
             break

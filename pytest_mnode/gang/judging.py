@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_mnode.gang import holding, running, turns
 from pytest_mnode.gang.bereft import Lost, judged_loss
-from pytest_mnode.gang.terms import SMALL, Terms, Window
+from pytest_mnode.gang.terms import SMALL, Terms, Window, worst
 from pytest_mnode.gang.timeline import State
 from pytest_mnode.gang.toolarge import judged_oversize
 from pytest_mnode.gang.turns import Round
@@ -66,7 +66,7 @@ def together(each: Iterable[Sequence[Finding]]) -> list[Finding]:
     for some in by_name.values():
         wrongs = [one for one in some if isinstance(one, Wrong)]
         figures = [one for one in some if isinstance(one, Figure)]
-        made.append(_summed(wrongs) if wrongs else _worst(figures))
+        made.append(_summed(wrongs) if wrongs else worst(figures))
     return made
 
 
@@ -78,16 +78,6 @@ def _summed(some: Sequence[Wrong]) -> Wrong:
     culprits = listed(one.culprit for one in some if one.culprit)
     notes = listed(one.note for one in some if one.note)
     return Wrong(some[0].name, None if unknown else total, some[0].source, culprits or None, notes)
-
-
-def _worst(some: Sequence[Figure]) -> Figure:
-    def badness(one: Figure) -> tuple[int, float]:
-        if one.value is None:
-            return 1, 0.0
-        broken = one.at_most is not None and one.value > one.at_most
-        return (2 if broken else 0), one.value
-
-    return max(some, key=badness)
 
 
 def _recorded(windows: Sequence[Window]) -> list[Finding]:

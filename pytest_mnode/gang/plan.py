@@ -48,8 +48,8 @@ def plan(promise: GangCriterion, there: Capacity) -> Plan:
     if len(free) < size:
         raise UsageError(
             f"{len(free)} of {len(wanted)} nodes are free, and a gang has {size}; the experiment "
-            "needs nodes that nobody holds, also not this run itself: run acceptance/test_gang.py "
-            "by itself and outside of an allocation"
+            "needs nodes that nobody holds, also not the allocation that this run is in: run it "
+            "from a login node"
         )
     # Room for one gang and, where there is any, for plain jobs beside it.
     return Plan(free[: 2 * size - 1], size, promise.seed)

@@ -58,6 +58,19 @@ def options_of(names: Mapping[str, str]) -> list[str]:
     return [f"--{name}={value}" for name, value in names.items()]
 
 
+def partition_of(options: Sequence[str]) -> str | None:
+    """The partition that sbatch's options name, the last where there are several."""
+    found = None
+    for at, word in enumerate(options):
+        if word.startswith("--partition="):
+            found = word.partition("=")[2]
+        elif word in ("-p", "--partition"):
+            found = options[at + 1] if at + 1 < len(options) else None
+        elif word.startswith("-p"):
+            found = word[2:]
+    return found
+
+
 def script(python: str, directory: Path, runs_s: float) -> str:
     """What is submitted: a rank a node, each with a file for its heartbeats."""
     program = Path(beating.__file__).read_text()
@@ -95,6 +108,7 @@ class SlurmEngine:
                 "nodes see, --mnode-shared-dir"
             ) from None
         self._read: dict[str, int] = {}
+        self._submitted = False
         guard = [sys.executable, "-I", "-S", guarding.__file__, str(self.directory)]
         self._guard = subprocess.Popen(
             [*guard, "scancel", "--full", f"--name={self._job_name}"],
@@ -140,6 +154,7 @@ class SlurmEngine:
             "--open-mode=append",
         ]
         text = script(self._python, self.directory, ask.runs_s)
+        self._submitted = True  # also where no answer comes: it may have been taken
         try:
             said = self._slurm.run("sbatch", "--parsable", *options, text_in=text)
         except SlurmError as error:
@@ -174,7 +189,7 @@ class SlurmEngine:
             code = self._guard.wait(_GUARD_LIMIT_S)
         except subprocess.TimeoutExpired:
             code = None
-        if code != 0:
+        if code != 0 and self._submitted:
             raise ClusterError(
                 f"jobs named {self._job_name} may be left: scancel did not end them; "
                 f"run scancel --name={self._job_name}"
@@ -182,11 +197,8 @@ class SlurmEngine:
 
     def _partition(self) -> str:
         """Where jobs of this run go: as asked for, else Slurm's default."""
-        for word, following in zip(self._options, [*self._options[1:], ""], strict=True):
-            if word.startswith("--partition="):
-                return word.partition("=")[2]
-            if word in ("-p", "--partition"):
-                return following
+        if asked := partition_of(self._options):
+            return asked
         named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
         default = [name.rstrip("*") for name in named if name.endswith("*")]
         if not default:

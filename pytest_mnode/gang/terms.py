@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.gang.engine import Beat, Look
 from pytest_mnode.gang.timeline import Gang, Seen, State, Stretch, by_state, seen, stretches
+from pytest_mnode.restart.findings import Figure
 from pytest_mnode.spec.gang import GangCriterion
 
 KEY = "criteria.gang"
@@ -57,6 +59,12 @@ class Window:
         return min([g.asked_s for g in self.gangs] + [look.asked_s for look in self.looks])
 
     @property
+    def over_s(self) -> float:
+        """When clearing up began; before that nobody cancelled what was waited for."""
+        cleared = [at for at, text in self.notes if text == CLEARED]
+        return cleared[0] if cleared else max(look.answered_s for look in self.looks)
+
+    @property
     def real(self) -> tuple[Gang, ...]:
         """Gangs of more than one node."""
         return tuple(gang for gang in self.gangs if gang.size > 1)
@@ -93,3 +101,25 @@ class Window:
     def unreadable(self) -> int:
         """Lines that were no heartbeat."""
         return sum(look.unreadable for look in self.looks)
+
+
+def surely_within(least_s: float, most_s: float, limit_s: float) -> float | None:
+    """Of a time known to be between two, that which decides whether it keeps a limit.
+
+    The longest where it surely does, the shortest where it surely does not; None: not known.
+    """
+    if most_s <= limit_s:
+        return max(0.0, most_s)
+    return least_s if least_s > limit_s else None
+
+
+def worst(some: Sequence[Figure]) -> Figure:
+    """One that is surely broken before one that is not known, and that before one that holds."""
+
+    def badness(one: Figure) -> tuple[int, float]:
+        if one.value is None:
+            return 1, 0.0
+        broken = one.at_most is not None and one.value > one.at_most
+        return (2 if broken else 0), one.value
+
+    return max(some, key=badness)

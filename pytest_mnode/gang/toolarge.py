@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_mnode.gang.terms import KEY, Terms, Window
+from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, worst
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.wrong import Wrong, found
@@ -29,28 +29,39 @@ def judged_oversize(window: Window, terms: Terms) -> list[Finding]:
     if not others or window.problem:
         why = window.problem or "nothing else was submitted"
         return [told, Wrong(BLOCKED, None, source, note=why)]
-    starts = {gang.name: window.first(gang, State.WHOLE) for gang in others}
-    last = max(look.answered_s for look in window.looks)
-    waited = {
-        gang.name: (last if (one := starts[gang.name]) is None else one.first.answered_s)
-        - gang.asked_s
-        for gang in others
-    }
+    return [told, _blocked(window, others, terms, source), _starts(window, others, terms)]
+
+
+def _blocked(window: Window, others: list[Gang], terms: Terms, source: str) -> Wrong:
+    """Those that never ran; of one that was never seen whole, ranks may have run all the same."""
     never = [
-        f"{window.who(gang)}: {_words(window, gang)}"
+        gang
         for gang in others
-        if starts[gang.name] is None
+        if window.first(gang, State.WHOLE) is None and not window.beats(gang)
     ]
-    surely = max(waited.values()) > terms.next_within_s
-    blocked = found(BLOCKED, source, never)
-    if never and not surely:
-        blocked = Wrong(
-            BLOCKED, None, source, note=f"watched for {max(waited.values()):.1f} s only"
-        )
-    name = max(waited, key=lambda one: waited[one])
-    longest = waited[name] if not never or surely else None
-    limit, key = terms.next_within_s, f"{KEY}.next_within"
-    return [told, blocked, Figure(OTHERS, longest, "s", limit, source=key, culprit=name)]
+    waited = min((window.over_s - gang.asked_s for gang in never), default=0.0)
+    if never and waited <= terms.next_within_s:
+        return Wrong(BLOCKED, None, source, note=f"{window.title}: watched for {waited:.1f} s only")
+    return found(BLOCKED, source, [f"{window.who(g)}: {_words(window, g)}" for g in never])
+
+
+def _starts(window: Window, others: list[Gang], terms: Terms) -> Figure:
+    """The longest time to the start of one of them."""
+    return worst([_start(window, gang, terms) for gang in others])
+
+
+def _start(window: Window, gang: Gang, terms: Terms) -> Figure:
+    limit, since = terms.next_within_s, gang.asked_s
+    whole = window.first(gang, State.WHOLE)
+    if whole is not None:
+        value = surely_within(whole.before_s - since, whole.first.answered_s - since, limit)
+        note = "" if value is not None else f"{window.who(gang)}: looks were too far apart"
+    else:
+        waited = window.over_s - since
+        value = waited if waited > limit and not window.beats(gang) else None
+        note = f"{window.who(gang)} was never seen whole"
+    source = f"{KEY}.next_within"
+    return Figure(OTHERS, value, "s", limit, source=source, culprit=gang.name, note=note)
 
 
 def _told(window: Window, large: Gang, source: str) -> Wrong:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.gang.engine import Look
-from pytest_mnode.gang.terms import KEY, Terms, Window
+from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within
 from pytest_mnode.gang.timeline import Gang, Seen, State
 from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong, found
@@ -109,12 +109,11 @@ def judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong,
     value: float | None
     if second is not None and room is not None:
         # At most from the last look at which there was no room to the first at which it was whole.
-        most = max(0.0, second.first.answered_s - room[0])
-        least = max(0.0, second.before_s - room[1])
-        surely = least > terms.next_within_s or most <= terms.next_within_s
-        value = (least if least > terms.next_within_s else most) if surely else None
+        least, most = second.before_s - room[1], second.first.answered_s - room[0]
+        value = surely_within(least, most, terms.next_within_s)
         note = f"{window.who(turn.second)} started at {second.began_s - window.began_s:+.1f} s"
-        note += "" if surely else f", {least:.1f} to {most:.1f} s after there was room, by looks"
+        if value is None:
+            note += f", {max(0.0, least):.1f} to {most:.1f} s after there was room, by looks"
     elif turn.second in unseen:
         value, note = None, never.note or f"{window.who(turn.second)} was never seen whole"
     elif second is None and room is not None:

@@ -57,7 +57,8 @@ class Watch:
         jobs = self._engine.submit(ask)
         gang = Gang(ask.name, ask.nodes, jobs, ask.runs_s, asked)
         self._gangs.append(gang)
-        self.note(f"{ask.name} submitted: {ask.nodes} nodes, job {' '.join(jobs)}")
+        nodes = "1 node" if ask.nodes == 1 else f"{ask.nodes} nodes"
+        self.note(f"{ask.name} submitted: {nodes}, job {' '.join(jobs)}")
         return gang
 
     def note(self, text: str) -> None:

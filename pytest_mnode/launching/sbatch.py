@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.job.slurm import queue
-from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.errors import UsageError
 from pytest_mnode.job.slurm.names import Names, names_of
+from pytest_mnode.job.slurm.queued import LOOK_S, Queued
 from pytest_mnode.job.slurm.request import Request, script, site_of, submitting
 from pytest_mnode.job.starting import NO_SHARED_DIR, why_not_submitted
 from pytest_mnode.launching import scripts
@@ -25,13 +24,11 @@ from pytest_mnode.launching.described import LaunchJob
 from pytest_mnode.launching.direct import Direct, pins_of
 from pytest_mnode.launching.paths import Outcome, Submission, SubmissionPath, Submitted
 from pytest_mnode.launching.reports import Login, RankReport, read_output
-from pytest_mnode.slurm import JobState, Slurm
+from pytest_mnode.slurm import Slurm
 
 if TYPE_CHECKING:
     from pytest_mnode.nodes import Nodes
 
-_LOOK_S = 0.25
-_END_S = 90.0
 _LOST = 128 + 9
 """Exit status of a task that was gone before it could say one."""
 
@@ -104,19 +101,17 @@ class SbatchSubmission:
     def __init__(
         self, cluster: Nodes, job: LaunchJob, request: Request, names: Names, slurm: Slurm
     ) -> None:
-        self._slurm = slurm
         self._names = names
         self._job = job
-        self._directory = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
+        self._directory = tempfile.TemporaryDirectory(
+            prefix="launch-", dir=cluster.scratch, ignore_cleanup_errors=True
+        )
         self._files = Path(self._directory.name)
         pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
         self.submitted = Submitted(
             tuple(names.slurm), pins, _notes(job), scripts.ADDED, profile=True
         )
-        self._state: JobState | None = None
-        self._number: int | None = None
-        name = f"mnode-{uuid.uuid4().hex[:12]}"
-        self._guard = Guard(name)
+        self._queued = Queued(slurm, names, f"mnode-{uuid.uuid4().hex[:12]}")
         try:
             around = scripts.Surroundings(
                 _login(cluster),
@@ -126,13 +121,13 @@ class SbatchSubmission:
             )
             task = self._files / "task.sh"
             task.write_text(scripts.task_text(job, around))
-            asked = replace(request, name=name, output=str(self._files / "slurm.out"))
+            output = str(self._files / "slurm.out")
+            asked = replace(request, name=self._queued.name, output=output)
             text = script(asked, scripts.batch_lines(job, around, str(task)))
             env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
             self._began = time.monotonic()
-            # Found again by its name, whatever the user's SBATCH_… variables say.
-            own = [f"--job-name={name}", f"--output={asked.output}"]
-            self._number = queue.submit(text, env, own)
+            # Found again, whatever the user's SBATCH_… variables say.
+            self._queued.submit(text, env, [f"--output={output}"])
         except BaseException:
             self.close()
             raise
@@ -141,8 +136,9 @@ class SbatchSubmission:
         """See Submission."""
         until = self._began + timeout_s
         while not self._over() and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-        in_time = self._state is None or self._state.over
+            time.sleep(LOOK_S)
+        state = self._queued.state
+        in_time = state is None or state.over
         seconds = time.monotonic() - self._began
         self._cancel()
         nodes = self.submitted.nodes
@@ -161,39 +157,33 @@ class SbatchSubmission:
 
     def close(self) -> None:
         """See Submission."""
+        done = False
         try:
             self._cancel()
+            done = True
         finally:
-            self._end()
+            self._end(done)
 
     def _over(self) -> bool:
         """Look; Slurm's order of the nodes is the order of ranks."""
-        assert self._number is not None
-        self._state = self._slurm.job(self._number)
-        if self._state is not None and self._state.nodes:
-            nodes = self._names.for_run(self._state.nodes)
-            self.submitted = replace(self.submitted, nodes=nodes)
-        return self._state is None or self._state.over
+        state = self._queued.look()
+        if state is not None and state.nodes:
+            self.submitted = replace(self.submitted, nodes=state.nodes)
+        return state is None or state.over
 
     def _cancel(self) -> None:
-        if self._number is None or (self._state is not None and self._state.over):
-            return
-        self._slurm.cancel(self._number)
-        end = time.monotonic() + _END_S
-        while not self._over():
-            if time.monotonic() > end:
-                raise ClusterError(f"job {self._number} is still in the queue after scancel")
-            time.sleep(_LOOK_S)
-        self._number = None
+        self._queued.cancel()
+        self._queued.await_end()
 
-    def _end(self) -> None:
-        self._guard.close()
+    def _end(self, done: bool = True) -> None:
+        self._queued.close(done)
         self._directory.cleanup()
 
     def _code(self, node: str, in_time: bool) -> int | None:
         """The first status of a node's tasks that is not 0; None: some had none at the limit."""
         paths = sorted(self._files.glob(f"code-{self._names.slurm[node]}-*"))
-        codes = [int(path.read_text()) for path in paths]
+        texts = [path.read_text().strip() for path in paths]
+        codes = [int(text) for text in texts if text]  # killed while it wrote, it says nothing
         if len(codes) < scripts.tasks_per_node(self._job):
             codes += [_LOST]
             if not in_time:

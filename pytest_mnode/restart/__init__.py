@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_mnode.restart.corrupting import judged_with_a_damaged_checkpoint
     from pytest_mnode.restart.counting import judged_checkpoints
-    from pytest_mnode.restart.kills import judged_kill
+    from pytest_mnode.restart.kills import judged_before, judged_kill
     from pytest_mnode.restart.resharding import judged_on_other_sizes
 
 __all__ = [
+    "judged_before",
     "judged_checkpoints",
     "judged_kill",
     "judged_on_other_sizes",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "judged_before": "kills",
     "judged_checkpoints": "counting",
     "judged_kill": "kills",
     "judged_on_other_sizes": "resharding",

@@ -44,8 +44,10 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A run that was killed, with all that was seen of it."""
+    """A run that was killed, with all that was seen of it, and the run that was not."""
 
+    planned: Plan
+    whole: History
     history: History
     struck: Mapping[Kill, Struck]
     events: Sequence[JobEvent]
@@ -53,7 +55,16 @@ class _Done:
 
 
 _DONE: dict[tuple[str, ...], _Done] = {}
-"""Runs of this session by its directory, the job and the kills: each is judged kill by kill."""
+"""Runs of this session by its directory, the promise and the kills: each is judged kill by kill."""
+
+
+def judged_before(kill: Kill, promise: RestartCriterion, base: Path) -> Killed | None:
+    """What came of a kill that fell on a run with another one that was judged; else None.
+
+    It needs no nodes, for one of them may be gone for good.
+    """
+    done = _DONE.get(_key(kill, promise, base))
+    return None if done is None else _judged(kill, promise, base, done)
 
 
 def judged_kill(
@@ -73,7 +84,7 @@ def judged_kill(
     planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
     whole = uninterrupted(planned, promise, cluster, place, base)
     kills = ordeal_of(kill, promise)
-    key = (str(base), planned.digest(), *kills)
+    key = _key(kill, promise, base)
     if key not in _DONE:
         with watching.run_directory(cluster, planned.eye, place, "killed") as directory:
             into = base / f"killed-{'-'.join(kills)}-{planned.digest()}"
@@ -81,12 +92,19 @@ def judged_kill(
             history = ordeal.run()
             config = replace(planned.config, directory=directory)
             ended = None if planned.exact(promise) else _parameters(cluster, config, planned)
-            _DONE[key] = _Done(history, ordeal.struck, ordeal.events, ended)
-    done = _DONE[key]
-    struck, terms = done.struck[kill], planned.terms(kill, promise)
-    findings = judge(whole, done.history, struck, terms)
+            _DONE[key] = _Done(planned, whole, history, ordeal.struck, ordeal.events, ended)
+    return _judged(kill, promise, base, _DONE[key])
+
+
+def _key(kill: Kill, promise: RestartCriterion, base: Path) -> tuple[str, ...]:
+    return (str(base), promise.model_dump_json(), *ordeal_of(kill, promise))
+
+
+def _judged(kill: Kill, promise: RestartCriterion, base: Path, done: _Done) -> Killed:
+    struck, terms = done.struck[kill], done.planned.terms(kill, promise)
+    findings = judge(done.whole, done.history, struck, terms)
     if struck.lives is None and not terms.like.exact:
-        expected = _kept_parameters(base, planned)
+        expected = _kept_parameters(base, done.planned)
         like = terms.like
         findings.append(
             parameters_differ(expected, done.parameters or {}, like.tolerance, like.source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ class JobState:
     restarts: how often it was requeued.
     starts_at: when it started, or, while it waits, is predicted to.
     exit_status, exit_signal: of its batch script, once that has ended.
+    gpus: that it holds, on all of its nodes together; None where it holds nothing.
     """
 
     job_id: int
@@ -49,6 +51,7 @@ class JobState:
     exit_status: int | None = None
     exit_signal: int | None = None
     array_job_id: int | None = None
+    gpus: int | None = None
 
     @property
     def waits(self) -> bool:
@@ -126,6 +129,7 @@ def _from_entry(entry: Mapping[str, Any]) -> JobState:
         exit_status=status if base in OVER else None,
         exit_signal=signal if base in OVER else None,
         array_job_id=number(entry.get("array_job_id")) or None,
+        gpus=_gpus(text_of(entry.get("tres_alloc_str"))),
     )
 
 
@@ -153,7 +157,16 @@ def _from_record(record: Mapping[str, str]) -> JobState:
         exit_status=number(status) if base in OVER else None,
         exit_signal=(number(signal) or None) if base in OVER else None,
         array_job_id=number(record.get("ArrayJobId")),
+        gpus=None if base in WAITING else _gpus(record.get("AllocTRES", record.get("TRES"))),
     )
+
+
+def _gpus(resources: str | None) -> int | None:
+    """Of `cpu=8,node=4,gres/gpu=32,gres/gpu:a100=32`, where types are counted in the whole."""
+    if text_of(resources) is None:
+        return None
+    match = re.search(r"(?:^|,)gres/gpu=(\d+)", resources or "")
+    return int(match[1]) if match else 0
 
 
 def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm.allocation import Granted
@@ -27,6 +27,22 @@ def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> t
     raise ClusterError(
         f"slurm: {wanted} nodes asked for, and allocation {granted.job_id} has {len(there)} that "
         f"are up: {', '.join(there) or 'none'}; missing: {told}"
+    )
+
+
+def too_few_gpus(job: JobState | None, states: Iterable[NodeState], per_node: int) -> str | None:
+    """What is missing where Slurm counts GPUs and gave fewer than the spec promises a node.
+
+    None where nothing is, and where Slurm does not count those of these nodes.
+    """
+    counted = [state for state in states if state.gpus is not None]
+    if not counted or job is None or job.gpus is None or not job.nodes:
+        return None
+    if job.gpus >= per_node * len(job.nodes):
+        return None
+    return (
+        f"slurm: allocation {job.job_id} has {job.gpus} GPUs on {len(job.nodes)} nodes, and the "
+        f"spec promises {per_node} a node; ask for them with --gpus-per-node={per_node}"
     )
 
 

@@ -169,6 +169,13 @@ def test_accelerators_without_a_driver_are_counted_and_not_named(tmp_path: Path)
     assert spec.criteria.preflight.accelerators is None
 
 
+def test_what_could_not_be_read_is_said_with_its_nodes() -> None:
+    shown = sight(lambda i: replace(tcp_node(i), unread={"rdma": "OSError: no"} if i else {}))
+    page = draft(shown)
+    assert page.unread == ("rdma of node1, node2, node3: OSError: no",)
+    assert "# - could not be read: rdma of node1, node2, node3: OSError: no" in page.text()
+
+
 def test_a_silent_node_is_named_and_counted(tmp_path: Path) -> None:
     page = draft(silent(sight(), 3))
     assert "- node3 showed nothing: no answer within 90 s" in page.text()
@@ -209,6 +216,7 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
 def test_the_scheduler(changes: dict[str, Any], scheduler: dict[str, Any] | None) -> None:
     page = yaml.safe_load(draft(sight(**changes)).text())
     assert page.get("scheduler") == scheduler
+    assert ("  # gang: {}" in draft(sight(**changes)).text()) is (scheduler is not None)
     if changes.get("scheduler_names"):
         assert page["name"] == "hall"
 

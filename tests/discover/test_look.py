@@ -11,7 +11,8 @@ import pytest
 
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.facts import NodeLook, Seen, SharedMount, Sight
-from pytest_mnode.discover.look import look, nics, shared_mounts
+from pytest_mnode.discover.look import look, nics
+from pytest_mnode.discover.mounts import shared_mounts
 from pytest_mnode.discover.verbs import parse_active_mtus
 from pytest_mnode.preflight.facts import decode, encode
 from tests.recorded import NAMES, Recorded

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.discover.facts import Nic, RdmaPort, Seen
-from pytest_mnode.discover.networks import Networks, networks_of, shared_addresses
+from pytest_mnode.discover.facts import Networks, Nic, RdmaPort, Seen
+from pytest_mnode.discover.networks import networks_of, shared_addresses
 from tests.discover.made import (
     LOOK,
     efa_node,

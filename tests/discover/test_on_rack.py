@@ -99,9 +99,7 @@ def test_nodes_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None:
-    done = run_pytest(
-        tmp_path, "--mnode-nodes=2", "--mnode-launcher=local", "--mnode-discover=page.yaml"
-    )
+    done = run_pytest(tmp_path, "--mnode-launcher=local", "--mnode-discover=page.yaml")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "mnode: to be filled in before it loads: fabric.kind, fabric.interfaces" in done.output
     assert "FILL IN, and uncomment" in (tmp_path / "page.yaml").read_text()
@@ -110,7 +108,7 @@ def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--mnode-discover=page.yaml"], "nothing says how many nodes; accepted: with --mnode-no"),
+        (["--mnode-discover=page.yaml", "--mnode-launcher=slurm"], "nothing says how many nodes; "),
         (["--mnode-discover=no/page.yaml", "--mnode-nodes=2"], "no directory "),
         (["--mnode-discover=page.yaml", "--mnode-nodes=2", "-n2"], "runs no tests; accepted: w"),
     ],
@@ -118,7 +116,7 @@ def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None
 def test_what_cannot_be_done_is_said_before_anything_is_started(
     tmp_path: Path, args: list[str], line: str
 ) -> None:
-    done = run_pytest(tmp_path, *args, env={"SLURM_JOB_ID": ""})
+    done = run_pytest(tmp_path, *args, env={"SLURM_JOB_NUM_NODES": ""})
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     [said] = [one for one in done.output.splitlines() if one.strip()]
     assert said.startswith("ERROR: --mnode-discover")

@@ -113,7 +113,9 @@ def test_how_many_nodes_are_looked_at(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="nothing says how many nodes"):
             nodes_to_look_at(settings(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": wrong})
     with pytest.raises(UsageError, match="accepted: with --mnode-nodes=N"):
-        nodes_to_look_at(settings(launcher="rack"), allocation)
+        nodes_to_look_at(settings(launcher="slurm", hostfile=hostfile), {})
+    assert nodes_to_look_at(settings(launcher="rack", hostfile=hostfile), allocation) == 2
+    assert nodes_to_look_at(settings(), {}) == 2
 
 
 def test_a_page_that_is_there_is_never_written_over(tmp_path: Path) -> None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
 from tests.engines import slurm_conf
+from tests.engines.on_rack import OnRack
 from tests.engines.switch import Switch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
@@ -44,7 +43,7 @@ def need_slurm() -> None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
-class SlurmOnRack:
+class SlurmOnRack(OnRack):
     """`with SlurmOnRack() as slurm`: `slurm.run("sbatch", …)` runs it on the login node.
 
     nodes: compute nodes, named node0 …; the login node comes after them, and is on the rack's
@@ -57,25 +56,17 @@ class SlurmOnRack:
     def __init__(
         self, nodes: int = COMPUTE_NODES, *, down_after_s: int = 60, more: str = ""
     ) -> None:
-        # Slurm has sockets in here, and their names must be short.
-        self.directory = Path(tempfile.mkdtemp(prefix="mnode-slurm-"))
-        # The keeper of the rack removes it where this process cannot any more.
-        self.rack = Rack(nodes + 1, mode="root", cleanup_dirs=[str(self.directory)])
-        self.computes: Sequence[Node] = self.rack.nodes[:nodes]
-        self.login: Node = self.rack.nodes[nodes]
-        self.names = tuple(node.name for node in self.computes)
+        super().__init__("slurm", nodes)
         self.env = {"SLURM_CONF": str(self.directory / "etc" / "slurm.conf")}
         self._down_after_s, self._more = down_after_s, more
         self._changed = False
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.switch: Switch | None = None
 
     def __enter__(self) -> SlurmOnRack:
         try:
             self.rack.start()
             self._write()
             self._start_munged()
-            self._start_daemon("slurmctld", self.login, ["slurmctld", "-D", "-c"])
+            self.start_daemon("slurmctld", self.login, ["slurmctld", "-D", "-c"])
             for name in self.names:
                 self.start_slurmd(name)
             self.switch = Switch(self.directory, self._power)
@@ -88,28 +79,7 @@ class SlurmOnRack:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        if self.switch is not None:
-            self.switch.close()
-            self.switch = None
-        self.rack.close()
-        for process in self._daemons.values():
-            process.kill()
-            process.wait()
-        self._daemons.clear()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
     # Commands.
-
-    def node(self, name: str) -> Node:
-        return next(node for node in self.rack.nodes if node.name == name)
-
-    def command(self, *argv: str, on: str = "") -> list[str]:
-        """A local command that runs this one on the login node, or on the node of that name.
-
-        It needs `self.env` beside what it is to have itself.
-        """
-        return self.rack.commands([self.node(on) if on else self.login], argv)[0]
 
     def run(
         self,
@@ -215,7 +185,7 @@ class SlurmOnRack:
         self._daemons[name].wait()
 
     def start_slurmd(self, name: str) -> None:
-        self._start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
+        self.start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
 
     def power_off(self, name: str) -> None:
         """Pull the plug."""
@@ -227,11 +197,6 @@ class SlurmOnRack:
         if self._daemons[name].poll() is not None:
             self.rack.power_on(self.node(name))
             self.start_slurmd(name)
-
-    def set_links(self, name: str, up: bool) -> None:
-        """Both cables of a node, at the switch."""
-        for link in ("mgmt0", "fab0"):
-            self.rack.set_link(self.node(name), link, up)
 
     def down(self, name: str, reason: str = "test") -> None:
         """Have Slurm give a node up now, as it does by itself once the node is silent."""
@@ -266,19 +231,8 @@ class SlurmOnRack:
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log",
                  "seed-file": "seed"}  # fmt: skip
         options = [f"--{option}={munge / name}" for option, name in files.items()]
-        self._start_daemon("munged", self.login, ["munged", "--foreground", "--force", *options])
+        self.start_daemon("munged", self.login, ["munged", "--foreground", "--force", *options])
         self.await_that((munge / "socket").is_socket, UP_LIMIT_S, "munged listens")
-
-    def _start_daemon(self, name: str, node: Node, argv: Sequence[str]) -> None:
-        with (self.directory / "log" / f"{name}.out").open("ab") as log:
-            self._daemons[name] = subprocess.Popen(
-                self.rack.commands([node], argv)[0],
-                env={**os.environ, **self.env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ OVERSIZE = "test_a_gang_larger_than_the_cluster_is_in_nobodys_way"
 LOSS = "test_a_gang_whose_node_dies_goes_whole"
 
 
-def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]:
+def arguments(
+    slurm: SlurmOnRack, directory: Path, files: Sequence[str] = ("gang",), **promised: Any
+) -> list[str]:
     assert slurm.switch is not None
     switch = slurm.switch
 
@@ -37,8 +39,8 @@ def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]
     page = page_for(
         slurm,
         "slurm on the rack",
-        scheduler={"kind": "slurm", "names": {"partition": "all"}},
-        criteria={"gang": {**TIMES, **promised}},
+        scheduler={"kind": "slurm", **({"names": {"partition": "all"}} if "mesh" in files else {})},
+        criteria={"gang": {**TIMES, **promised}, **({"mesh": {}} if "mesh" in files else {})},
         not_promised=None,
         # Slurm is told at once; by itself it would notice when SlurmdTimeout is over.
         power={"switch_off": power("off", "down"), "switch_on": power("on", "resume")},
@@ -46,17 +48,22 @@ def arguments(slurm: SlurmOnRack, directory: Path, **promised: Any) -> list[str]
     spec = directory / "spec.yaml"
     spec.write_text(yaml.safe_dump(page))
     return [
-        str(ACCEPTANCE / "test_gang.py"),
+        *(str(ACCEPTANCE / f"test_{name}.py") for name in files),
         *(f"--mnode-spec={spec}", f"--mnode-shared-dir={directory}"),
         *(f"--mnode-report={directory / 'report'}", "-rA"),
     ]
 
 
 def certify(
-    slurm: SlurmOnRack, directory: Path, *, fault: str | None = None, **promised: Any
+    slurm: SlurmOnRack,
+    directory: Path,
+    *more: str,
+    files: Sequence[str] = ("gang",),
+    fault: str | None = None,
+    **promised: Any,
 ) -> Certified:
     """acceptance/test_gang.py on the login node; fault: a plugin that does something wrong."""
-    args = arguments(slurm, directory, **promised)
+    args = [*arguments(slurm, directory, files, **promised), *more]
     if fault is not None:
         write_files(directory, fault=fault)
         args += ["-p", "fault"]
@@ -82,13 +89,20 @@ def left_over(slurm: SlurmOnRack, directory: Path) -> list[Any]:
 
 
 def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    done = certify(slurm, tmp_path, node_loss="requeued", lost_within="90 s")
+    # With a question that needs nodes: they are asked for when gangs have been tried.
+    launcher = ("--mnode-launcher=slurm", "--mnode-nodes=4")
+    files = ("mesh", "gang")
+    done = certify(
+        slurm, tmp_path, *launcher, files=files, node_loss="requeued", lost_within="90 s"
+    )
     output = done.run.output
+    assert done.certificate["verdict"] == "certified", output
+    assert done.criterion("mesh")["verdict"] == "pass"
     found = cases(done)
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
         (FILLED, RACE, OVERSIZE, LOSS), "pass"
     ), output
-    assert left_over(slurm, tmp_path) == []
+    slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
 
     # Each state with its duration, in Slurm's own words.
     filled = found[FILLED][1]
@@ -110,7 +124,8 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
 
 
 # What users do who have no gangs: N jobs. What no scheduler should do: start a rank of one that
-# waits. What scripts leave behind. What happens now and then: the scheduler cannot be asked.
+# waits, or a part of one, as Slurm does where it is allowed to. What scripts leave behind. What
+# happens now and then: heartbeats are lost, the scheduler cannot be asked.
 WRONG = """
     import os, subprocess, sys, threading
     from dataclasses import replace
@@ -119,33 +134,42 @@ WRONG = """
     from pytest_mnode.gang.watching import Watch
     from pytest_mnode.slurm import Slurm
 
-    submit, watch = SlurmEngine.submit, Watch.submit
-    title, gangs = [""], []
+    submit, watch, beats = SlurmEngine.submit, Watch.submit, SlurmEngine._beats
+    title, gangs, unheard = [""], [], []
 
     def submit_wrongly(self, ask):
         if title[0] == "filled 1" and ask.nodes > 1:
             return tuple(self._sbatch(ask, 1) for _ in range(ask.nodes))
+        if ask.name == "too large":
+            return (self._sbatch(ask, f"1-{ask.nodes}"),)
         jobs = submit(self, ask)
         if title[0] == "race 1" and ask.nodes > 1:
             gangs.append(ask.name)
-            if len(gangs) == 2:
+            if len(gangs) == 1:
+                unheard.append(jobs[0])
+            else:
                 place = {"JOB": jobs[0], "LIFE": "0", "RANK": "1", "NODE": "node3"}
                 argv = [sys.executable, beating.__file__, str(self.directory), "1", *place]
                 subprocess.Popen(argv, env={**os.environ, **place})
         if title[0] == "too large" and ask.nodes == 1:
             self._sbatch(replace(ask, runs_s=100.0), 4)
-            threading.Timer(0.3, lose_sight, [self, self._slurm]).start()
+            threading.Timer(1.5, lose_sight, [self, self._slurm]).start()
         return jobs
 
     def lose_sight(engine, slurm):
         engine._slurm = Slurm(timeout_s=0.001)
         threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
 
+    def lose_heartbeats(self):
+        read, unreadable = beats(self)
+        return tuple(b for b in read if (b.job, b.rank) != (*unheard, 2)), unreadable
+
     def watched(self, ask):
         title[0] = self._title
         return watch(self, ask)
 
     SlurmEngine.submit, Watch.submit = submit_wrongly, watched
+    SlurmEngine._beats = lose_heartbeats
 """
 
 
@@ -163,7 +187,6 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert parts["verdict"] == "fail", output
     assert parts["culprit"].startswith("filled 1: B held "), parts
     assert " held 2 of 3 nodes (node" in parts["culprit"], parts
-    assert "PENDING (" in parts["culprit"]
     ran = filled["ranks of waiting gangs that ran"]
     assert ran["verdict"] == "fail", output
     assert "filled 1: B: rank 0 on node" in ran["culprit"], ran
@@ -175,12 +198,19 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert ran["verdict"] == "fail", output
     assert re.fullmatch(r"race 1: [AB]: rank 1 on node3, .* while it was waiting", ran["culprit"])
     assert race["longest time that a gang held a part of its nodes"]["verdict"] == "pass", output
+    alone = race["longest time that ranks of a gang ran without all others"]
+    assert alone["verdict"] == "inconclusive", output
+    assert re.match(r"race 1: [AB]: no heartbeat from node\d in ", alone["note"]), alone
 
     verdict, large = found[OVERSIZE]
+    assert verdict == "fail", output
+    parts = large["longest time that a gang held a part of its nodes"]
+    assert parts["verdict"] == "fail", output
+    assert re.match(r"too large: too large held [1-4] of 5 nodes \(node0", parts["culprit"]), parts
     left = large["jobs left in the queue"]
-    assert (verdict, left["verdict"]) == ("fail", "fail"), output
+    assert left["verdict"] == "fail", output
     assert left["culprit"].startswith("too large: a job that nobody submitted knowingly ("), left
-    unseen = large["longest time that a gang held a part of its nodes"]
+    unseen = large["nodes held by two jobs at once"]
     assert unseen["verdict"] == "inconclusive", output
     assert unseen["note"].startswith("too large: nothing was seen for "), unseen
     assert ": squeue: no answer in 0.001 s" in unseen["note"], unseen

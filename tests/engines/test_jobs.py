@@ -101,13 +101,16 @@ TESTS = (
         assert not result.ok and job.events[-1].detail == "preempted, after 1 requeues"
 
     def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, tmp_path):
-        job = cluster.launch(quick([*argv, "stubborn"], nodes=1, requeues=1))
+        job = cluster.launch(quick([*argv, "stubborn"], nodes=1))
         until(job, " 0 0 1 fab0")
         assert job.preempt(0.5) == ["node0"]
+        assert not job.wait(40).ok and job.events[-1].detail == "preempted, after 0 requeues"
         assert "killed" in whats(job)
-        until(job, " 1 0 1 fab0")
-        (tmp_path / "broken.1.0").touch()
-        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
+        job = cluster.launch(quick(argv, nodes=1, requeues=1))
+        until(job, " 0 0 1 fab0")
+        (tmp_path / "broken.0.0").touch()
+        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 0
+        assert job.events[-1].what == "ended"
 
     def test_cancelled_by_somebody_else(cluster, argv):
         job = cluster.launch(quick(argv, nodes=1))

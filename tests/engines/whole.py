@@ -26,9 +26,10 @@ def short_page(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
         "store": {"clients": [64], "within": "10 s"},
     }
     criteria["launch"].pop("deepspeed")
-    criteria["scaling"] |= {"rounds": 2, "most_rounds": 4, "at_most_uncertainty": 0.1}
+    criteria["scaling"] |= {"rounds": 2, "most_rounds": 5, "at_most_uncertainty": 0.05}
     # A command on a node takes half a second where cores are few.
     criteria["restart"] |= {"kills": ["node"], "within": "120 s", "pause": "0.3 s"}
+    del criteria["restart"]["resharded_tolerance"]
     criteria.update(changes)
     return page
 
@@ -39,7 +40,7 @@ def certify_whole(
     page: dict[str, Any],
     *args: str,
     before: Sequence[str] = (),
-    limit_s: float = 420.0,
+    limit_s: float = 560.0,
 ) -> Certified:
     """Run all of acceptance/ on the login node, on four nodes; the run and its certificate.
 
@@ -62,3 +63,20 @@ def certify_whole(
     )
     assert (report / "certificate.json").exists(), run.output
     return Certified(run, json.loads((report / "certificate.json").read_text()))
+
+
+def assert_certified(
+    done: Certified, page: dict[str, Any], launcher: str, nodes: Sequence[str]
+) -> None:
+    """Every criterion of the page passes, nodes having been switched off and on."""
+    certificate = done.certificate
+    others = {c["name"]: c["verdict"] for c in certificate["criteria"] if c["verdict"] != "pass"}
+    # How fast two cores train as four nodes is not known well enough while others use them.
+    assert others in ({}, {"scaling": "inconclusive"}), done.run.output
+    if not others:
+        assert certificate["verdict"] == "certified", done.run.output
+    assert certificate["run"]["launcher"] == launcher
+    assert certificate["run"]["nodes"] == list(nodes)
+    assert set(page["criteria"]) == {c["name"] for c in certificate["criteria"]}
+    kills = done.measurements("restart")
+    assert any("power-off" in name or "node" in name for name in kills)

@@ -43,11 +43,10 @@ class Scheduler:
     taken. early: a rank of a waiting gang runs. outlives: ranks run on for a while after the end.
     elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
     seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
-    seconds from the fifth look on. slow: an answer takes so long.
-    fails: every job does, at once and with these words.
-    garbled: heartbeats that are none. foreign: nodes that others
-    take, from the first submission on. unreasonable: says no reason. split: a gang is submitted as
-    that many jobs of one node. half_requeue: a gang that lost a node goes on without it.
+    seconds from the fifth look on. slow: an answer takes so long. fails: every job does, at once
+    and with these words. garbled: heartbeats that are none. foreign: nodes that others take, from
+    the first submission on. unreasonable: says no reason. split: a gang is submitted as that many
+    jobs of one node. half_requeue: a gang that lost a node goes on without it.
     """
 
     names: tuple[str, ...] = ("node0", "node1", "node2", "node3")

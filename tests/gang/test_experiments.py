@@ -166,7 +166,7 @@ def test_what_could_not_be_tried_is_inconclusive(
 
 
 @pytest.mark.parametrize("seconds", [7.0, 9.0, 20.0])
-@pytest.mark.parametrize("how", ["filled", "race"])
+@pytest.mark.parametrize("how", ["filled", "race", "oversize"])
 def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_is_wrong(
     how: str, seconds: float
 ) -> None:

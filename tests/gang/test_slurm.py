@@ -16,7 +16,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang import guarding
 from pytest_mnode.gang.engine import Phase
-from pytest_mnode.gang.slurm import options_of, phase_of, record_of, script
+from pytest_mnode.gang.slurm import options_of, partition_of, phase_of, record_of, script
 from pytest_mnode.slurm import JobState
 
 NODES = ("node0", "node1")
@@ -62,6 +62,24 @@ def test_names_of_the_spec_become_options() -> None:
     with pytest.raises(UsageError) as caught:
         options_of({"queue": "x"})
     assert str(caught.value).startswith("scheduler.names: queue: accepted for slurm: partition, ")
+
+
+@pytest.mark.parametrize(
+    ("options", "partition"),
+    [
+        ([], None),
+        (["--account=x"], None),
+        (["--partition=gpu", "--account=x"], "gpu"),
+        (["--partition", "gpu"], "gpu"),
+        (["-p", "gpu", "-A", "x"], "gpu"),
+        (["-pgpu"], "gpu"),
+        (["-p"], None),
+        # As sbatch has it: the spec's names come after what the command line says.
+        (["--partition=gpu", "--partition=all"], "all"),
+    ],
+)
+def test_the_partition_that_jobs_go_to(options: list[str], partition: str | None) -> None:
+    assert partition_of(options) == partition
 
 
 def test_what_is_submitted(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.job.described import Job
 from pytest_mnode.job.slurm import files
-from pytest_mnode.job.slurm.following import Change, Course, changes, never_starts, why_requeued
+from pytest_mnode.job.slurm.following import (
+    Change,
+    Course,
+    changes,
+    never_starts,
+    why_over,
+    why_requeued,
+)
 from pytest_mnode.job.slurm.lead import goes_again, step
 from pytest_mnode.job.slurm.names import Names, names_of
 from pytest_mnode.job.slurm.request import (
@@ -25,6 +32,7 @@ from pytest_mnode.job.slurm.request import (
     submitting,
 )
 from pytest_mnode.job.slurm.room import Foretold, foretold, no_room
+from pytest_mnode.job.slurm.traces import Traces
 from pytest_mnode.job.torchrun import Start
 from pytest_mnode.slurm import JobState, NodeState
 
@@ -184,6 +192,23 @@ def test_why_it_was_requeued() -> None:
     assert why_requeued([], False, _state("PENDING")) == "by the scheduler"
 
 
+@pytest.mark.parametrize(
+    ("state", "lost", "preempted", "why"),
+    [
+        (_state("COMPLETED"), ["node1"], True, ""),
+        (_state("FAILED"), [], False, ""),
+        (_state("FAILED"), [], True, "preempted"),
+        (_state("NODE_FAIL"), ["node1", "node2"], True, "node1, node2 is gone"),
+        (_state("NODE_FAIL"), [], False, "Slurm ended it: NODE_FAIL"),
+        (_state("TIMEOUT", reason="TimeLimit"), [], True, "Slurm ended it: TIMEOUT (TimeLimit)"),
+        (None, [], False, ""),
+        (None, [], True, "preempted"),
+    ],
+)
+def test_why_it_is_over(state: JobState | None, lost: list[str], preempted: bool, why: str) -> None:
+    assert why_over(state, lost, preempted) == why
+
+
 NOW = datetime(2026, 11, 21, 12, 0, 0)
 
 
@@ -263,6 +288,22 @@ def test_files_of_a_job_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert files.read_told(tmp_path, "node0", 1) == (42, 12.5)
     assert json.loads((tmp_path / "plan.json").read_text())["job_id"] == "abc"
     assert not list(tmp_path.glob(".*"))
+
+
+def test_what_a_job_left_is_told_by_node_and_start(tmp_path: Path) -> None:
+    traces = Traces(tmp_path)
+    assert traces.running(NODES, 0) == ["node0", "node1"]
+    files.write_status(tmp_path, "node0", 0, TOLD)
+    files.write_told(tmp_path, "node0", 0, 42, 12.5)
+    assert (traces.running(NODES, 0), traces.told(NODES, 0)) == (["node1"], {"node0": (42, 12.5)})
+    assert traces.codes(NODES, 0) == {"node0": 143, "node1": 137}
+    assert (traces.preempted(NODES, 0), traces.preempted(NODES, 1)) == (True, False)
+    for requeue, text in enumerate(["a\n", "b\n"]):
+        files.log_of(tmp_path, "node0", requeue).write_text(text)
+    (tmp_path / files.OUTPUT).write_text("srun: …\n")
+    assert traces.output("node0", 1, True) == "a\nb\nsrun: …\n"
+    assert traces.output("node0", 0, False) == "a\n"
+    assert traces.output("node9", 1, False) == ""
 
 
 def test_far_programs_do_without_torch_and_pytest() -> None:

@@ -25,6 +25,7 @@ OLD: dict[str, Any] = {
     "end_time": 1700003601,
     "exit_code": 0,
     "array_job_id": 0,
+    "tres_alloc_str": "cpu=24,mem=1500G,node=3,billing=24,gres/gpu=24,gres/gpu:a100=24",
 }
 NEW = OLD | {
     "job_state": ["RUNNING"],
@@ -44,6 +45,7 @@ TEXT = (
     "Reason=None Dependency=(null) Requeue=1 Restarts=1 BatchFlag=1 ExitCode=0:0 "
     "SubmitTime=1700000000 StartTime=1700000001 EndTime=1700003601 Partition=all "
     "ReqNodeList=(null) NodeList=node[0-2] BatchHost=node0 NumNodes=3 NumCPUs=6 "
+    "TRES=cpu=24,node=3,gres/gpu=24,gres/gpu:a100=24 "
     "Command=/home/ada/run State=job WorkDir=/home/ada"
 )
 READ = JobState(
@@ -58,6 +60,7 @@ READ = JobState(
     submitted_at=1700000000.0,
     starts_at=1700000001.0,
     ends_at=1700003601.0,
+    gpus=24,
 )
 
 

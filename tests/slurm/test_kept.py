@@ -7,7 +7,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm import JobState, NodeState
 from pytest_mnode.slurm.allocation import Granted
-from pytest_mnode.slurm.kept import lost, present
+from pytest_mnode.slurm.kept import lost, present, too_few_gpus
 
 IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
 STATES = {"n0": IDLE, "n1": DOWN, "n2": NodeState("n2", "ALLOCATED")}
@@ -58,3 +58,21 @@ def test_a_node_that_was_taken_out_of_the_allocation() -> None:
 def test_an_allocation_that_ended(job: JobState | None, how: str) -> None:
     why = f"allocation 7 ended: {how}"
     assert lost(job, 7, STATES, NAMES) == {"host0": why, "host2": why}
+
+
+GPU_NODES = (NodeState("n0", "MIXED", gpus=8), NodeState("n1", "MIXED", gpus=8))
+
+
+def test_fewer_gpus_than_the_spec_promises() -> None:
+    job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"), gpus=8)
+    assert too_few_gpus(job, GPU_NODES, 8) == (
+        "slurm: allocation 7 has 8 GPUs on 2 nodes, and the spec promises 8 a node; "
+        "ask for them with --gpus-per-node=8"
+    )
+    assert too_few_gpus(job, GPU_NODES, 4) is None
+
+
+def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
+    none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"), gpus=0)
+    assert too_few_gpus(none, (IDLE,), 8) is None
+    assert too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0",)), GPU_NODES, 8) is None

@@ -76,3 +76,17 @@ def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
     if preempted:
         return "preempted"
     return "by the scheduler" + f" ({state.reason})" * bool(state.reason)
+
+
+def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> str:
+    """Why a job that is over did not come to its own end; "" where it did, well or not.
+
+    state: None where Slurm does not know it any more.
+    """
+    if state is not None and state.state == "COMPLETED":
+        return ""
+    if lost:
+        return f"{', '.join(lost)} is gone"
+    if state is not None and state.state != "FAILED":
+        return f"Slurm ended it: {state.state}" + f" ({state.reason})" * bool(state.reason)
+    return "preempted" if preempted else ""

@@ -25,13 +25,16 @@ class Guard:
             start_new_session=True,  # Ctrl-C is for the controller alone
         )
 
-    def close(self) -> None:
-        """The job is taken care of; idempotent."""
+    def close(self, done: bool = True) -> None:
+        """The job is taken care of; idempotent. Not done: it is left to the guard, for Slurm did
+        not do as it was told."""
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(OSError):
-                process.stdin.write("over\n")
+                process.stdin.write("over\n" * done)
                 process.stdin.close()
+        if not done:
+            return
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:

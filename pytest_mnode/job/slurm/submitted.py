@@ -16,25 +16,27 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job, JobResult
 from pytest_mnode.job.launched import POLL_S, LaunchedJob
-from pytest_mnode.job.slurm import files, queue
-from pytest_mnode.job.slurm.following import Course, changes, never_starts, why_requeued
-from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.job.slurm import files
+from pytest_mnode.job.slurm.following import (
+    Course,
+    changes,
+    never_starts,
+    why_over,
+    why_requeued,
+)
 from pytest_mnode.job.slurm.names import Names
+from pytest_mnode.job.slurm.queued import LOOK_S, Queued
 from pytest_mnode.job.slurm.request import Request, submitting
+from pytest_mnode.job.slurm.traces import Traces
 from pytest_mnode.slurm import JobState, Slurm, SlurmError
 from pytest_mnode.world.messages import RUN
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
-LOOK_S = 0.25
-"""Between two questions to the scheduler."""
 _NODES_LOOK_S = 2.0
-_END_S = 90.0
-"""For the scheduler to end a job that was cancelled; KillWait is 30 s where nobody set it."""
-_SIGNAL_S = 5.0
-LOST = 128 + 9
-"""Exit status of torchrun where its node went, or Slurm killed it, before it could say one."""
+_SILENCE_S = 60.0
+"""How long Slurm may leave questions unanswered, as it does when it is restarted."""
 
 
 class SubmittedJob(LaunchedJob):
@@ -50,19 +52,20 @@ class SubmittedJob(LaunchedJob):
         self._names = names
         self._slurm = slurm
         self._request = request
-        self._name = f"mnode-{self._id[:12]}"
-        self._directory = tempfile.TemporaryDirectory(prefix="job-", dir=cluster.scratch)
+        self._queued = Queued(slurm, names, f"mnode-{self._id[:12]}")
+        self._directory = tempfile.TemporaryDirectory(
+            prefix="job-", dir=cluster.scratch, ignore_cleanup_errors=True
+        )
         self._files = Path(self._directory.name)
+        self._traces = Traces(self._files)
         self._course = Course()
-        self._number: int | None = None
-        self._state: JobState | None = None
-        self._guard: Guard | None = None
         self._pinned = request.moves
         self._lost: tuple[str, ...] = ()
         self._preempted = False
         self._noted: set[tuple[str, str, int]] = set()
         self._result: JobResult | None = None
         self._looked_at = self._nodes_looked_at = -LOOK_S
+        self._heard_at = time.monotonic()
         self._waits_since: float | None = None
 
     @classmethod
@@ -86,7 +89,11 @@ class SubmittedJob(LaunchedJob):
     @property
     def number(self) -> int | None:
         """Slurm's number of the job."""
-        return self._number
+        return self._queued.number
+
+    @property
+    def _state(self) -> JobState | None:
+        return self._queued.state
 
     def preempt(self, grace_s: float) -> list[str]:
         """As a scheduler that wants the nodes back: SIGTERM to all of its steps by Slurm, and
@@ -95,16 +102,18 @@ class SubmittedJob(LaunchedJob):
         Names of the nodes that had to be killed.
         """
         on, began = self.nodes, time.time()
-        self._slurm.run("scancel", "--signal=TERM", str(self._number))
+        self._slurm.run("scancel", "--signal=TERM", str(self.number))
         end = time.monotonic() + grace_s
-        while time.monotonic() < end and self._open(on):
+        while time.monotonic() < end and self._traces.running(on, self._requeue):
             time.sleep(POLL_S)
-        late = self._open(on)
-        self._note_told(on)
+        late = self._traces.running(on, self._requeue)
+        told = self._traces.told(on, self._requeue)
         for name in on:
-            if self._once("told", name):
-                detail = "SIGTERM, by the controller's clock: the node did not say"
-                self._note("signalled", name, detail=detail, time_s=began)
+            if name in told:
+                self._note("signalled", name, [told[name][0]], "SIGTERM", told[name][1])
+            else:
+                how = "SIGTERM, by the controller's clock: the node did not say"
+                self._note("signalled", name, detail=how, time_s=began)
         self._preempted = True
         self._note("preempted", detail=f"{', '.join(late)} killed after {grace_s:g} s" * bool(late))
         if late:
@@ -114,55 +123,42 @@ class SubmittedJob(LaunchedJob):
     def output(self, node: str) -> str:
         """What the job has printed on a node so far, over all its starts; on the first node also
         what Slurm said."""
-        logs = [files.log_of(self._files, node, n) for n in range(self._requeue + 1)]
-        if self.nodes and node == self.nodes[0]:
-            logs.append(self._files / files.OUTPUT)
-        return "".join(path.read_text(errors="replace") for path in logs if path.exists())
+        return self._traces.output(node, self._requeue, node in self.nodes[:1])
 
     def poll(self) -> JobResult | None:
-        """See how it is; its result once it is over. Raises SlurmError where Slurm is silent."""
+        """See how it is; its result once it is over.
+
+        Raises SlurmError where Slurm has been silent for long.
+        """
         if self._result is not None:
             return self._result
         self._note_ended()
         if time.monotonic() - self._looked_at < LOOK_S:
             return None
-        state = self._look()
-        if state is None or state.over:
-            self._note_ended()
-            self._note_lost()
-            return self._finish(self._why_over(state))
-        if not state.known:
+        self._looked_at = time.monotonic()
+        try:
+            state = self._queued.look()
+        except SlurmError:
+            if self._looked_at - self._heard_at > _SILENCE_S:
+                raise
             return None
-        course, found = changes(self._course, state)
-        if found or time.monotonic() - self._nodes_looked_at > _NODES_LOOK_S:
-            self._note_lost()
-        for change in found:
-            self._requeue = change.requeue
-            if change.what == "started":
-                self._begin_life(change.nodes)
-            else:
-                why = why_requeued(self._lost, self._preempted or self._was_told(), state)
-                self._note("requeued", detail=why)
-                self._waits_since = time.monotonic()
-        self._course = course
-        if state.waits and course.requeue:
-            self._let_move()
-        why = never_starts(state) or self._waited_long(state)
-        if self._requeue > self._job.requeues:
-            why = f"started again {self._requeue} times, {self._job.requeues} were allowed"
-        return self._give_up(why) if why else None
+        self._heard_at = time.monotonic()
+        if state is None or state.over:
+            return self._came_to_its_end(state)
+        return self._follow(state) if state.known else None
 
     def close(self) -> None:
         """Take it out of the queue, kill what is left on its nodes, remove its logs.
 
-        Raises ClusterError where it stays in the queue, or SIGKILL does not end a process.
+        Raises ClusterError where it stays in the queue.
         """
+        done = False
         try:
-            self._end()
+            if self._state is None or not self._state.over:
+                self._end()
+            done = True
         finally:
-            if self._guard is not None:
-                self._guard.close()
-                self._guard = None
+            self._queued.close(done)
             self._directory.cleanup()
 
     def _submit(self, nodes: tuple[str, ...]) -> None:
@@ -174,36 +170,49 @@ class SubmittedJob(LaunchedJob):
         plan = files.Plan(self._id, job, places).write(self._files)
         argv = [cluster.python, "-m", "pytest_mnode.job.slurm.lead", str(plan)]
         output = str(self._files / files.OUTPUT)
-        request = replace(self._request, name=self._name, output=output)
+        request = replace(self._request, output=output)
         env = {**submitting(os.environ), RUN: cluster.mark}
-        self._guard = Guard(self._name)
         text = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
-        self._number = queue.submit(text, env, request.options())
+        self._queued.submit(text, env, request.options())
         self._course = Course(nodes=nodes)
-        self._note("submitted", detail=f"job {self._number} for {', '.join(nodes)}")
+        self._note("submitted", detail=f"job {self.number} for {', '.join(nodes)}")
 
-    def _look(self) -> JobState | None:
-        assert self._number is not None
-        state = self._slurm.job(self._number)
-        if state is not None:
-            state = replace(state, nodes=self._names.for_run(state.nodes))
-        self._state = state
-        self._looked_at = time.monotonic()
-        return self._state
+    def _follow(self, state: JobState) -> JobResult | None:
+        """Note what happened; its result where it can come to nothing any more."""
+        course, found = changes(self._course, state)
+        if found:
+            self._note_ended()
+        if found or time.monotonic() - self._nodes_looked_at > _NODES_LOOK_S:
+            self._note_lost()
+        for change in found:
+            self._requeue = change.requeue
+            if change.what == "started":
+                self._lost, self._preempted, self._waits_since = (), False, None
+                self._note("started", detail=", ".join(change.nodes))
+            else:
+                self._note("requeued", detail=why_requeued(self._lost, self._told(), state))
+                self._waits_since = time.monotonic()
+        self._course = course
+        if state.waits and course.requeue:
+            self._let_move()
+        why = never_starts(state) or self._waited_long(state)
+        if self._requeue > self._job.requeues:
+            why = f"started again {self._requeue} times, {self._job.requeues} were allowed"
+        if not why:
+            return None
+        self._end()
+        return self._finish(why)
 
-    def _begin_life(self, nodes: tuple[str, ...]) -> None:
-        self._lost, self._preempted, self._waits_since = (), False, None
-        self._course = Course(self._requeue + 1, nodes, self._requeue)
-        self._note("started", detail=", ".join(nodes))
+    def _came_to_its_end(self, state: JobState | None) -> JobResult:
+        self._note_ended()
+        with contextlib.suppress(SlurmError):
+            self._note_lost()
+        why = why_over(state, self._lost, self._told())
+        return self._finish(why and f"{why}, after {self._requeue} requeues")
 
-    def _open(self, on: Sequence[str]) -> list[str]:
-        """Nodes on which torchrun has not ended."""
-        return [n for n in on if files.read_status(self._files, n, self._requeue) is None]
-
-    def _was_told(self) -> bool:
-        """Whether its last start was told to end, or a rank said so."""
-        starts = [files.read_status(self._files, n, self._course.requeue) for n in self.nodes]
-        return any(status.preempted or status.told for status in starts if status is not None)
+    def _told(self) -> bool:
+        """Whether its last start was preempted."""
+        return self._preempted or self._traces.preempted(self.nodes, self._course.requeue)
 
     def _once(self, what: str, node: str) -> bool:
         """Whether this was not noted yet of this start; now it is."""
@@ -213,17 +222,10 @@ class SubmittedJob(LaunchedJob):
         return new
 
     def _note_ended(self) -> None:
-        for name in sorted(self.nodes):
-            status = files.read_status(self._files, name, self._course.requeue)
+        ends = self._traces.statuses(sorted(self.nodes), self._course.requeue)
+        for name, status in ends.items():
             if status is not None and self._once("ended", name):
                 self._note("ended", name, detail=f"status {status.code}")
-
-    def _note_told(self, on: Sequence[str]) -> None:
-        """When torchrun was told to end, by the clocks of its nodes."""
-        for name in on:
-            told = files.read_told(self._files, name, self._course.requeue)
-            if told is not None and self._once("told", name):
-                self._note("signalled", name, [told[0]], "SIGTERM", told[1])
 
     def _note_lost(self) -> None:
         self._nodes_looked_at = time.monotonic()
@@ -242,7 +244,7 @@ class SubmittedJob(LaunchedJob):
             self._note_lost()
         if self._pinned and self._lost:
             with contextlib.suppress(SlurmError):
-                self._slurm.run("scontrol", "update", f"JobId={self._number}", "ReqNodeList=")
+                self._slurm.run("scontrol", "update", f"JobId={self.number}", "ReqNodeList=")
                 self._pinned = False
 
     def _waited_long(self, state: JobState) -> str:
@@ -253,27 +255,10 @@ class SubmittedJob(LaunchedJob):
             return ""
         return f"{', '.join(self._lost)} not back within {limit_s:g} s"
 
-    def _why_over(self, state: JobState | None) -> str:
-        """Why it is not started again though it might be asked; "" where it just ended."""
-        if state is not None and state.state == "COMPLETED":
-            return ""
-        if self._lost:
-            return f"{', '.join(self._lost)} is gone, after {self._requeue} requeues"
-        if state is not None and state.state not in ("COMPLETED", "FAILED"):
-            return f"Slurm ended it: {state.state}" + f" ({state.reason})" * bool(state.reason)
-        if self._preempted or self._was_told():
-            return f"preempted, after {self._requeue} requeues"
-        return ""
-
-    def _give_up(self, why: str) -> JobResult:
-        self._end()
-        return self._finish(why)
-
     def _finish(self, why: str) -> JobResult:
         if why:
             self._note("gave up", detail=why)
-        found = {n: files.read_status(self._files, n, self._course.requeue) for n in self.nodes}
-        codes = {name: LOST if status is None else status.code for name, status in found.items()}
+        codes = self._traces.codes(self.nodes, self._course.requeue)
         self._result = JobResult(codes, {name: self.output(name) for name in self.nodes})
         return self._result
 
@@ -281,8 +266,9 @@ class SubmittedJob(LaunchedJob):
         state = self._state
         if state is None or state.waits:
             reason = f" ({state.reason})" if state is not None and state.reason else ""
-            return f"job {self._number} waits in the queue{reason}"
-        return f"the job still runs on {', '.join(self._open(self.nodes) or self.nodes)}"
+            return f"job {self.number} waits in the queue{reason}"
+        on = self._traces.running(self.nodes, self._course.requeue) or self.nodes
+        return f"the job still runs on {', '.join(on)}"
 
     def _kill(self, on: Sequence[str]) -> None:
         """What is marked as the job's, by our own steps on its nodes."""
@@ -297,18 +283,9 @@ class SubmittedJob(LaunchedJob):
 
     def _end(self) -> None:
         """Out of the queue, and off its nodes."""
-        if self._number is None or (self._state is not None and self._state.over):
-            return
-        self._slurm.cancel(self._number)
-        state = self._look()
+        self._queued.cancel()
+        state = self._queued.look() if self.number is not None else None
         if state is not None and not state.over and not state.waits:
             with contextlib.suppress(ClusterError):
                 self._kill(self.nodes)
-        end = time.monotonic() + _END_S
-        while (state := self._look()) is not None and not state.over:
-            if time.monotonic() > end:
-                # A node that went takes its time to be given up; it holds nothing any more.
-                if "COMPLETING" in {state.state, *state.flags} and self._lost:
-                    return
-                raise ClusterError(f"job {self._number} is still {state.state} after scancel")
-            time.sleep(LOOK_S)
+        self._queued.await_end(lost=bool(self._lost))

@@ -1,0 +1,115 @@
+"""The launcher over ssh, as far as it needs no sshd."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_mnode.cluster.hostfile import parse_hosts
+from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.ssh import SSH_COMMAND, Ssh
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.spec import default_spec_path, load_spec
+
+SPEC = load_spec(default_spec_path())
+# In place of ssh: a master makes its socket's file and stays until it is told to end.
+STAYS = """\
+#!/bin/sh
+echo "$$ $*" >> {log}
+case " $* " in *" -M "*) ;; *) echo "n1: not here" >&2; exit 255 ;; esac
+for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
+exec sleep 300
+"""
+FAILS = """\
+#!/bin/sh
+for target; do :; done
+echo "some debug line" >&2
+echo "$target: Permission denied (publickey)." >&2
+exit 255
+"""
+
+
+def made(directory: Path, hosts: str = "n1 n2".replace(" ", "\n")) -> Ssh:
+    run_dir = directory / "run"
+    run_dir.mkdir()
+    return Ssh(parse_hosts(hosts, "hosts"), SPEC, run_dir=str(run_dir), root=directory)
+
+
+def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory / "ssh with blank"
+    path.write_text(text)
+    path.chmod(0o755)
+    monkeypatch.setenv(SSH_COMMAND, f"'{path}' -F none")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ("no-such-ssh -v", "no program no-such-ssh here; install OpenSSH's client, or name it"),
+        ("ssh '-F", f"{SSH_COMMAND}=ssh '-F: No closing quotation; accepted: a command"),
+    ],
+)
+def test_an_ssh_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str
+) -> None:
+    monkeypatch.setenv(SSH_COMMAND, told)
+    with pytest.raises(UsageError, match=message):
+        made(tmp_path)
+
+
+def test_hosts_that_refuse_have_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, FAILS, monkeypatch)
+    with pytest.raises(ClusterError) as raised:
+        made(tmp_path, "n1\nme@n2").start()
+    assert str(raised.value).splitlines() == [
+        "ssh: 2 of 2 nodes cannot be used:",
+        "  n1: n1: Permission denied (publickey).",
+        "  me@n2: me@n2: Permission denied (publickey).",
+    ]
+    assert not list(tmp_path.glob(".mnode-*"))
+
+
+def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    launcher = made(tmp_path)
+    with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
+        launcher.start()  # connections come up, and commands on them do not
+    started = [line.split() for line in log.read_text().splitlines()]
+    masters = [int(words[0]) for words in started if "-M" in words]
+    assert len(masters) == 2
+    end = time.monotonic() + 5.0
+    while any(psutil.pid_exists(pid) for pid in masters):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    for words in started:
+        assert words[1:3] == ["-F", "none"]
+        assert "BatchMode=yes" in words
+
+
+def test_before_its_start_there_is_no_node(tmp_path: Path) -> None:
+    launcher = made(tmp_path)
+    with pytest.raises(UsageError, match="ssh: no node 'n1'"):
+        launcher.commands([Node("n1", 0, "10.0.0.1")], ["true"])
+    launcher.close()
+    launcher.close()
+
+
+def test_a_long_directory_has_its_sockets_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / ("x" * 90)
+    directory.mkdir()
+    log = tmp_path / "log"
+    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    with pytest.raises(ClusterError, match="n1: not here"):
+        made(directory).start()
+    words = log.read_text().split()
+    paths = {Path(word.partition("=")[2]) for word in words if word.startswith("ControlPath=")}
+    assert {path.parent.parent for path in paths} == {Path("/tmp")}
+    assert not any(path.parent.exists() for path in paths)

@@ -1,0 +1,48 @@
+"""acceptance/test_restart.py where jobs are submitted: Slurm itself brings a killed job back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.certified import ACCEPTANCE
+from tests.engines.inside import page_for, run_pytest, spec_for
+from tests.engines.slurm import SlurmOnRack
+from tests.engines.test_jobs import SHARED
+
+KILL = "test_a_killed_job_comes_back_and_loses_nothing"
+
+
+def test_slurm_requeues_what_was_preempted_and_what_lost_its_node(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    promised = page_for(slurm, "x")["criteria"]["restart"]
+    kills = ["preemption", "node"]
+    restart = promised | {"kills": kills, "within": "120 s", "pause": "0.3 s"}
+    spec = spec_for(slurm, tmp_path, "jobs are submitted", criteria={"restart": restart})
+    slurm.set_down_after(5)
+    run = run_pytest(
+        slurm,
+        tmp_path,
+        "--mnode-launcher=slurm",
+        "--mnode-nodes=3",
+        SHARED,
+        spec,
+        *("-k", KILL, "-rA", f"--mnode-report={tmp_path}/report"),
+        str(ACCEPTANCE / "test_restart.py"),
+        limit_s=420,
+    )
+    certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
+    [criterion] = [c for c in certificate["criteria"] if c["name"] == "restart"]
+    cases: dict[str, dict[str, Any]] = {c["test"].partition("::")[2]: c for c in criterion["cases"]}
+    for kill in kills:
+        case = cases[f"{KILL}[{kill}]"]
+        assert case["verdict"] == "pass", run.output
+        why = "preempted" if kill == "preemption" else "node1 is gone"
+        notes = [m["note"] for m in case["measurements"]]
+        assert any(note.startswith(f"requeued: {why}; on node0") for note in notes), notes
+    assert "submitted: job " in run.output, run.output
+    assert "as steps of allocation" not in run.output
+    slurm.await_that(lambda: not slurm.queue(), 20, "nothing of it is queued")
+    assert not list(tmp_path.glob(".mnode-*"))

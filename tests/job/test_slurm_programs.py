@@ -1,0 +1,135 @@
+"""What talks to Slurm's commands, beside commands of the same names that do as they are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.job.slurm import guarding, queue
+from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.job.slurm.room import Foretold
+from pytest_mnode.slurm import SlurmError
+
+QUEUED = """#!/bin/sh
+cat "$0.jobs" 2>/dev/null
+exit 0
+"""
+CANCEL = """#!/bin/sh
+echo "$*" >>"$0.said"
+rm -f "$(dirname "$0")/squeue.jobs"
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that comes first in PATH."""
+    directory = tmp_path / "a 'b"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+    for name, text in {"squeue": QUEUED, "scancel": CANCEL}.items():
+        program(directory, name, text)
+    return directory
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    (directory / name).write_text(text)
+    (directory / name).chmod(0o755)
+
+
+def start(name: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-I", "-S", guarding.__file__, name]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, text=True)
+
+
+def test_a_guard_cancels_by_name_when_its_owner_is_gone(programs: Path) -> None:
+    (programs / "squeue.jobs").write_text("12 RUNNING\n")
+    guard = start("mnode-1")
+    time.sleep(0.3)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        guard.send_signal(number)
+    assert guard.poll() is None
+    assert guard.stdin is not None
+    began = time.monotonic()
+    guard.stdin.close()
+    assert guard.wait(30) == 0
+    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
+    assert time.monotonic() - began > 2.5, "a submission that is under way is waited for"
+
+
+def test_a_guard_of_a_job_that_is_taken_care_of_cancels_nothing(programs: Path) -> None:
+    (programs / "squeue.jobs").write_text("12 RUNNING\n")
+    guard = Guard("mnode-1")
+    guard.close()
+    guard.close()
+    assert not (programs / "scancel.said").exists()
+
+
+def test_what_slurm_did_not_do_is_left_to_the_guard(programs: Path) -> None:
+    (programs / "squeue.jobs").write_text("12 RUNNING\n")
+    guard = Guard("mnode-1")
+    guard.close(done=False)
+    assert guard._process.wait(30) == 0
+    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
+
+
+def test_what_is_being_taken_down_already_is_not_cancelled_again(programs: Path) -> None:
+    (programs / "squeue.jobs").write_text("12 COMPLETING\n")
+    guard = start("mnode-1")
+    assert guard.stdin is not None
+    guard.stdin.close()
+    time.sleep(1)
+    (programs / "squeue.jobs").unlink()
+    assert guard.wait(30) == 0
+    assert not (programs / "scancel.said").exists()
+
+
+SBATCH = """#!/bin/sh
+echo "$*" >"$0.said"
+cat >"$0.script"
+env >"$0.env"
+printf '%s' "$ANSWER"
+printf '%s\\n' "$COMPLAINT" >&2
+exit "$STATUS"
+"""
+
+
+def answers(status: int, answer: str = "", complaint: str = "") -> dict[str, str]:
+    told = {"STATUS": str(status), "ANSWER": answer, "COMPLAINT": complaint}
+    return {"PATH": os.environ["PATH"], **told}
+
+
+def test_a_script_is_submitted_with_the_environment_of_the_job(programs: Path) -> None:
+    program(programs, "sbatch", SBATCH)
+    env = answers(0, "12;cluster\n")
+    assert queue.submit("#!/bin/sh\ntrue\n", env, ["--job-name=x"]) == 12
+    assert (programs / "sbatch.said").read_text() == "--parsable --job-name=x\n"
+    assert (programs / "sbatch.script").read_text() == "#!/bin/sh\ntrue\n"
+    assert "LC_ALL" not in (programs / "sbatch.env").read_text()
+
+
+def test_what_sbatch_refuses_is_one_line(programs: Path) -> None:
+    program(programs, "sbatch", SBATCH)
+    env = answers(1, "", "sbatch: error: Batch job submission failed: Invalid account\n")
+    with pytest.raises(SlurmError, match=r"^sbatch: Batch job submission failed: Invalid account$"):
+        queue.submit("", env, [])
+    with pytest.raises(SlurmError, match=r"^sbatch: "):
+        queue.submit("", answers(0, "Submitted, I think"), [])
+
+
+def test_a_start_is_foretold_whatever_the_exit_status(programs: Path) -> None:
+    program(programs, "sbatch", SBATCH)
+    found = queue.ask(answers(1, "", "allocation failure: Invalid node name specified"), ["-N2"])
+    assert found == Foretold(None, "allocation failure: Invalid node name specified")
+    assert (programs / "sbatch.said").read_text() == "--test-only -N2\n"
+
+
+def test_no_sbatch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match=r"^sbatch: cannot be run: No such file"):
+        queue.submit("", {"PATH": str(tmp_path)}, [])
