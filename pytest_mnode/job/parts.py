@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,11 +44,12 @@ class Parts:
     def launch(self, nodes: tuple[str, ...], requeue: int) -> None:
         """Start torchrun on these nodes. Raises ClusterError."""
         address = self._cluster.address(nodes[0])
-        argv = [sys.executable, "-S", "-c", _FREE_PORT % address]
+        argv = [self._cluster.python, "-S", "-c", _FREE_PORT % address]
         [found] = self._cluster.run(argv, nodes[0])
         if not found.ok:
             raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")
-        start = Start(self._id, nodes, requeue, address, int(found.stdout))
+        port, python = int(found.stdout), self._cluster.python
+        start = Start(self._id, nodes, requeue, address, port, python)
         given = {**os.environ, **self._job.env}
         self.nodes, self._requeue, self._local = nodes, requeue, {}
         for name in nodes:

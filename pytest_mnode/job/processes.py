@@ -6,7 +6,6 @@ Each function is one short command there, of which Python's start is the longest
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -147,7 +146,7 @@ def alive(nodes: Nodes, known: Mapping[str, Sequence[tuple[int, float]]]) -> dic
     out = {}
     for node, processes in known.items():
         words = [f"{pid}:{before}" for pid, before in processes]
-        [result] = nodes.run([sys.executable, "-S", "-c", _ALIVE, *words], node, timeout=_LIMIT_S)
+        [result] = nodes.run([nodes.python, "-S", "-c", _ALIVE, *words], node, timeout=_LIMIT_S)
         out[node] = set(map(int, _answered(result).stdout.split()))
     return out
 
@@ -175,7 +174,7 @@ def _run(
     nodes: Nodes, on: Sequence[str], code: str, job: str, wanted: str, *more: str
 ) -> list[CommandResult]:
     """The code on nodes at the same time, each told its own name."""
-    python = [sys.executable, "-S", "-c", code]
+    python = [nodes.python, "-S", "-c", code]
     running = {
         name: nodes.start([*python, job, name, wanted, *more], name) for name in dict.fromkeys(on)
     }

@@ -31,6 +31,7 @@ class Start:
     """One start of a job: the nodes it is on now, and where they meet.
 
     requeue: 0 for the first. address, port: of the first node, where the others find it.
+    python: the one on the nodes.
     """
 
     job_id: str
@@ -38,13 +39,14 @@ class Start:
     requeue: int
     address: str
     port: int
+    python: str = sys.executable
 
     def argv(self, job: Job, node: str, own_address: str, log_dir: str) -> list[str]:
         """The command on one node. own_address: of that node, as others reach it."""
         number = self.nodes.index(node)
         return [
             *_WITHOUT_A_RANK,
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(self.python, "-m", "torch.distributed.run"),
             *("--nnodes", str(len(self.nodes)), "--nproc-per-node", str(job.procs_per_node)),
             *(self._elastic(number, own_address, job.restarts) if job.restarts else ()),
             *(() if job.restarts else self._static(number)),

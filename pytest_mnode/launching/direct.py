@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -82,11 +81,12 @@ class Direct:
         files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
         must_read = sorted({word for word in files if Path(word).is_file()})
         # The same Python as everywhere else: the user has the environment activated.
-        path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/local/bin:/usr/bin:/bin"))
+        beside = str(Path(self._cluster.python).parent)
+        path = os.pathsep.join((beside, "/usr/local/bin:/usr/bin:/bin"))
         common = {
             "unprivileged": self._unprivileged,
             "must_read": must_read,
-            "must_run": [sys.executable],
+            "must_run": [self._cluster.python],
             "path": path,
             "lang": "C.UTF-8",
         }
@@ -98,12 +98,12 @@ class Direct:
         }
 
     def _has(self, package: str, nodes: Sequence[str]) -> bool:
-        asked = self._cluster.run([sys.executable, "-I", "-c", _HAS, package], nodes)
+        asked = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
         return all(result.ok for result in asked)
 
     def _free_port(self, node: str) -> int:
         code = _FREE_PORT % self._cluster.address(node)
-        [found] = self._cluster.run([sys.executable, "-I", "-S", "-c", code], node)
+        [found] = self._cluster.run([self._cluster.python, "-I", "-S", "-c", code], node)
         if not found.ok:
             raise ClusterError(f"no free port on {node}: {found.stderr.strip()}")
         return int(found.stdout)
@@ -118,7 +118,7 @@ class DirectSubmission:
         self._began = time.monotonic()
         self._processes: dict[str, subprocess.Popen[str]] = {}
         canary = {CANARY: uuid.uuid4().hex}
-        program = [sys.executable, "-I", "-S", str(Path(login.__file__))]
+        program = [cluster.python, "-I", "-S", str(Path(login.__file__))]
         try:
             for node, plan in plans.items():
                 with (Path(self._logs.name) / node).open("w") as log:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ def record_image(
     plain = job_of(style, promise, folder, spec, size)
     job = plain.model_copy(update={"image": promised.image})
     started = start(path, job, cluster.nodes[: job.node_count], "image", 2 * promise.within_s)
-    asked = cluster.run([sys.executable, "-I", "-S", "-c", _ROOT])
+    asked = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
     roots = {result.node: result.stdout.strip() for result in asked if result.ok}
     inside = in_image(started.outcome.reports, roots)
     outside = [r for r in started.outcome.reports if r not in inside]

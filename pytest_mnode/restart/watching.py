@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -125,7 +124,7 @@ def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> His
 
 def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
     """What is in the run's store now; None where it cannot be read."""
-    argv = [sys.executable, "-c", _SURVEY, f"{directory}/checkpoints"]
+    argv = [cluster.python, "-c", _SURVEY, f"{directory}/checkpoints"]
     [found] = cluster.run(argv, node, timeout=_LIMIT_S)
     try:
         steps = json.loads(found.stdout)
@@ -153,7 +152,7 @@ def await_steps(
     on the node failed: that nothing was seen is then not the run's doing.
     """
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
-    watcher = cluster.start([sys.executable, "-S", "-c", _AWAIT, *words], node)
+    watcher = cluster.start([cluster.python, "-S", "-c", _AWAIT, *words], node)
     end = time.monotonic() + limit_s + 10.0
     try:
         while watcher.poll() is None and time.monotonic() < end:
@@ -174,7 +173,7 @@ def await_steps(
 
 
 def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
-    [found] = cluster.run([sys.executable, "-S", "-c", code, *words], node, timeout=_LIMIT_S)
+    [found] = cluster.run([cluster.python, "-S", "-c", code, *words], node, timeout=_LIMIT_S)
     if not found.ok:
         raise ClusterError(f"{node}: {(found.stderr.strip().splitlines() or ['no answer'])[-1]}")
     return found.stdout
