@@ -52,7 +52,7 @@ def culprit(report: Report, name: str) -> str:
     return next(f.culprit or f.note for f in report.findings if f.name == name)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4, 7])
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 12])
 @pytest.mark.parametrize("how", ["filled", "race", "oversize", "loss"])
 def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
     scheduler = Scheduler(tuple(f"node{n}" for n in range(nodes)))
