@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job
@@ -50,7 +50,7 @@ class Parts:
         if not found.ok:
             raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")
         start = Start(self._id, nodes, requeue, address, int(found.stdout))
-        given = {**os.environ, **self._job.env}
+        given = {**for_nodes(), **self._job.env}
         self.nodes, self._requeue, self._local = nodes, requeue, {}
         for name in nodes:
             self._used[name] = None
