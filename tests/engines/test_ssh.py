@@ -55,7 +55,7 @@ CONTROLLER = """
 WRAPPER = """\
 #!/bin/sh
 case $(cat /proc/sys/kernel/hostname) in
-node2) exec {python} -S "$@" ;;
+node2) unset PYTHONPATH; exec {python} -S "$@" ;;
 node3) PYTHONPATH={old} exec {python} "$@" ;;
 *) exec {python} "$@" ;;
 esac
