@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.world.messages import RUN
 
@@ -110,7 +110,7 @@ class Nodes:
             stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **(env or {}), RUN: self.mark},
+            env={**for_nodes(), **(env or {}), RUN: self.mark},
         )
 
     def commands(

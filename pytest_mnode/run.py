@@ -235,7 +235,7 @@ class Run:
             try:
                 return self.client.lease(need.nodes, need.exclusive, label)
             except NodeLostError as error:
-                if attempt or not self._boot(error.node):
+                if attempt or self._not_booted(error.node):
                     raise
         raise AssertionError
 
@@ -274,21 +274,23 @@ class Run:
 
     def _repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""
-        if isinstance(error, NodeLostError) and not self._boot(error.node):
+        if isinstance(error, NodeLostError) and (why := self._not_booted(error.node)):
             session: Any = self.config.pluginmanager.getplugin("session")
             if session is not None:
-                session.shouldstop = f"{error}; this launcher cannot boot it again"
+                session.shouldstop = f"{error}; this launcher cannot boot it again: {why}"
         elif self.pool is not None and self.pool.hub.failure:
             session = self.config.pluginmanager.getplugin("session")
             if session is not None:
                 session.shouldstop = f"no ranks can be had: {error}"
 
-    def _boot(self, node: str) -> bool:
+    def _not_booted(self, node: str) -> str:
+        """Boot a node again; why that cannot be, "" where it was done."""
         assert self.client is not None
-        with contextlib.suppress(MnodeError):
+        try:
             self.client.ask_launcher("power_on", node)
-            return True
-        return False
+        except MnodeError as error:
+            return str(error)
+        return ""
 
     # Tests in the controller.
 

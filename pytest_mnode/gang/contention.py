@@ -10,16 +10,16 @@ from pytest_mnode.gang.watching import Watch
 
 
 def filled(stage: Stage, title: str) -> Round:
-    """Jobs of one node fill all but N−1 nodes; a gang of N waits; one job ends; the gang starts.
+    """Jobs fill all but N−1 nodes; a gang of N waits; a job of one node ends; the gang starts.
 
     A small job comes before the gang or after it, and may use what the gang cannot.
     """
     plan, promise = stage.plan, stage.promise
-    fillers = [f"filler {number + 1}" for number in range(plan.fillers)]
-    first = plan.order(title, fillers)[0]
+    fillers = {f"filler {at + 1}": nodes for at, nodes in enumerate(plan.fillers)}
+    first = plan.order(title, [name for name, nodes in fillers.items() if nodes == 1])[0]
 
     def conduct(watch: Watch) -> None:
-        holding = [watch.submit(stage.filler(name)) for name in fillers]
+        holding = [watch.submit(stage.filler(name, nodes)) for name, nodes in fillers.items()]
         watch.until(lambda: not watch.waits(holding), promise.next_within_s)
         if not watch.are(holding, State.WHOLE):
             watch.problem = f"{title}: the room could not be filled: {watch.told(holding)}"
@@ -43,7 +43,7 @@ def filled(stage: Stage, title: str) -> Round:
     window = stage.watched(title, conduct)
     if window.problem or len(window.gangs) < len(fillers) + 2:
         return Round(window, None)
-    return Round(window, filled_turn(window, "B", fillers, (first, SMALL)))
+    return Round(window, filled_turn(window, "B", list(fillers), (first, SMALL)))
 
 
 def race(stage: Stage, title: str) -> Round:

@@ -11,6 +11,8 @@ from pytest_mnode.gang.engine import Capacity
 from pytest_mnode.gang.terms import KEY
 from pytest_mnode.spec.gang import GangCriterion
 
+_MOST_FILLERS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -21,9 +23,16 @@ class Plan:
     seed: int
 
     @property
-    def fillers(self) -> int:
-        """Plain jobs that leave one node too few for a gang."""
-        return len(self.arena) - (self.size - 1)
+    def fillers(self) -> tuple[int, ...]:
+        """Nodes of each of the jobs that leave one node too few for a gang.
+
+        The first have one node, of which one ends; a large cluster is filled by few jobs all the
+        same.
+        """
+        nodes = len(self.arena) - (self.size - 1)
+        if nodes <= _MOST_FILLERS:
+            return (1,) * nodes
+        return (*(1,) * (_MOST_FILLERS - 1), nodes - (_MOST_FILLERS - 1))
 
     def order(self, title: str, names: Sequence[str]) -> list[str]:
         """Names in the order of a round: another one for each title, the same for the same seed."""

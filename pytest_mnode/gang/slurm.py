@@ -109,6 +109,7 @@ class SlurmEngine:
             ) from None
         self._read: dict[str, int] = {}
         self._submitted = False
+        self._names: tuple[str, ...] = ()
         guard = [sys.executable, "-I", "-S", guarding.__file__, str(self.directory)]
         self._guard = subprocess.Popen(
             [*guard, "scancel", "--full", f"--name={self._job_name}"],
@@ -138,7 +139,9 @@ class SlurmEngine:
         """One job; its id."""
         others: list[str] = []
         if ask.among:
-            others = [n.name for n in self._slurm.nodes() if n.name not in ask.among]
+            # Asked for once: on large clusters it is much, and nodes seldom come.
+            self._names = self._names or tuple(node.name for node in self._slurm.nodes())
+            others = [name for name in self._names if name not in ask.among]
         minutes = max(1, math.ceil(ask.limit_s / 60))
         options = [
             *self._options,

@@ -40,10 +40,10 @@ class Stage:
         """A job of one node that is soon over, so that it delays no gang that waits."""
         return Ask(SMALL, 1, _SMALL_RUNS_S, _SPARE_S, self.plan.arena)
 
-    def filler(self, name: str) -> Ask:
-        """A job of one node that outlasts a round."""
+    def filler(self, name: str, nodes: int) -> Ask:
+        """A job that outlasts a round."""
         seconds = self.promise.waits_s + 4 * self.turn_s + 2 * self.promise.runs_s
-        return Ask(name, 1, seconds, seconds + _SPARE_S, self.plan.arena)
+        return Ask(name, nodes, seconds, seconds + _SPARE_S, self.plan.arena)
 
     def watched(
         self, title: str, conduct: Callable[[Watch], None], back_within_s: float | None = None

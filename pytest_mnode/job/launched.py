@@ -121,6 +121,17 @@ class LaunchedJob(ABC):
                 self._note("signalled", name, pids, number.name, sent[0][1])
         return [pid for sent in done.values() for pid, _ in sent]
 
+    def _kill(self, on: Sequence[str]) -> None:
+        """SIGKILL whatever is marked as the job's. Raises ClusterError where that is not enough."""
+        left = []
+        there = processes.living(self._cluster, on)
+        for name, ended in processes.end(self._cluster, there, self._id).items():
+            if ended.killed:
+                self._note("killed", name, ended.killed)
+            left += [f"{pid} on {name}" for pid in ended.left]
+        if left:
+            raise ClusterError(f"SIGKILL did not end pids {', '.join(left)}")
+
     def _note(
         self,
         what: str,

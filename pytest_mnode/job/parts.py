@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job
@@ -50,7 +50,7 @@ class Parts:
             raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")
         port, python = int(found.stdout), self._cluster.python
         start = Start(self._id, nodes, requeue, address, port, python)
-        given = {**os.environ, **self._job.env}
+        given = {**for_nodes(), **self._job.env}
         self.nodes, self._requeue, self._local = nodes, requeue, {}
         for name in nodes:
             self._used[name] = None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.preflight.facts import (
     LastFacts,
@@ -120,7 +121,7 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        env={**os.environ, **search_path(nodes.python)},
+        env={**for_nodes(), **search_path(nodes.python)},
         start_new_session=True,  # Ctrl-C is for the controller alone, which ends it in order
     )
     stack.callback(_end, process)

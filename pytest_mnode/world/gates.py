@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from pytest_mnode.cluster.node import Launcher, Node
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.world.channel import Keys
 from pytest_mnode.world.describe import returncode_text
 from pytest_mnode.world.messages import RUN, GateOrder, NodeEntry
@@ -108,7 +108,7 @@ class Gates:
             command = self.launcher.agent_command(argv)
         else:
             [command] = self.launcher.commands(self.nodes[number], argv)
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", _MARK: self._mark}
+        env = {**for_nodes(), "PYTHONUNBUFFERED": "1", _MARK: self._mark}
         # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.

@@ -39,6 +39,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 AuthorizedKeysFile {keys}/authorized
 UseDNS no
+MaxSessions 3
 LogLevel VERBOSE
 """
 _CLIENT = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import uuid
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engines.inside import run_pytest, spec_for, start_pytest
+from tests.engines.inside import pytest_command, run_pytest, spec_for, start_pytest
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import InnerRun, write_files
 
@@ -35,6 +36,20 @@ OUTSIDE = """
             assert done.stdout == "by all"
         slow = cluster.run(["sh", "-c", "sleep 30 & sleep 30"], "node1", timeout=1)
         assert slow[0].returncode is None
+"""
+BATCH = """
+    import os
+
+    def test_ranks(world, process_group):
+        assert os.environ["RANK"] == str(world.rank)
+        assert os.environ["SLURM_JOB_ID"]
+        assert not [name for name in os.environ if name.endswith(("PROCID", "NODEID", "NTASKS"))]
+        assert len(os.sched_getaffinity(0)) == os.cpu_count()
+
+    def test_commands(cluster):
+        assert "SLURM_NODEID" in os.environ
+        for done in cluster.run(["sh", "-c", "echo $SLURM_NODEID; hostname"]):
+            assert done.stdout.split() == [done.node]
 """
 LOSSES = """
     import pathlib, time
@@ -83,6 +98,25 @@ def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert slurm.queue() == [] or [job.state for job in slurm.queue()] == ["COMPLETING"]
     assert list(tmp_path.glob(".mnode-*")) == []
     slurm.await_that(lambda: not slurm.queue(), 10, "the allocation is given back")
+
+
+def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """The script is a task on the first node, and says so in variables; ranks are none of it."""
+    write_files(tmp_path, test_it=BATCH)
+    spec = spec_for(slurm, tmp_path, "slurm", power=None)
+    pytest_there = shlex.join(pytest_command(tmp_path, "--mnode-nodes=2", spec, "test_it.py"))
+    output = tmp_path / "output"
+    done = slurm.run(
+        *("sbatch", "--wait", "--nodes=3", "--exclusive", "--no-kill", "--ntasks-per-node=1"),
+        *(f"--output={output}", "--cpus-per-task=1", f"--wrap={pytest_there}"),
+        cwd=tmp_path,
+        check=False,
+        limit_s=120,
+    )
+    said = output.read_text()
+    assert done.returncode == 0, said
+    assert "mnode: launcher slurm (inside of job " in said
+    assert "2 passed" in said
 
 
 def test_more_nodes_than_there_are(slurm: SlurmOnRack, tmp_path: Path) -> None:

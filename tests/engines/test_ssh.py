@@ -42,6 +42,30 @@ DYING = """
 
     def test_after_agent(world): assert world.size == 2
 """
+APART = """
+    import os, pathlib, sys
+
+    if __name__ == "__main__":
+        print("rank", os.environ["RANK"], flush=True)
+
+    def test_ranks(world, process_group, tmp_path):
+        tmp_path.joinpath("file").write_text("x")
+
+    def test_job(cluster):
+        assert not cluster.share_files
+        done = cluster.launch([__file__]).wait(100)
+        assert done.ok, done
+        assert [text.strip() for text in done.output.values()] == ["rank 0", "rank 1"]
+
+    def test_commands(cluster):
+        # More at once than this sshd takes on one connection: others make their own.
+        running = [cluster.start(["sleep", "2"], "node0") for _ in range(5)]
+        found = cluster.run(["hostname"])
+        assert [r.stdout.strip() for r in found] == ["node0", "node1"]
+        assert [cluster.finish(p, "node0", 30).returncode for p in running] == [0] * 5
+        [late] = cluster.run(["sleep", "60"], "node1", timeout=0.5)
+        assert late.returncode is None
+"""
 CONTROLLER = """
     import pathlib, subprocess
     from pytest_mnode.options import RUN
@@ -55,7 +79,7 @@ CONTROLLER = """
 WRAPPER = """\
 #!/bin/sh
 case $(cat /proc/sys/kernel/hostname) in
-node2) exec {python} -S "$@" ;;
+node2) unset PYTHONPATH; exec {python} -S "$@" ;;
 node3) PYTHONPATH={old} exec {python} "$@" ;;
 *) exec {python} "$@" ;;
 esac
@@ -121,6 +145,31 @@ def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: P
     assert "Connection refused" in lines["closed"]
     assert "No route to host" in lines["nowhere"] or "timed out" in lines["nowhere"]
     assert "Host key verification failed" in lines["imposter"]
+
+
+def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> None:
+    """What is temporary lies on file systems of the nodes' own, and no directory is shared."""
+    write_files(tmp_path, test_it=APART)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    for node in ssh.names[:2]:
+        mounted = ssh.run("mount", "-t", "tmpfs", "none", str(temporary), on=node)
+        assert mounted.returncode == 0, mounted.stderr
+    run = run_pytest(
+        ssh,
+        tmp_path,
+        "--mnode-nodes=2",
+        ssh.hostfile(tmp_path, "node[0-1] slots=1"),
+        spec_for(ssh, tmp_path, "ssh"),
+        *("--rootdir=/sys", "-p", "no:cacheprovider"),  # where nothing can be written
+        str(tmp_path / "test_it.py"),
+        env={"TMPDIR": str(temporary)},
+    )
+    assert set(run.outcomes().values()) == {"passed"}, run.output
+    assert f"launcher ssh (hostfile {tmp_path}/hosts), 2 nodes" in run.output
+    assert not list(temporary.glob("mnode-*"))
+    for node in ssh.names[:2]:
+        assert ssh.run("ls", "-A", str(temporary), on=node).stdout == ""
 
 
 class Busy:
@@ -200,6 +249,7 @@ def test_a_cut_cable_is_named_in_seconds_and_nothing_stays_behind_it(
     assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "node node1 is lost: the connection was lost" in output
     assert "node0 is lost" not in output
+    assert "cannot boot it again: cannot switch node1 on: the spec names no command" in output
     # What ran behind the cut ended by itself; nobody could tell it to.
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 

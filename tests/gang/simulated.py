@@ -46,7 +46,8 @@ class Scheduler:
     seconds from the fifth look on. slow: an answer takes so long. fails: every job does, at once
     and with these words. garbled: heartbeats that are none. foreign: nodes that others take, from
     the first submission on. unreasonable: says no reason. split: a gang is submitted as that many
-    jobs of one node. half_requeue: a gang that lost a node goes on without it.
+    jobs of one node. Of a gang that lost a node, half_requeue: it goes on without it; stubborn: it
+    is requeued, whatever was asked for; zombies: its ranks run on; never_again: it stays away.
     """
 
     names: tuple[str, ...] = ("node0", "node1", "node2", "node3")
@@ -62,6 +63,7 @@ class Scheduler:
         self.looks = 0
         self.blind_until = 0.0
         self.ran_gang = False
+        self.zombies: list[tuple[str, int, str]] = []
 
     # The clock.
 
@@ -153,6 +155,8 @@ class Scheduler:
         if round(self.time / TICK_S) % BEAT_EVERY == 0:
             for job in self.jobs:
                 self._beat(job)
+            for rank, (name, life, node) in enumerate(self.zombies):
+                self.beats.append(Beat(name, life, rank, node, self.time))
 
     def _age(self, job: _Job) -> None:
         lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
@@ -162,7 +166,9 @@ class Scheduler:
         elif job.began_s is not None and job.ending_s is None and not job.over:
             if lost and "half_requeue" in self.faults:
                 job.nodes = tuple(n for n in job.nodes if n not in lost)
-            elif lost and job.ask.requeue:
+            elif lost and (job.ask.requeue or "stubborn" in self.faults):
+                if "zombies" in self.faults:
+                    self.zombies = [(job.id, job.life, n) for n in job.nodes if n not in lost]
                 job.nodes, job.began_s, job.life = (), None, job.life + 1
                 job.why = "PENDING (BeginTime)"
             elif lost or self.time - job.began_s >= job.ask.runs_s:
@@ -181,6 +187,8 @@ class Scheduler:
         free = [node for node in self._among(job) if node not in self._taken()]
         gang = job.ask.nodes > 1
         if gang and "never_next" in self.faults and self.ran_gang:
+            return False
+        if job.life and "never_again" in self.faults:
             return False
         if gang and "twice" in self.faults and len(free) < job.ask.nodes:
             free += [node for node in self._among(job) if node not in free]

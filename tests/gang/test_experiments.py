@@ -26,6 +26,9 @@ UNTOLD = "gangs larger than the cluster without a refusal or a reason"
 BLOCKED = "jobs that a gang larger than the cluster keeps from running"
 FATE = "gangs neither requeued nor cancelled whole when a node had died"
 OFF = "time from the death of a node until its gang is off all nodes"
+OLD = "ranks of the start that lost a node that ran on"
+AGAIN = "time from there until it runs again, whole"
+OTHERS = "longest time to the start of others beside it"
 CONDUCTED = "experiments that could not be conducted"
 
 
@@ -52,7 +55,7 @@ def culprit(report: Report, name: str) -> str:
     return next(f.culprit or f.note for f in report.findings if f.name == name)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4, 7])
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 12])
 @pytest.mark.parametrize("how", ["filled", "race", "oversize", "loss"])
 def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
     scheduler = Scheduler(tuple(f"node{n}" for n in range(nodes)))
@@ -98,10 +101,12 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("loss", {"fails": "FAILED"}, {FATE: UNKNOWN}, FATE, "could lose no node: B FAILED"),
         # A gang larger than the cluster.
         ("oversize", {"unreasonable": 1}, {UNTOLD: FAIL}, UNTOLD, "too large: PENDING"),
-        ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL}, BLOCKED, "B: PENDING (Resources)"),
+        ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL, OTHERS: FAIL}, BLOCKED, "B: PENDING ("),
         ("oversize", {"partial": 1}, {PARTS: FAIL}, PARTS, "too large held 4 of 5 nodes"),
         # A gang that lost a node.
         ("loss", {"half_requeue": 1}, {PARTS: FAIL, FATE: FAIL}, PARTS, "B held 2 of 3 nodes"),
+        ("loss", {"zombies": 1}, {OLD: FAIL}, OLD, "loss: B: rank 0 on node1; loss: B: rank 1 on"),
+        ("loss", {"never_again": 1}, {FATE: FAIL, AGAIN: FAIL}, FATE, "and then waiting, PENDING"),
         ("loss", {"no_power": 1}, {FATE: UNKNOWN}, FATE, "the spec names no command for it"),
     ],
 )  # fmt: skip
@@ -140,6 +145,13 @@ def test_what_becomes_of_a_gang_that_lost_a_node(promised: str, came_to: str, wr
     [fate] = [f for f in done.findings if f.name == FATE]
     assert isinstance(fate, Wrong)
     assert fate.note.endswith(f" dead: {came_to}")
+
+
+def test_one_that_is_requeued_against_the_promise() -> None:
+    stubborn = Scheduler(faults={"stubborn": 1})
+    done = ran("loss", stubborn, node_loss="cancelled", lost_within="30 s")
+    assert verdicts(done) == {FATE: FAIL}, done.text()
+    assert culprit(done, FATE) == "loss: B, node0 dead: requeued"
 
 
 def test_one_that_is_not_taken_off_in_time() -> None:

@@ -17,8 +17,8 @@ class Names:
     others: tuple[str, ...] = ()
 
     def for_slurm(self, names: Iterable[str]) -> tuple[str, ...]:
-        """As Slurm has them."""
-        return tuple(self.slurm[name] for name in names)
+        """As Slurm has them; other nodes as they are."""
+        return tuple(self.slurm.get(name, name) for name in names)
 
     def for_run(self, names: Iterable[str]) -> tuple[str, ...]:
         """As the run has them; of other nodes Slurm's."""

@@ -32,9 +32,11 @@ class Queued:
         self.state: JobState | None = None
         self._names = names
         self._guard = Guard(name)
+        self._tried = False
 
     def submit(self, script: str, env: Mapping[str, str], options: Sequence[str]) -> None:
         """Queue it. Raises SlurmError, one line."""
+        self._tried = True
         self.number = queue.submit(script, env, [*options, f"--job-name={self.name}"])
 
     def look(self) -> JobState | None:
@@ -67,4 +69,5 @@ class Queued:
     def close(self, done: bool) -> None:
         """No more is to be done about it; idempotent. Not done: Slurm did not do as it was told,
         and whatever is left of the job is taken out of the queue when it does."""
-        self._guard.close(done)
+        # A submission that was not answered may have arrived all the same.
+        self._guard.close(done and (self.number is not None or not self._tried))

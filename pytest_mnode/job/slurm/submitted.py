@@ -7,13 +7,11 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job, JobResult
 from pytest_mnode.job.launched import POLL_S, LaunchedJob
 from pytest_mnode.job.slurm import files
@@ -24,6 +22,7 @@ from pytest_mnode.job.slurm.following import (
     why_over,
     why_requeued,
 )
+from pytest_mnode.job.slurm.losses import Losses
 from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.job.slurm.queued import LOOK_S, Queued
 from pytest_mnode.job.slurm.request import Request, submitting
@@ -34,7 +33,6 @@ from pytest_mnode.world.messages import RUN
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
-_NODES_LOOK_S = 2.0
 _SILENCE_S = 60.0
 """How long Slurm may leave questions unanswered, as it does when it is restarted."""
 
@@ -50,7 +48,6 @@ class SubmittedJob(LaunchedJob):
     ) -> None:
         super().__init__(cluster, job)
         self._names = names
-        self._slurm = slurm
         self._request = request
         self._queued = Queued(slurm, names, f"mnode-{self._id[:12]}")
         self._directory = tempfile.TemporaryDirectory(
@@ -59,14 +56,12 @@ class SubmittedJob(LaunchedJob):
         self._files = Path(self._directory.name)
         self._traces = Traces(self._files)
         self._course = Course()
-        self._pinned = request.moves
-        self._lost: tuple[str, ...] = ()
+        self._losses = Losses(slurm, names, pinned=request.moves)
         self._preempted = False
         self._noted: set[tuple[str, str, int]] = set()
         self._result: JobResult | None = None
-        self._looked_at = self._nodes_looked_at = -LOOK_S
+        self._looked_at = -LOOK_S
         self._heard_at = time.monotonic()
-        self._waits_since: float | None = None
 
     @classmethod
     def start(
@@ -91,10 +86,6 @@ class SubmittedJob(LaunchedJob):
         """Slurm's number of the job."""
         return self._queued.number
 
-    @property
-    def _state(self) -> JobState | None:
-        return self._queued.state
-
     def preempt(self, grace_s: float) -> list[str]:
         """As a scheduler that wants the nodes back: SIGTERM to all of its steps by Slurm, and
         SIGKILL to whatever is left `grace_s` seconds later. Slurm requeues it where it may be.
@@ -102,7 +93,7 @@ class SubmittedJob(LaunchedJob):
         Names of the nodes that had to be killed.
         """
         on, began = self.nodes, time.time()
-        self._slurm.run("scancel", "--signal=TERM", str(self.number))
+        self._queued.slurm.run("scancel", "--signal=TERM", str(self.number))
         end = time.monotonic() + grace_s
         while time.monotonic() < end and self._traces.running(on, self._requeue):
             time.sleep(POLL_S)
@@ -154,7 +145,8 @@ class SubmittedJob(LaunchedJob):
         """
         done = False
         try:
-            if self._state is None or not self._state.over:
+            state = self._queued.state
+            if state is None or not state.over:
                 self._end()
             done = True
         finally:
@@ -182,20 +174,22 @@ class SubmittedJob(LaunchedJob):
         course, found = changes(self._course, state)
         if found:
             self._note_ended()
-        if found or time.monotonic() - self._nodes_looked_at > _NODES_LOOK_S:
+        again = state.waits and course.requeue > 0
+        if found or again or self._losses.due:
             self._note_lost()
         for change in found:
             self._requeue = change.requeue
             if change.what == "started":
-                self._lost, self._preempted, self._waits_since = (), False, None
+                self._losses.started()
+                self._preempted = False
                 self._note("started", detail=", ".join(change.nodes))
             else:
-                self._note("requeued", detail=why_requeued(self._lost, self._told(), state))
-                self._waits_since = time.monotonic()
+                self._note("requeued", detail=why_requeued(self._losses.lost, self._told(), state))
+                self._losses.requeued()
         self._course = course
-        if state.waits and course.requeue:
-            self._let_move()
-        why = never_starts(state) or self._waited_long(state)
+        if again and self.number is not None:
+            self._losses.let_move(self.number)
+        why = never_starts(state) or (again and self._losses.waited_long(self._job.back_within_s))
         if self._requeue > self._job.requeues:
             why = f"started again {self._requeue} times, {self._job.requeues} were allowed"
         if not why:
@@ -205,9 +199,8 @@ class SubmittedJob(LaunchedJob):
 
     def _came_to_its_end(self, state: JobState | None) -> JobResult:
         self._note_ended()
-        with contextlib.suppress(SlurmError):
-            self._note_lost()
-        why = why_over(state, self._lost, self._told())
+        self._note_lost()
+        why = why_over(state, self._losses.lost, self._told())
         return self._finish(why and f"{why}, after {self._requeue} requeues")
 
     def _told(self) -> bool:
@@ -228,32 +221,8 @@ class SubmittedJob(LaunchedJob):
                 self._note("ended", name, detail=f"status {status.code}")
 
     def _note_lost(self) -> None:
-        self._nodes_looked_at = time.monotonic()
-        for node in self._slurm.nodes(self._names.for_slurm(self.nodes)) if self.nodes else ():
-            [name] = self._names.for_run([node.name])
-            if node.lost and name not in self._lost:
-                self._lost += (name,)
-                self._note("node lost", name, detail=f"Slurm says {node.text}")
-
-    def _let_move(self) -> None:
-        """Have Slurm forget on which nodes the job had to begin, once one of them is gone.
-
-        It does so for a job that waits only, and not while the last start is being taken down.
-        """
-        if self._pinned and not self._lost:
-            self._note_lost()
-        if self._pinned and self._lost:
-            with contextlib.suppress(SlurmError):
-                self._slurm.run("scontrol", "update", f"JobId={self.number}", "ReqNodeList=")
-                self._pinned = False
-
-    def _waited_long(self, state: JobState) -> str:
-        if self._waits_since is None or not state.waits or not self._lost:
-            return ""
-        limit_s = self._job.back_within_s
-        if time.monotonic() - self._waits_since < limit_s:
-            return ""
-        return f"{', '.join(self._lost)} not back within {limit_s:g} s"
+        for name, said in self._losses.look(self.nodes).items():
+            self._note("node lost", name, detail=f"Slurm says {said}")
 
     def _finish(self, why: str) -> JobResult:
         if why:
@@ -263,23 +232,12 @@ class SubmittedJob(LaunchedJob):
         return self._result
 
     def _where(self) -> str:
-        state = self._state
+        state = self._queued.state
         if state is None or state.waits:
             reason = f" ({state.reason})" if state is not None and state.reason else ""
             return f"job {self.number} waits in the queue{reason}"
         on = self._traces.running(self.nodes, self._course.requeue) or self.nodes
         return f"the job still runs on {', '.join(on)}"
-
-    def _kill(self, on: Sequence[str]) -> None:
-        """What is marked as the job's, by our own steps on its nodes."""
-        left = []
-        there = processes.living(self._cluster, on)
-        for name, ended in processes.end(self._cluster, there, self._id).items():
-            if ended.killed:
-                self._note("killed", name, ended.killed)
-            left += [f"{pid} on {name}" for pid in ended.left]
-        if left:
-            raise ClusterError(f"SIGKILL did not end pids {', '.join(left)}")
 
     def _end(self) -> None:
         """Out of the queue, and off its nodes."""
@@ -288,4 +246,4 @@ class SubmittedJob(LaunchedJob):
         if state is not None and not state.over and not state.waits:
             with contextlib.suppress(ClusterError):
                 self._kill(self.nodes)
-        self._queued.await_end(lost=bool(self._lost))
+        self._queued.await_end(lost=bool(self._losses.lost))
