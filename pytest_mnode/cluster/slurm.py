@@ -17,6 +17,7 @@ from pytest_mnode.cluster.remote import looking, near
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
+from pytest_mnode.cluster.remote.member import member
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.slurm.allocation import Allocation, Granted, Held, Surrounding
@@ -142,25 +143,13 @@ class Slurm:
     ) -> tuple[Node, ...]:
         nodes = []
         for index, name in enumerate(names):
-            node = self._member(index, states[name].address or name, looks[name])
+            node = member(index, states[name].address or name, looks[name], self._spec)
             if (other := self._names.get(node.name)) is not None:
                 raise ClusterError(f"slurm: {other} and {name} are one machine: {node.name}")
             self._names[node.name] = name
             self._places[name] = looks[name].place or ""
             nodes.append(node)
         return tuple(nodes)
-
-    def _member(self, index: int, address: str, look: Look) -> Node:
-        fabric = self._spec.fabric
-        interface = looking.fabric_interface(look, fabric.kind, fabric.interfaces)
-        found = (look.networks or {}).get(interface.partition(",")[0], ()) if interface else ()
-        return Node(
-            name=look.hostname,
-            index=index,
-            address=address,
-            fabric_address=found[0] if found else None,
-            fabric_interface=interface,
-        )
 
     # What a launcher does.
 

@@ -22,6 +22,7 @@ from pytest_mnode.cluster.remote import looking, near
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
+from pytest_mnode.cluster.remote.member import member
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.spec import Spec
@@ -162,20 +163,8 @@ class Ssh:
                 raise ClusterError(f"ssh: {first} and {target} are one machine: {look.hostname}")
             self._names[look.hostname] = target
             seat.place = look.place or ""
-            nodes.append(self._member(index, seat.host, look))
+            nodes.append(member(index, look.reached_at or seat.host.name, look, self._spec))
         return tuple(nodes)
-
-    def _member(self, index: int, host: Host, look: Look) -> Node:
-        fabric = self._spec.fabric
-        interface = looking.fabric_interface(look, fabric.kind, fabric.interfaces)
-        found = (look.networks or {}).get(interface.partition(",")[0], ()) if interface else ()
-        return Node(
-            name=look.hostname,
-            index=index,
-            address=look.reached_at or host.name,
-            fabric_address=found[0] if found else None,
-            fabric_interface=interface,
-        )
 
     # What becomes of the nodes.
 

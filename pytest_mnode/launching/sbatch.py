@@ -140,9 +140,9 @@ class SbatchSubmission:
         state = self._queued.state
         in_time = state is None or state.over
         seconds = time.monotonic() - self._began
-        self._cancel()
         nodes = self.submitted.nodes
-        codes = {node: self._code(node, in_time) for node in nodes}
+        codes = {node: self._code(node, in_time) for node in nodes}  # before it is cancelled
+        self._cancel()
         output = {node: self._output(node) for node in nodes}
         reports: list[RankReport] = []
         hosts, logins = {}, []

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -220,9 +220,6 @@ class Held:
         except SlurmError as error:
             told += f"; {error}"
         return told + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"
-
-
-Tell = Callable[[str], None]
 
 
 def salloc(name: str, nodes: int, arguments: Sequence[str], gpus_per_node: int = 0) -> list[str]:

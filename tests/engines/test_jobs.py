@@ -171,6 +171,16 @@ TESTS = (
         found = leaked(started.expected, started.outcome.reports)
         assert found and found[0].variable == "MNODE_CANARY", started.text()
 
+    def test_a_script_that_would_never_start_is_started_directly(cluster):
+        wanted = read_job(Path(JOBS) / "deepspeed.yaml").placed(2, 0)
+        path = launching.path_of(cluster)
+        started = launching.start(path, wanted, ["node1", "node0"], "direct", 60)
+        said = started.submitted.notes[0]
+        assert said.startswith(f"started as steps of allocation {cluster.allocation}: "), said
+        assert started.submitted.nodes == ("node1", "node0")
+        assert [r.met.size for r in started.outcome.reports if r.met] == [4] * 4, started.text()
+        assert queued() == []
+
     def test_at_its_limit_a_script_is_out_of_the_queue(cluster):
         page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}
         wanted = LaunchJob.model_validate(

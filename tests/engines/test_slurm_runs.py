@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
 import subprocess
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.engines.inside import pytest_command, run_pytest, spec_for, start_pytest
@@ -71,15 +66,6 @@ LOSSES = """
     @pytest.mark.mnode(nodes=1)
     def test_one(world, process_group): pass
 """
-BUSY = """
-    import pathlib, subprocess, time
-
-    def test_long(world, process_group, request):
-        # A child in a session of its own, as a stubborn data loader would be.
-        subprocess.Popen(["sleep", "300"], start_new_session=True)
-        pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
-        time.sleep(120)
-"""
 
 
 def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
@@ -89,7 +75,7 @@ def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
         tmp_path,
         "--mnode-launcher=slurm",
         "--mnode-nodes=2",
-        "--mnode-slurm-args=--partition=all --time=5",
+        "--mnode-slurm-args=--partition=all --time=5 --nodelist=node[0-1]",
         spec_for(slurm, tmp_path, "slurm", power=None),
         "test_it.py",
     )
@@ -127,7 +113,7 @@ def test_more_nodes_than_there_are(slurm: SlurmOnRack, tmp_path: Path) -> None:
         "--mnode-nodes=4",
         spec_for(slurm, tmp_path, "slurm", power=None),
         "test_it.py",
-        before=["salloc", "--nodes=3", "--exclusive", "--quiet"],
+        before=["salloc", "--nodelist=node[0-2]", "--exclusive", "--quiet"],
     )
     assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
     assert "4 nodes asked for, and allocation" in run.output
@@ -176,83 +162,6 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
     # By srun at once, or when Slurm is asked the next time.
     assert any(why in told["test_two"] for why in ("Node failure on node1", "broken fan")), told
     assert "node0 is lost" not in output
-
-
-class Busy:
-    """A run on two nodes, both of whose ranks are in a long test; known by a variable."""
-
-    def __init__(self, slurm: SlurmOnRack, directory: Path) -> None:
-        write_files(directory, test_it=BUSY)
-        self.directory, self.temporary = directory, directory / "tmp"
-        self.temporary.mkdir()
-        self.mark = f"MARK_{uuid.uuid4().hex}"
-        self.program = start_pytest(
-            slurm,
-            directory,
-            *("--mnode-launcher=slurm", "--mnode-nodes=2"),
-            spec_for(slurm, directory, "slurm", power=None),
-            "test_it.py",
-            env={self.mark: "1", "TMPDIR": str(self.temporary)},
-        )
-        slurm.await_that(self.busy, 90, "ranks are busy")
-
-    def busy(self) -> bool:
-        if self.program.poll() is not None:
-            pytest.fail(str(self.program.communicate()))
-        return len(list(self.directory.glob("busy*"))) == 2
-
-    def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-    def left(self) -> list[str]:
-        """Processes and files of the run that are still there."""
-        files = [*self.temporary.glob("*mnode-*"), *self.directory.glob(".mnode-*")]
-        return [*(f"{p.pid} {p.name()}" for p in self.processes()), *map(str, files)]
-
-    def controller(self) -> psutil.Process:
-        """pytest itself, seen from out here."""
-        [found] = [p for p in self.processes() if "--mnode-launcher=slurm" in p.cmdline()[:6]]
-        return found
-
-
-@pytest.fixture
-def busy(slurm: SlurmOnRack, tmp_path: Path) -> Iterator[Busy]:
-    run = Busy(slurm, tmp_path)
-    yield run
-    run.program.kill()
-    run.program.communicate()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_leaves_nothing(
-    slurm: SlurmOnRack, busy: Busy, number: signal.Signals
-) -> None:
-    assert len(busy.processes()) > 10
-    [job] = slurm.queue()
-    assert len(job.nodes) == 2
-    os.kill(busy.controller().pid, number)
-    output, _ = busy.program.communicate(timeout=60)
-    if number is signal.SIGINT:
-        assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
-    slurm.await_that(lambda: not slurm.queue(), 20, "the allocation is given back")
-    slurm.await_that(lambda: not busy.left(), 20, f"nothing is left of {busy.left()}")
-
-
-def test_the_allocation_is_taken_away(slurm: SlurmOnRack, busy: Busy) -> None:
-    """As at its time limit, or by scancel: the run ends, and says why."""
-    [job] = slurm.queue()
-    slurm.run("scancel", str(job.job_id))
-    output, _ = busy.program.communicate(timeout=60)
-    assert busy.program.returncode != 0
-    assert "is lost" in output
-    slurm.await_that(lambda: not busy.left(), 20, f"nothing is left of {busy.left()}")
 
 
 def test_without_slurm_it_is_said_so(tmp_path: Path) -> None:

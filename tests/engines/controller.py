@@ -1,0 +1,106 @@
+"""A small program on the login node that has a Slurm launcher and does what it is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.engines.inside import environment
+from tests.engines.slurm import SlurmOnRack
+
+PROGRAM = """
+import json, os, subprocess, sys, tempfile, time
+from pathlib import Path
+from pytest_mnode.cluster.slurm import Slurm
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.spec import default_spec_path, load_spec
+
+count, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
+run_dir = tempfile.mkdtemp(prefix="mnode-", dir=".")
+try:
+    spec = load_spec(Path(os.environ.get("SPEC", default_spec_path())))
+    launcher = Slurm(count, spec, arguments,
+                     run_dir=os.path.abspath(run_dir), root=Path.cwd())
+    launcher.start()
+except MnodeError as error:
+    print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+    sys.exit()
+nodes = [[n.name, n.address, n.fabric_address, n.fabric_interface] for n in launcher.nodes]
+print(json.dumps({"job": launcher.job_id, "nodes": nodes, "held": launcher.held,
+                  "shared": str(launcher.shared_dir)}), flush=True)
+
+def run(argv, node=0, **options):
+    [command] = launcher.commands([launcher.nodes[node]], argv)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    return done.returncode, done.stdout, done.stderr
+
+lost = []
+launcher.watch(lambda *what: lost.append(what))
+for line in sys.stdin:
+    try:
+        print(json.dumps(eval(line)), flush=True)
+    except MnodeError as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+launcher.close()
+print(json.dumps("closed"), flush=True)
+"""
+
+
+class Controller:
+    """A process that has a launcher and does what it is told, a line of Python each.
+
+    words: the launcher's arguments, and a command around it, such as salloc.
+    """
+
+    def __init__(
+        self,
+        slurm: SlurmOnRack,
+        directory: Path,
+        nodes: int,
+        words: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        *,
+        spec: Path | None = None,
+    ) -> None:
+        arguments, before = words
+        env = {"MARK": "a b'c", **({"SPEC": str(spec)} if spec else {})}
+        argv = [sys.executable, "-c", PROGRAM, str(nodes), json.dumps(list(arguments))]
+        self.process = subprocess.Popen(
+            slurm.command(*before, *argv),
+            cwd=directory,
+            env=environment(slurm, env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.told: Any = self._line()
+
+    def _line(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline() or '"ended"')
+
+    def __call__(self, expression: str) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.wait(30)  # its input stays open: it is to end by the signal
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def hidden(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if "mnode-" in path.name]

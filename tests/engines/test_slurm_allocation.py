@@ -1,0 +1,108 @@
+"""Allocations: found, asked for, refused in a line, and given back however the controller ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.controller import PROGRAM, Controller, hidden
+from tests.engines.slurm import SlurmOnRack
+
+
+def test_a_surrounding_allocation_is_used_and_left_alone(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    controller = Controller(
+        slurm, tmp_path, 2, ([], ["salloc", "--nodelist=node[0-2]", "--exclusive"])
+    )
+    assert controller.told["held"] is False
+    assert [node[0] for node in controller.told["nodes"]] == ["node0", "node1"]
+    [job] = slurm.queue()
+    assert job.job_id == controller.told["job"]
+    assert controller("launcher.close()") is None
+    assert [job.state for job in slurm.queue()] == ["RUNNING"]
+    controller.close()
+
+
+INSIDE = ["salloc", "--nodelist=node[0-1]", "--exclusive", "--quiet"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "told"),
+    [
+        (3, ([], INSIDE),
+         "3 nodes asked for, and allocation {job} has 2: node0, node1; missing: 1; allocate them "
+         "with --nodes=3"),
+        (2, (["-pgpu"], INSIDE),
+         "UsageError: --mnode-slurm-args=-pgpu: this is inside of allocation {job} already"),
+        (2, (["--partition=gpu"], []), "ClusterError: slurm: no 2 nodes: "),
+        (2, (["--no-shell"], []), "UsageError: --mnode-slurm-args: --no-shell: "),
+    ],
+    ids=["too few", "arguments inside", "no such partition", "no shell"],
+)  # fmt: skip
+def test_what_cannot_be_had_is_said_in_one_line(
+    slurm: SlurmOnRack,
+    tmp_path: Path,
+    nodes: int,
+    words: tuple[list[str], list[str]],
+    told: str,
+) -> None:
+    controller = Controller(slurm, tmp_path, nodes, words)
+    controller.close()
+    assert (
+        told.replace("{job}", str(max(j.job_id for j in slurm.jobs()))) in controller.told["error"]
+    )
+    assert "\n" not in controller.told["error"]
+    assert slurm.queue() == []
+
+
+def test_nodes_that_are_down_are_named_and_not_waited_for(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    slurm.down("node2", "broken fan")
+    controller = Controller(slurm, tmp_path, 4)
+    controller.close()
+    assert controller.told["error"] == (
+        "ClusterError: slurm: 4 nodes asked for: partition all has 3 usable of 4 nodes; "
+        "missing: node2 (DOWN: broken fan)"
+    )
+    assert slurm.queue() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_controller_that_is_ended_leaves_nothing(
+    slurm: SlurmOnRack, tmp_path: Path, number: signal.Signals
+) -> None:
+    controller = Controller(slurm, tmp_path, 2, (["--nodelist=node[0-1]"], []))
+    left = tmp_path / "left"
+    script = f"echo $$ >{left}; sleep 300 & sleep 300"
+    assert controller(
+        f'subprocess.Popen(launcher.commands(launcher.nodes[:1], ["sh", "-c", {script!r}])[0]).pid'
+    )
+    slurm.await_that(left.exists, 10, "the command runs")
+    controller.kill(number)
+    slurm.await_that(lambda: not slurm.queue(), 20, "the allocation is given back")
+    slurm.await_that(lambda: hidden(tmp_path) == [], 20, f"removed: {hidden(tmp_path)}")
+    ended = slurm.run("sh", "-c", "pgrep -x sleep", on="node0", check=False)
+    assert ended.stdout == ""
+    slurm.await_idle(10)
+
+
+def test_a_request_that_waits_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    busy = slurm.start(
+        "srun", "--nodes=4", "--exclusive", "sleep", "300", stderr=subprocess.DEVNULL
+    )
+    slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "all nodes are busy")
+    waiting = slurm.start(
+        sys.executable, "-c", PROGRAM, "2", "[]", cwd=tmp_path, stdin=subprocess.PIPE
+    )
+    slurm.await_that(lambda: len(slurm.queue()) == 2, 10, "the request waits")
+    waiting.kill()
+    slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "the request is withdrawn")
+    busy.kill()
+    waiting.communicate()
+    busy.wait()
