@@ -6,6 +6,8 @@
 
 PYTHON ?= python3
 NODES := 4
+# Tests mostly wait, for links, limits and schedulers: two files at a time.
+WORKERS := 2
 REPORT := mnode-report
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +28,7 @@ test: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest || { test $$? -eq 1 && $(AGAIN); }
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile || { test $$? -eq 1 && $(AGAIN); }
 
 lint: environment
 	$(BIN)/ruff check --fix .

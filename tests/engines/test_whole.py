@@ -1,17 +1,25 @@
-"""The acceptance suite, unchanged, inside of an allocation of four nodes."""
+"""The acceptance suite, unchanged, over ssh and inside of an allocation; one after the other."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.engines.slurm import SlurmOnRack
+from tests.engines.ssh import SshOnRack
 from tests.engines.whole import assert_certified, certify_whole, short_page
 
 # A node that fails is not the end of the allocation: what became of it is for the suite to say.
 ALLOCATION = ["salloc", "--nodes=4", "--exclusive", "--no-kill", "--quiet"]
 
 
-def test_nodes_that_are_well_are_certified(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_nodes_that_only_ssh_leads_to_are_certified(ssh: SshOnRack, tmp_path: Path) -> None:
+    page = short_page(ssh, "over ssh")
+    done = certify_whole(ssh, tmp_path, page, ssh.hostfile(tmp_path))
+    assert_certified(done, page, "ssh", ssh.names)
+    assert not list(tmp_path.glob(".mnode-*"))
+
+
+def test_nodes_of_an_allocation_are_certified(slurm: SlurmOnRack, tmp_path: Path) -> None:
     # A node that is off for longer is out of the allocation; Slurm's own default is 5 minutes.
     slurm.set_down_after(600)
     page = short_page(slurm, "inside of an allocation")
