@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     from pytest_mnode.train.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
-    device = device_of(config, int(os.environ["LOCAL_RANK"]))
+    device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() asks for it
     meet(config.meet_s)
     trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
     trainer.resume()

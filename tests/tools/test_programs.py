@@ -77,6 +77,10 @@ class Local(Nodes):
         return "127.0.0.1"
 
     @property
+    def mark(self) -> str:
+        return str(self.directory)
+
+    @property
     def scratch(self) -> Path:
         return self.directory
 
