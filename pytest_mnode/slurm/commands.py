@@ -70,10 +70,11 @@ def plain_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(stderr: str, returncode: int) -> str:
-    """The line of a failed command's complaints that says most: its first error."""
+    """The line of a failed command's words that says most: its first error, else the last."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if " error: " in line or " fatal: " in line]
-    told = (errors or lines or [f"ended with status {returncode} and no message"])[0]
+    last = [line for line in lines if not line.startswith("Try ")][-1:]
+    told = (errors or last or [f"ended with status {returncode} and no message"])[0]
     for mark in (": error: ", ": fatal: "):
         told = told.partition(mark)[2] or told
     return told

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.slurm import Slurm, SlurmError, run_slurm
+from pytest_mnode.slurm.commands import said
 
 
 @pytest.fixture
@@ -38,6 +39,23 @@ def test_a_failure_without_a_word(fake: Path) -> None:
     write(fake, "scancel", "exit 3")
     with pytest.raises(SlurmError, match=r"^scancel: ended with status 3 and no message$"):
         run_slurm(["scancel", "1"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["salloc: Granted job allocation 17", "salloc: Nodes n[1-4] are ready for job",
+          "salloc: Job allocation 17 has been revoked."],
+         "salloc: Job allocation 17 has been revoked."),
+        (["squeue: unrecognized option '--x'", 'Try "squeue --help" for more information'],
+         "squeue: unrecognized option '--x'"),
+        (["salloc: Pending job allocation 17", "salloc: error: Job violates policy", "salloc: x"],
+         "Job violates policy"),
+        ([], "ended with status 3 and no message"),
+    ],
+)  # fmt: skip
+def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], told: str) -> None:
+    assert said("\n".join(lines), 3) == told
 
 
 def test_a_program_that_is_not_there(fake: Path) -> None:
