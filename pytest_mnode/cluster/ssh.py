@@ -19,6 +19,7 @@ from pytest_mnode.cluster import power
 from pytest_mnode.cluster.hostfile import Host
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.remote import looking, near
+from pytest_mnode.cluster.remote.apart import mistaken
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
@@ -156,14 +157,15 @@ class Ssh:
         return look_at({t: self._near(t, argv) for t in targets}, directory)
 
     def _members(self, looks: Mapping[str, Look]) -> tuple[Node, ...]:
+        addresses = {t: looks[t].reached_at or seat.host.name for t, seat in self._seats.items()}
+        if problems := mistaken({target: looks[target] for target in self._seats}, addresses):
+            raise unusable(problems, len(looks), "ssh")
         nodes = []
         for index, (target, seat) in enumerate(self._seats.items()):
             look = looks[target]
-            if (first := self._names.get(look.hostname)) is not None:
-                raise ClusterError(f"ssh: {first} and {target} are one machine: {look.hostname}")
             self._names[look.hostname] = target
             seat.place = look.place or ""
-            nodes.append(member(index, look.reached_at or seat.host.name, look, self._spec))
+            nodes.append(member(index, addresses[target], look, self._spec))
         return tuple(nodes)
 
     # What becomes of the nodes.
