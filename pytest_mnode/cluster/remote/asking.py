@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 import time
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_mnode.cluster.remote import looking
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 
 LOOK_LIMIT_S = 60.0
@@ -32,7 +32,7 @@ def ask(commands: Mapping[str, list[str]], limit_s: float = LOOK_LIMIT_S) -> dic
         # Files, so that none waits for another to be read.
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         program = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(os.environ)
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=for_nodes()
         )
         running[name] = (program, out, err)
     end, found = time.monotonic() + limit_s, {}
