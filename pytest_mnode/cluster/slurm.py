@@ -134,7 +134,7 @@ class Slurm:
         assert self._candidate is not None
         token = self._candidate.token if self._candidate.directory else None
         argv = looking.argv(self.python, token, str(Path.cwd()))
-        return look_at({name: self._near(name, argv) for name in names}, str(Path.cwd()))
+        return look_at({n: self._near(n, argv) for n in names}, str(Path.cwd()), self._run_dir)
 
     def _members(
         self,

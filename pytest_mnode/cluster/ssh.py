@@ -104,9 +104,10 @@ class Ssh:
     def start(self) -> None:
         """Connect to all hosts at once, and look at them. Raises ClusterError, a line a host."""
         try:
+            self._candidate = Shared(*self._shared)
+            # Last before the keeper, which is to remove it.
             if len(self._run_dir) > _LONGEST_SOCKET_PATH - len("/s0000"):
                 self._sockets = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
-            self._candidate = Shared(*self._shared)
             shared = self._candidate.directory
             remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
             keeper_pid = self._connections.start(sorted(remove))
@@ -154,7 +155,7 @@ class Ssh:
         token = self._candidate.token if self._candidate.directory else None
         directory = str(Path.cwd())
         argv = looking.argv(self.python, token, directory)
-        return look_at({t: self._near(t, argv) for t in targets}, directory)
+        return look_at({t: self._near(t, argv) for t in targets}, directory, self._run_dir)
 
     def _members(self, looks: Mapping[str, Look]) -> tuple[Node, ...]:
         addresses = {t: looks[t].reached_at or seat.host.name for t, seat in self._seats.items()}

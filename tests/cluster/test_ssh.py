@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -131,3 +133,24 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     ]
     [first, second] = launcher._members(looks | {"n1": replace(WELL, connection="")})
     assert (first.address, second.address) == ("n1", "10.7.0.1")
+
+
+def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    mkdtemp = tempfile.mkdtemp
+
+    def noted(*args: Any, **options: Any) -> str:
+        made.append(mkdtemp(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    run_dir = tmp_path / ("x" * 90)
+    run_dir.mkdir()
+    (tmp_path / "file").touch()
+    shared = tmp_path / "file" / "below"
+    hosts = parse_hosts("n1", "hosts")
+    with pytest.raises(UsageError, match="--mnode-shared-dir="):
+        Ssh(hosts, SPEC, run_dir=str(run_dir), root=tmp_path, shared_dir=shared).start()
+    assert not [path for path in made if Path(path).exists()]
