@@ -16,7 +16,8 @@ _RETURNING = {"POWERING_UP", "POWER_UP", "POWERING_DOWN", "POWER_DOWN", "POWER_D
               "REBOOT_REQUESTED", "REBOOT_ISSUED"}  # fmt: skip
 """Slurm itself is bringing it back, or will when it is asked for."""
 _AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT"}
-_ASIDE = {"MAINT", "RESERVED"}
+ASIDE = frozenset({"MAINT", "RESERVED"})
+"""Flags of a node that is kept for a reservation."""
 _MARKS = "*~#!%$@^-"
 _GPU = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
@@ -68,7 +69,7 @@ class NodeState:
     @property
     def set_aside(self) -> bool:
         """Kept for a reservation now."""
-        return bool({self.state, *self.flags} & _ASIDE)
+        return bool({self.state, *self.flags} & ASIDE)
 
     @property
     def text(self) -> str:
