@@ -120,6 +120,12 @@ def test_another_model_on_one_node_is_named() -> None:
     assert f"model of accelerators (most: {H100}): node1: NVIDIA H200" in page.differences
 
 
+def test_one_node_with_fewer_numa_nodes_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
+    page = draft(changed(sight(ib_node), 1, numa_nodes=1))
+    assert page.differences == ("NUMA nodes (most: 2): node1: 1",)
+    assert loaded(page, tmp_path).promised("numa")
+
+
 def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path) -> None:
     two = sight(ib_node, 2)
     page = draft(changed(two, 1, accelerators=gpus(4)))

@@ -95,7 +95,9 @@ def test_nodes_that_differ_are_named(tmp_path: Path) -> None:
     assert "mnode: nodes differ: fabric line rate (most: 200 Mbit/s): node1" in done.output
     assert "mnode: nodes do not keep the page: node1 fab0" in done.output
     assert load_spec(tmp_path / "page.yaml").fabric.line_rate_mbits_s == 200
-    assert "limits: {shm: 64 MiB" in text
+    assert re.search(r"size of /dev/shm \(most: \d+ [GM]iB\): node2: 64 MiB", text)
+    assert "mnode: nodes do not keep the page: node2 /dev/shm: " in done.output
+    assert "limits: {shm: 64 MiB" not in text
 
 
 def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None:
