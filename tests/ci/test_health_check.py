@@ -22,7 +22,7 @@ echo '/a/fixtures.py:27: Failed: no place to begin'
 SAID = f"""\
 {UNKNOWN}
 echo '================================== FAILURES =================================='
-echo '/a b/plugin.py:236: Failed: fabric interfaces that are up: 0, "expected" at least 1'
+echo '/a b/plugin.py:236: Failed: fabric speed: 0, "expected" at least 1 (tolerance 0), culprit fab0'
 echo 'FAILED acceptance/test_preflight.py::test_interfaces_are_up[node0]'
 exit 1"""
 
@@ -82,8 +82,10 @@ def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) 
     ran = run(place, "healthcheck.sh", SAID, MNODE_SPEC="s", SLURMD_NODENAME="gpu07")
     assert ran.status == 1
     [drained] = [call for call in ran.calls if call.startswith("scontrol")]
-    assert drained.startswith("scontrol update nodename=gpu07 state=drain reason=mnode: fabric")
-    assert drained.endswith("interfaces that are up: 0, expected at least 1")
+    assert drained.startswith(
+        "scontrol update nodename=gpu07 state=drain reason=mnode: fabric speed: 0"
+    )
+    assert drained.endswith(", expected at least 1, culprit fab0")
 
 
 @pytest.mark.parametrize(
