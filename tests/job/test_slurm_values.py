@@ -178,6 +178,9 @@ def test_the_last_start_of_a_job_that_ended_unseen() -> None:
         Course(1, NODES, 1),
         [Change("requeued", 1)],
     )
+    # A first start that was not seen is told by how it ended, on the nodes that it had.
+    short = _state("COMPLETED", nodes=NODES[:1], restarts=0)
+    assert changes(Course(0, NODES, 0), short) == (Course(1, NODES[:1], 0), [])
     seen = Course(1, NODES, 0)
     assert changes(seen, _state("FAILED", nodes=NODES[:1], restarts=0)) == (seen, [])
 

@@ -50,7 +50,8 @@ def changes(course: Course, state: JobState) -> tuple[Course, list[Change]]:
         found.append(Change("requeued", requeue))
     if (runs(state) or state.over) and state.nodes and starts <= requeue:
         nodes, starts = state.nodes, requeue + 1
-        found.append(Change("started", requeue, nodes))
+        if requeue or not state.over:  # how a first start ended is noted already
+            found.append(Change("started", requeue, nodes))
     return Course(starts, nodes, requeue), found
 
 

@@ -185,7 +185,7 @@ class SubmittedJob(LaunchedJob):
         self._note_ended()
         self._note_lost()
         course, found = changes(self._course, state) if state is not None else (self._course, [])
-        if found and state is not None:  # since the last look
+        if state is not None and course != self._course:  # since the last look
             self._note_changes(course, found, state)
             self._note_ended()
             self._note_lost()
