@@ -31,15 +31,17 @@ def run_slurm(
     argv: Sequence[str],
     *,
     timeout_s: float = COMMAND_LIMIT_S,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     text_in: str | None = None,
 ) -> str:
     """Standard output of a Slurm command.
 
-    env: what is added to this process's environment. Raises SlurmError, one line, with what the
-    command said itself, where it fails, is not there, or is not over after `timeout_s` seconds.
+    env: what is added to this process's environment; None takes a variable out. Raises
+    SlurmError, one line, with what the command said itself, where it fails, is not there, or is not
+    over after `timeout_s` seconds.
     """
     program = argv[0]
+    around: dict[str, str | None] = {**plain_env(os.environ), **(env or {})}
     try:
         done = subprocess.run(
             list(argv),
@@ -50,7 +52,7 @@ def run_slurm(
             errors="replace",
             timeout=timeout_s,
             check=False,
-            env={**plain_env(os.environ), **(env or {})},
+            env={name: value for name, value in around.items() if value is not None},
         )
     except FileNotFoundError:
         raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
@@ -84,7 +86,7 @@ class Slurm:
     """The Slurm of this machine, or of `env` (SLURM_CONF): what it has queued, and its nodes."""
 
     def __init__(
-        self, env: Mapping[str, str] | None = None, timeout_s: float = COMMAND_LIMIT_S
+        self, env: Mapping[str, str | None] | None = None, timeout_s: float = COMMAND_LIMIT_S
     ) -> None:
         self._env = dict(env or {})
         self._timeout_s = timeout_s
@@ -101,11 +103,19 @@ class Slurm:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         return run_slurm(argv, timeout_s=limit_s, env=self._env, text_in=text_in)
 
-    def jobs(self) -> tuple[JobState, ...]:
-        """All jobs that Slurm still knows, those that ended a while ago among them."""
+    def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
+        """All jobs that Slurm still knows, those that ended a while ago among them.
+
+        name: those of this name only; Slurm sends no others, where it can be asked in JSON.
+        """
+        found = self._jobs([] if name is None else [f"--name={name}"])
+        return tuple(job for job in found if name is None or job.name == name)
+
+    def _jobs(self, which: Sequence[str]) -> tuple[JobState, ...]:
         if self._reads_json is not False:
+            command = ["squeue", "--all", "--states=all", "--json", *which]
             try:
-                found = jobs_from_json(self.run("squeue", "--all", "--states=all", "--json"))
+                found = jobs_from_json(self.run(*command))
             except SlurmError as error:
                 if error.returncode is None:
                     raise

@@ -44,7 +44,10 @@ class Scheduler:
     elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
     seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
     seconds from the fifth look on. slow: an answer takes so long. fails: every job does, at once
-    and with these words. garbled: heartbeats that are none. foreign: nodes that others take, from
+    and with these words. garbled: heartbeats that are none. dies: gangs are over
+    after so many seconds, without a rank; dies_again: those of a second start. late_small: it
+    waits for so long after a gang. power_limit: power is switched off by a command that does not
+    end; interrupted: by a user who has enough. foreign: nodes that others take, from
     the first submission on. unreasonable: says no reason. split: a gang is submitted as that many
     jobs of one node. Of a gang that lost a node, half_requeue: it goes on without it; stubborn: it
     is requeued, whatever was asked for; zombies: its ranks run on; never_again: it stays away.
@@ -63,6 +66,7 @@ class Scheduler:
         self.looks = 0
         self.blind_until = 0.0
         self.ran_gang = False
+        self.over_s = 0.0
         self.zombies: list[tuple[str, int, str]] = []
 
     # The clock.
@@ -81,6 +85,10 @@ class Scheduler:
         taken = self._taken()
         there = tuple(node for node in self.names if node not in self.off)
         return Capacity(there, tuple(node for node in there if node not in taken))
+
+    def others(self, nodes: Sequence[str]) -> dict[str, str]:
+        foreign = self.faults.get("foreign", ()) if self.jobs else ()
+        return {n: "job 17 of bob" for n in nodes if isinstance(foreign, tuple) and n in foreign}
 
     def submit(self, ask: Ask) -> tuple[str, ...]:
         if ask.nodes > len(self.names) and self.refuses:
@@ -120,6 +128,10 @@ class Scheduler:
             raise ClusterError(f"cannot switch {node} {what}: the spec names no command for it")
         if what == "off":
             self.off[node] = self.time
+            if "power_limit" in self.faults:
+                raise ClusterError("bmc off: no answer in 60 s")
+            if "interrupted" in self.faults:
+                raise KeyboardInterrupt
         else:
             self.off.pop(node, None)
 
@@ -129,7 +141,9 @@ class Scheduler:
         found = {}
         for job in self.jobs:
             if job.over:
-                phase, said = Phase.OVER, str(self.faults.get("fails", "COMPLETED"))
+                fails = "dies" not in self.faults or self._dies(job) is not None
+                said = str(self.faults.get("fails", "COMPLETED")) if fails else "COMPLETED"
+                phase = Phase.OVER
             elif job.waits:
                 reason = "PENDING" if "unreasonable" in self.faults else job.why
                 phase, said = Phase.WAITING, reason
@@ -138,7 +152,8 @@ class Scheduler:
             else:
                 phase, said = Phase.HOLDING, "RUNNING"
             nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
-            found[job.id] = Record(job.id, phase, nodes, said, job.life)
+            failed = phase is Phase.OVER and said.startswith("FAILED")
+            found[job.id] = Record(job.id, phase, nodes, said, job.life, failed)
         return found
 
     def _taken(self) -> set[str]:
@@ -160,7 +175,9 @@ class Scheduler:
 
     def _age(self, job: _Job) -> None:
         lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
-        fails = job.began_s is not None and "fails" in self.faults
+        fails = job.began_s is not None and "fails" in self.faults and "dies" not in self.faults
+        dies = self._dies(job)
+        fails |= None not in (dies, job.began_s) and self.time - (job.began_s or 0.0) >= (dies or 0)
         if fails or (job.ending_s is not None and self.time - job.ending_s >= ENDS_IN_S):
             job.over = True
         elif job.began_s is not None and job.ending_s is None and not job.over:
@@ -172,12 +189,20 @@ class Scheduler:
                 job.nodes, job.began_s, job.life = (), None, job.life + 1
                 job.why = "PENDING (BeginTime)"
             elif lost or self.time - job.began_s >= job.ask.runs_s:
+                if not lost:
+                    self._last_beats(job)
                 job.ending_s = self.time
         if "one_by_one" in self.faults and job.began_s is not None and job.ending_s is None:
             every = float(str(self.faults["one_by_one"]))
             due = min(job.ask.nodes, 1 + int((self.time - job.began_s) / every))
             free = [n for n in self._among(job) if n not in self._taken()]
             job.nodes += tuple(free[: due - len(job.nodes)])
+
+    def _dies(self, job: _Job) -> float | None:
+        fault = "dies_again" if job.life else "dies"
+        if job.ask.nodes == 1 or fault not in self.faults:
+            return None
+        return float(str(self.faults[fault]))
 
     def _among(self, job: _Job) -> tuple[str, ...]:
         there = job.ask.among or self.names
@@ -186,6 +211,8 @@ class Scheduler:
     def _start(self, job: _Job) -> bool:
         free = [node for node in self._among(job) if node not in self._taken()]
         gang = job.ask.nodes > 1
+        if not gang and self.time - self.over_s < float(str(self.faults.get("late_small", 0.0))):
+            return False
         if gang and "never_next" in self.faults and self.ran_gang:
             return False
         if job.life and "never_again" in self.faults:
@@ -202,6 +229,18 @@ class Scheduler:
         self.ran_gang = self.ran_gang or gang
         return True
 
+    def _last_beats(self, job: _Job) -> None:
+        """Of all ranks: a gang ends when its last rank does."""
+        self.over_s = self.time if job.ask.nodes > 1 else self.over_s
+        for rank, node in enumerate(job.nodes):
+            if node != self.faults.get("silent"):
+                where = self._where(job, rank, node)
+                self.beats.append(Beat(job.id, job.life, rank, where, self.time, "end"))
+
+    def _where(self, job: _Job, rank: int, node: str) -> str:
+        wrong = job.ask.nodes > 1 and rank == 1 and "elsewhere" in self.faults
+        return "node9" if wrong else node
+
     def _beat(self, job: _Job) -> None:
         gang = job.ask.nodes > 1
         if job.waits and gang and "early" in self.faults:
@@ -211,13 +250,15 @@ class Scheduler:
             self.beats.append(Beat(job.id, job.life, 0, job.nodes[0], self.time))
         if job.began_s is None or job.ending_s is not None or job.over:
             return
+        if self._dies(job) is not None:
+            return
         for rank, node in enumerate(job.nodes):
             late = float(str(self.faults.get("late_rank", 0))) if gang and rank == 1 else 0.0
             if node in self.off or self.time - job.began_s < late:
                 continue
             if node == self.faults.get("silent"):
                 continue
-            where = "node9" if gang and rank == 1 and "elsewhere" in self.faults else node
+            where = self._where(job, rank, node)
             self.beats.append(Beat(job.id, job.life, rank, where, self.time))
 
 

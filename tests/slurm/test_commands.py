@@ -100,6 +100,19 @@ def test_jobs_by_text_where_there_is_no_json(fake: Path, squeue: str) -> None:
     assert (fake.parent / "asked").read_text() == "x\n"  # asked once
 
 
+def test_jobs_of_one_name_are_all_that_is_asked_for(fake: Path) -> None:
+    other = JOB.replace('"a"', '"b"')
+    write(fake, "squeue", f"echo \"$@\" >>{fake.parent}/asked; echo '{JOB}'")
+    assert [job.name for job in Slurm().jobs("a")] == ["a"]
+    assert (fake.parent / "asked").read_text() == "--all --states=all --json --name=a\n"
+    # By text Slurm sends all; and an old squeue may know no names either.
+    write(fake, "squeue", f"echo '{other}'")
+    assert Slurm().jobs("a") == ()
+    write(fake, "squeue", "exit 1")
+    write(fake, "scontrol", "for n in a b; do echo JobId=1 JobName=$n JobState=RUNNING; done")
+    assert [job.name for job in Slurm().jobs("a")] == ["a"]
+
+
 def test_a_silent_controller_is_not_asked_in_another_way(fake: Path) -> None:
     write(fake, "squeue", "exec sleep 20")
     with pytest.raises(SlurmError, match="no answer"):
