@@ -120,8 +120,8 @@ def _machine(cluster: Cluster) -> bounds.Machine | None:
     looks = [look_of(node) for node in cluster.nodes]
     shm, memlock, open_files = limits(cluster)
     numa_nodes = cluster.of("NUMA nodes", lambda look: look.numa_nodes).value
-    told, direct = told_of(cluster), gpudirect(cluster)
-    shown = wire.kind != "ethernet" and direct is not None
+    told = told_of(cluster)
+    direct = gpudirect(cluster) if wire.kind != "ethernet" else None
     return bounds.Machine(
         nodes=len(cluster.sight.nodes),
         accelerators=any(one.on_pci or one.models for one in told),
@@ -134,7 +134,7 @@ def _machine(cluster: Cluster) -> bounds.Machine | None:
         nvml=len(told) == len(looks) and all(one.models for one in told),
         ecc=_state(told, "ecc"),
         persistence=_state(told, "persistence"),
-        gpudirect=direct.way if shown and direct is not None else "",
+        gpudirect=direct.way if direct is not None else "",
         shm_bytes=shm,
         memlock=memlock or "",
         open_files=open_files,
