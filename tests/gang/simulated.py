@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.conduct import Site
-from pytest_mnode.gang.engine import Ask, Beat, Capacity, Engine, Look, Phase, Record, Refused
-from pytest_mnode.spec.gang import GangCriterion
+from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Phase, Record, Refused
+from tests.gang.simulatedjob import Job
 
 TICK_S = 0.1
 BEAT_EVERY = 2
 ENDS_IN_S = 0.3
-
-
-@dataclass
-class _Job:
-    id: str
-    ask: Ask
-    nodes: tuple[str, ...] = ()
-    began_s: float | None = None
-    ending_s: float | None = None
-    over: bool = False
-    life: int = 0
-    told: bool = False
-    why: str = "PENDING (Resources)"
-
-    @property
-    def waits(self) -> bool:
-        return self.began_s is None and not self.over
 
 
 @dataclass
@@ -60,7 +41,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.time = 1_700_000_000.0
-        self.jobs: list[_Job] = []
+        self.jobs: list[Job] = []
         self.beats: list[Beat] = []
         self.off: dict[str, float] = {}
         self.looks = 0
@@ -96,7 +77,7 @@ class Scheduler:
         asks = [ask]
         if "split" in self.faults and ask.nodes > 1:
             asks = [Ask(ask.name, 1, ask.runs_s, ask.limit_s, ask.among)] * ask.nodes
-        made = [_Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
+        made = [Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
         self.jobs += made
         self.time += 0.02
         return tuple(job.id for job in made)
@@ -173,7 +154,7 @@ class Scheduler:
             for rank, (name, life, node) in enumerate(self.zombies):
                 self.beats.append(Beat(name, life, rank, node, self.time))
 
-    def _age(self, job: _Job) -> None:
+    def _age(self, job: Job) -> None:
         lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
         fails = job.began_s is not None and "fails" in self.faults and "dies" not in self.faults
         dies = self._dies(job)
@@ -198,17 +179,17 @@ class Scheduler:
             free = [n for n in self._among(job) if n not in self._taken()]
             job.nodes += tuple(free[: due - len(job.nodes)])
 
-    def _dies(self, job: _Job) -> float | None:
+    def _dies(self, job: Job) -> float | None:
         fault = "dies_again" if job.life else "dies"
         if job.ask.nodes == 1 or fault not in self.faults:
             return None
         return float(str(self.faults[fault]))
 
-    def _among(self, job: _Job) -> tuple[str, ...]:
+    def _among(self, job: Job) -> tuple[str, ...]:
         there = job.ask.among or self.names
         return tuple(node for node in there if node not in self.off)
 
-    def _start(self, job: _Job) -> bool:
+    def _start(self, job: Job) -> bool:
         free = [node for node in self._among(job) if node not in self._taken()]
         gang = job.ask.nodes > 1
         if not gang and self.time - self.over_s < float(str(self.faults.get("late_small", 0.0))):
@@ -229,7 +210,7 @@ class Scheduler:
         self.ran_gang = self.ran_gang or gang
         return True
 
-    def _last_beats(self, job: _Job) -> None:
+    def _last_beats(self, job: Job) -> None:
         """Of all ranks: a gang ends when its last rank does."""
         self.over_s = self.time if job.ask.nodes > 1 else self.over_s
         for rank, node in enumerate(job.nodes):
@@ -237,11 +218,11 @@ class Scheduler:
                 where = self._where(job, rank, node)
                 self.beats.append(Beat(job.id, job.life, rank, where, self.time, "end"))
 
-    def _where(self, job: _Job, rank: int, node: str) -> str:
+    def _where(self, job: Job, rank: int, node: str) -> str:
         wrong = job.ask.nodes > 1 and rank == 1 and "elsewhere" in self.faults
         return "node9" if wrong else node
 
-    def _beat(self, job: _Job) -> None:
+    def _beat(self, job: Job) -> None:
         gang = job.ask.nodes > 1
         if job.waits and gang and "early" in self.faults:
             self.beats.append(Beat(job.id, job.life, 0, self.names[0], self.time))
@@ -260,15 +241,3 @@ class Scheduler:
                 continue
             where = self._where(job, rank, node)
             self.beats.append(Beat(job.id, job.life, rank, where, self.time))
-
-
-def site(scheduler: Scheduler, **promised: object) -> Site:
-    """A site of this scheduler, with a promise of short times."""
-    page = {"rounds": 2, "runs": "3 s", "waits": "4 s", "next_within": "8 s", "together": "2 s"}
-    promise = GangCriterion.model_validate({**page, **promised})
-
-    @contextmanager
-    def opened() -> Iterator[Engine]:
-        yield scheduler
-
-    return Site(promise, opened, scheduler.power, scheduler)

@@ -1,102 +1,42 @@
-"""Rounds made by hand: ranks that nobody heard, clocks that are off, other users, gangs in turn."""
+"""Rounds made by hand: ranks that nobody heard, clocks that are off, other users, and turns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.gang.bereft import Lost
-from pytest_mnode.gang.engine import Beat, Look, Phase, Record
-from pytest_mnode.gang.judging import judged_lost, judged_rounds
-from pytest_mnode.gang.terms import CLEARED, Terms, Window
+from pytest_mnode.gang.engine import Beat, Look, Record
+from pytest_mnode.gang.judging import judged_rounds
+from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
 from pytest_mnode.gang.turns import Round, filled_turn, race_turn
-from pytest_mnode.restart.findings import Finding
-from pytest_mnode.spec.gang import GangCriterion
-from tests.gang.test_experiments import (
+from tests.gang.byhand import (
+    TERMS,
+    A,
+    B,
+    Shown,
+    all_ran,
+    both,
+    course,
+    holds,
+    over,
+    ran,
+    told,
+    waits,
+    watched,
+)
+from tests.gang.reading import (
     AFTER,
-    AGAIN,
     ALONE,
     FAIL,
-    FATE,
     NEVER,
     NEXT,
     NOT_BACK,
-    OLD,
     UNHEARD,
     UNKNOWN,
     WAITING,
-    verdict,
 )
-
-TERMS = Terms(settle_s=0.0, together_s=4.0, clock_skew_s=1.0, next_within_s=60.0)
-NODES = ("n0", "n1", "n2")
-A, B = Gang("A", 3, ("1",), 5.0, 100.0), Gang("B", 3, ("2",), 5.0, 100.1)
-Shown = Callable[[float], dict[str, Record]]
-
-
-def waits(job: str, why: str = "Resources", life: int = 0) -> Record:
-    return Record(job, Phase.WAITING, (), f"PENDING ({why})", life)
-
-
-def holds(job: str, *nodes: str, life: int = 0) -> Record:
-    return Record(job, Phase.HOLDING, nodes, "RUNNING", life)
-
-
-def over(job: str, said: str = "COMPLETED", life: int = 0) -> Record:
-    return Record(job, Phase.OVER, (), said, life, failed=said.startswith("FAILED"))
-
-
-def course(job: str, began: float, ended: float, said: str = "COMPLETED") -> Shown:
-    """A gang that waits, is whole, and is over."""
-
-    def at(t: float) -> dict[str, Record]:
-        if began <= t < ended:
-            return {job: holds(job, *NODES)}
-        return {job: waits(job) if t < began else over(job, said)}
-
-    return at
-
-
-def both(*some: Shown) -> Shown:
-    return lambda t: {job: record for one in some for job, record in one(t).items()}
-
-
-def ran(job: str, rank: int, began: float, ended: float, life: int = 0) -> list[Beat]:
-    beats = [
-        Beat(job, life, rank, NODES[rank], began + 0.2 * n)
-        for n in range(int((ended - began) / 0.2))
-    ]
-    return [*beats, Beat(job, life, rank, NODES[rank], ended, "end")]
-
-
-def all_ran(job: str, began: float, ended: float, life: int = 0) -> list[Beat]:
-    return [beat for rank in range(3) for beat in ran(job, rank, began, ended, life)]
-
-
-def watched(
-    shown: Shown, beats: Iterable[Beat], until: float, off: dict[str, float] | None = None
-) -> tuple[Look, ...]:
-    """Looks every 0.25 s from 100.2 on. off: nodes whose clock is ahead by so much."""
-    looks, t, left = [], 100.2, sorted(beats, key=lambda beat: beat.at_s)
-    while t < until:
-        now = [beat for beat in left if beat.at_s <= t]
-        left = left[len(now) :]
-        stamped = [replace(b, at_s=b.at_s + (off or {}).get(b.node, 0.0)) for b in now]
-        looks.append(Look(t, t + 0.05, shown(t), tuple(stamped)))
-        t += 0.25
-    return tuple(looks)
-
-
-def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
-    """What is not right: verdict, and culprit and note."""
-    return {
-        f.name: (found, f"{f.culprit or ''} | {f.note}")
-        for f in findings
-        if (found := verdict(f)) is not None
-    }
 
 
 def raced(looks: tuple[Look, ...], cleared: float, **more: object) -> dict[str, tuple[str, str]]:
@@ -225,86 +165,3 @@ def test_neither_ever_starts_though_there_is_room() -> None:
         return lambda t: {job: waits(job) if t < 211 else over(job, "CANCELLED")}
 
     assert filled(never("2"), never("3"), [], 211.0) == {NEVER: FAIL, NEXT: FAIL}
-
-
-def lost(
-    beats: list[Beat], again: Shown | None = None, off: dict[str, float] | None = None
-) -> dict[str, tuple[str, str]]:
-    """n2 dies at 110 s; the gang is requeued, whole by the records from 130 to 200 s."""
-    gang = Gang("B", 3, ("1",), 240.0, 100.0)
-
-    def shown(t: float) -> dict[str, Record]:
-        if t < 125:
-            return course("1", 101, 125)(t)
-        if t < 130:
-            return {"1": waits("1", "BeginTime", 1)}
-        if again is not None:
-            return again(t)
-        return {"1": holds("1", *NODES, life=1) if t < 200 else over("1", "CANCELLED", 1)}
-
-    before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
-    looks = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
-    window = Window("loss", (gang,), looks, notes=((200.0, CLEARED),))
-    page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
-    promise = GangCriterion.model_validate(page)
-    return told(judged_lost(Lost(window, "n2", 110.0), promise, TERMS))
-
-
-def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
-    assert lost(all_ran("1", 130.5, 199, 1)) == {}
-
-
-@pytest.mark.parametrize("ranks", [0, 1, 2])
-def test_a_start_that_is_whole_by_the_records_only(ranks: int) -> None:
-    found = lost([b for r in range(ranks) for b in ran("1", r, 130.5, 199, 1)])
-    assert {name: found[name][0] for name in (FATE, AGAIN, ALONE)} == dict.fromkeys(
-        (FATE, AGAIN, ALONE), UNKNOWN
-    )
-    assert f"requeued, and {ranks} of 3 ranks heard of that start" in found[FATE][1]
-
-
-def test_ranks_of_the_next_start_come_together() -> None:
-    beats = [b for r in range(3) for b in ran("1", r, 180.5 if r == 2 else 130.5, 199, 1)]
-    found = lost(beats)
-    assert found[ALONE][0] == FAIL
-    assert "loss: B: 2 of 3 ranks (0 on n0, 1 on n1) for 50.0 s" in found[ALONE][1]
-
-
-def test_a_start_that_fails_at_once() -> None:
-    def again(t: float) -> dict[str, Record]:
-        dead = over("1", "FAILED (NonZeroExitCode)", 1)
-        return {"1": holds("1", *NODES, life=1) if t < 130.6 else dead}
-
-    found = lost([], again)
-    assert found[FATE][0] == FAIL
-    assert "requeued and then over, FAILED (NonZeroExitCode)" in found[FATE][1]
-    assert found[AGAIN][0] == UNKNOWN
-    assert found[UNHEARD][0] == FAIL
-
-
-def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
-    again = all_ran("1", 130.5, 199, 1)
-    found = lost([*again, Beat("1", 0, 0, "n0", 140.0)])
-    assert found[OLD] == (FAIL, "loss: B: rank 0 on n0 | ")
-    found = lost(again, off={"n0": 30.0})
-    assert found[OLD][0] == UNKNOWN
-    assert "n0's clock is off by +29." in found[OLD][1]
-
-
-def test_a_gang_that_waits_for_what_others_took() -> None:
-    gang = Gang("B", 3, ("1",), 240.0, 100.0)
-
-    def shown(t: float) -> dict[str, Record]:
-        return course("1", 101, 125)(t) if t < 125 else {"1": waits("1", life=1)}
-
-    beats = [b for b in all_ran("1", 101.5, 109.5) if b.what == "beat"]
-    window = Window("loss", (gang,), watched(shown, beats, 204), notes=((200.0, CLEARED),))
-    page = {"node_loss": "either", "lost_within": "60 s"}
-    promise = GangCriterion.model_validate(page)
-
-    def fate(window: Window) -> list[str]:
-        found = told(judged_lost(Lost(window, "n2", 110.0), promise, TERMS))
-        return [found[name][0] for name in (FATE, AGAIN)]
-
-    assert fate(window) == [FAIL, FAIL]
-    assert fate(replace(window, others=("n1: job 17 of bob",))) == [UNKNOWN, UNKNOWN]
