@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pytest_mnode.cluster.choose import Elsewhere, choose
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.world import pool
 
 SPEC = load_spec(default_spec_path())
@@ -110,3 +112,44 @@ def test_inside_of_an_allocation_it_is_slurm(
     monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
     launcher, reason = choose("auto", 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
     assert (launcher.name, reason) == ("slurm", "inside of job 17")
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+@pytest.mark.parametrize(
+    ("wanted", "hostfile", "message"),
+    [
+        ("auto", False, "this is outside of an allocation; add --mnode-launcher=slurm to ask for"),
+        ("auto", True, "nothing is asked of Slurm with --mnode-hostfile=.*hosts; leave one of th"),
+        ("rack", False, "nothing is asked of Slurm with --mnode-launcher=rack; leave one of them"),
+        ("ssh", True, "nothing is asked of Slurm with --mnode-launcher=ssh; leave one of them o"),
+    ],
+)
+def test_an_allocation_that_nobody_would_ask_for(
+    tmp_path: Path, wanted: str, hostfile: bool, message: str
+) -> None:
+    elsewhere = Elsewhere(
+        tmp_path, _hosts(tmp_path, 2).hostfile if hostfile else None, ("--partition=gpu", "-A x")
+    )
+    with pytest.raises(UsageError, match=f"^--mnode-slurm-args=--partition=gpu -A x: {message}"):
+        choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+@pytest.mark.parametrize("wanted", ["rack", "local", "slurm"])
+def test_hosts_that_nobody_would_use(tmp_path: Path, wanted: str) -> None:
+    message = f"^--mnode-hostfile=.*hosts: --mnode-launcher={wanted} uses other nodes; leave one"
+    with pytest.raises(UsageError, match=message):
+        choose(wanted, 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 2))
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> None:
+    criteria = SPEC.criteria.model_copy(update={"gang": GangCriterion.model_validate({})})
+    spec = SPEC.model_copy(update={"criteria": criteria})
+    elsewhere = replace(_hosts(tmp_path, 2), slurm_args=("--partition=gpu",))
+    assert choose("auto", 2, spec, [str(tmp_path)], elsewhere)[0].name == "ssh"
+    elsewhere = replace(elsewhere, hostfile=None)
+    assert choose("rack", 2, spec, [str(tmp_path)], elsewhere)[0].name == "rack"
+    # Its own tests need no nodes; others would have the rack's, and certify them.
+    with pytest.raises(UsageError, match="add --mnode-launcher=slurm"):
+        choose("auto", 2, spec, [str(tmp_path)], elsewhere)

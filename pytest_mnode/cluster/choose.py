@@ -52,6 +52,8 @@ def choose(
     """
     elsewhere = elsewhere or Elsewhere(Path.cwd())
     job = os.environ.get("SLURM_JOB_ID")
+    if (unused := _unused(wanted, job is not None, spec, elsewhere)) is not None:
+        raise UsageError(unused)
     if wanted == "slurm" or (wanted == "auto" and job):
         run_dir = cleanup_dirs[0] if cleanup_dirs else ""
         why = f"inside of job {job}" if job else "asked for"
@@ -68,6 +70,32 @@ def choose(
     if wanted == "rack":
         raise UsageError(f"--mnode-launcher=rack: {reason}; use local, or allow namespaces")
     return Local(nodes), f"no rack: {reason}"
+
+
+def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: Elsewhere) -> str | None:
+    """Which option names nodes that would not be used, and the remedy: others would be certified
+    in their place. None where there is none.
+
+    Inside of an allocation `auto` takes that, and a hostfile may stand in an ini file.
+    """
+    file, args = elsewhere.hostfile, elsewhere.slurm_args
+    if file is not None and wanted in ("rack", "local", "slurm"):
+        return (
+            f"--mnode-hostfile={file}: --mnode-launcher={wanted} uses other nodes; leave one of "
+            "them out, or give --mnode-launcher=ssh"
+        )
+    if not args or wanted == "slurm" or (wanted == "auto" and in_job):
+        return None
+    to_gangs = spec.criteria.gang is not None  # whose jobs are submitted, whatever is launched
+    if to_gangs and (wanted != "auto" or file is not None):
+        return None
+    given = f"--mnode-slurm-args={' '.join(args)}"
+    if wanted == "auto" and file is None:
+        return (
+            f"{given}: this is outside of an allocation; add --mnode-launcher=slurm to ask for one"
+        )
+    by = f"--mnode-launcher={wanted}" if wanted != "auto" else f"--mnode-hostfile={file}"
+    return f"{given}: nothing is asked of Slurm with {by}; leave one of them out"
 
 
 def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pytest_mnode.slurm.hostlist import expand
 ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N"
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_BLANKS = re.compile(r"\s*=\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     """
     found: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+        words = _BLANKS.sub("=", line.partition("#")[0]).split()
         if not words:
             continue
         place = f"{where}:{number}"
@@ -82,14 +85,30 @@ def slots_of(hosts: Iterable[Host]) -> int | None:
 
 
 def _expanded(hosts: str, place: str) -> tuple[str, ...]:
+    if _is_address(hosts[1:-1]) and hosts == f"[{hosts[1:-1]}]":
+        return (hosts[1:-1],)
     try:
         names = expand(hosts)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
     for name in names:
-        if not _HOST.fullmatch(name):
+        host, colon, count = name.rpartition(":")
+        odd = bool(colon) and not _is_address(name)
+        if odd and _HOST.fullmatch(host) and _NUMBER.fullmatch(count):  # MPICH's, or a port
+            raise UsageError(
+                f"{place}: {name}: ':{count}' is not read here; write {host} slots={count}"
+            )
+        if odd or not _HOST.fullmatch(name):
             raise UsageError(f"{place}: {name!r} is no host's name; {ACCEPTED}")
     return names
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _slots(words: list[str], place: str) -> int | None:
@@ -98,8 +117,9 @@ def _slots(words: list[str], place: str) -> int | None:
         key, _, value = word.partition("=")
         if key.replace("-", "_") not in ("slots", "max_slots"):
             raise UsageError(f"{place}: {word}: {ACCEPTED}")
-        if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65536):
-            raise UsageError(f"{place}: {word}: accepted: a whole number of 1 or more")
+        if not (_NUMBER.fullmatch(value) and 1 <= int(value) <= 65536):
+            shown = word if len(word) <= 60 else f"{word[:57]}…"
+            raise UsageError(f"{place}: {shown}: accepted: a whole number of 1 or more")
         if key == "slots":
             slots = int(value)
     return slots

@@ -14,6 +14,7 @@ from pytest_mnode import slurm
 from pytest_mnode.cluster import power
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.remote import looking, near
+from pytest_mnode.cluster.remote.apart import mistaken
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
@@ -133,7 +134,7 @@ class Slurm:
         assert self._candidate is not None
         token = self._candidate.token if self._candidate.directory else None
         argv = looking.argv(self.python, token, str(Path.cwd()))
-        return look_at({name: self._near(name, argv) for name in names}, str(Path.cwd()))
+        return look_at({n: self._near(n, argv) for n in names}, str(Path.cwd()), self._run_dir)
 
     def _members(
         self,
@@ -141,14 +142,14 @@ class Slurm:
         states: Mapping[str, slurm.NodeState],
         looks: Mapping[str, Look],
     ) -> tuple[Node, ...]:
+        addresses = {name: states[name].address or name for name in names}
+        if problems := mistaken({name: looks[name] for name in names}, addresses):
+            raise unusable(problems, len(names), f"slurm: allocation {self.job_id}")
         nodes = []
         for index, name in enumerate(names):
-            node = member(index, states[name].address or name, looks[name], self._spec)
-            if (other := self._names.get(node.name)) is not None:
-                raise ClusterError(f"slurm: {other} and {name} are one machine: {node.name}")
-            self._names[node.name] = name
+            self._names[looks[name].hostname] = name
             self._places[name] = looks[name].place or ""
-            nodes.append(node)
+            nodes.append(member(index, addresses[name], looks[name], self._spec))
         return tuple(nodes)
 
     # What a launcher does.

@@ -19,6 +19,7 @@ from pytest_mnode.cluster import power
 from pytest_mnode.cluster.hostfile import Host
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.remote import looking, near
+from pytest_mnode.cluster.remote.apart import mistaken
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
@@ -103,9 +104,10 @@ class Ssh:
     def start(self) -> None:
         """Connect to all hosts at once, and look at them. Raises ClusterError, a line a host."""
         try:
+            self._candidate = Shared(*self._shared)
+            # Last before the keeper, which is to remove it.
             if len(self._run_dir) > _LONGEST_SOCKET_PATH - len("/s0000"):
                 self._sockets = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
-            self._candidate = Shared(*self._shared)
             shared = self._candidate.directory
             remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
             keeper_pid = self._connections.start(sorted(remove))
@@ -153,17 +155,18 @@ class Ssh:
         token = self._candidate.token if self._candidate.directory else None
         directory = str(Path.cwd())
         argv = looking.argv(self.python, token, directory)
-        return look_at({t: self._near(t, argv) for t in targets}, directory)
+        return look_at({t: self._near(t, argv) for t in targets}, directory, self._run_dir)
 
     def _members(self, looks: Mapping[str, Look]) -> tuple[Node, ...]:
+        addresses = {t: looks[t].reached_at or seat.host.name for t, seat in self._seats.items()}
+        if problems := mistaken({target: looks[target] for target in self._seats}, addresses):
+            raise unusable(problems, len(looks), "ssh")
         nodes = []
         for index, (target, seat) in enumerate(self._seats.items()):
             look = looks[target]
-            if (first := self._names.get(look.hostname)) is not None:
-                raise ClusterError(f"ssh: {first} and {target} are one machine: {look.hostname}")
             self._names[look.hostname] = target
             seat.place = look.place or ""
-            nodes.append(member(index, look.reached_at or seat.host.name, look, self._spec))
+            nodes.append(member(index, addresses[target], look, self._spec))
         return tuple(nodes)
 
     # What becomes of the nodes.

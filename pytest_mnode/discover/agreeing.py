@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 V = TypeVar("V", bound=Hashable)
 _MOST_NAMED = 8
+_ALIKE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Ag
             if usual is None or value != usual
         ),
     )
+
+
+def alike(sizes: Iterable[int | None]) -> dict[int, int]:
+    """The least of those sizes that are within a tenth above it, by size.
+
+    For what follows from the memory that a kernel found, which is the same on no two nodes.
+    """
+    found: dict[int, int] = {}
+    least = 0
+    for size in sorted({size for size in sizes if size is not None}):
+        if size > least * _ALIKE:
+            least = size
+        found[size] = least
+    return found
 
 
 def named(nodes: Sequence[str], most: int = _MOST_NAMED) -> str:

@@ -31,6 +31,8 @@ _PUBLISHED: dict[Kind, tuple[float, str]] = {
 }
 _TCP_PART = 0.9
 """Of what TCP can carry: the rest is for acknowledgements, bursts and the ends of a message."""
+_LEAST_MTU_BYTES = 68
+"""Of a network that carries IP (RFC 791); what tells less has no room for TCP's headers."""
 _SECONDS_ON_THE_WIRE = 0.2
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 256 << 20
 
@@ -110,7 +112,8 @@ def _questions(machine: Machine) -> Iterator[Entry]:
             "Seen: how NICs can reach the memory of accelerators by themselves.",
         )
     if limits := _limits(machine):
-        yield Entry("limits", mapped(limits), "The least that any node shows, rounded down.")
+        why = "As seen on most nodes; of sizes of shm within a tenth the least, rounded down."
+        yield Entry("limits", mapped(limits), why)
     yield Entry("environment", "{}", "List under allowed what belongs to this cluster.")
 
 
@@ -137,9 +140,7 @@ def _rdma(machine: Machine) -> dict[str, str]:
 def _limits(machine: Machine) -> dict[str, str]:
     found = {}
     if machine.shm_bytes:
-        unit = 1 << (30 if machine.shm_bytes >= 1 << 30 else 20)
-        if rounded := machine.shm_bytes // unit * unit:
-            found["shm"] = SIZE.text(rounded)
+        found["shm"] = SIZE.text(machine.shm_bytes)
     if machine.memlock:
         found["memlock"] = machine.memlock
     if machine.open_files:
@@ -216,6 +217,7 @@ def _fabric(machine: Machine) -> Entry:
 
 def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
     """Part of an Ethernet line that an all-reduce over TCP reaches when all is well, and why."""
+    mtu_bytes = max(mtu_bytes, _LEAST_MTU_BYTES)
     framing = wire.ETHERNET_HEADER_BYTES if emulated else wire.ETHERNET_WIRE_BYTES
     share = wire.tcp_payload_share(mtu_bytes, framing_bytes=framing)
     fraction = math.floor(share * _TCP_PART * 20) / 20

@@ -81,7 +81,9 @@ class Cluster:
         found = agreed(values, text)
         if found.differences:
             usual = "" if found.value is None else f" (most: {text(found.value)})"
-            self.differences.append(f"{what}{usual}: {found.differences}")
+            line = f"{what}{usual}: {found.differences}"
+            if line not in self.differences:  # a fact may be asked for twice
+                self.differences.append(line)
         return Fact(found, len(self.nodes))
 
     def usual(self, network: str) -> NetworkSeen | None:

@@ -10,10 +10,10 @@ from pytest_mnode.discover.agreeing import agreed, named
 from pytest_mnode.discover.around import gang, scheduler, storage
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
 from pytest_mnode.discover.devices import accelerators, gpudirect, told_of
-from pytest_mnode.discover.facts import Accelerators, NodeLook, Sight
+from pytest_mnode.discover.facts import Accelerators, Sight
 from pytest_mnode.discover.page import Entry, rendered, scalar
+from pytest_mnode.discover.room import limits
 from pytest_mnode.discover.wires import fabric, management
-from pytest_mnode.spec.quantity import SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,10 @@ def _machine(cluster: Cluster) -> bounds.Machine | None:
     if wire is None:
         return None
     looks = [look_of(node) for node in cluster.nodes]
-    told, direct = told_of(cluster), gpudirect(cluster)
-    shown = wire.kind != "ethernet" and direct is not None
+    shm, memlock, open_files = limits(cluster)
+    numa_nodes = cluster.of("NUMA nodes", lambda look: look.numa_nodes).value
+    told = told_of(cluster)
+    direct = gpudirect(cluster) if wire.kind != "ethernet" else None
     return bounds.Machine(
         nodes=len(cluster.sight.nodes),
         accelerators=any(one.on_pci or one.models for one in told),
@@ -127,15 +129,15 @@ def _machine(cluster: Cluster) -> bounds.Machine | None:
         fabric=wire,
         managed=managed is not None and managed.rate_mbits_s is not None,
         managed_mtu=managed is not None and managed.mtu_bytes is not None,
-        numa_nodes=min((look.numa_nodes or 0 for look in looks), default=0),
+        numa_nodes=numa_nodes or 0,
         numa_told=all(None not in one.numa_nodes for one in told),
         nvml=len(told) == len(looks) and all(one.models for one in told),
         ecc=_state(told, "ecc"),
         persistence=_state(told, "persistence"),
-        gpudirect=direct.way if shown and direct is not None else "",
-        shm_bytes=_least([look.shm_bytes for look in looks]),
-        memlock=_memlock(looks),
-        open_files=_least([look.open_files for look in looks]),
+        gpudirect=direct.way if direct is not None else "",
+        shm_bytes=shm,
+        memlock=memlock or "",
+        open_files=open_files,
     )
 
 
@@ -143,17 +145,3 @@ def _state(told: Sequence[Accelerators], name: str) -> bool | None:
     """What most accelerators of all nodes are set to."""
     states: list[bool | None] = [state for one in told for state in getattr(one, name) or ()]
     return agreed({str(index): state for index, state in enumerate(states)}).value
-
-
-def _least(values: Sequence[int | None]) -> int | None:
-    """None where a node tells none."""
-    known = [value for value in values if value is not None]
-    return min(known) if known and len(known) == len(values) else None
-
-
-def _memlock(looks: Sequence[NodeLook]) -> str:
-    """As a page says it; "" where a node tells none."""
-    if all(look.memlock_unlimited for look in looks):
-        return "unlimited"
-    least = _least([look.memlock_bytes for look in looks if not look.memlock_unlimited])
-    return SIZE.text(least) if least else ""

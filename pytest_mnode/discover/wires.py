@@ -61,8 +61,8 @@ def fabric(cluster: Cluster) -> Entry:
             why_not=no_mtu,
         ),
     ]
-    direct = gpudirect(cluster)
-    if direct is not None and rdma:
+    direct = gpudirect(cluster) if rdma else None
+    if direct is not None:
         children.append(Entry("gpudirect", "true", f"{direct.seen}. {CONFIRM}."))
     about = "The network that training traffic must use"
     about += f": taken for it are {usual.why}." if usual else "."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.gang.terms import CLEARED, KEY, Terms, Window
+from pytest_mnode.gang import clocks
+from pytest_mnode.gang.terms import KEY, Terms, Window, unless_others
 from pytest_mnode.gang.timeline import Gang, Seen, State
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
-from pytest_mnode.wrong import Wrong, found
+from pytest_mnode.wrong import Wrong, found, listed
 
 OFF = "time from the death of a node until its gang is off all nodes"
 FATE = "gangs neither requeued nor cancelled whole when a node had died"
@@ -25,14 +27,16 @@ class Lost:
     at_s: float | None = None
 
 
-def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Finding]:
-    """How the gang went, and what became of it."""
+def judged_loss(
+    lost: Lost, promise: GangCriterion, terms: Terms, off: Mapping[str, float]
+) -> list[Finding]:
+    """How the gang went, and what became of it. off: clocks, see `clocks_off`."""
     window, source = lost.window, f"{KEY}.node_loss {promise.node_loss}"
     if lost.at_s is None:
         return [Wrong(FATE, None, source, note=window.problem or "no node was switched off")]
     gang, limit = window.gang("B"), promise.lost_within_s
     seen = window.seen(gang)
-    first_life = next((one.life for one in seen if one.state is State.WHOLE), 0)
+    first_life = _first_life(seen)
     left = next(
         (
             one.look.answered_s
@@ -58,6 +62,8 @@ def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Findin
                 FATE, None if value is None else 1, source, f"{who} after {lost.node} died", note
             ),
         ]
+    why = clocks.told(off, (b.node for b in beats), terms)
+    beats = [b for b in beats if b.node not in off]
     last_beat = max((b.at_s for b in beats), default=lost.at_s)
     off_s = max(left, min(last_beat, left + terms.clock_skew_s)) - lost.at_s
     late = [b for b in beats if b.at_s > left + terms.clock_skew_s]
@@ -66,6 +72,8 @@ def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Findin
         "a gang is taken down whole",
         dict.fromkeys(f"{who}: rank {b.rank} on {b.node}" for b in late),
     )
+    if why and not outlived.count:
+        outlived = Wrong(OLD, None, outlived.source, note=f"{window.title}: {why}")
     findings: list[Finding] = [
         Figure(
             OFF, off_s, "s", limit, source=f"{KEY}.lost_within", culprit=f"{who} on {lost.node}"
@@ -73,19 +81,35 @@ def judged_loss(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Findin
         outlived,
     ]
     again = next((o for o in seen if o.state is State.WHOLE and o.life > first_life), None)
-    came_to = "requeued" if again is not None else _without(window, gang, first_life)
+    came_to, known = _came_to(window, gang, first_life)
     wrong = came_to not in (
         {"requeued", "cancelled"} if promise.node_loss == "either" else {promise.node_loss}
     )
     fate = f"{who}, {lost.node} dead: {came_to}"
-    findings.append(Wrong(FATE, int(wrong), source, fate if wrong else None, fate))
+    if known:
+        findings.append(Wrong(FATE, int(wrong), source, fate if wrong else None, fate))
+    else:
+        findings.append(Wrong(FATE, None, source, note=fate))
     if came_to != "cancelled" and promise.node_loss != "cancelled":
-        value = None if again is None else again.look.answered_s - left
+        stayed = again is not None and came_to == "requeued"
+        value = again.look.answered_s - left if again is not None and stayed else None
         if again is None:
-            waited = window.looks[-1].answered_s - left
+            waited = window.over_s - left
             value = waited if waited > limit else None
-        findings.append(Figure(AGAIN, value, "s", limit, source=f"{KEY}.lost_within", culprit=who))
+        back = Figure(AGAIN, value, "s", limit, source=f"{KEY}.lost_within", culprit=who, note=fate)
+        findings += unless_others(window, [back])
     return findings
+
+
+def bereft_lives(lost: Lost) -> dict[int, float]:
+    """The life that lost its node, and when; none where it did not come to that."""
+    if lost.at_s is None:
+        return {}
+    return {_first_life(lost.window.seen(lost.window.gang("B"))): lost.at_s}
+
+
+def _first_life(seen: Sequence[Seen]) -> int:
+    return next((one.life for one in seen if one.state is State.WHOLE), 0)
 
 
 def _anew(one: Seen, first_life: int) -> bool:
@@ -93,19 +117,25 @@ def _anew(one: Seen, first_life: int) -> bool:
     return one.life > first_life and one.state is not State.ENDING
 
 
-def _without(window: Window, gang: Gang, first_life: int) -> str:
-    """What became of a gang that did not run again."""
-    before_clear_up = next((at for at, text in window.notes if text == CLEARED), None)
-    seen = [
-        one
-        for one in window.seen(gang)
-        if before_clear_up is None or one.look.answered_s <= before_clear_up
-    ]
+def _came_to(window: Window, gang: Gang, first_life: int) -> tuple[str, bool]:
+    """What became of a gang, and whether that is known.
+
+    It is requeued where it is whole again, with every rank, until clearing up begins.
+    """
+    until_s = window.over_s
+    seen = [one for one in window.seen(gang) if one.look.answered_s <= until_s]
     last = seen[-1] if seen else None
     if last is None:
-        return "not seen any more"
-    if last.state is State.OVER:
-        return "cancelled"
-    if last.life > first_life:
-        return f"requeued and then {last.state.value}, {last.said}"
-    return f"{last.state.value}, {last.said}"
+        return "not seen any more", True
+    said = f"{last.state.value}, {last.said}"
+    if last.life == first_life:
+        return ("cancelled" if last.state is State.OVER else said), True
+    if last.state is not State.WHOLE:
+        text = f"requeued and then {said}"
+        if last.state is State.WAITING and window.others:
+            return f"{text}; somebody else uses its nodes: {listed(window.others)}", False
+        return text, True
+    heard = {(b.job, b.rank) for b in window.beats(gang) if b.life == last.life}
+    if len(heard) < gang.size:
+        return f"requeued, and {len(heard)} of {gang.size} ranks heard of that start", False
+    return "requeued", True

@@ -1,4 +1,4 @@
-"""What an engine is: four functions by which one scheduler is asked, and the values they speak in.
+"""What an engine is: five functions by which one scheduler is asked, and the values they speak in.
 
 Everything else of the experiment is the same for all schedulers. A gang of one is a plain job.
 """
@@ -53,6 +53,7 @@ class Record:
 
     nodes: those it holds, one entry for each place that it has there; of one that waits none.
     said: the scheduler's own words for its state and the reason. life: how often it was restarted.
+    failed: it is over, and by these words that is a failure; not where somebody ended it.
     """
 
     job: str
@@ -60,6 +61,7 @@ class Record:
     nodes: tuple[str, ...] = ()
     said: str = ""
     life: int = 0
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,10 @@ class Engine(Protocol):
 
     def capacity(self) -> Capacity:
         """The nodes there are now. Raises ClusterError."""
+
+    def others(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Of these nodes those that somebody else uses, or has taken out of use, and who or why,
+        in the scheduler's words. Raises ClusterError."""
 
     def submit(self, ask: Ask) -> tuple[str, ...]:
         """Submit a gang; ids of the jobs it is made of, one where the scheduler knows gangs.

@@ -1,52 +1,77 @@
 """Ends what an experiment left in a scheduler's queue, however the experiment ended.
 
-Run as a file, by any Python: `guarding.py DIRECTORY COMMAND…`. When its standard input ends, with
-the controller or because the controller closed it, the command runs and the directory goes.
+Run as a file, by any Python: `guarding.py DIRECTORY SHOWS ENDS`, two commands as a shell has them:
+one that prints a line for each job that is left, and one that ends them all. When its standard
+input ends, with the controller or because the controller closed it, jobs are ended until none is
+shown, and the directory goes. A submission that was under way is waited for, unless the input said
+that each had been answered.
 """
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 
-TRIES = 5
-PAUSE_S = 0.5
-LIMIT_S = 20.0
+ANSWERED = b"answered\n"
+LIMIT_S = 60.0
+LATE_S = 3.0
+"""How long a submission may still arrive whose sender is gone."""
+_PAUSE_S = 0.5
+_COMMAND_S = 20.0
 
 
-def main(directory: str, command: list[str]) -> int:
+def main(directory: str, shows: list[str], ends: list[str]) -> int:
+    """0 where nothing is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    done = False
-    for _ in range(TRIES):
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=LIMIT_S,
-                check=False,
-            ).returncode == 0  # fmt: skip
-        except OSError:
-            break  # no such command: it will not be there the next time either
-        except subprocess.TimeoutExpired:
-            done = False
-        if done:
-            break
-        time.sleep(PAUSE_S)
+    answered = sys.stdin.buffer.read().endswith(ANSWERED)
+    try:
+        gone = _none_left(shows, ends, 0.0 if answered else LATE_S)
+    except OSError:
+        gone = False  # no such command: it will not be there the next time either
     # Ranks end where it is gone, also those of jobs that start later. Renamed first, so that none
     # puts a file into what is being removed.
-    gone = f"{directory}.gone"
+    away = f"{directory}.gone"
     with contextlib.suppress(OSError):
-        os.rename(directory, gone)  # noqa: PTH104  starts faster without pathlib
-    shutil.rmtree(gone, ignore_errors=True)
-    return 0 if done else 1
+        os.rename(directory, away)  # noqa: PTH104  starts faster without pathlib
+    shutil.rmtree(away, ignore_errors=True)
+    return 0 if gone else 1
+
+
+def _none_left(shows: list[str], ends: list[str], late_s: float) -> bool:
+    began = time.monotonic()
+    while time.monotonic() < began + LIMIT_S:
+        asked_s = time.monotonic()
+        left = run(shows)
+        if left is not None and not left.strip():
+            if asked_s >= began + late_s:
+                return True
+        else:
+            run(ends)  # also where it is not known what is left
+        time.sleep(_PAUSE_S)
+    return False
+
+
+def run(argv: list[str]) -> str | None:
+    """What a command printed; None where it failed or did not end. Raises OSError."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_S,
+            check=False,
+        )
+        return done.stdout if done.returncode == 0 else None
+    return None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], shlex.split(sys.argv[2]), shlex.split(sys.argv[3])))

@@ -6,7 +6,7 @@ from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.terms import KEY, Terms, Window
 from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, longest_unseen_s
 from pytest_mnode.restart.findings import Figure
-from pytest_mnode.wrong import Wrong, found
+from pytest_mnode.wrong import Wrong, found, listed
 
 PARTS = "longest time that a gang held a part of its nodes"
 TWICE = "nodes held by two jobs at once"
@@ -87,6 +87,9 @@ def left_in_the_queue(window: Window) -> list[Wrong]:
         queue = found(jobs, source, left)
     if window.not_free is None:
         return [queue, Wrong(nodes, None, source, note=f"{window.title}: the nodes were not shown")]
+    if window.taken and not window.not_free:
+        why = f"{window.title}: somebody else has {listed(window.taken)}"
+        return [queue, Wrong(nodes, None, source, note=why)]
     return [queue, found(nodes, source, [f"{window.title}: {n}" for n in window.not_free])]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mnode.gang import holding, running, turns
-from pytest_mnode.gang.bereft import Lost, judged_loss
+from pytest_mnode.gang.bereft import Lost, bereft_lives, judged_loss
+from pytest_mnode.gang.clocks import clocks_off
+from pytest_mnode.gang.heard import ranks_to_their_end
 from pytest_mnode.gang.terms import SMALL, Terms, Window, worst
 from pytest_mnode.gang.timeline import State
 from pytest_mnode.gang.toolarge import judged_oversize
@@ -18,9 +20,10 @@ from pytest_mnode.wrong import Wrong, listed
 def judged_rounds(rounds: Sequence[Round], terms: Terms) -> list[Finding]:
     """Findings on gangs that had to wait for each other, or for room."""
     each = []
+    off = clocks_off((one.window for one in rounds), terms)
     for one in rounds:
         window = one.window
-        found = of_a_window(window, terms)
+        found = of_a_window(window, terms, off)
         if one.turn is None:
             why = window.problem or f"{window.title}: cut short"
             found.append(
@@ -34,24 +37,39 @@ def judged_rounds(rounds: Sequence[Round], terms: Terms) -> list[Finding]:
 
 def judged_size(window: Window, terms: Terms) -> list[Finding]:
     """Findings on a gang that is larger than the cluster."""
-    found = [*judged_oversize(window, terms), *of_a_window(window, terms)]
+    off = clocks_off([window], terms)
+    found = [*judged_oversize(window, terms), *of_a_window(window, terms, off)]
     return [*found, *_recorded([window])]
 
 
 def judged_lost(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Finding]:
     """Findings on a gang that lost a node."""
-    found = [*judged_loss(lost, promise, terms), *of_a_window(lost.window, terms, lost.at_s)]
+    off = clocks_off([lost.window], terms)
+    found = [
+        *judged_loss(lost, promise, terms, off),
+        *of_a_window(lost.window, terms, off, bereft_lives(lost)),
+    ]
     return [*found, *_recorded([lost.window])]
 
 
-def of_a_window(window: Window, terms: Terms, until_s: float | None = None) -> list[Finding]:
-    """What holds at any time: all or nothing, and nothing left. until_s: when a node died."""
+def of_a_window(
+    window: Window,
+    terms: Terms,
+    off: Mapping[str, float],
+    bereft: Mapping[int, float] | None = None,
+) -> list[Finding]:
+    """What holds at any time: all or nothing, and nothing left.
+
+    off: clocks, see `clocks_off`. bereft: lives that lost a node, and when.
+    """
+    bereft = bereft or {}
     return [
         holding.parts_held(window, terms),
         holding.held_twice(window),
-        *running.ranks_out_of_time(window, terms),
+        *running.ranks_out_of_time(window, terms, off),
         running.ranks_elsewhere(window),
-        running.ranks_alone(window, terms, until_s),
+        running.ranks_alone(window, terms, bereft, off),
+        ranks_to_their_end(window, terms, bereft, off),
         *holding.left_in_the_queue(window),
     ]
 

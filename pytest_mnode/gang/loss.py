@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.bereft import Lost
 from pytest_mnode.gang.engine import Ask
 from pytest_mnode.gang.stage import Stage
@@ -35,15 +36,23 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
             return
         watch.watch(_HEARD_S)
         node = plan.order(title, sorted(watch.held(gang)))[0]
-        at = stage.clock.now()
-        power("off", node)
-        struck.append((node, at))
-        watch.note(f"{node} switched off")
         try:
+            at = stage.clock.now()
+            power("off", node)
+            struck.append((node, at))
+            watch.note(f"{node} switched off")
             watch.until(lambda: not _first_life(watch, gang), promise.lost_within_s)
-        finally:
-            power("on", node)
-            watch.note(f"{node} switched on")
+        except BaseException as error:
+            # Also where it was not said to be off: a command that runs into its limit may have done
+            # what it was to do all the same.
+            try:
+                power("on", node)
+            except ClusterError as still:
+                if isinstance(error, ClusterError):
+                    raise ClusterError(f"{error}; {node} may be without power: {still}") from error
+            raise
+        power("on", node)
+        watch.note(f"{node} switched on")
 
         def settled() -> bool:
             return watch.state(gang) is State.OVER or _runs(watch, gang, 1)

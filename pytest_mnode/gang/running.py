@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.gang import clocks
 from pytest_mnode.gang.beats import Presence, Span, presences, spans
 from pytest_mnode.gang.engine import Beat
+from pytest_mnode.gang.heard import lives_ended
 from pytest_mnode.gang.terms import KEY, Terms, Window
 from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
 from pytest_mnode.restart.findings import Figure
@@ -17,13 +19,18 @@ AFTER = "ranks that ran on after their gang"
 ELSEWHERE = "ranks on nodes that their gang did not hold"
 ALONE = "longest time that ranks of a gang ran without all others"
 _WHOLE_ONLY = "ranks of a gang run while it is whole"
+_NONE: Mapping[str, float] = {}
+_NEVER: Mapping[int, float] = {}
 
 
-def ranks_out_of_time(window: Window, terms: Terms) -> list[Wrong]:
+def ranks_out_of_time(
+    window: Window, terms: Terms, off: Mapping[str, float] = _NONE
+) -> list[Wrong]:
     """Ranks that ran before their gang was whole, while it waited again, or after it was over.
 
     Heartbeats are by the clocks of nodes, records by that of the controller: what may be explained
-    by clocks that differ as far as promised, or by the time between two looks, counts for nothing.
+    by clocks that differ as far as promised, or by the time between two looks, counts for nothing,
+    and of a node whose clock is `off` by more (see `clocks_off`) nothing is known.
     """
     early: list[str] = []
     late: list[str] = []
@@ -34,6 +41,9 @@ def ranks_out_of_time(window: Window, terms: Terms) -> list[Wrong]:
         times = _whole_times(states, terms)
         for one in _each(window.beats(gang)):
             outside = [b for b in one.beats if not _within(b, times)]
+            if outside and one.node in off:
+                unknown = unknown or f"{window.title}: {clocks.told(off, [one.node], terms)}"
+                continue
             if any(_within(b, dark) for b in outside):
                 unknown = unknown or f"{window.who(gang)}: ranks ran while nothing was seen"
                 outside = [b for b in outside if not _within(b, dark)]
@@ -106,12 +116,17 @@ def ranks_elsewhere(window: Window) -> Wrong:
     return found(ELSEWHERE, "ranks run where their gang holds nodes", wrong)
 
 
-def ranks_alone(window: Window, terms: Terms, until_s: float | None = None) -> Figure:
+def ranks_alone(
+    window: Window,
+    terms: Terms,
+    bereft: Mapping[int, float] = _NEVER,
+    off: Mapping[str, float] = _NONE,
+) -> Figure:
     """The longest time that some ranks of a gang ran, and others of it did not.
 
     A rank that was never heard of, of a gang that the scheduler shows whole, is no proof: it may
-    not run, or its heartbeats may be lost. Then nothing is known. until_s: what came later is left
-    out.
+    not run, or its heartbeats may be lost. Then nothing is known. bereft: lives that lost a node,
+    and when; what came later of these is left out. off: clocks, as above.
     """
     source = f"{KEY}.together"
     worst, culprit = 0.0, None
@@ -121,10 +136,15 @@ def ranks_alone(window: Window, terms: Terms, until_s: float | None = None) -> F
             one.life for one in window.states(gang) if one.state is State.WHOLE
         }
         for life in sorted(lives):
+            until_s = bereft.get(life)
             ranks = _cut(spans(b for b in window.beats(gang) if b.life == life), until_s)
             heard = {(one.job, one.rank) for one in ranks}
-            if len(heard) < gang.size and (whole := _long_enough(window, gang, life, until_s)):
+            whole = _long_enough(window, gang, life, until_s, terms)
+            if len(heard) < gang.size and whole is not None:
                 unknown = unknown or _unheard(window, gang, ranks, whole)
+                continue
+            if why := clocks.told(off, (one.node for one in ranks), terms):
+                unknown = unknown or f"{window.title}: {why}"
                 continue
             for some in _partial(ranks, gang.size):
                 if some.seconds > worst:
@@ -163,12 +183,16 @@ def _cut(ranks: Iterable[Span], until_s: float | None) -> list[Span]:
     ]
 
 
-def _long_enough(window: Window, gang: Gang, life: int, until_s: float | None) -> Stretch | None:
-    """When the scheduler shows a life of the gang whole, so long that each rank had to be heard."""
+def _long_enough(
+    window: Window, gang: Gang, life: int, until_s: float | None, terms: Terms
+) -> Stretch | None:
+    """When the scheduler shows a life of the gang whole, so long that each rank had to be heard, or
+    to its own end."""
+    itself = until_s is None and life in lives_ended(window, gang)
     for one in window.states(gang):
         if one.state is State.WHOLE and one.life == life:
             end = one.latest_s if until_s is None else min(one.latest_s, until_s)
-            if end - one.began_s > gang.runs_s / 2:
+            if itself or end - one.began_s > min(gang.runs_s / 2, terms.together_s):
                 return one
     return None
 

@@ -6,6 +6,7 @@ other has: by it they are found, and ended by `guarding` whatever becomes of the
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -15,13 +16,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang import beating, guarding
 from pytest_mnode.gang.beats import read_beats
-from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Phase, Record, Refused
-from pytest_mnode.slurm import JobState, Slurm, SlurmError
+from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Refused
+from pytest_mnode.gang.slurmjobs import others_of, record_of
+from pytest_mnode.gang.slurmplaces import Place, left_out
+from pytest_mnode.slurm import Slurm, SlurmError
+from pytest_mnode.slurm.reservations import reserved_nodes
 
 NAMES = ("partition", "account", "qos", "reservation", "constraint")
 """Of `scheduler.names`: those that sbatch has options for."""
@@ -30,45 +35,12 @@ _NO_SERVER = ("Unable to contact", "Socket timed out", "Connection refused", "Ze
 _GUARD_LIMIT_S = 120.0
 
 
-def phase_of(job: JobState) -> Phase:
-    """What a job does with nodes. Raises ClusterError for a state that nothing is known of."""
-    if not job.known:
-        raise ClusterError(f"job {job.job_id} is {job.state}, which nothing is known of")
-    if "COMPLETING" in {job.state, *job.flags}:
-        return Phase.ENDING
-    if job.waits:
-        return Phase.WAITING
-    return Phase.OVER if job.over else Phase.HOLDING
-
-
-def record_of(job: JobState) -> Record:
-    """A job as the experiment sees it."""
-    phase = phase_of(job)
-    nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
-    said = "+".join([job.state, *sorted(job.flags)])
-    said += f" ({job.reason})" if job.reason and job.reason != "None" else ""
-    return Record(str(job.job_id), phase, nodes, said, job.restarts or 0)
-
-
 def options_of(names: Mapping[str, str]) -> list[str]:
     """sbatch's options for `scheduler.names`. Raises UsageError for a name that is none."""
     for name in names:
         if name not in NAMES:
             raise UsageError(f"scheduler.names: {name}: accepted for slurm: {', '.join(NAMES)}")
     return [f"--{name}={value}" for name, value in names.items()]
-
-
-def partition_of(options: Sequence[str]) -> str | None:
-    """The partition that sbatch's options name, the last where there are several."""
-    found = None
-    for at, word in enumerate(options):
-        if word.startswith("--partition="):
-            found = word.partition("=")[2]
-        elif word in ("-p", "--partition"):
-            found = options[at + 1] if at + 1 < len(options) else None
-        elif word.startswith("-p"):
-            found = word[2:]
-    return found
 
 
 def script(python: str, directory: Path, runs_s: float) -> str:
@@ -97,8 +69,10 @@ class SlurmEngine:
         names: Mapping[str, str] | None = None,
     ) -> None:
         self._options = [*args, *options_of(names or {})]
+        self._place = Place.read(self._options)
         self._python = python or sys.executable
         self._slurm = Slurm()
+        self._submitter = Slurm(dict.fromkeys(left_out(os.environ)))
         self._job_name = f"mnode-gang-{uuid.uuid4().hex[:12]}"
         try:
             self.directory = Path(tempfile.mkdtemp(prefix=".mnode-gang-", dir=shared))
@@ -108,11 +82,15 @@ class SlurmEngine:
                 "nodes see, --mnode-shared-dir"
             ) from None
         self._read: dict[str, int] = {}
-        self._submitted = False
+        self._submitted = self._unanswered = False
         self._names: tuple[str, ...] = ()
         guard = [sys.executable, "-I", "-S", guarding.__file__, str(self.directory)]
+        # What is completing holds no rank, and may stay so while a node is away.
+        shows = (
+            f"squeue --noheader --all --states=PENDING,RUNNING,SUSPENDED --name={self._job_name}"
+        )
         self._guard = subprocess.Popen(
-            [*guard, "scancel", "--full", f"--name={self._job_name}"],
+            [*guard, shows, f"scancel --full --name={self._job_name}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -120,16 +98,21 @@ class SlurmEngine:
         )
 
     def capacity(self) -> Capacity:
-        """See Engine: nodes of the partition that jobs go to, and those of them that are idle."""
-        partition = self._partition()
-        there = [node for node in self._slurm.nodes() if partition in node.partitions]
-        usable = [node for node in there if node.usable]
+        """See Engine: nodes of the partitions, or the reservation, that jobs go to, and those of
+        them that are idle."""
+        place = replace(self._place, partitions=self._place.partitions or (self._default(),))
+        usable = place.nodes(self._slurm.nodes(), self._reserved())
         free = [
             node.name
             for node in usable
             if node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
         ]
         return Capacity(tuple(node.name for node in usable), tuple(free))
+
+    def others(self, nodes: Sequence[str]) -> dict[str, str]:
+        """See Engine."""
+        there = self._place.unreserved(self._slurm.nodes(nodes))
+        return others_of(nodes, self._slurm.jobs(), there, self._job_name)
 
     def submit(self, ask: Ask) -> tuple[str, ...]:
         """See Engine."""
@@ -157,13 +140,15 @@ class SlurmEngine:
             "--open-mode=append",
         ]
         text = script(self._python, self.directory, ask.runs_s)
-        self._submitted = True  # also where no answer comes: it may have been taken
+        self._submitted = self._unanswered = True  # it may be taken though no answer comes
         try:
-            said = self._slurm.run("sbatch", "--parsable", *options, text_in=text)
+            said = self._submitter.run("sbatch", "--parsable", *options, text_in=text)
         except SlurmError as error:
             if error.returncode in (None, 126, 127) or any(w in error.told for w in _NO_SERVER):
                 raise
+            self._unanswered = False
             raise Refused(error.told) from None
+        self._unanswered = False
         job = said.strip().partition(";")[0]
         if not job.isdigit():
             raise ClusterError(f"sbatch: {said.strip()!r} is no job id")
@@ -173,7 +158,7 @@ class SlurmEngine:
         """See Engine."""
         asked = time.time()
         try:
-            jobs = [job for job in self._slurm.jobs() if job.name == self._job_name]
+            jobs = self._slurm.jobs(self._job_name)
             records = {str(job.job_id): record_of(job) for job in jobs}
         except ClusterError as error:
             return Look(asked, time.time(), None, *self._beats(), why=str(error))
@@ -187,7 +172,9 @@ class SlurmEngine:
     def close(self) -> None:
         """End all jobs of this run, and remove its directory. Raises ClusterError."""
         if self._guard.stdin is not None and not self._guard.stdin.closed:
-            self._guard.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.stdin.write(b"" if self._unanswered else guarding.ANSWERED)
+                self._guard.stdin.close()
         try:
             code = self._guard.wait(_GUARD_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -198,10 +185,16 @@ class SlurmEngine:
                 f"run scancel --name={self._job_name}"
             )
 
-    def _partition(self) -> str:
-        """Where jobs of this run go: as asked for, else Slurm's default."""
-        if asked := partition_of(self._options):
-            return asked
+    def _reserved(self) -> tuple[str, ...]:
+        """Nodes of the reservation that jobs go to, if they go to one."""
+        if (name := self._place.reservation) is None:
+            return ()
+        return reserved_nodes(
+            self._slurm.run("scontrol", "--oneliner", "show", "reservation"), name
+        )
+
+    def _default(self) -> str:
+        """The partition where jobs go that name none."""
         named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
         default = [name.rstrip("*") for name in named if name.endswith("*")]
         if not default:

@@ -52,7 +52,9 @@ class Stage:
 
         back_within_s: in which its nodes are free again; None: as soon as another job would start.
         """
-        watch = Watch(self.engine, title, self.clock)
+        # The last heartbeats of a rank that outlives its gang are late by a clock's difference.
+        linger_s = self.promise.clock_skew_s + 1.0
+        watch = Watch(self.engine, title, self.clock, self.plan.arena, linger_s)
         try:
             conduct(watch)
         except ClusterError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_mnode.gang.engine import Beat, Look
 from pytest_mnode.gang.timeline import Gang, Seen, State, Stretch, by_state, seen, stretches
-from pytest_mnode.restart.findings import Figure
+from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
+from pytest_mnode.wrong import Wrong, listed
 
 KEY = "criteria.gang"
 SMALL = "small"
@@ -43,7 +44,9 @@ class Window:
     title: such as "round 2". gangs: all that was submitted, plain jobs too. problem: why the
     experiment did not come about, though nothing of the gangs is wrong for that.
     notes: what was done and met, in order. not_free: nodes that were free at the start, and were
-    not in the end; None where that could not be found out.
+    not in the end; None where that could not be found out. taken: of those that were not free in
+    the end either, whom somebody else has, and who. arena: nodes that all were confined to.
+    others: who else was met there at any time.
     """
 
     title: str
@@ -52,6 +55,9 @@ class Window:
     problem: str = ""
     notes: tuple[tuple[float, str], ...] = ()
     not_free: tuple[str, ...] | None = ()
+    taken: tuple[str, ...] = ()
+    arena: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def began_s(self) -> float:
@@ -101,6 +107,21 @@ class Window:
     def unreadable(self) -> int:
         """Lines that were no heartbeat."""
         return sum(look.unreadable for look in self.looks)
+
+
+def unless_others(window: Window, found: Sequence[Finding]) -> list[Finding]:
+    """Findings on what came late or never: nothing is known while others have the nodes."""
+    if not window.others:
+        return list(found)
+    why = f"{window.title}: somebody else uses these nodes: {listed(window.others)}"
+    made: list[Finding] = []
+    for one in found:
+        if isinstance(one, Wrong):
+            made.append(replace(one, count=None, note=why) if one.count else one)
+        else:
+            late = one.value is not None and one.at_most is not None and one.value > one.at_most
+            made.append(replace(one, value=None, note=why) if late else one)
+    return made
 
 
 def surely_within(least_s: float, most_s: float, limit_s: float) -> float | None:

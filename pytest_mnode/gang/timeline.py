@@ -47,6 +47,7 @@ class Seen:
     nodes: tuple[str, ...]
     said: str
     life: int
+    failed: bool = False
 
 
 def seen(gang: Gang, looks: Iterable[Look]) -> list[Seen]:
@@ -61,9 +62,9 @@ def seen(gang: Gang, looks: Iterable[Look]) -> list[Seen]:
         held = tuple(node for r in records if r.phase is Phase.HOLDING for node in r.nodes)
         state = _state(gang.size, len(held), [r.phase for r in records], gone, was_whole)
         was_whole = state is State.WHOLE or (was_whole and state is not State.WAITING)
-        found.append(
-            Seen(look, state, held, _said(records), max((r.life for r in records), default=0))
-        )
+        life = max((record.life for record in records), default=0)
+        failed = any(record.failed for record in records)
+        found.append(Seen(look, state, held, _said(records), life, failed))
     return found
 
 

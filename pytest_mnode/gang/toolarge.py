@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, worst
+from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, unless_others, worst
 from pytest_mnode.gang.timeline import Gang, State
+from pytest_mnode.gang.turns import over_between
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.wrong import Wrong, found
 
@@ -29,7 +30,8 @@ def judged_oversize(window: Window, terms: Terms) -> list[Finding]:
     if not others or window.problem:
         why = window.problem or "nothing else was submitted"
         return [told, Wrong(BLOCKED, None, source, note=why)]
-    return [told, _blocked(window, others, terms, source), _starts(window, others, terms)]
+    blocked, late = _blocked(window, others, terms, source), _starts(window, others, terms)
+    return [told, *unless_others(window, [blocked, late])]
 
 
 def _blocked(window: Window, others: list[Gang], terms: Terms, source: str) -> Wrong:
@@ -37,7 +39,9 @@ def _blocked(window: Window, others: list[Gang], terms: Terms, source: str) -> W
     never = [
         gang
         for gang in others
-        if window.first(gang, State.WHOLE) is None and not window.beats(gang)
+        if window.first(gang, State.WHOLE) is None
+        and not window.beats(gang)
+        and _since(window, gang, others) is not None
     ]
     waited = min((window.over_s - gang.asked_s for gang in never), default=0.0)
     if never and waited <= terms.next_within_s:
@@ -47,17 +51,38 @@ def _blocked(window: Window, others: list[Gang], terms: Terms, source: str) -> W
 
 def _starts(window: Window, others: list[Gang], terms: Terms) -> Figure:
     """The longest time to the start of one of them."""
-    return worst([_start(window, gang, terms) for gang in others])
+    return worst([_start(window, gang, others, terms) for gang in others])
 
 
-def _start(window: Window, gang: Gang, terms: Terms) -> Figure:
-    limit, since = terms.next_within_s, gang.asked_s
+def _since(window: Window, gang: Gang, others: list[Gang]) -> tuple[float, float] | None:
+    """Since when it could start, at the earliest and at the latest: where there is no room for all
+    at once, since those were over that started before it. None: never, for one of them ran on."""
+    since = (gang.asked_s, gang.asked_s)
+    if sum(one.size for one in others) <= len(window.arena) or not window.arena:
+        return since
+    mine = window.first(gang, State.WHOLE)
+    for other in others:
+        whole = window.first(other, State.WHOLE)
+        if other is gang or whole is None or (mine and mine.began_s <= whole.began_s):
+            continue
+        over = over_between(window, other)
+        if over is None:
+            return None
+        since = max(since[0], over[0]), max(since[1], over[1])
+    return since
+
+
+def _start(window: Window, gang: Gang, others: list[Gang], terms: Terms) -> Figure:
+    limit, since = terms.next_within_s, _since(window, gang, others)
     whole = window.first(gang, State.WHOLE)
-    if whole is not None:
-        value = surely_within(whole.before_s - since, whole.first.answered_s - since, limit)
+    value: float | None
+    if since is None:
+        value, note = None, f"{window.who(gang)}: there never was room, for another ran on"
+    elif whole is not None:
+        value = surely_within(whole.before_s - since[1], whole.first.answered_s - since[0], limit)
         note = "" if value is not None else f"{window.who(gang)}: looks were too far apart"
     else:
-        waited = window.over_s - since
+        waited = window.over_s - since[1]
         value = waited if waited > limit and not window.beats(gang) else None
         note = f"{window.who(gang)} was never seen whole"
     source = f"{KEY}.next_within"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.gang.engine import Look
-from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within
-from pytest_mnode.gang.timeline import Gang, Seen, State
-from pytest_mnode.restart.findings import Figure
+from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, unless_others
+from pytest_mnode.gang.timeline import Gang, State
+from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.wrong import Wrong, found
 
 NEVER = "gangs that never ran, though there was room"
@@ -39,10 +39,15 @@ class Round:
 
 def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequence[str]) -> Turn:
     """The gang for which one node too few was left. holding: jobs that held the others; freed:
-    those of them, and jobs that came in between, that have to be over before there is room."""
+    those of them, and jobs that came in between, that have to be over before there is room.
+
+    One that came in between counts only where it had its nodes first: had it to wait as well, for
+    the gang or with it, it took no room.
+    """
     gang = window.gang(second)
     holders = [window.gang(name) for name in holding]
-    before = tuple(window.gang(name) for name in freed)
+    freeing = [window.gang(name) for name in freed]
+    before = tuple(one for one in freeing if one in holders or _ran_first(window, one, gang))
     held = [_whole_at(window, one) for one in holders]
     waited = [seen for seen in window.seen(gang) if all(id(seen.look) in whole for whole in held)]
     if not waited:
@@ -57,6 +62,17 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
             "room than the scheduler said",
         )
     return Turn(gang, before)
+
+
+def _ran_first(window: Window, one: Gang, other: Gang) -> bool:
+    """Whether it had nodes, or had had them between two looks, before the other was whole."""
+    whole = window.first(other, State.WHOLE)
+    until_s = window.over_s if whole is None else whole.first.asked_s
+    return any(
+        seen.look.asked_s < until_s or (seen.look.asked_s == until_s and seen.state is State.OVER)
+        for seen in window.seen(one)
+        if seen.state in (State.WHOLE, State.ENDING, State.OVER)
+    )
 
 
 def race_turn(window: Window, names: Sequence[str]) -> Turn:
@@ -87,8 +103,13 @@ def _whole_at(window: Window, gang: Gang) -> set[int]:
     return {id(seen.look) for seen in window.seen(gang) if seen.state is State.WHOLE}
 
 
-def judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong, Figure]:
+def judged_turn(window: Window, turn: Turn, terms: Terms) -> list[Finding]:
     """Whether somebody had to wait, whether each gang had its turn, and how soon."""
+    tried, never, late = _judged_turn(window, turn, terms)
+    return [tried, *unless_others(window, [never, late])]
+
+
+def _judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong, Figure]:
     tried = Wrong(
         NOT_TRIED,
         None if turn.refused else 0,
@@ -117,7 +138,7 @@ def judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong,
     elif turn.second in unseen:
         value, note = None, never.note or f"{window.who(turn.second)} was never seen whole"
     elif second is None and room is not None:
-        waited = window.looks[-1].answered_s - room[1]
+        waited = window.over_s - room[1]
         value = waited if waited > terms.next_within_s else None
         note = f"{window.who(turn.second)} did not start in {waited:.1f} s"
     else:
@@ -154,18 +175,24 @@ def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
         return None
     over_at: list[tuple[float, float]] = []
     for gang in turn.before:
-        span = _over(window.seen(gang))
+        span = over_between(window, gang)
         if span is None:
             return None
         over_at.append(span)
     return max(over_at)
 
 
-def _over(found_: Sequence[Seen]) -> tuple[float, float] | None:
+def over_between(window: Window, gang: Gang) -> tuple[float, float] | None:
+    """Between which two moments a gang was over; None where only clearing up ended it."""
     before: Look | None = None
-    for one in found_:
-        if one.state is State.OVER:
-            first = one.look.asked_s if before is None else before.asked_s
-            return first, one.look.answered_s
+    span: tuple[float, float] | None = None
+    until_s = window.over_s
+    for one in window.seen(gang):
+        if one.look.asked_s >= until_s:
+            break
+        if one.state is not State.OVER:
+            span = None  # what is there again was not over: an answer left it out
+        elif span is None:
+            span = (before or one.look).asked_s, one.look.answered_s
         before = one.look
-    return None
+    return span

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.gang.engine import Ask, Engine, Look, Phase
 from pytest_mnode.gang.terms import CLEARED, Window
-from pytest_mnode.gang.timeline import Gang, Seen, State, seen
+from pytest_mnode.gang.timeline import BLIND_S, Gang, Seen, State, seen
 
 _LEAST_PAUSE_S = 0.2
 _PAUSE_PER_ANSWER = 3.0
 """A look that takes long is repeated the less often: the scheduler has others to serve."""
-_LAST_BEATS_S = 1.0
+_OTHERS_EVERY_S = 10.0
+"""How often it is asked who else is on the nodes, which is about all jobs there."""
 
 
 class Clock(Protocol):
@@ -40,7 +41,19 @@ class WallClock:
 class Watch:
     """One round of an experiment."""
 
-    def __init__(self, engine: Engine, title: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        title: str,
+        clock: Clock,
+        arena: tuple[str, ...],
+        linger_s: float,
+    ) -> None:
+        self._arena = arena
+        self._linger_s = linger_s
+        self._others: dict[str, str] = {}
+        self._asked_others_s = clock.now()
+        self._taken: tuple[str, ...] = ()
         self._engine = engine
         self._clock = clock
         self._title = title
@@ -74,11 +87,16 @@ class Watch:
 
     def look(self) -> Look:
         """One look, after the pause that is due."""
+        began = self._clock.now()
+        if began - self._asked_others_s > _OTHERS_EVERY_S:
+            self._ask_who_else(self._arena)
         if self._looks:
-            self._clock.sleep(self._pause_s)
+            self._clock.sleep(max(0.0, self._pause_s - (self._clock.now() - began)))
         look = self._engine.observe()
         took = look.answered_s - look.asked_s
-        self._pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_ANSWER * took)
+        # From one question to the next answer no more than after which nothing is known.
+        most = BLIND_S - 2 * took - _LEAST_PAUSE_S
+        self._pause_s = max(_LEAST_PAUSE_S, min(_PAUSE_PER_ANSWER * took, most))
         self._looks.append(look)
         return look
 
@@ -134,6 +152,7 @@ class Watch:
 
     def clear_up(self, free_before: Iterable[str], limit_s: float) -> None:
         """Cancel all, and see that it is gone: jobs, ranks, and what was held."""
+        self._ask_who_else(self._arena)
         try:
             self._engine.cancel([job for gang in self._gangs for job in gang.jobs])
         except MnodeError as error:
@@ -141,12 +160,18 @@ class Watch:
         self.note(CLEARED)
         end = self._clock.now() + limit_s
         self.until(self._all_gone, limit_s)
-        self._clock.sleep(_LAST_BEATS_S)
-        self.look()
+        self.watch(self._linger_s)
         wanted = set(free_before)
-        while (missing := self._missing(wanted)) != () and self._clock.now() < end:
+        while True:
+            missing = self._missing(wanted)
+            taken = self._ask_who_else(missing) if missing else {}
+            if missing is not None:
+                missing = tuple(node for node in missing if node not in taken)
+            if missing == () or self._clock.now() >= end:
+                break
             self._clock.sleep(self._pause_s)
         self._not_free = missing
+        self._taken = tuple(f"{node}: {who}" for node, who in sorted(taken.items()))
 
     def window(self) -> Window:
         """What was seen."""
@@ -157,11 +182,24 @@ class Watch:
             self.problem,
             tuple(self._notes),
             self._not_free,
+            self._taken,
+            self._arena,
+            tuple(f"{node}: {who}" for node, who in sorted(self._others.items())),
         )
 
     def _all_gone(self) -> bool:
         records = self._looks[-1].records
         return records is not None and all(r.phase is Phase.OVER for r in records.values())
+
+    def _ask_who_else(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
+        """Who else is on these nodes; nobody, where the scheduler does not say."""
+        self._asked_others_s = self._clock.now()
+        try:
+            found = self._engine.others(nodes)
+        except MnodeError:
+            return {}
+        self._others = {**found, **self._others}
+        return found
 
     def _missing(self, wanted: set[str]) -> tuple[str, ...] | None:
         try:

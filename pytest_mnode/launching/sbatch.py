@@ -135,10 +135,8 @@ class SbatchSubmission:
     def wait(self, timeout_s: float) -> Outcome:
         """See Submission."""
         until = self._began + timeout_s
-        while not self._over() and time.monotonic() < until:
+        while not (in_time := self._over()) and time.monotonic() < until:
             time.sleep(LOOK_S)
-        state = self._queued.state
-        in_time = state is None or state.over
         seconds = time.monotonic() - self._began
         nodes = self.submitted.nodes
         codes = {node: self._code(node, in_time) for node in nodes}  # before it is cancelled
@@ -165,8 +163,11 @@ class SbatchSubmission:
             self._end(done)
 
     def _over(self) -> bool:
-        """Look; Slurm's order of the nodes is the order of ranks."""
-        state = self._queued.look()
+        """Look; Slurm's order of the nodes is the order of ranks. Not known to be over while Slurm
+        does not answer, as when it is restarted."""
+        if not self._queued.answers():
+            return False
+        state = self._queued.state
         if state is not None and state.nodes:
             self.submitted = replace(self.submitted, nodes=state.nodes)
         return state is None or state.over

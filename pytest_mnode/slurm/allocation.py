@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import re
 import subprocess
 import sys
 import threading
@@ -19,14 +18,12 @@ from typing import Any, Protocol
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.slurm.commands import Slurm, SlurmError, said
 from pytest_mnode.slurm.hostlist import expand
-from pytest_mnode.slurm.nodes import shortage
+from pytest_mnode.slurm.nodes import NodeState
+from pytest_mnode.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
 
 HOLDER = str(Path(__file__).with_name("holder.py"))
-QUEUE_LIMIT_S = 3600.0
-"""How long a request may wait in the queue where --immediate in the arguments does not say."""
 _LOOK_S = 5.0
 _CLOSE_S = 30.0
-_IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,8 @@ class Held:
     def __init__(self, slurm: Slurm, arguments: Sequence[str] = (), gpus_per_node: int = 0) -> None:
         self._slurm = slurm
         self._arguments = tuple(arguments)
-        self._gpus = gpus_per_node
+        self._gpus_per_node = gpus_per_node
+        self._gpus: list[str] = []
         self.name = f"pytest-mnode-{uuid.uuid4().hex[:8]}"
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._holder: subprocess.Popen[str] | None = None
@@ -119,7 +117,7 @@ class Held:
                 if granted is not None:
                     return self._enough(granted, nodes)
                 if self._ended is not None:
-                    raise ClusterError(f"slurm: no {nodes} nodes: {self._ended}")
+                    raise ClusterError(f"slurm: no {nodes} nodes: {self._ended}{self._asked()}")
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
                 if time.monotonic() >= look:
@@ -152,6 +150,7 @@ class Held:
             holder.stdout.close()
 
     def _start(self, nodes: int) -> None:
+        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._there())
         command = salloc(self.name, nodes, self._arguments, self._gpus)
         self._holder = subprocess.Popen(
             [sys.executable, "-S", "-E", "-s", HOLDER, self.name, *command],
@@ -203,13 +202,29 @@ class Held:
         if self._job is None:
             return
         try:
-            job = self._slurm.job(self._job)
-            partition = job.partition if job is not None else None
-            missing = shortage(self._slurm.nodes(), nodes, _one(partition))
+            missing = hopeless(self._slurm.job(self._job), self._slurm.nodes(), nodes)
         except ClusterError:
             return  # a Slurm that does not answer is waited for, within the limit
         if missing is not None:
             raise ClusterError(f"slurm: {nodes} nodes asked for: {missing}")
+
+    def _there(self) -> tuple[NodeState, ...] | None:
+        """The cluster's nodes; None where they are not needed, or Slurm does not answer."""
+        if not self._gpus_per_node:
+            return None
+        try:
+            return self._slurm.nodes()
+        except ClusterError:
+            return None
+
+    def _asked(self) -> str:
+        """Where an option comes from that the user did not write."""
+        if not self._gpus:
+            return ""
+        return (
+            f" ({self._gpus[0]} is asked for since the spec has accelerators.per_node; say --gpus "
+            "or --gres in --mnode-slurm-args to ask otherwise)"
+        )
 
     def _too_late(self, nodes: int, limit_s: float) -> str:
         told = f"slurm: no {nodes} nodes within {limit_s:g} s"
@@ -220,31 +235,3 @@ class Held:
         except SlurmError as error:
             told += f"; {error}"
         return told + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"
-
-
-def salloc(name: str, nodes: int, arguments: Sequence[str], gpus_per_node: int = 0) -> list[str]:
-    """The command that asks for nodes.
-
-    Whole nodes, or what is measured would be somebody else's doing too; and kept when one of them
-    fails, for it is the others that say what became of it. What the user says comes last and wins.
-    """
-    refused = [word for word in arguments if word.startswith("--no-shell")]
-    if refused:
-        raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
-    spoken = any(word.startswith(("--gpus", "--gres", "--tres", "-G")) for word in arguments)
-    gpus = [f"--gpus-per-node={gpus_per_node}"] if gpus_per_node and not spoken else []
-    ours = [f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"]
-    return ["salloc", *ours, *gpus, *arguments]
-
-
-def queue_limit_s(arguments: Sequence[str]) -> float:
-    """How long to wait for nodes: as --immediate says, and a little, for salloc itself obeys it."""
-    for word in reversed(arguments):
-        if match := _IMMEDIATE.fullmatch(word):
-            return float(match[1]) + 10.0
-    return QUEUE_LIMIT_S
-
-
-def _one(partition: str | None) -> str | None:
-    """A partition by name; None where a job may run in several, whose nodes are not added up."""
-    return partition if partition and "," not in partition else None

@@ -31,15 +31,17 @@ def run_slurm(
     argv: Sequence[str],
     *,
     timeout_s: float = COMMAND_LIMIT_S,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     text_in: str | None = None,
 ) -> str:
     """Standard output of a Slurm command.
 
-    env: what is added to this process's environment. Raises SlurmError, one line, with what the
-    command said itself, where it fails, is not there, or is not over after `timeout_s` seconds.
+    env: what is added to this process's environment; None takes a variable out. Raises
+    SlurmError, one line, with what the command said itself, where it fails, is not there, or is not
+    over after `timeout_s` seconds.
     """
     program = argv[0]
+    around: dict[str, str | None] = {**plain_env(os.environ), **(env or {})}
     try:
         done = subprocess.run(
             list(argv),
@@ -50,7 +52,7 @@ def run_slurm(
             errors="replace",
             timeout=timeout_s,
             check=False,
-            env={**plain_env(os.environ), **(env or {})},
+            env={name: value for name, value in around.items() if value is not None},
         )
     except FileNotFoundError:
         raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
@@ -70,10 +72,11 @@ def plain_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(stderr: str, returncode: int) -> str:
-    """The line of a failed command's complaints that says most: its first error."""
+    """The line of a failed command's words that says most: its first error, else the last."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if " error: " in line or " fatal: " in line]
-    told = (errors or lines or [f"ended with status {returncode} and no message"])[0]
+    last = [line for line in lines if not line.startswith("Try ")][-1:]
+    told = (errors or last or [f"ended with status {returncode} and no message"])[0]
     for mark in (": error: ", ": fatal: "):
         told = told.partition(mark)[2] or told
     return told
@@ -83,7 +86,7 @@ class Slurm:
     """The Slurm of this machine, or of `env` (SLURM_CONF): what it has queued, and its nodes."""
 
     def __init__(
-        self, env: Mapping[str, str] | None = None, timeout_s: float = COMMAND_LIMIT_S
+        self, env: Mapping[str, str | None] | None = None, timeout_s: float = COMMAND_LIMIT_S
     ) -> None:
         self._env = dict(env or {})
         self._timeout_s = timeout_s
@@ -100,11 +103,19 @@ class Slurm:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         return run_slurm(argv, timeout_s=limit_s, env=self._env, text_in=text_in)
 
-    def jobs(self) -> tuple[JobState, ...]:
-        """All jobs that Slurm still knows, those that ended a while ago among them."""
+    def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
+        """All jobs that Slurm still knows, those that ended a while ago among them.
+
+        name: those of this name only; Slurm sends no others, where it can be asked in JSON.
+        """
+        found = self._jobs([] if name is None else [f"--name={name}"])
+        return tuple(job for job in found if name is None or job.name == name)
+
+    def _jobs(self, which: Sequence[str]) -> tuple[JobState, ...]:
         if self._reads_json is not False:
+            command = ["squeue", "--all", "--states=all", "--json", *which]
             try:
-                found = jobs_from_json(self.run("squeue", "--all", "--states=all", "--json"))
+                found = jobs_from_json(self.run(*command))
             except SlurmError as error:
                 if error.returncode is None:
                     raise

@@ -9,7 +9,7 @@ from pytest_mnode.errors import UsageError
 
 MOST_HOSTS = 65_536
 _PART = re.compile(r"\[([^][]*)\]|([^][,\s]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def _numbers(inside: str, text: str) -> list[str]:
         match = _RANGE.fullmatch(piece.strip())
         if match is None or not piece.isascii():
             raise UsageError(
-                f"hosts {_shown(text)}: [{inside}]: accepted: numbers and ranges, [01-16,20]"
+                f"hosts {_shown(text)}: [{_cut(inside)}]: accepted: numbers and ranges, [01-16,20]"
             )
         first, last = match[1], match[2] or match[1]
         count = int(last) - int(first) + 1
@@ -78,4 +78,8 @@ def _numbers(inside: str, text: str) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "…")
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "…"

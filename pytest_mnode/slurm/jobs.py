@@ -32,7 +32,9 @@ class JobState:
     restarts: how often it was requeued.
     starts_at: when it started, or, while it waits, is predicted to.
     exit_status, exit_signal: of its batch script, once that has ended.
-    gpus: that it holds, on all of its nodes together; None where it holds nothing.
+    gpus: that it holds, on all of its nodes together; None where none are counted: it has none,
+        or Slurm does not account for GPUs.
+    reservation: that it was submitted to.
     """
 
     job_id: int
@@ -52,6 +54,7 @@ class JobState:
     exit_signal: int | None = None
     array_job_id: int | None = None
     gpus: int | None = None
+    reservation: str | None = None
 
     @property
     def waits(self) -> bool:
@@ -72,6 +75,11 @@ class JobState:
     def known(self) -> bool:
         """Whether the state is one that this package knows; else nothing follows from it."""
         return self.state in WAITING | RUNNING | OVER
+
+    @property
+    def text(self) -> str:
+        """`TIMEOUT (TimeLimit)`."""
+        return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
 def jobs_from_json(text: str) -> tuple[JobState, ...]:
@@ -130,6 +138,7 @@ def _from_entry(entry: Mapping[str, Any]) -> JobState:
         exit_signal=signal if base in OVER else None,
         array_job_id=number(entry.get("array_job_id")) or None,
         gpus=_gpus(text_of(entry.get("tres_alloc_str"))),
+        reservation=text_of(entry.get("resv_name")),
     )
 
 
@@ -158,15 +167,18 @@ def _from_record(record: Mapping[str, str]) -> JobState:
         exit_signal=(number(signal) or None) if base in OVER else None,
         array_job_id=number(record.get("ArrayJobId")),
         gpus=None if base in WAITING else _gpus(record.get("AllocTRES", record.get("TRES"))),
+        reservation=text_of(record.get("Reservation")),
     )
 
 
 def _gpus(resources: str | None) -> int | None:
-    """Of `cpu=8,node=4,gres/gpu=32,gres/gpu:a100=32`, where types are counted in the whole."""
-    if text_of(resources) is None:
-        return None
-    match = re.search(r"(?:^|,)gres/gpu=(\d+)", resources or "")
-    return int(match[1]) if match else 0
+    """Of `cpu=8,node=4,gres/gpu=32,gres/gpu:a100=32`, where types are counted in the whole; of
+    types alone where Slurm accounts for those only."""
+    whole = re.search(r"(?:^|,)gres/gpu=(\d+)", resources or "")
+    if whole:
+        return int(whole[1])
+    typed = re.findall(r"(?:^|,)gres/gpu:[^=,]+=(\d+)", resources or "")
+    return sum(map(int, typed)) if typed else None
 
 
 def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:

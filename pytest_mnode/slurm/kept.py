@@ -31,17 +31,21 @@ def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> t
 
 
 def too_few_gpus(job: JobState | None, states: Iterable[NodeState], per_node: int) -> str | None:
-    """What is missing where Slurm counts GPUs and gave fewer than the spec promises a node.
+    """What is missing where Slurm accounts for GPUs and gave fewer than the spec promises a node.
 
-    None where nothing is, and where Slurm does not count those of these nodes.
+    None where nothing is, and where nobody counted: GPUs are in no job's resources unless
+    AccountingStorageTRES names them, which it does not by default.
     """
-    counted = [state for state in states if state.gpus is not None]
-    if not counted or job is None or job.gpus is None or not job.nodes:
+    states = list(states)
+    if job is None or not job.nodes or not any(state.gpus is not None for state in states):
         return None
-    if job.gpus >= per_node * len(job.nodes):
+    if job.gpus is None and not all(state.counts_gpus for state in states):
+        return None
+    held = job.gpus or 0
+    if held >= per_node * len(job.nodes):
         return None
     return (
-        f"slurm: allocation {job.job_id} has {job.gpus} GPUs on {len(job.nodes)} nodes, and the "
+        f"slurm: allocation {job.job_id} has {held} GPUs on {len(job.nodes)} nodes, and the "
         f"spec promises {per_node} a node; ask for them with --gpus-per-node={per_node}"
     )
 
@@ -57,7 +61,7 @@ def lost(
     names: Slurm's names by the nodes' own.
     """
     if job is None or job.state == "COMPLETING" or (job.known and not job.runs):
-        how = "it is unknown to Slurm" if job is None else job.state
+        how = "it is unknown to Slurm" if job is None else job.text
         return dict.fromkeys(names, f"allocation {job_id} ended: {how}")
     found = {}
     for own, name in names.items():

@@ -10,8 +10,14 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm.fields import number, records, text_of
 
 _LOST = {"DOWN", "FAIL", "ERROR", "UNKNOWN", "FUTURE", "POWERED_DOWN", "NOT_EXISTING"}
-_OUT = {"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "NO_RESPOND", "NOT_RESPONDING",
-        "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT", "FAILING"}  # fmt: skip
+_BROKEN = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_EXISTING", "INVAL", "INVALID_REG",
+           "DRAIN", "DRAINED", "DRAINING"}  # fmt: skip
+_RETURNING = {"POWERING_UP", "POWER_UP", "POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT",
+              "REBOOT_REQUESTED", "REBOOT_ISSUED"}  # fmt: skip
+"""Slurm itself is bringing it back, or will when it is asked for."""
+_AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT"}
+ASIDE = frozenset({"MAINT", "RESERVED"})
+"""Flags of a node that is kept for a reservation."""
 _MARKS = "*~#!%$@^-"
 _GPU = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
@@ -26,6 +32,8 @@ class NodeState:
         DRAIN or NOT_RESPONDING.
     reason: what the operator, or Slurm, wrote down for its state.
     gpus: how many GPUs it is configured with; None where none are spoken of.
+    counts_gpus: whether they are among the resources that Slurm accounts for.
+    features: those it has now, which --constraint asks for.
     """
 
     name: str
@@ -38,6 +46,8 @@ class NodeState:
     cpus_allocated: int | None = None
     gpus: int | None = None
     partitions: tuple[str, ...] = ()
+    counts_gpus: bool = False
+    features: frozenset[str] = frozenset()
 
     @property
     def lost(self) -> bool:
@@ -46,8 +56,20 @@ class NodeState:
 
     @property
     def usable(self) -> bool:
-        """Can be given to a job, now or when the job that has it ends."""
-        return not self.lost and not self.flags & _OUT
+        """Can be given to a job, now or when the job that has it ends; if it is set aside, to
+        those of a reservation."""
+        return not self.lost and not {self.state, *self.flags} & (_BROKEN | _AWAY)
+
+    @property
+    def hopeless(self) -> bool:
+        """No job will have it before somebody mends it."""
+        words = {self.state, *self.flags}
+        return bool(words & _BROKEN) and not words & _RETURNING
+
+    @property
+    def set_aside(self) -> bool:
+        """Kept for a reservation now."""
+        return bool({self.state, *self.flags} & ASIDE)
 
     @property
     def text(self) -> str:
@@ -79,12 +101,12 @@ def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = No
     partition: count its nodes only.
     """
     there = [n for n in nodes if partition is None or partition in n.partitions]
-    usable = [node for node in there if node.usable]
+    usable = [node for node in there if not node.hopeless]
     if len(usable) >= wanted:
         return None
     where = f"partition {partition}" if partition else "this cluster"
     have = f"{where} has {len(usable)} usable of {len(there)} nodes"
-    out = [f"{node.name} ({node.text})" for node in there if not node.usable]
+    out = [f"{node.name} ({node.text})" for node in there if node.hopeless]
     return have + (f"; missing: {', '.join(out)}" if out else "")
 
 
@@ -104,4 +126,6 @@ def _from_record(record: Mapping[str, str]) -> NodeState:
         cpus_allocated=number(record.get("CPUAlloc")),
         gpus=gpus_of(record.get("Gres", "")),
         partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
+        counts_gpus=bool(re.search(r"(?:^|,)gres/gpu[:=]", record.get("CfgTRES", ""))),
+        features=frozenset((text_of(record.get("ActiveFeatures")) or "").split(",")) - {""},
     )

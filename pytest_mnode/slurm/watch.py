@@ -68,10 +68,19 @@ class Watch:
 
     def _found(self) -> dict[str, str]:
         if (why := self._allocation.gone()) is not None:
-            return dict.fromkeys(self._names, f"allocation {self._job_id} ended: {why}")
+            told = f"allocation {self._job_id} ended: {self._ended() or why}"
+            return dict.fromkeys(self._names, told)
         job = self._slurm.job(self._job_id)
         states = {state.name: state for state in self._slurm.nodes(self._names.values())}
         return lost(job, self._job_id, states, self._names)
+
+    def _ended(self) -> str | None:
+        """Why, where Slurm itself says it; salloc only says that the allocation was revoked."""
+        try:
+            job = self._slurm.job(self._job_id)
+        except ClusterError:
+            return None
+        return job.text if job is not None and (job.over or job.reason) else None
 
     def _tell(self) -> None:
         """From a thread of its own, so that watchers may use the launcher."""

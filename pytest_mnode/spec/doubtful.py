@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pytest_mnode.spec import wire
 from pytest_mnode.spec.criteria import BusbwPromise, Criteria
 from pytest_mnode.spec.fields import Page
+from pytest_mnode.spec.gang_doubts import gang_doubts
 from pytest_mnode.spec.launch import launch_doubts
 from pytest_mnode.spec.models import Fabric, Spec
 from pytest_mnode.spec.preflight_doubts import preflight_doubts
@@ -30,6 +31,7 @@ def doubts(spec: Spec) -> list[str]:
         *launch_doubts(spec),
         *scaling_doubts(spec),
         *restart_doubts(spec),
+        *gang_doubts(spec),
     ]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pytest_mnode.spec.fields import Count, Page, Seconds, Text
+from pytest_mnode.spec.quantity import DURATION
 
 NodeLoss = Literal["either", "requeued", "cancelled"]
 
@@ -22,8 +23,8 @@ class GangCriterion(Page):
     """How often each experiment is repeated, each time in another order."""
     seed: Count = 1
     """Of the orders."""
-    runs_s: Seconds = Field(5.0, alias="runs")
-    """How long the ranks of a gang run."""
+    runs_s: Seconds = Field(15.0, alias="runs")
+    """How long the ranks of a gang run: longer than `together`, so that all run at once."""
     waits_s: Seconds = Field(30.0, alias="waits")
     """How long a gang is watched that has to wait: longer than the scheduler's cycle."""
     next_within_s: Seconds = Field(60.0, alias="next_within")
@@ -41,3 +42,23 @@ class GangCriterion(Page):
     lost_within_s: Seconds = Field(600.0, alias="lost_within")
     """From a node's death until its gang is taken off all nodes, and until one that is requeued
     runs again; longer than the scheduler takes to notice."""
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Self:
+        runs = DURATION.text(self.runs_s)
+        if self.together_s >= self.runs_s:
+            raise ValueError(
+                f"together {DURATION.text(self.together_s)} is no less than runs {runs}: ranks "
+                "that run one after another would pass; accepted: less"
+            )
+        if self.clock_skew_s >= self.runs_s:
+            raise ValueError(
+                f"clock_skew {DURATION.text(self.clock_skew_s)} is no less than runs {runs}: "
+                "heartbeats would say nothing; accepted: less"
+            )
+        if self.nodes is not None and self.among is not None and self.nodes > len(self.among):
+            raise ValueError(
+                f"nodes {self.nodes} is more than the {len(self.among)} nodes of among; accepted: "
+                "as many, or fewer"
+            )
+        return self

@@ -14,10 +14,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
 
+from pytest_mnode.cluster.booting import boot
 from pytest_mnode.cluster.node import Launcher, Node
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.world.channel import Keys, LocalLine, Switchboard
@@ -371,9 +373,8 @@ class Hub(threading.Thread):
         what, [name] = message.method, message.args
         node = self.nodes[name].node
         switch = getattr(self.launcher, what, None)
-        # A node whose agent or gate alone is gone is on; it needs no switch, only another one.
-        if what == "power_on" and not self.launcher.shared_kernel and self._is_there(node):
-            switch = lambda _: None  # noqa: E731
+        if what == "power_on" and not self.launcher.shared_kernel:
+            switch = partial(boot, self.launcher)
         if switch is None:
             raise MnodeError(f"the {self.launcher.name} launcher cannot {what.replace('_', ' ')}")
 
@@ -403,14 +404,6 @@ class Hub(threading.Thread):
             self.soon(lambda: finish(failed))
 
         threading.Thread(target=work, name=f"mnode-{what}", daemon=True).start()
-
-    def _is_there(self, node: Node) -> bool:
-        """Whether its launcher still runs commands on it."""
-        try:
-            self.launcher.commands([node], ["true"])
-        except MnodeError:
-            return False
-        return True
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]

@@ -24,6 +24,9 @@ from pytest_mnode.errors import UsageError
         ("a\nb\na\na\n", [("a", 3), ("b", None)]),
         ("a slots=2\na slots=2", [("a", 4)]),
         ("a slots=4 max-slots=4", [("a", 4)]),
+        ("a slots = 4\nb slots= 2", [("a", 4), ("b", 2)]),
+        ("[2001:db8::1] slots=8\n2001:db8::2", [("2001:db8::1", 8), ("2001:db8::2", None)]),
+        ("ops@[2001:db8::1]", [("2001:db8::1", None)]),
     ],
 )  # fmt: skip
 def test_hosts_and_slots(text: str, expected: list[tuple[str, int | None]]) -> None:
@@ -52,6 +55,13 @@ def test_a_user_and_the_line() -> None:
         ("node[1-3", "hosts:1: hosts 'node[1-3': brackets do not match"),
         ("node[3-1]", "hosts:1: hosts 'node[3-1]': 3-1 runs backwards"),
         ("node[1-99999999]", "hosts:1: hosts 'node[1-99999999]': more than 65536"),
+        ("node1:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
+        ("node[1-2]:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
+        ("10.0.0.1:4", "hosts:1: 10.0.0.1:4: ':4' is not read here; write 10.0.0.1 slots=4"),
+        ("[::1]:4", "hosts:1: hosts '[::1]:4': [::1]: accepted: numbers and ranges"),
+        ("node1:eth0", "hosts:1: 'node1:eth0' is no host's name"),
+        ("node1 slots=" + "9" * 5000, "hosts:1: slots=" + "9" * 51 + "…: accepted: a whole number"),
+        ("n[" + "9" * 5000 + "]", "hosts:1: hosts 'n[9999"),
         ("node$(reboot)", "hosts:1: 'node$(reboot)' is no host's name"),
     ],
 )
@@ -60,6 +70,7 @@ def test_what_is_refused(text: str, message: str) -> None:
         parse_hosts(text, "hosts")
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 240
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +16,7 @@ from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.ssh import SSH_COMMAND, Ssh
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.spec import default_spec_path, load_spec
+from tests.cluster.remote.test_looking import WELL
 
 SPEC = load_spec(default_spec_path())
 # In place of ssh: a master makes its socket's file and stays until it is told to end.
@@ -113,3 +117,40 @@ def test_a_long_directory_has_its_sockets_elsewhere(
     paths = {Path(word.partition("=")[2]) for word in words if word.startswith("ControlPath=")}
     assert {path.parent.parent for path in paths} == {Path("/tmp")}
     assert not any(path.parent.exists() for path in paths)
+
+
+def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
+    """The run is on one of its hosts, which ssh reaches by way of its loopback."""
+    launcher = made(tmp_path)
+    here = replace(WELL, connection="127.0.0.1 5 127.0.1.1 22")
+    looks = {"n1": here, "n2": replace(WELL, hostname="n2")}
+    with pytest.raises(ClusterError) as raised:
+        launcher._members(looks)
+    assert str(raised.value).splitlines() == [
+        "ssh: 1 of 2 nodes cannot be used:",
+        "  n1: its address is 127.0.1.1, which is every node's own; name it by one at which the "
+        "other nodes reach it",
+    ]
+    [first, second] = launcher._members(looks | {"n1": replace(WELL, connection="")})
+    assert (first.address, second.address) == ("n1", "10.7.0.1")
+
+
+def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    mkdtemp = tempfile.mkdtemp
+
+    def noted(*args: Any, **options: Any) -> str:
+        made.append(mkdtemp(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    run_dir = tmp_path / ("x" * 90)
+    run_dir.mkdir()
+    (tmp_path / "file").touch()
+    shared = tmp_path / "file" / "below"
+    hosts = parse_hosts("n1", "hosts")
+    with pytest.raises(UsageError, match="--mnode-shared-dir="):
+        Ssh(hosts, SPEC, run_dir=str(run_dir), root=tmp_path, shared_dir=shared).start()
+    assert not [path for path in made if Path(path).exists()]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.discover.agreeing import agreed, named, where
+from pytest_mnode.discover.agreeing import agreed, alike, named, where
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,21 @@ def test_what_most_nodes_have(
 def test_false_and_zero_are_values() -> None:
     assert agreed({"a": False, "b": False, "c": True}).value is False
     assert agreed({"a": 0, "b": 0, "c": None}).value == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ([], {}),
+        ([None], {}),
+        ([0, 5, None], {0: 0, 5: 5}),
+        ([105, 100, 111, 110], {100: 100, 105: 100, 110: 100, 111: 111}),
+    ],
+)
+def test_sizes_within_a_tenth_are_the_least_of_them(
+    sizes: list[int | None], found: dict[int, int]
+) -> None:
+    assert alike(sizes) == found
 
 
 def test_nodes_by_name() -> None:

@@ -24,6 +24,13 @@ def test_what_tcp_reaches_is_a_part_of_what_it_can_carry(
     assert f"MTU {mtu_bytes}" in why
 
 
+@pytest.mark.parametrize("mtu_bytes", [1, 52, 68])
+def test_an_mtu_that_no_network_has_is_no_end_of_the_page(mtu_bytes: int) -> None:
+    asked, why = tcp_fraction(mtu_bytes, emulated=False)
+    assert 0 < asked < 1
+    assert "MTU 68" in why
+
+
 @pytest.mark.parametrize(
     ("rate_mbits_s", "size_bytes"),
     [

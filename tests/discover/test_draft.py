@@ -120,6 +120,26 @@ def test_another_model_on_one_node_is_named() -> None:
     assert f"model of accelerators (most: {H100}): node1: NVIDIA H200" in page.differences
 
 
+def test_one_node_without_gpudirect_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
+    closed = replace(gpus(), driver_is_open=False)
+    page = draft(changed(sight(ib_node), 1, accelerators=closed))
+    assert page.differences == ("GPUDirect (most: dma-buf): node1: none",)
+    spec = loaded(page, tmp_path)
+    assert spec.fabric.gpudirect is True
+    assert spec.criteria.preflight is not None
+    assert spec.criteria.preflight.gpudirect == "dma-buf"
+    assert "Seen on 3 of 4 nodes (node0, node2, node3)" in unwrapped(page.text())
+    on_tcp = draft(changed(sight(lambda i: replace(tcp_node(i), accelerators=gpus())), 1,
+                           accelerators=closed))  # fmt: skip
+    assert on_tcp.differences == ()
+
+
+def test_one_node_with_fewer_numa_nodes_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
+    page = draft(changed(sight(ib_node), 1, numa_nodes=1))
+    assert page.differences == ("NUMA nodes (most: 2): node1: 1",)
+    assert loaded(page, tmp_path).promised("numa")
+
+
 def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path) -> None:
     two = sight(ib_node, 2)
     page = draft(changed(two, 1, accelerators=gpus(4)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.ci.test_ready_jobs import READY, ROOT
+from tests.ci.running import READY, ROOT
 from tests.engines.inside import page_for
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import clean_env

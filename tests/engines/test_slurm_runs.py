@@ -66,6 +66,15 @@ LOSSES = """
     @pytest.mark.mnode(nodes=1)
     def test_one(world, process_group): pass
 """
+BOOTED = """
+    import pathlib, time
+
+    def test_first(world, process_group, request):
+        pathlib.Path(request.config.rootpath, f"busy{world.size}-{world.rank}").touch()
+        time.sleep(90)
+
+    def test_second(world, process_group): assert world.size == 2
+"""
 
 
 def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
@@ -169,6 +178,30 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
     words = ("Node failure on node1", "CANCELLED", "node1: task 0: Killed", "broken fan")
     assert any(why in told["test_two"] for why in words), told
     assert "node0 is lost" not in output
+
+
+def test_a_node_that_lost_its_power_by_itself_is_booted(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """Slurm takes it for live until SlurmdTimeout is over: the node is asked itself."""
+    write_files(tmp_path, test_it=BOOTED)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    program = start_pytest(
+        slurm,
+        tmp_path,
+        *("--mnode-launcher=slurm", "--mnode-nodes=2", spec_for(slurm, tmp_path, "slurm")),
+        *("--mnode-slurm-args=--nodelist=node[0-1]", "test_it.py"),
+        env={"TMPDIR": str(temporary)},
+    )
+    try:
+        await_busy(slurm, program, tmp_path, 2)
+        slurm.power_off("node1")
+        output, _ = program.communicate(timeout=80)
+    finally:
+        program.kill()
+        program.communicate()
+    run = InnerRun(program.returncode, output, tmp_path / "junit.xml")
+    assert run.outcomes() == {"test_first": "failure", "test_second": "passed"}, output
+    assert "node1 is lost: " in run.cases()["test_first"].findtext("failure", "")
 
 
 def test_without_slurm_it_is_said_so(tmp_path: Path) -> None:

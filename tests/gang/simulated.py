@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.conduct import Site
-from pytest_mnode.gang.engine import Ask, Beat, Capacity, Engine, Look, Phase, Record, Refused
-from pytest_mnode.spec.gang import GangCriterion
+from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Phase, Record, Refused
+from tests.gang.simulatedjob import Job
 
 TICK_S = 0.1
 BEAT_EVERY = 2
 ENDS_IN_S = 0.3
-
-
-@dataclass
-class _Job:
-    id: str
-    ask: Ask
-    nodes: tuple[str, ...] = ()
-    began_s: float | None = None
-    ending_s: float | None = None
-    over: bool = False
-    life: int = 0
-    told: bool = False
-    why: str = "PENDING (Resources)"
-
-    @property
-    def waits(self) -> bool:
-        return self.began_s is None and not self.over
 
 
 @dataclass
@@ -44,7 +25,10 @@ class Scheduler:
     elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
     seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
     seconds from the fifth look on. slow: an answer takes so long. fails: every job does, at once
-    and with these words. garbled: heartbeats that are none. foreign: nodes that others take, from
+    and with these words. garbled: heartbeats that are none. dies: gangs are over
+    after so many seconds, without a rank; dies_again: those of a second start. late_small: it
+    waits for so long after a gang. power_limit: power is switched off by a command that does not
+    end; interrupted: by a user who has enough. foreign: nodes that others take, from
     the first submission on. unreasonable: says no reason. split: a gang is submitted as that many
     jobs of one node. Of a gang that lost a node, half_requeue: it goes on without it; stubborn: it
     is requeued, whatever was asked for; zombies: its ranks run on; never_again: it stays away.
@@ -57,12 +41,13 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.time = 1_700_000_000.0
-        self.jobs: list[_Job] = []
+        self.jobs: list[Job] = []
         self.beats: list[Beat] = []
         self.off: dict[str, float] = {}
         self.looks = 0
         self.blind_until = 0.0
         self.ran_gang = False
+        self.over_s = 0.0
         self.zombies: list[tuple[str, int, str]] = []
 
     # The clock.
@@ -82,13 +67,17 @@ class Scheduler:
         there = tuple(node for node in self.names if node not in self.off)
         return Capacity(there, tuple(node for node in there if node not in taken))
 
+    def others(self, nodes: Sequence[str]) -> dict[str, str]:
+        foreign = self.faults.get("foreign", ()) if self.jobs else ()
+        return {n: "job 17 of bob" for n in nodes if isinstance(foreign, tuple) and n in foreign}
+
     def submit(self, ask: Ask) -> tuple[str, ...]:
         if ask.nodes > len(self.names) and self.refuses:
             raise Refused("Requested node configuration is not available")
         asks = [ask]
         if "split" in self.faults and ask.nodes > 1:
             asks = [Ask(ask.name, 1, ask.runs_s, ask.limit_s, ask.among)] * ask.nodes
-        made = [_Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
+        made = [Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
         self.jobs += made
         self.time += 0.02
         return tuple(job.id for job in made)
@@ -120,6 +109,10 @@ class Scheduler:
             raise ClusterError(f"cannot switch {node} {what}: the spec names no command for it")
         if what == "off":
             self.off[node] = self.time
+            if "power_limit" in self.faults:
+                raise ClusterError("bmc off: no answer in 60 s")
+            if "interrupted" in self.faults:
+                raise KeyboardInterrupt
         else:
             self.off.pop(node, None)
 
@@ -129,7 +122,9 @@ class Scheduler:
         found = {}
         for job in self.jobs:
             if job.over:
-                phase, said = Phase.OVER, str(self.faults.get("fails", "COMPLETED"))
+                fails = "dies" not in self.faults or self._dies(job) is not None
+                said = str(self.faults.get("fails", "COMPLETED")) if fails else "COMPLETED"
+                phase = Phase.OVER
             elif job.waits:
                 reason = "PENDING" if "unreasonable" in self.faults else job.why
                 phase, said = Phase.WAITING, reason
@@ -138,7 +133,8 @@ class Scheduler:
             else:
                 phase, said = Phase.HOLDING, "RUNNING"
             nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
-            found[job.id] = Record(job.id, phase, nodes, said, job.life)
+            failed = phase is Phase.OVER and said.startswith("FAILED")
+            found[job.id] = Record(job.id, phase, nodes, said, job.life, failed)
         return found
 
     def _taken(self) -> set[str]:
@@ -158,9 +154,11 @@ class Scheduler:
             for rank, (name, life, node) in enumerate(self.zombies):
                 self.beats.append(Beat(name, life, rank, node, self.time))
 
-    def _age(self, job: _Job) -> None:
+    def _age(self, job: Job) -> None:
         lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
-        fails = job.began_s is not None and "fails" in self.faults
+        fails = job.began_s is not None and "fails" in self.faults and "dies" not in self.faults
+        dies = self._dies(job)
+        fails |= None not in (dies, job.began_s) and self.time - (job.began_s or 0.0) >= (dies or 0)
         if fails or (job.ending_s is not None and self.time - job.ending_s >= ENDS_IN_S):
             job.over = True
         elif job.began_s is not None and job.ending_s is None and not job.over:
@@ -172,6 +170,8 @@ class Scheduler:
                 job.nodes, job.began_s, job.life = (), None, job.life + 1
                 job.why = "PENDING (BeginTime)"
             elif lost or self.time - job.began_s >= job.ask.runs_s:
+                if not lost:
+                    self._last_beats(job)
                 job.ending_s = self.time
         if "one_by_one" in self.faults and job.began_s is not None and job.ending_s is None:
             every = float(str(self.faults["one_by_one"]))
@@ -179,13 +179,21 @@ class Scheduler:
             free = [n for n in self._among(job) if n not in self._taken()]
             job.nodes += tuple(free[: due - len(job.nodes)])
 
-    def _among(self, job: _Job) -> tuple[str, ...]:
+    def _dies(self, job: Job) -> float | None:
+        fault = "dies_again" if job.life else "dies"
+        if job.ask.nodes == 1 or fault not in self.faults:
+            return None
+        return float(str(self.faults[fault]))
+
+    def _among(self, job: Job) -> tuple[str, ...]:
         there = job.ask.among or self.names
         return tuple(node for node in there if node not in self.off)
 
-    def _start(self, job: _Job) -> bool:
+    def _start(self, job: Job) -> bool:
         free = [node for node in self._among(job) if node not in self._taken()]
         gang = job.ask.nodes > 1
+        if not gang and self.time - self.over_s < float(str(self.faults.get("late_small", 0.0))):
+            return False
         if gang and "never_next" in self.faults and self.ran_gang:
             return False
         if job.life and "never_again" in self.faults:
@@ -202,7 +210,19 @@ class Scheduler:
         self.ran_gang = self.ran_gang or gang
         return True
 
-    def _beat(self, job: _Job) -> None:
+    def _last_beats(self, job: Job) -> None:
+        """Of all ranks: a gang ends when its last rank does."""
+        self.over_s = self.time if job.ask.nodes > 1 else self.over_s
+        for rank, node in enumerate(job.nodes):
+            if node != self.faults.get("silent"):
+                where = self._where(job, rank, node)
+                self.beats.append(Beat(job.id, job.life, rank, where, self.time, "end"))
+
+    def _where(self, job: Job, rank: int, node: str) -> str:
+        wrong = job.ask.nodes > 1 and rank == 1 and "elsewhere" in self.faults
+        return "node9" if wrong else node
+
+    def _beat(self, job: Job) -> None:
         gang = job.ask.nodes > 1
         if job.waits and gang and "early" in self.faults:
             self.beats.append(Beat(job.id, job.life, 0, self.names[0], self.time))
@@ -211,23 +231,13 @@ class Scheduler:
             self.beats.append(Beat(job.id, job.life, 0, job.nodes[0], self.time))
         if job.began_s is None or job.ending_s is not None or job.over:
             return
+        if self._dies(job) is not None:
+            return
         for rank, node in enumerate(job.nodes):
             late = float(str(self.faults.get("late_rank", 0))) if gang and rank == 1 else 0.0
             if node in self.off or self.time - job.began_s < late:
                 continue
             if node == self.faults.get("silent"):
                 continue
-            where = "node9" if gang and rank == 1 and "elsewhere" in self.faults else node
+            where = self._where(job, rank, node)
             self.beats.append(Beat(job.id, job.life, rank, where, self.time))
-
-
-def site(scheduler: Scheduler, **promised: object) -> Site:
-    """A site of this scheduler, with a promise of short times."""
-    page = {"rounds": 2, "runs": "3 s", "waits": "4 s", "next_within": "8 s", "together": "2 s"}
-    promise = GangCriterion.model_validate({**page, **promised})
-
-    @contextmanager
-    def opened() -> Iterator[Engine]:
-        yield scheduler
-
-    return Site(promise, opened, scheduler.power, scheduler)

@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from pytest_mnode.gang.conduct import Report
-from pytest_mnode.restart.findings import Figure, Finding
+from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong
-from tests.gang.simulated import Scheduler, site
-
-FAIL, UNKNOWN = "fail", "inconclusive"
-PARTS = "longest time that a gang held a part of its nodes"
-WAITING = "ranks of waiting gangs that ran"
-AFTER = "ranks that ran on after their gang"
-ALONE = "longest time that ranks of a gang ran without all others"
-NEVER = "gangs that never ran, though there was room"
-NEXT = "longest time from room for a gang to its start"
-NOT_TRIED = "rounds in which no gang had to wait"
-LEFT = "jobs left in the queue"
-NOT_BACK = "nodes not given back"
-TWICE = "nodes held by two jobs at once"
-UNTOLD = "gangs larger than the cluster without a refusal or a reason"
-BLOCKED = "jobs that a gang larger than the cluster keeps from running"
-FATE = "gangs neither requeued nor cancelled whole when a node had died"
-OFF = "time from the death of a node until its gang is off all nodes"
-OLD = "ranks of the start that lost a node that ran on"
-AGAIN = "time from there until it runs again, whole"
-OTHERS = "longest time to the start of others beside it"
-CONDUCTED = "experiments that could not be conducted"
-
-
-def verdict(finding: Finding) -> str | None:
-    if isinstance(finding, Wrong):
-        return UNKNOWN if finding.count is None else FAIL if finding.count else None
-    if finding.at_most is None:
-        return None
-    if finding.value is None:
-        return UNKNOWN
-    return FAIL if finding.value > finding.at_most else None
-
-
-def verdicts(report: Report) -> dict[str, str]:
-    return {f.name: found for f in report.findings if (found := verdict(f)) is not None}
-
-
-def ran(how: str, scheduler: Scheduler, **promised: Any) -> Report:
-    done: Report = getattr(site(scheduler, **promised), how)()
-    return done
-
-
-def culprit(report: Report, name: str) -> str:
-    return next(f.culprit or f.note for f in report.findings if f.name == name)
+from tests.gang.reading import (
+    AFTER,
+    AGAIN,
+    ALONE,
+    BLOCKED,
+    CONDUCTED,
+    FAIL,
+    FATE,
+    LEFT,
+    NEVER,
+    NEXT,
+    NOT_BACK,
+    NOT_TRIED,
+    OFF,
+    OLD,
+    OTHERS,
+    PARTS,
+    TWICE,
+    UNHEARD,
+    UNKNOWN,
+    UNTOLD,
+    WAITING,
+    culprit,
+    verdicts,
+    words,
+)
+from tests.gang.simulated import Scheduler
+from tests.gang.sites import ran
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 12])
@@ -103,6 +87,18 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("oversize", {"unreasonable": 1}, {UNTOLD: FAIL}, UNTOLD, "too large: PENDING"),
         ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL, OTHERS: FAIL}, BLOCKED, "B: PENDING ("),
         ("oversize", {"partial": 1}, {PARTS: FAIL}, PARTS, "too large held 4 of 5 nodes"),
+        # Gangs that are dead on arrival, in the scheduler's word or without one.
+        ("race", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "A: 0 of 3 ranks heard, 0 of them"),
+        ("filled", {"dies": 0.5, "fails": "FAILED (1)"}, {UNHEARD: FAIL}, UNHEARD, "; FAILED (1)"),
+        ("oversize", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "too large: B: 0 of 3 ranks"),
+        ("loss", {"dies_again": 0.5}, {FATE: FAIL}, FATE, "requeued and then over, COMPLETED"),
+        # Nodes that others have: nothing is known of what did not come, or is not given back.
+        ("race", {"foreign": ("node2", "node3")}, {NEVER: UNKNOWN, NOT_BACK: UNKNOWN}, NEVER,
+         "somebody else uses these nodes: node2: job 17 of bob"),
+        ("race", {"foreign": ("node3",)}, {NOT_BACK: UNKNOWN}, NOT_BACK,
+         "race 1: somebody else has node3: job 17 of bob"),
+        # A node may be off although the command that switches it did not end.
+        ("loss", {"power_limit": 1}, {FATE: UNKNOWN}, FATE, "bmc off: no answer in 60 s"),
         # A gang that lost a node.
         ("loss", {"half_requeue": 1}, {PARTS: FAIL, FATE: FAIL}, PARTS, "B held 2 of 3 nodes"),
         ("loss", {"zombies": 1}, {OLD: FAIL}, OLD, "loss: B: rank 0 on node1; loss: B: rank 1 on"),
@@ -117,7 +113,8 @@ def test_a_scheduler_that_is_wrong_is_found_out(
     done = ran(how, scheduler, node_loss="either", lost_within="30 s")
     found = verdicts(done)
     assert expected.items() <= found.items(), done.text()
-    assert said in culprit(done, name), done.text()
+    assert said in words(done, name), done.text()
+    assert not scheduler.off, "a node was left without power"
 
 
 def test_a_gang_larger_than_the_cluster_may_wait_with_a_reason() -> None:
@@ -129,7 +126,7 @@ def test_a_gang_larger_than_the_cluster_may_wait_with_a_reason() -> None:
 
 def test_nodes_bound_one_by_one_may_settle_where_that_is_promised() -> None:
     scheduler = Scheduler(faults={"one_by_one": 0.5})
-    assert verdicts(ran("race", scheduler, settle="3 s", together="3 s")) == {}
+    assert verdicts(ran("race", scheduler, settle="2 s", together="2.5 s")) == {}
     slow = Scheduler(faults={"one_by_one": 3.0})
     found = verdicts(ran("race", slow, settle="2 s", runs="10 s", together="9 s"))
     assert found[PARTS] == FAIL
@@ -191,6 +188,33 @@ def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_is_wrong(
 def test_a_job_that_came_and_went_between_two_looks_was_there() -> None:
     done = ran("race", Scheduler(faults={"slow": 1.4}), rounds=1)
     assert FAIL not in verdicts(done).values(), done.text()
+
+
+def test_looks_are_no_farther_apart_than_is_known_where_answers_take_long() -> None:
+    done = ran("race", Scheduler(faults={"slow": 1.2}), runs="10 s", next_within="60 s", rounds=1)
+    assert verdicts(done) == {}, done.text()
+
+
+def test_ranks_that_outlive_their_gang_are_waited_for_as_long_as_clocks_may_differ() -> None:
+    done = ran("race", Scheduler(faults={"outlives": 1}), clock_skew="2 s", rounds=1)
+    assert verdicts(done)[AFTER] == FAIL
+    assert {"race 1: A: ", "race 1: B: "} <= set(re.findall("race 1: [AB]: ", culprit(done, AFTER)))
+
+
+def test_a_small_job_has_to_wait_for_a_gang_as_wide_as_the_nodes() -> None:
+    done = ran("oversize", Scheduler(), nodes=4, runs="12 s")
+    assert verdicts(done) == {}, done.text()
+    # Its own turn has the same limit.
+    slow = ran("oversize", Scheduler(faults={"late_small": 12.0}), nodes=4, runs="12 s")
+    assert verdicts(slow) == {OTHERS: FAIL}, slow.text()
+    assert culprit(slow, OTHERS).startswith("small")
+
+
+def test_who_switched_it_off_switches_it_on_though_interrupted() -> None:
+    scheduler = Scheduler(faults={"interrupted": 1})
+    with pytest.raises(KeyboardInterrupt):
+        ran("loss", scheduler, node_loss="either", lost_within="30 s")
+    assert not scheduler.off
 
 
 def test_every_state_and_its_duration_is_told() -> None:

@@ -16,8 +16,9 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang import guarding
 from pytest_mnode.gang.engine import Phase
-from pytest_mnode.gang.slurm import options_of, partition_of, phase_of, record_of, script
-from pytest_mnode.slurm import JobState
+from pytest_mnode.gang.slurm import options_of, script
+from pytest_mnode.gang.slurmjobs import others_of, phase_of, record_of
+from pytest_mnode.slurm import JobState, NodeState
 
 NODES = ("node0", "node1")
 
@@ -64,24 +65,6 @@ def test_names_of_the_spec_become_options() -> None:
     assert str(caught.value).startswith("scheduler.names: queue: accepted for slurm: partition, ")
 
 
-@pytest.mark.parametrize(
-    ("options", "partition"),
-    [
-        ([], None),
-        (["--account=x"], None),
-        (["--partition=gpu", "--account=x"], "gpu"),
-        (["--partition", "gpu"], "gpu"),
-        (["-p", "gpu", "-A", "x"], "gpu"),
-        (["-pgpu"], "gpu"),
-        (["-p"], None),
-        # As sbatch has it: the spec's names come after what the command line says.
-        (["--partition=gpu", "--partition=all"], "all"),
-    ],
-)
-def test_the_partition_that_jobs_go_to(options: list[str], partition: str | None) -> None:
-    assert partition_of(options) == partition
-
-
 def test_what_is_submitted(tmp_path: Path) -> None:
     directory = tmp_path / "it's here"
     text = script("/usr/bin/python3", directory, 5.0)
@@ -94,15 +77,42 @@ def test_what_is_submitted(tmp_path: Path) -> None:
     compile(words[words.index("-c") + 1], "rank", "exec")
 
 
-def start_guard(directory: Path, *command: str) -> subprocess.Popen[Any]:
-    argv = [sys.executable, "-I", "-S", guarding.__file__, str(directory), *command]
+def test_a_failure_is_one_in_slurms_words() -> None:
+    def failed(state: str) -> bool:
+        return record_of(JobState(7, "x", state)).failed
+
+    assert [failed(s) for s in ("FAILED", "TIMEOUT", "OUT_OF_MEMORY")] == [True] * 3
+    assert not any(failed(s) for s in ("COMPLETED", "CANCELLED", "NODE_FAIL", "RUNNING"))
+
+
+def test_who_else_is_on_the_nodes() -> None:
+    jobs = [
+        JobState(7, "ours", "RUNNING", nodes=("n0",)),
+        JobState(8, "theirs", "RUNNING", nodes=("n1", "n8"), user="bob"),
+        JobState(9, "theirs", "COMPLETED", nodes=("n2",), user="bob"),
+        JobState(10, "theirs", "PENDING", user="bob"),
+    ]
+    there = [
+        NodeState("n2", "IDLE", frozenset({"DRAIN"}), reason="fan"),
+        NodeState("n3", "IDLE", frozenset({"DRAIN"}), reason="Kill task failed"),
+        NodeState("n4", "DOWN", frozenset({"NOT_RESPONDING"}), reason="Not responding"),
+        NodeState("n5", "DOWN", frozenset({"DRAIN"}), reason="Not responding"),
+    ]
+    found = others_of(("n0", "n1", "n2", "n3", "n4", "n5"), jobs, there, "ours")
+    assert found == {"n1": "job 8 of bob", "n2": "IDLE+DRAIN: fan"}
+
+
+def start_guard(directory: Path, shows: str, ends: str) -> subprocess.Popen[Any]:
+    argv = [sys.executable, "-I", "-S", guarding.__file__, str(directory), shows, ends]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def test_the_guard_acts_when_the_controller_is_gone(tmp_path: Path) -> None:
     directory, flag = tmp_path / "run", tmp_path / "flag"
     directory.mkdir()
-    guard = start_guard(directory, "touch", str(flag))
+    queue = tmp_path / "queue"
+    queue.write_text("7\n")
+    guard = start_guard(directory, f"cat '{queue}'", f"mv '{queue}' '{flag}'")
     until = time.monotonic() + 20
     while not _ignores(guard.pid, signal.SIGTERM) and time.monotonic() < until:
         time.sleep(0.02)
@@ -112,9 +122,31 @@ def test_the_guard_acts_when_the_controller_is_gone(tmp_path: Path) -> None:
     assert not flag.exists()
     assert guard.stdin is not None
     guard.stdin.close()
+    # A submission that was under way arrives when the first jobs have been ended.
+    while not flag.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    flag.unlink()
+    queue.write_text("")
+    time.sleep(1.2)
+    queue.write_text("8\n")
+    while not flag.exists() and time.monotonic() < until + 20:
+        time.sleep(0.02)
+    queue.write_text("")
     assert guard.wait(20) == 0
-    assert flag.exists()
+    assert flag.read_text() == "8\n"
     assert not directory.exists()
+
+
+def test_the_guard_waits_for_nothing_where_all_was_answered(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    began = time.monotonic()
+    guard = start_guard(tmp_path / "run", "true", "false")
+    assert guard.stdin is not None
+    guard.stdin.write(guarding.ANSWERED)
+    guard.stdin.close()
+    assert guard.wait(20) == 0
+    assert time.monotonic() - began < guarding.LATE_S
+    assert not (tmp_path / "run").exists()
 
 
 def _ignores(pid: int, number: int) -> bool:
@@ -124,7 +156,14 @@ def _ignores(pid: int, number: int) -> bool:
 
 
 def test_a_guard_that_could_not_says_so(tmp_path: Path) -> None:
-    guard = start_guard(tmp_path / "none", "false")
+    guard = start_guard(tmp_path / "none", "mnode-no-such-program", "true")
     assert guard.stdin is not None
     guard.stdin.close()
-    assert guard.wait(60) == 1
+    assert guard.wait(20) == 1
+
+
+@pytest.mark.parametrize("shows", ["echo 7", "false"])
+def test_what_is_left_or_not_known_is_not_done(shows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "LIMIT_S", 0.3)
+    assert not guarding._none_left(shows.split(), ["true"], 0.0)
+    assert guarding._none_left(["true"], ["true"], 0.0)

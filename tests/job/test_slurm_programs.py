@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.job.slurm import guarding, queue
+from pytest_mnode.job.slurm import guarding, queue, queued
 from pytest_mnode.job.slurm.guard import Guard
+from pytest_mnode.job.slurm.names import Names
+from pytest_mnode.job.slurm.queued import Queued
 from pytest_mnode.job.slurm.room import Foretold
-from pytest_mnode.slurm import SlurmError
+from pytest_mnode.slurm import Slurm, SlurmError
 
 QUEUED = """#!/bin/sh
 cat "$0.jobs" 2>/dev/null
@@ -133,3 +135,34 @@ def test_no_sbatch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match=r"^sbatch: cannot be run: No such file"):
         queue.submit("", {"PATH": str(tmp_path)}, [])
+
+
+SILENT = "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
+RESTARTED = SILENT.replace("; exit 1", """; mv "$(dirname "$0")/next" "$0"; exit 1""")
+OVER = "#!/bin/sh\necho JobId=12 JobName=x JobState=COMPLETED NodeList=n0\n"
+
+
+def test_a_slurm_that_is_restarted_is_asked_again(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "LOOK_S", 0.01)
+    job = Queued(Slurm(), Names({"host0": "n0"}), "mnode-1")
+    job.number = 12
+    try:
+        program(programs, "scontrol", SILENT)
+        assert not job.answers()
+        assert job.state is None
+        program(programs, "scontrol", OVER)
+        assert job.answers()
+        assert job.state is not None
+        assert job.state.nodes == ("host0",)
+        program(programs, "scontrol", RESTARTED)
+        program(programs, "next", OVER)
+        job.await_end()  # once unanswered, then over
+        program(programs, "scontrol", SILENT)
+        assert not job.answers()
+        monkeypatch.setattr(queued, "SILENCE_S", 0.0)
+        with pytest.raises(SlurmError, match="Unable to contact"):
+            job.answers()
+    finally:
+        job.close(True)

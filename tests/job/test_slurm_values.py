@@ -165,6 +165,26 @@ def test_what_happened_between_two_looks(
     assert changes(before, state) == (after, expected)
 
 
+def test_the_last_start_of_a_job_that_ended_unseen() -> None:
+    moved = ("node1", "node2")
+    over = _state("COMPLETED", nodes=moved, restarts=2)
+    assert changes(Course(1, NODES, 0), over) == (
+        Course(3, moved, 2),
+        [Change("requeued", 2), Change("started", 2, moved)],
+    )
+    # Cancelled before it started again: nothing of that start is on any node.
+    cancelled = _state("CANCELLED", restarts=1)
+    assert changes(Course(1, NODES, 0), cancelled) == (
+        Course(1, NODES, 1),
+        [Change("requeued", 1)],
+    )
+    # A first start that was not seen is told by how it ended, on the nodes that it had.
+    short = _state("COMPLETED", nodes=NODES[:1], restarts=0)
+    assert changes(Course(0, NODES, 0), short) == (Course(1, NODES[:1], 0), [])
+    seen = Course(1, NODES, 0)
+    assert changes(seen, _state("FAILED", nodes=NODES[:1], restarts=0)) == (seen, [])
+
+
 @pytest.mark.parametrize(
     ("state", "reason", "why"),
     [
@@ -190,6 +210,8 @@ def test_why_it_was_requeued() -> None:
     assert why_requeued([], True, state) == "preempted"
     assert why_requeued([], False, state) == "by the scheduler (BeginTime)"
     assert why_requeued([], False, _state("PENDING")) == "by the scheduler"
+    # The reason of a job that is over is that of its end.
+    assert why_requeued([], False, _state("TIMEOUT", reason="TimeLimit")) == "by the scheduler"
 
 
 @pytest.mark.parametrize(

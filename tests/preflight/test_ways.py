@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.preflight.facts import Connection, LookUp, RdmaPort, Survey
+from pytest_mnode.preflight.facts import Connection, Interface, LookUp, RdmaPort, Survey
 from pytest_mnode.preflight.facts import Path as Way
 from pytest_mnode.preflight.questions import clocks, links, mtu, names, reach
 from pytest_mnode.preflight.questions.answer import NotPromised
@@ -286,6 +286,16 @@ def test_rdma_devices_stand_for_interfaces(tmp_path: Path) -> None:
         survey = with_facts(survey, index, interfaces=(eth,), rdma=(one,))
     assert verdicts(links.interfaces, survey, spec) == {"gpu1": "fail"}
     assert verdicts(links.speed, survey, spec) == {"gpu1": "inconclusive"}  # none is up
+
+
+@pytest.mark.parametrize("has", [interface("lo", ""), interface("fab0", "", carrier=False)])
+def test_a_node_by_itself_is_judged_by_its_links_though_it_is_reached_on_loopback(
+    has: Interface, tmp_path: Path
+) -> None:
+    """So does the health check of a node: no link at all is the worst that it can find."""
+    spec = spec_of(tmp_path, "{interfaces: {}}")
+    survey = with_facts(with_node(healthy(1), 0, address="127.0.0.1"), 0, interfaces=(has,))
+    assert verdicts(links.interfaces, survey, spec) == {"gpu0": "fail"}
 
 
 def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:

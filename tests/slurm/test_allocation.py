@@ -15,7 +15,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.slurm import Slurm
 from pytest_mnode.slurm import allocation as module
-from pytest_mnode.slurm.allocation import Granted, Held, Surrounding, queue_limit_s, salloc
+from pytest_mnode.slurm.allocation import Granted, Held, Surrounding
 
 # Grants at once, or after its "--begin" of a million years; notes how it ended.
 SALLOC = f"""#!{sys.executable}
@@ -101,23 +101,6 @@ def test_says_what_is_wrong_with_slurms_variables(environ: dict[str, str], messa
         Surrounding(environ).get(1)
 
 
-def test_asks_for_whole_nodes_and_the_user_has_the_last_word() -> None:
-    assert salloc("x", 4, ["--partition=gpu"], 8) == [
-        *("salloc", "--job-name=x", "--nodes=4", "--exclusive", "--no-kill", "--no-bell"),
-        *("--gpus-per-node=8", "--partition=gpu"),
-    ]
-    for word in ("--gres=gpu:4", "--gpus=32", "-G32"):
-        assert "--gpus-per-node=8" not in salloc("x", 4, [word], 8)
-    with pytest.raises(UsageError, match=r"^--mnode-slurm-args: --no-shell: "):
-        salloc("x", 4, ["--no-shell"])
-
-
-def test_how_long_a_request_may_wait() -> None:
-    assert queue_limit_s([]) == 3600
-    assert queue_limit_s(["--immediate=60", "-p", "gpu"]) == 70
-    assert queue_limit_s(["-I600"]) == 610
-
-
 def test_an_allocation_is_held_and_given_back(notes: Path) -> None:
     held = Held(Slurm(), ["--partition=gpu"])
     granted = held.get(2)
@@ -140,6 +123,26 @@ def test_a_refusal_says_why(notes: Path) -> None:
     with pytest.raises(ClusterError) as error:
         Held(Slurm(), ["--bad"]).get(2)
     assert str(error.value) == ("slurm: no 2 nodes: Job submit/allocate failed: Invalid account")
+
+
+def test_a_refusal_says_who_asked_for_gpus(notes: Path) -> None:
+    scontrol = notes.parent / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
+    with pytest.raises(ClusterError) as error:
+        Held(Slurm(), ["--bad"], 8).get(2)
+    assert "--gpus-per-node=8" in lines(notes)[0]
+    assert str(error.value) == (
+        "slurm: no 2 nodes: Job submit/allocate failed: Invalid account (--gpus-per-node=8 is "
+        "asked for since the spec has accelerators.per_node; say --gpus or --gres in "
+        "--mnode-slurm-args to ask otherwise)"
+    )
+
+
+def test_no_gpus_are_asked_of_a_slurm_that_knows_none(notes: Path) -> None:
+    held = Held(Slurm(), [], 8)
+    held.get(2)
+    held.close()
+    assert "--gpus-per-node" not in lines(notes)[0]
 
 
 def test_a_request_that_waits_too_long_is_withdrawn(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.slurm import Slurm, SlurmError, run_slurm
+from pytest_mnode.slurm.commands import said
 
 
 @pytest.fixture
@@ -38,6 +39,23 @@ def test_a_failure_without_a_word(fake: Path) -> None:
     write(fake, "scancel", "exit 3")
     with pytest.raises(SlurmError, match=r"^scancel: ended with status 3 and no message$"):
         run_slurm(["scancel", "1"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["salloc: Granted job allocation 17", "salloc: Nodes n[1-4] are ready for job",
+          "salloc: Job allocation 17 has been revoked."],
+         "salloc: Job allocation 17 has been revoked."),
+        (["squeue: unrecognized option '--x'", 'Try "squeue --help" for more information'],
+         "squeue: unrecognized option '--x'"),
+        (["salloc: Pending job allocation 17", "salloc: error: Job violates policy", "salloc: x"],
+         "Job violates policy"),
+        ([], "ended with status 3 and no message"),
+    ],
+)  # fmt: skip
+def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], told: str) -> None:
+    assert said("\n".join(lines), 3) == told
 
 
 def test_a_program_that_is_not_there(fake: Path) -> None:
@@ -80,6 +98,19 @@ def test_jobs_by_text_where_there_is_no_json(fake: Path, squeue: str) -> None:
     for _ in range(2):
         assert [job.nodes for job in slurm.jobs()] == [("n0", "n1")]
     assert (fake.parent / "asked").read_text() == "x\n"  # asked once
+
+
+def test_jobs_of_one_name_are_all_that_is_asked_for(fake: Path) -> None:
+    other = JOB.replace('"a"', '"b"')
+    write(fake, "squeue", f"echo \"$@\" >>{fake.parent}/asked; echo '{JOB}'")
+    assert [job.name for job in Slurm().jobs("a")] == ["a"]
+    assert (fake.parent / "asked").read_text() == "--all --states=all --json --name=a\n"
+    # By text Slurm sends all; and an old squeue may know no names either.
+    write(fake, "squeue", f"echo '{other}'")
+    assert Slurm().jobs("a") == ()
+    write(fake, "squeue", "exit 1")
+    write(fake, "scontrol", "for n in a b; do echo JobId=1 JobName=$n JobState=RUNNING; done")
+    assert [job.name for job in Slurm().jobs("a")] == ["a"]
 
 
 def test_a_silent_controller_is_not_asked_in_another_way(fake: Path) -> None:

@@ -86,6 +86,30 @@ def test_reads_times_as_scontrol_writes_them_by_default(monkeypatch: pytest.Monk
     assert job.ends_at is None
 
 
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ("cpu=256,gres/gpu=16,gres/gpu:a100=16", 16),
+        ("cpu=256,gres/gpu:a100=8,gres/gpu:h100=4", 12),  # only types are accounted for
+        ("gres/gpu=0,cpu=1", 0),
+        ("cpu=256,mem=2T,node=2,billing=256", None),
+        ("cpu=256,gres/gpumem=4", None),
+    ],
+)
+def test_gpus_are_counted_where_slurm_accounts_for_them(resources: str, gpus: int | None) -> None:
+    (job,) = jobs_from_json(as_json(OLD | {"tres_alloc_str": resources}))
+    assert job.gpus == gpus
+    (job,) = jobs_from_text(f"JobId=1 JobState=RUNNING AllocTRES={resources}")
+    assert job.gpus == gpus
+
+
+def test_the_reservation_a_job_goes_to() -> None:
+    (job,) = jobs_from_text("JobId=1 JobState=PENDING Reservation=maint_1")
+    assert job.reservation == "maint_1"
+    (job,) = jobs_from_json(as_json(OLD | {"resv_name": "maint_1"}))
+    assert job.reservation == "maint_1"
+
+
 def test_a_job_that_waits_holds_nothing() -> None:
     waiting = OLD | {"job_state": "PENDING", "state_reason": "Resources", "nodes": ""}
     (job,) = jobs_from_json(as_json(waiting))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_mnode.errors import ClusterError
@@ -51,6 +53,7 @@ def test_a_node_that_was_taken_out_of_the_allocation() -> None:
     [
         (None, "it is unknown to Slurm"),
         (JobState(7, "x", "TIMEOUT"), "TIMEOUT"),
+        (JobState(7, "x", "COMPLETING", reason="TimeLimit"), "COMPLETING (TimeLimit)"),
         (JobState(7, "x", "COMPLETING"), "COMPLETING"),
         (JobState(7, "x", "NODE_FAIL"), "NODE_FAIL"),
     ],
@@ -60,7 +63,7 @@ def test_an_allocation_that_ended(job: JobState | None, how: str) -> None:
     assert lost(job, 7, STATES, NAMES) == {"host0": why, "host2": why}
 
 
-GPU_NODES = (NodeState("n0", "MIXED", gpus=8), NodeState("n1", "MIXED", gpus=8))
+GPU_NODES = tuple(NodeState(name, "MIXED", gpus=8, counts_gpus=True) for name in ("n0", "n1"))
 
 
 def test_fewer_gpus_than_the_spec_promises() -> None:
@@ -73,6 +76,16 @@ def test_fewer_gpus_than_the_spec_promises() -> None:
 
 
 def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
-    none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"), gpus=0)
+    none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
     assert too_few_gpus(none, (IDLE,), 8) is None
-    assert too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0",)), GPU_NODES, 8) is None
+    # As without AccountingStorageTRES=gres/gpu: the nodes have them, no job is said to.
+    uncounted = [replace(node, counts_gpus=False) for node in GPU_NODES]
+    assert too_few_gpus(none, uncounted, 8) is None
+    assert too_few_gpus(none, [GPU_NODES[0], uncounted[1]], 8) is None
+    assert too_few_gpus(None, GPU_NODES, 8) is None
+
+
+def test_a_job_that_was_given_none_of_the_gpus_that_are_counted() -> None:
+    told = too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0", "n1")), GPU_NODES, 8)
+    assert told is not None
+    assert told.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, and the spec promises 8")

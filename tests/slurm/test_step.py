@@ -16,4 +16,5 @@ def test_a_step_has_the_whole_node_and_shares_it() -> None:
     # A job script's options would confine the step to a part of the node, or change its streams.
     unset = [command[i + 1] for i in range(at) if command[i] == "-u"]
     assert {"SLURM_CPUS_PER_TASK", "SLURM_EXACT", "SLURM_LABELIO"} <= set(unset)
+    assert {"SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_TASK"} <= set(unset)
     assert "SLURM_CONF" not in unset

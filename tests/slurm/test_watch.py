@@ -116,3 +116,23 @@ def test_an_allocation_that_ended(allocation: Ended, lost: Lost) -> None:
     allocation.why = "job has been revoked"
     until(lambda: len(lost) == 2)
     assert {why for _, why in lost} == {"allocation 7 ended: job has been revoked"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (JobState(7, "x", "TIMEOUT", reason="TimeLimit"), "TIMEOUT (TimeLimit)"),
+        (JobState(7, "x", "COMPLETING", reason="TimeLimit"), "COMPLETING (TimeLimit)"),
+        (JobState(7, "x", "COMPLETING"), "job has been revoked"),
+        (None, "job has been revoked"),
+    ],
+)
+def test_why_an_allocation_ended_is_slurms_to_say(
+    slurm: Told, allocation: Ended, watch: Watch, answer: JobState | None, why: str
+) -> None:
+    allocation.why = "job has been revoked"
+    slurm.answer = answer
+    watch._names = NAMES
+    assert watch._found() == dict.fromkeys(NAMES, f"allocation 7 ended: {why}")
+    slurm.silent = True
+    assert watch._found() == dict.fromkeys(NAMES, "allocation 7 ended: job has been revoked")

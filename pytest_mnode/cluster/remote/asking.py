@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pytest_mnode.cluster.remote import looking
+from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 
 LOOK_LIMIT_S = 60.0
@@ -25,40 +26,64 @@ class Asked:
     stderr: str
 
 
-def ask(commands: Mapping[str, list[str]], limit_s: float = LOOK_LIMIT_S) -> dict[str, Asked]:
-    """Run local commands at the same time, by the names of what they are for."""
-    running = {}
-    for name, command in commands.items():
-        # Files, so that none waits for another to be read.
-        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        program = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(os.environ)
-        )
-        running[name] = (program, out, err)
-    end, found = time.monotonic() + limit_s, {}
-    for name, (program, out, err) in running.items():
-        code: int | None
-        try:
-            code = program.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            program.kill()
-            program.wait()
-            code = None
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-            file.close()
-        found[name] = Asked(code, texts[0], texts[1])
-    return found
+def ask(
+    commands: Mapping[str, list[str]], limit_s: float = LOOK_LIMIT_S, run_dir: str = ""
+) -> dict[str, Asked]:
+    """Run local commands at the same time, by the names of what they are for.
+
+    run_dir: what they say is kept there meanwhile; it goes with the run, however that ends.
+    Raises ClusterError where one cannot be started; none that was runs on.
+    """
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    name = ""
+    try:
+        # Files, so that none waits for another to be read, and open for as long as a command takes
+        # to start: a process may have 1024 open, and there may be as many nodes.
+        with tempfile.TemporaryDirectory(prefix="mnode-ask-", dir=run_dir or None) as made:
+            for number, (name, command) in enumerate(commands.items()):
+                with (
+                    Path(made, f"{number}.out").open("wb") as out,
+                    Path(made, f"{number}.err").open("wb") as err,
+                ):
+                    running[name] = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=for_nodes()
+                    )
+            end, name = time.monotonic() + limit_s, ""
+            return {
+                asked: Asked(
+                    _status(program, end),
+                    Path(made, f"{number}.out").read_bytes().decode(errors="replace"),
+                    Path(made, f"{number}.err").read_bytes().decode(errors="replace"),
+                )
+                for number, (asked, program) in enumerate(running.items())
+            }
+    except OSError as error:
+        raise ClusterError(f"cannot look at {name or 'nodes'}: {error.strerror}") from None
+    finally:
+        for program in running.values():
+            _end(program)
+
+
+def _status(program: subprocess.Popen[bytes], end: float) -> int | None:
+    try:
+        return program.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        _end(program)
+        return None
+
+
+def _end(program: subprocess.Popen[bytes]) -> None:
+    if program.poll() is None:
+        program.kill()
+        program.wait()
 
 
 def look_at(
-    commands: Mapping[str, list[str]], directory: str, limit_s: float = LOOK_LIMIT_S
+    commands: Mapping[str, list[str]], directory: str, run_dir: str, limit_s: float = LOOK_LIMIT_S
 ) -> tuple[dict[str, looking.Look], dict[str, str]]:
     """Run looking.argv's commands: what nodes say, and why others cannot be used."""
     ours, looks, problems = looking.here(), {}, {}
-    for name, asked in ask(commands, limit_s).items():
+    for name, asked in ask(commands, limit_s, run_dir).items():
         look = looking.read(asked.stdout)
         if look is None:
             problems[name] = why_silent(name, asked, limit_s)

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Mapping
 
 HELLO = b"\0mnode far end 1\n"
 """Comes before all frames, behind whatever a login shell greets with."""
@@ -29,6 +30,11 @@ SILENCE_S = 6.0
 GRACE_S = 6.0
 """For a command to tidy up that ends with its input; a gate takes a second."""
 DRAIN_S = 2.0
+OF_THE_STEP = (
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+    "TMPDIR",
+)
+"""Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
 ROOM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 
@@ -267,13 +273,21 @@ class Far:
             kill(self.child, signal.SIGTERM)
 
 
+def surroundings(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: the one sent, but for what is true of this process here."""
+    names = ["SSH_CONNECTION"] if "SSH_CONNECTION" in own else []
+    # srun was started in the environment sent, and Slurm has set what differs from it.
+    names += OF_THE_STEP if "SLURM_STEP_ID" in own else []
+    kept = {name: value for name, value in env.items() if name not in names}
+    return kept | {name: own[name] for name in names if name in own}
+
+
 def run(order: dict[str, object], fds: list[int], parent: int) -> None:
     """In the forked child: become the command."""
     argv, env, where = order["argv"], order["env"], order["where"]
     assert isinstance(argv, list)
     assert isinstance(env, dict)
-    if "SSH_CONNECTION" in os.environ:
-        env["SSH_CONNECTION"] = os.environ["SSH_CONNECTION"]  # true of the command, too
+    env = surroundings(env, os.environ)
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

@@ -19,6 +19,11 @@ told["executable"] = sys.executable
 told["connection"] = os.environ.get("SSH_CONNECTION", "")
 told["directory"] = os.path.isdir(sys.argv[2])
 try:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        told["boot"] = file.read().strip() or None
+except OSError:
+    told["boot"] = None
+try:
     with open(sys.argv[1]) as file:
         told["token"] = file.read()
 except OSError:
@@ -58,7 +63,8 @@ class Look:
     version, code: of this package there, and a digest of its files; None where it cannot be
     imported, with the reason in `missing`. directory: whether the one asked for is there. token:
     content of the file asked for; None where it is not seen. networks: addresses by interface.
-    connection: what sshd says of it, the client's address and port and the server's.
+    connection: what sshd says of it, the client's address and port and the server's. boot: an id
+    of its kernel's boot; None where not known.
     """
 
     hostname: str
@@ -72,6 +78,7 @@ class Look:
     missing: str | None
     networks: Mapping[str, tuple[str, ...]] | None
     connection: str = ""
+    boot: str | None = None
 
     @property
     def reached_at(self) -> str | None:
@@ -141,6 +148,7 @@ def read(output: str) -> Look | None:
                     if networks is None
                     else {name: tuple(found) for name, found in networks.items()},
                     connection=told["connection"],
+                    boot=told["boot"],
                 )
             except (ValueError, LookupError, TypeError):
                 return None

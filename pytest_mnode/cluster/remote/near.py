@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if __package__:
-    from pytest_mnode.cluster.remote import far
+    from pytest_mnode.cluster.remote import ending, far
 else:  # run by path: this folder is sys.path[0]
+    import ending  # type: ignore[import-not-found,no-redef]
     import far  # type: ignore[import-not-found,no-redef]
 
 LOST = 255
@@ -35,10 +36,11 @@ PASSED_ON = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 OF_THE_SESSION = (
-    *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "DISPLAY"),
-    *("XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SESSION_ID", "DBUS_SESSION_BUS_ADDRESS"),
+    *("SSH_", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
+    *("XDG_RUNTIME_DIR", "XDG_SESSION_", "XDG_SEAT", "XDG_VTNR"),
 )
-"""Variables that mean something on this machine only."""
+"""Beginnings of variables that mean something on this machine only. Other XDG_ ones name places
+of the user's choice (XDG_CACHE_HOME)."""
 
 
 def source() -> bytes:
@@ -53,7 +55,7 @@ def source() -> bytes:
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """What of the caller's environment a command has on a node."""
-    return {name: value for name, value in env.items() if name not in OF_THE_SESSION}
+    return {name: value for name, value in env.items() if not name.startswith(OF_THE_SESSION)}
 
 
 class Near:
@@ -188,11 +190,7 @@ class Near:
             self.heard = now  # what it says is not read: the caller is slow
         limit = far.SILENCE_S if self.greeted else START_S
         if self.status is None and now > self.heard + limit:
-            self.lost = (
-                f"the connection was lost: nothing heard for {limit:g} s"
-                if self.greeted
-                else f"no answer within {limit:g} s"
-            )
+            self.lost = ending.how_silent(limit, self.printed(), self.greeted)
         if self.greeted and now > self.beaten + far.BEAT_S and len(self.sent) < far.ROOM_BYTES:
             self.beaten = now
             self.sent += far.frame(far.BEAT)
@@ -214,22 +212,12 @@ class Near:
             code = None
         while self.complaints >= 0 and select.select([self.complaints], [], [], 0)[0]:
             self.read_complaints()
+        self.lost = ending.how_it_ended(code, self.printed(), self.greeted)
+
+    def printed(self) -> list[str]:
+        """What ssh, and the node before our program, have said."""
         said = b"" if self.greeted else self.greeting
-        lines = (said + b"\n" + bytes(self.said)).decode(errors="replace").splitlines()
-        self.lost = how_it_ended(code, lines, self.greeted)
-
-
-def how_it_ended(code: int | None, said: Sequence[str], greeted: bool) -> str:
-    """Why ssh ended before the command did, in one line, from its status and what it printed."""
-    last = next((line.strip() for line in reversed(said) if line.strip()), "")
-    if last.startswith("srun: error: ") and not greeted:  # whose status is not that of a command
-        return last.replace("error: ", "", 1)
-    if greeted:
-        return f"the connection was lost{': ' * bool(last)}{last}"
-    if code == 255:
-        return last or "ssh ended and said nothing"
-    how = f"status {code}" if code is not None else "no status"
-    return f"no Python started there ({how}{': ' * bool(last)}{last})"
+        return (said + b"\n" + bytes(self.said)).decode(errors="replace").splitlines()
 
 
 def directory() -> str:

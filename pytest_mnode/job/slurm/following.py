@@ -41,15 +41,17 @@ class Change:
 
 
 def changes(course: Course, state: JobState) -> tuple[Course, list[Change]]:
-    """What happened since, in order. A start that came and went between two looks is not seen."""
+    """What happened since, in order. Of starts that came and went between two looks only the last
+    is seen, and that once the job is over."""
     found: list[Change] = []
     requeue = max(course.requeue, state.restarts or 0)
     nodes, starts = course.nodes, course.starts
     if requeue > course.requeue:
         found.append(Change("requeued", requeue))
-    if runs(state) and state.nodes and starts <= requeue:
+    if (runs(state) or state.over) and state.nodes and starts <= requeue:
         nodes, starts = state.nodes, requeue + 1
-        found.append(Change("started", requeue, nodes))
+        if requeue or not state.over:  # how a first start ended is noted already
+            found.append(Change("started", requeue, nodes))
     return Course(starts, nodes, requeue), found
 
 
@@ -75,7 +77,7 @@ def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
         return f"{', '.join(lost)} is gone"
     if preempted:
         return "preempted"
-    return "by the scheduler" + f" ({state.reason})" * bool(state.reason)
+    return "by the scheduler" + f" ({state.reason})" * bool(state.reason and not state.over)
 
 
 def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> str:

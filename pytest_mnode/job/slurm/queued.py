@@ -10,10 +10,12 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.job.slurm import queue
 from pytest_mnode.job.slurm.guard import Guard
 from pytest_mnode.job.slurm.names import Names
-from pytest_mnode.slurm import JobState, Slurm
+from pytest_mnode.slurm import JobState, Slurm, SlurmError
 
 LOOK_S = 0.25
 """Between two questions to the scheduler."""
+SILENCE_S = 60.0
+"""How long Slurm may leave questions unanswered, as it does when it is restarted."""
 _END_S = 90.0
 """For the scheduler to end a job that was cancelled; KillWait is 30 s where nobody set it."""
 
@@ -33,6 +35,7 @@ class Queued:
         self._names = names
         self._guard = Guard(name)
         self._tried = False
+        self._silent_since: float | None = None
 
     def submit(self, script: str, env: Mapping[str, str], options: Sequence[str]) -> None:
         """Queue it. Raises SlurmError, one line."""
@@ -48,6 +51,22 @@ class Queued:
         self.state = state
         return state
 
+    def answers(self) -> bool:
+        """Look; False where Slurm does not answer now, which leaves `state` as it was.
+
+        Raises SlurmError where it has been silent for SILENCE_S.
+        """
+        asked = time.monotonic()
+        try:
+            self.look()
+        except SlurmError:
+            self._silent_since = asked if self._silent_since is None else self._silent_since
+            if time.monotonic() - self._silent_since > SILENCE_S:
+                raise
+            return False
+        self._silent_since = None
+        return True
+
     def cancel(self) -> None:
         """Have Slurm begin to end it, unless it is over."""
         if self.number is not None and not (self.state is not None and self.state.over):
@@ -59,11 +78,15 @@ class Queued:
         lost: a node of it went; Slurm may still wait for that one, and the job holds no other.
         """
         end = time.monotonic() + _END_S
-        while self.number is not None and (state := self.look()) is not None and not state.over:
+        while self.number is not None:
+            heard, state = self.answers(), self.state
+            if heard and (state is None or state.over):
+                return
             if time.monotonic() > end:
-                if lost and "COMPLETING" in {state.state, *state.flags}:
+                if lost and state is not None and "COMPLETING" in {state.state, *state.flags}:
                     return
-                raise ClusterError(f"job {self.number} is still {state.state} after scancel")
+                still = "in the queue" if state is None else state.state
+                raise ClusterError(f"job {self.number} is still {still} after scancel")
             time.sleep(LOOK_S)
 
     def close(self, done: bool) -> None:

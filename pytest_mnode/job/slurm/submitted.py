@@ -16,6 +16,7 @@ from pytest_mnode.job.described import Job, JobResult
 from pytest_mnode.job.launched import POLL_S, LaunchedJob
 from pytest_mnode.job.slurm import files
 from pytest_mnode.job.slurm.following import (
+    Change,
     Course,
     changes,
     never_starts,
@@ -27,14 +28,11 @@ from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.job.slurm.queued import LOOK_S, Queued
 from pytest_mnode.job.slurm.request import Request, submitting
 from pytest_mnode.job.slurm.traces import Traces
-from pytest_mnode.slurm import JobState, Slurm, SlurmError
+from pytest_mnode.slurm import JobState, Slurm
 from pytest_mnode.world.messages import RUN
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
-
-_SILENCE_S = 60.0
-"""How long Slurm may leave questions unanswered, as it does when it is restarted."""
 
 
 class SubmittedJob(LaunchedJob):
@@ -61,7 +59,6 @@ class SubmittedJob(LaunchedJob):
         self._noted: set[tuple[str, str, int]] = set()
         self._result: JobResult | None = None
         self._looked_at = -LOOK_S
-        self._heard_at = time.monotonic()
 
     @classmethod
     def start(
@@ -127,13 +124,9 @@ class SubmittedJob(LaunchedJob):
         if time.monotonic() - self._looked_at < LOOK_S:
             return None
         self._looked_at = time.monotonic()
-        try:
-            state = self._queued.look()
-        except SlurmError:
-            if self._looked_at - self._heard_at > _SILENCE_S:
-                raise
+        if not self._queued.answers():
             return None
-        self._heard_at = time.monotonic()
+        state = self._queued.state
         if state is None or state.over:
             return self._came_to_its_end(state)
         return self._follow(state) if state.known else None
@@ -177,16 +170,7 @@ class SubmittedJob(LaunchedJob):
         again = state.waits and course.requeue > 0
         if found or again or self._losses.due:
             self._note_lost()
-        for change in found:
-            self._requeue = change.requeue
-            if change.what == "started":
-                self._losses.started()
-                self._preempted = False
-                self._note("started", detail=", ".join(change.nodes))
-            else:
-                self._note("requeued", detail=why_requeued(self._losses.lost, self._told(), state))
-                self._losses.requeued()
-        self._course = course
+        self._note_changes(course, found, state)
         if again and self.number is not None:
             self._losses.let_move(self.number)
         why = never_starts(state) or (again and self._losses.waited_long(self._job.back_within_s))
@@ -200,8 +184,25 @@ class SubmittedJob(LaunchedJob):
     def _came_to_its_end(self, state: JobState | None) -> JobResult:
         self._note_ended()
         self._note_lost()
+        course, found = changes(self._course, state) if state is not None else (self._course, [])
+        if state is not None and course != self._course:  # since the last look
+            self._note_changes(course, found, state)
+            self._note_ended()
+            self._note_lost()
         why = why_over(state, self._losses.lost, self._told())
         return self._finish(why and f"{why}, after {self._requeue} requeues")
+
+    def _note_changes(self, course: Course, found: list[Change], state: JobState) -> None:
+        for change in found:
+            self._requeue = change.requeue
+            if change.what == "started":
+                self._losses.started()
+                self._preempted = False
+                self._note("started", detail=", ".join(change.nodes))
+            else:
+                self._note("requeued", detail=why_requeued(self._losses.lost, self._told(), state))
+                self._losses.requeued()
+        self._course = course
 
     def _told(self) -> bool:
         """Whether its last start was preempted."""

@@ -66,12 +66,13 @@ def test_arguments_streams_environment_and_directory_are_the_callers(
 
 
 def test_what_is_of_the_session_stays_here(way: Way) -> None:
-    env = {**os.environ, "SSH_AUTH_SOCK": "/x", "DISPLAY": ":0", "KEPT": "1"}
+    ours = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE")
+    env = {**os.environ, **dict.fromkeys(ours, "/x"), "XDG_CACHE_HOME": "/scratch"}
     env.pop("SSH_CONNECTION", None)
     done = run(way(["env"]), env=env)
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
-    assert "KEPT" in names
-    assert not names & set(near.OF_THE_SESSION)
+    assert "XDG_CACHE_HOME" in names  # a place of the user's choice
+    assert not {name for name in names if name.startswith(near.OF_THE_SESSION)}
 
 
 @pytest.mark.parametrize(

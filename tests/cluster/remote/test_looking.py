@@ -74,6 +74,7 @@ def test_this_machine_looks_like_this_machine(tmp_path: Path) -> None:
     assert (look.token, look.directory) == ("secret", True)
     assert look.networks is not None
     assert "127.0.0.1" in look.networks["lo"]
+    assert look.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @pytest.mark.parametrize("text", ["", "hello", "mnode-look {", 'mnode-look {"hostname": "x"}'])

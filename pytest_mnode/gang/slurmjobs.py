@@ -1,0 +1,52 @@
+"""What an experiment sees of Slurm's jobs and nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.gang.engine import Phase, Record
+from pytest_mnode.slurm import JobState, NodeState
+
+_FAILED = frozenset(
+    {"FAILED", "LAUNCH_FAILED", "BOOT_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE"}
+)
+_TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})
+
+
+def phase_of(job: JobState) -> Phase:
+    """What a job does with nodes. Raises ClusterError for a state that nothing is known of."""
+    if not job.known:
+        raise ClusterError(f"job {job.job_id} is {job.state}, which nothing is known of")
+    if "COMPLETING" in {job.state, *job.flags}:
+        return Phase.ENDING
+    if job.waits:
+        return Phase.WAITING
+    return Phase.OVER if job.over else Phase.HOLDING
+
+
+def record_of(job: JobState) -> Record:
+    """A job as the experiment sees it."""
+    phase = phase_of(job)
+    nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
+    said = "+".join([job.state, *sorted(job.flags)])
+    said += f" ({job.reason})" if job.reason and job.reason != "None" else ""
+    failed = phase is Phase.OVER and job.state in _FAILED
+    return Record(str(job.job_id), phase, nodes, said, job.restarts or 0, failed)
+
+
+def others_of(
+    nodes: Sequence[str], jobs: Iterable[JobState], there: Iterable[NodeState], ours: str
+) -> dict[str, str]:
+    """Of these nodes those that a job has whose name is not `ours`, or that were taken out of use,
+    and by whom or why. A node that is down is lost, and nobody's."""
+    found = {
+        node.name: node.text
+        for node in there
+        # What Slurm drains because our own ranks would not end is no decision of somebody else.
+        if node.flags & _TAKEN_OUT and not node.lost and "Kill task failed" not in node.text
+    }
+    for job in jobs:
+        if job.runs and job.name != ours:
+            found |= dict.fromkeys(job.nodes, f"job {job.job_id} of {job.user or 'somebody'}")
+    return {node: found[node] for node in nodes if node in found}

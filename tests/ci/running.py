@@ -1,0 +1,66 @@
+"""Runs a ready script where the programs that it calls only note that they were called."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READY = ROOT / "fixtures/ci"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended, what it called, and what it said."""
+
+    status: int
+    calls: tuple[str, ...]
+    stderr: str
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that scripts have to quote."""
+    path = tmp_path / "a 'place' of ours"
+    (path / "bin").mkdir(parents=True)
+    return path
+
+
+def run(place: Path, script: str | Path, pytest_does: str, **env: str) -> Ran:
+    """Run a script where the programs that it calls only note that they were called.
+
+    env: changes of its environment; "" for a variable that is not set.
+    """
+    calls = place / "calls"
+    calls.touch()
+    note = f'printf "%s\\n" "${{0##*/}} $*" >>{shlex.quote(str(calls))}'
+    for name in ("scontrol", "logger", "sbatch"):
+        program(place / "bin" / name, note)
+    program(place / "python", f"{note}\n{pytest_does}")
+    settings = {
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+        "MNODE_ROOT": str(place),
+        "MNODE_PYTHON": str(place / "python"),
+        **env,
+    }
+    done = subprocess.run(
+        [READY / script],
+        env={name: value for name, value in settings.items() if value},
+        cwd=place,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return Ran(done.returncode, tuple(calls.read_text().splitlines()), done.stderr)
+
+
+def program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)

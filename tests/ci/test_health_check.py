@@ -1,0 +1,149 @@
+"""The health check and the prolog: a broken promise drains a node, and nothing else does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.ci.running import READY, ROOT, place, program, run
+
+__all__ = ["place"]
+
+UNKNOWN = """\
+echo '.E'
+echo '=================================== ERRORS ==================================='
+echo '______ ERROR at teardown of test_accelerators_are_as_promised[node0] ______'
+echo 'inconclusive: accelerators: not measured, expected equals 8, NVML cannot be asked'
+echo '/a/fixtures.py:27: Failed: no place to begin'
+"""
+SAID = f"""\
+{UNKNOWN}
+echo '================================== FAILURES =================================='
+echo '/a b/it.py:236: Failed: fabric speed: 0, "expected" at least 1 (tolerance 0), culprit fab0'
+echo 'FAILED acceptance/test_preflight.py::test_interfaces_are_up[node0]'
+exit 1"""
+
+
+@pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
+@pytest.mark.parametrize("unset", ["MNODE_SPEC", "MNODE_ROOT"])
+def test_without_a_setting_no_node_is_drained(place: Path, script: str, unset: str) -> None:
+    """It would be every node: slurmd hands no environment to what it starts."""
+    settings = {"MNODE_ROOT": str(ROOT), "MNODE_SPEC": "s", unset: ""}
+    ran = run(place, script, SAID, **settings)
+    assert ran.status == 0
+    [call] = ran.calls
+    assert call.startswith("logger -t mnode ")
+    assert unset in call
+    assert f"mnode: {unset}" in ran.stderr or unset == "MNODE_ROOT"
+
+
+def test_a_prolog_without_its_check_drains_nothing(place: Path) -> None:
+    copy = place / "copy of prolog.sh"
+    program(copy, (READY / "prolog.sh").read_text())
+    ran = run(place, copy, SAID, MNODE_SPEC="s")
+    assert ran.status == 0
+    [call] = ran.calls
+    assert f"no {place}/fixtures/ci/healthcheck.sh" in call
+
+
+def test_a_prolog_whose_check_does_not_end_as_one_drains_nothing(place: Path) -> None:
+    (place / "fixtures/ci").mkdir(parents=True)
+    program(place / "fixtures/ci/healthcheck.sh", "kill -9 $$")
+    assert run(place, "prolog.sh", SAID, MNODE_SPEC="s").status == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_the_documents_show_for_slurmd_needs_no_environment(place: Path, there: bool) -> None:
+    match = re.search(
+        r"^```sh\n(#!/bin/bash\n.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.DOTALL | re.M
+    )
+    assert match is not None
+    shown, shared = match[1], "/shared/pytest-mnode"
+    assert f"MNODE_ROOT={shared} " in shown
+    root = ROOT if there else place / "nothing"
+    wrapper = place / "mnode-prolog.sh"
+    program(wrapper, shown.replace(shared, shlex.quote(str(root))))
+    ran = run(place, wrapper, SAID, MNODE_ROOT="", MNODE_SPEC="")
+    assert ran.status == (1 if there else 0)
+    assert f"no {root}/fixtures/ci/prolog.sh" in ran.calls[-1] or there
+
+
+def test_a_node_that_is_as_promised_is_left_alone(place: Path) -> None:
+    ran = run(place, "healthcheck.sh", "exit 0", MNODE_SPEC="spec.yaml")
+    assert ran.status == 0
+    [call] = ran.calls
+    assert "--mnode-launcher=local --mnode-nodes=1 --mnode-spec=spec.yaml" in call
+
+
+def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) -> None:
+    ran = run(place, "healthcheck.sh", SAID, MNODE_SPEC="s", SLURMD_NODENAME="gpu07")
+    assert ran.status == 1
+    [drained] = [call for call in ran.calls if call.startswith("scontrol")]
+    assert drained.startswith(
+        "scontrol update nodename=gpu07 state=drain reason=mnode: fabric speed: 0"
+    )
+    assert drained.endswith(", expected at least 1, culprit fab0")
+
+
+@pytest.mark.parametrize(
+    ("did", "said"),
+    [
+        (f"{UNKNOWN}\nexit 1", "inconclusive: accelerators: not measured"),
+        ("echo no module named pytest; exit 1", "no module named pytest"),
+    ],
+)
+@pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
+def test_what_could_not_be_measured_drains_nothing(
+    place: Path, script: str, did: str, said: str
+) -> None:
+    ran = run(place, script, did, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
+    assert ran.status == 0
+    assert not any(call.startswith("scontrol") for call in ran.calls)
+    assert any("not all could be asked" in call and said in call for call in ran.calls)
+
+
+def test_what_is_asked_finds_programs_though_slurmd_sets_no_path(place: Path) -> None:
+    does = f"/usr/bin/env >{shlex.quote(str(place / 'environment'))}"
+    ran = run(place, "healthcheck.sh", does, MNODE_SPEC="s", PATH="")
+    assert ran.status == 0
+    assert "\nPATH=/" in "\n" + (place / "environment").read_text()
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 124])
+def test_a_check_that_could_not_run_drains_nothing(place: Path, code: int) -> None:
+    ran = run(place, "healthcheck.sh", f"echo ERROR: no such spec; exit {code}", MNODE_SPEC="s")
+    assert ran.status == 0
+    assert not any(call.startswith("scontrol") for call in ran.calls)
+    assert any(f"did not run (status {code}): ERROR: no such spec" in call for call in ran.calls)
+
+
+def test_a_check_that_hangs_ends_at_its_limit(place: Path) -> None:
+    ran = run(place, "healthcheck.sh", "exec sleep 60", MNODE_SPEC="s", MNODE_SECONDS="1")
+    assert ran.status == 0
+    assert any("did not run (status 124)" in call for call in ran.calls)
+
+
+def test_the_prolog_fails_and_leaves_draining_to_slurm(place: Path) -> None:
+    ran = run(place, "prolog.sh", SAID, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
+    assert ran.status == 1
+    assert not any(call.startswith("scontrol") for call in ran.calls)
+
+
+def test_the_questions_of_the_check_are_those_of_one_node() -> None:
+    """A test of preflight that is renamed must not leave the check without it."""
+    text = (READY / "healthcheck.sh").read_text()
+    match = re.search(r'^questions="(.*?)"', text, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    words = match[1].replace("\\\n", "").split(" or ")
+    names = re.findall(
+        r"^def (test_\w+)", (ROOT / "acceptance/test_preflight.py").read_text(), re.M
+    )
+    chosen = {word.strip(): [n for n in names if word.strip() in n] for word in words}
+    assert all(chosen.values()), chosen
+    asked = {name for found in chosen.values() for name in found}
+    others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
+    left = [n for n in names if n not in asked and not any(word in n for word in others)]
+    assert left == []

@@ -1,0 +1,72 @@
+"""The night's job: it is followed by the next one, and ends as pytest did."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ci.running import READY, place, program, run
+
+__all__ = ["place"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 4, 143])
+def test_the_night_ends_as_pytest_did(place: Path, code: int) -> None:
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": "/nowhere"}
+    ran = run(place, "nightly.sbatch", f"exit {code}", MNODE_SPEC="the spec.yaml", **allocation)
+    assert ran.status == code
+    [call] = ran.calls
+    assert f"-m pytest {place}/acceptance --mnode-nodes=4 --mnode-spec=the spec.yaml" in call
+    [report] = (place / "mnode-reports").iterdir()
+    assert report.name.endswith("-7")
+    assert f"--mnode-report={report}" in call
+
+
+NIGHT = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_SUBMIT_DIR": "/nowhere",
+    "SLURM_JOB_PARTITION": "big gpus",
+    "SLURM_GPUS_PER_NODE": "8",
+    "MNODE_SPEC": "spec.yaml",
+    "MNODE_AGAIN": "yes",
+}
+
+
+def test_the_next_night_is_submitted_before_anything_can_end_this_one(place: Path) -> None:
+    ran = run(place, "nightly.sbatch", "kill -9 $PPID", **NIGHT)
+    assert ran.status == -9
+    again = ran.calls[0]
+    assert re.match(
+        r"sbatch --begin=\d{4}-\d\d-\d\dT01:00:00 --nodes=4 --partition=big gpus", again
+    )
+    assert again.endswith(f"--gpus-per-node=8 {READY / 'nightly.sbatch'}")
+    assert "--account" not in again
+
+
+def test_a_night_that_slurm_starts_again_is_not_followed_by_two(place: Path) -> None:
+    ran = run(place, "nightly.sbatch", "exit 0", **NIGHT, SLURM_RESTART_COUNT="1")
+    assert ran.status == 0
+    assert not any(call.startswith("sbatch") for call in ran.calls)
+
+
+def test_a_next_night_that_cannot_be_submitted_is_said_and_this_one_runs(place: Path) -> None:
+    copy = place / "copy of the night"
+    program(copy, f"sbatch() {{ return 1; }}\n{(READY / 'nightly.sbatch').read_text()}")
+    ran = run(place, copy, "exit 1", **NIGHT)
+    assert ran.status == 1
+    assert "the next night was not submitted" in ran.stderr
+    assert len(ran.calls) == 1
+
+
+def test_the_night_keeps_its_other_nodes_where_one_is_lost() -> None:
+    assert "\n#SBATCH --no-kill\n" in (READY / "nightly.sbatch").read_text()
+
+
+def test_a_night_without_a_spec_says_which_variable_is_missing(place: Path) -> None:
+    ran = run(place, "nightly.sbatch", "exit 0", **NIGHT | {"MNODE_SPEC": ""})
+    assert ran.status != 0
+    assert "set MNODE_SPEC to the page" in ran.stderr
+    assert ran.calls == ()

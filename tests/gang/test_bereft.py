@@ -1,0 +1,119 @@
+"""A gang whose node died, made by hand: what came back of it, by records and by heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.gang.bereft import Lost
+from pytest_mnode.gang.engine import Beat, Record
+from pytest_mnode.gang.judging import judged_lost
+from pytest_mnode.gang.terms import CLEARED, Window
+from pytest_mnode.gang.timeline import Gang
+from pytest_mnode.spec.gang import GangCriterion
+from tests.gang.byhand import (
+    NODES,
+    TERMS,
+    Shown,
+    all_ran,
+    course,
+    holds,
+    over,
+    ran,
+    told,
+    waits,
+    watched,
+)
+from tests.gang.reading import (
+    AGAIN,
+    ALONE,
+    FAIL,
+    FATE,
+    OLD,
+    UNHEARD,
+    UNKNOWN,
+)
+
+
+def lost(
+    beats: list[Beat], again: Shown | None = None, off: dict[str, float] | None = None
+) -> dict[str, tuple[str, str]]:
+    """n2 dies at 110 s; the gang is requeued, whole by the records from 130 to 200 s."""
+    gang = Gang("B", 3, ("1",), 240.0, 100.0)
+
+    def shown(t: float) -> dict[str, Record]:
+        if t < 125:
+            return course("1", 101, 125)(t)
+        if t < 130:
+            return {"1": waits("1", "BeginTime", 1)}
+        if again is not None:
+            return again(t)
+        return {"1": holds("1", *NODES, life=1) if t < 200 else over("1", "CANCELLED", 1)}
+
+    before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
+    looks = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
+    window = Window("loss", (gang,), looks, notes=((200.0, CLEARED),))
+    page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
+    promise = GangCriterion.model_validate(page)
+    return told(judged_lost(Lost(window, "n2", 110.0), promise, TERMS))
+
+
+def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
+    assert lost(all_ran("1", 130.5, 199, 1)) == {}
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_a_start_that_is_whole_by_the_records_only(ranks: int) -> None:
+    found = lost([b for r in range(ranks) for b in ran("1", r, 130.5, 199, 1)])
+    assert {name: found[name][0] for name in (FATE, AGAIN, ALONE)} == dict.fromkeys(
+        (FATE, AGAIN, ALONE), UNKNOWN
+    )
+    assert f"requeued, and {ranks} of 3 ranks heard of that start" in found[FATE][1]
+
+
+def test_ranks_of_the_next_start_come_together() -> None:
+    beats = [b for r in range(3) for b in ran("1", r, 180.5 if r == 2 else 130.5, 199, 1)]
+    found = lost(beats)
+    assert found[ALONE][0] == FAIL
+    assert "loss: B: 2 of 3 ranks (0 on n0, 1 on n1) for 50.0 s" in found[ALONE][1]
+
+
+def test_a_start_that_fails_at_once() -> None:
+    def again(t: float) -> dict[str, Record]:
+        dead = over("1", "FAILED (NonZeroExitCode)", 1)
+        return {"1": holds("1", *NODES, life=1) if t < 130.6 else dead}
+
+    found = lost([], again)
+    assert found[FATE][0] == FAIL
+    assert "requeued and then over, FAILED (NonZeroExitCode)" in found[FATE][1]
+    assert found[AGAIN][0] == UNKNOWN
+    assert found[UNHEARD][0] == FAIL
+
+
+def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
+    again = all_ran("1", 130.5, 199, 1)
+    found = lost([*again, Beat("1", 0, 0, "n0", 140.0)])
+    assert found[OLD] == (FAIL, "loss: B: rank 0 on n0 | ")
+    found = lost(again, off={"n0": 30.0})
+    assert found[OLD][0] == UNKNOWN
+    assert "n0's clock is off by +29." in found[OLD][1]
+
+
+def test_a_gang_that_waits_for_what_others_took() -> None:
+    gang = Gang("B", 3, ("1",), 240.0, 100.0)
+
+    def shown(t: float) -> dict[str, Record]:
+        return course("1", 101, 125)(t) if t < 125 else {"1": waits("1", life=1)}
+
+    beats = [b for b in all_ran("1", 101.5, 109.5) if b.what == "beat"]
+    window = Window("loss", (gang,), watched(shown, beats, 204), notes=((200.0, CLEARED),))
+    page = {"node_loss": "either", "lost_within": "60 s"}
+    promise = GangCriterion.model_validate(page)
+
+    def fate(window: Window) -> list[str]:
+        found = told(judged_lost(Lost(window, "n2", 110.0), promise, TERMS))
+        return [found[name][0] for name in (FATE, AGAIN)]
+
+    assert fate(window) == [FAIL, FAIL]
+    assert fate(replace(window, others=("n1: job 17 of bob",))) == [UNKNOWN, UNKNOWN]

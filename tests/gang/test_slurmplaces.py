@@ -1,0 +1,106 @@
+"""Which nodes jobs may get, by what sbatch is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.gang.slurmplaces import Place, features_of, left_out, option_of
+from pytest_mnode.slurm import NodeState
+
+
+@pytest.mark.parametrize(
+    ("options", "partition"),
+    [
+        ([], None),
+        (["--account=x"], None),
+        (["--partition=gpu", "--account=x"], "gpu"),
+        (["--partition", "gpu"], "gpu"),
+        (["-p", "gpu", "-A", "x"], "gpu"),
+        (["-pgpu"], "gpu"),
+        (["-p"], None),
+        (["--parsable"], None),
+        # As sbatch has it: the spec's names come after what the command line says.
+        (["--partition=gpu", "--partition=all"], "all"),
+    ],
+)
+def test_the_last_word_counts(options: list[str], partition: str | None) -> None:
+    assert option_of(options, "--partition", "-p") == partition
+
+
+def test_where_jobs_go() -> None:
+    assert Place.read(["-Ca100", "--partition=a,b", "--reservation=cert"]) == Place(
+        ("a", "b"), "cert", (frozenset({"a100"}),)
+    )
+    assert Place.read(["--qos=high"]) == Place()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "features"),
+    [
+        ("", []),
+        ("a", [{"a"}]),
+        ("a&b", [{"a", "b"}]),
+        ("a,b", [{"a", "b"}]),
+        ("a|b", [{"a"}, {"b"}]),
+    ],
+)
+def test_features(constraint: str, features: list[set[str]]) -> None:
+    assert features_of(constraint) == tuple(map(frozenset, features))
+
+
+@pytest.mark.parametrize("constraint", ["[a|b]", "a*2", "(a&b)|c", "a&b|c"])
+def test_a_constraint_that_no_node_alone_fulfils(constraint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        features_of(constraint)
+    assert str(error.value).startswith(f"constraint {constraint}: which nodes have it cannot be")
+
+
+def node(name: str, state: str = "IDLE", flags: str = "", **given: object) -> NodeState:
+    features = frozenset(str(given.get("features", "")).split())
+    partitions = tuple(str(given.get("partitions", "gpu")).split())
+    words = frozenset(flags.split())
+    return NodeState(name, state, words, features=features, partitions=partitions)
+
+
+NODES = (
+    node("n0", features="a100 ib"),
+    node("n1", partitions="all gpu", features="h100"),
+    node("n2", partitions="all"),
+    node("n3", flags="RESERVED", features="a100"),
+    node("n4", flags="MAINT RESERVED"),
+    node("n5", "DOWN", flags="RESERVED"),
+    node("n6", "IDLE", flags="DRAIN"),
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        (Place(("gpu",)), ["n0", "n1"]),
+        (Place(("gpu", "all")), ["n0", "n1", "n2"]),
+        (Place(("gpu",), features=features_of("a100")), ["n0"]),
+        (Place(("gpu",), features=features_of("a100|h100")), ["n0", "n1"]),
+        (Place(("gpu",), features=features_of("a100&h100")), []),
+        # Other nodes of the partition are no job's that goes to a reservation.
+        (Place(("gpu",), "cert"), ["n3", "n4"]),
+        (Place(("gpu",), "cert", features_of("a100")), ["n3"]),
+        (Place(("nowhere",)), []),
+    ],
+)
+def test_nodes_that_jobs_may_get(place: Place, names: list[str]) -> None:
+    found = place.nodes(NODES, ("n3", "n4", "n5"))
+    assert [one.name for one in found] == names
+
+
+def test_nodes_of_the_jobs_own_reservation_are_nobody_elses() -> None:
+    (own,) = Place(("gpu",), "cert").unreserved([node("n4", flags="MAINT RESERVED DRAIN")])
+    assert own.flags == {"DRAIN"}
+    (others,) = Place(("gpu",)).unreserved([node("n4", flags="RESERVED")])
+    assert others.flags == {"RESERVED"}
+
+
+def test_options_that_hide_in_the_environment() -> None:
+    kept = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
+    hidden = {"SBATCH_PARTITION": "x", "SBATCH_WAIT": "1", "SLURM_JOB_ID": "7"}
+    assert left_out(kept | hidden) == list(hidden)
