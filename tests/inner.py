@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -66,17 +67,30 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *args]
 
 
+def junit_command(directory: Path, *args: str) -> list[str]:
+    """pytest with its junit in `directory`, which is made its root."""
+    (directory / "pytest.ini").touch()
+    return command(f"--junitxml={directory}/junit.xml", *args)
+
+
 def run_pytest(
     directory: Path, *args: str, env: dict[str, str] | None = None, limit_s: float = LIMIT_S
 ) -> InnerRun:
     """Run pytest in `directory`; fails the calling test where it does not end in time."""
+    env = {**clean_env(), **(env or {})}
+    return run_to_end(junit_command(directory, *args), directory, env, limit_s)
+
+
+def run_to_end(
+    argv: Sequence[str], directory: Path, env: Mapping[str, str], limit_s: float
+) -> InnerRun:
+    """Run what `junit_command` gave, by way of another program or not."""
     junit = directory / "junit.xml"
     junit.unlink(missing_ok=True)
-    (directory / "pytest.ini").touch()
     done = subprocess.run(
-        command(f"--junitxml={junit}", *args),
+        argv,
         cwd=directory,
-        env={**clean_env(), **(env or {})},
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

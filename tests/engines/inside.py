@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import yaml
 
 from pytest_mnode.spec import default_spec_path
 from tests.engines.switch import Switch
-from tests.inner import InnerRun, clean_env
+from tests.inner import InnerRun, clean_env, junit_command, run_to_end
 
 
 class Engine(Protocol):
@@ -29,12 +29,6 @@ def environment(engine: Engine, env: Mapping[str, str] | None = None) -> dict[st
     return {**clean_env(), **(env or {}), **engine.env}
 
 
-def pytest_command(directory: Path, *args: str) -> list[str]:
-    """pytest with its junit in `directory`, which is made its root."""
-    (directory / "pytest.ini").touch()
-    return [sys.executable, "-m", "pytest", f"--junitxml={directory}/junit.xml", *args]
-
-
 def run_pytest(
     engine: Engine,
     directory: Path,
@@ -47,21 +41,8 @@ def run_pytest(
 
     before: a command that runs the rest of its line, such as salloc.
     """
-    junit = directory / "junit.xml"
-    junit.unlink(missing_ok=True)
-    done = subprocess.run(
-        engine.command(*before, *pytest_command(directory, *args)),
-        cwd=directory,
-        env=environment(engine, env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=limit_s,
-        check=False,
-    )
-    return InnerRun(done.returncode, done.stdout, junit)
+    argv = engine.command(*before, *junit_command(directory, *args))
+    return run_to_end(argv, directory, environment(engine, env), limit_s)
 
 
 def start_pytest(
@@ -69,7 +50,7 @@ def start_pytest(
 ) -> subprocess.Popen[str]:
     """The same, left running, in a session of its own."""
     return subprocess.Popen(
-        engine.command(*pytest_command(directory, *args)),
+        engine.command(*junit_command(directory, *args)),
         cwd=directory,
         env=environment(engine, env),
         stdin=subprocess.DEVNULL,
@@ -79,6 +60,19 @@ def start_pytest(
         errors="replace",
         start_new_session=True,
     )
+
+
+@contextmanager
+def running_pytest(
+    engine: Engine, directory: Path, *args: str, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The same, killed at the end where it still runs."""
+    program = start_pytest(engine, directory, *args, env=env)
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.communicate()
 
 
 def page_for(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:

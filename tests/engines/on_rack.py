@@ -6,15 +6,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
 from tests.engines.switch import Switch
 
+COMMAND_LIMIT_S = 30.0
 
-class OnRack:
+
+class OnRack(ABC):
     """A rack of compute nodes, named node0 …, and a login node that comes after them.
 
     Everything hangs on the rack, and so ends with the process that made it; the directory goes
@@ -27,6 +31,7 @@ class OnRack:
     def __init__(self, name: str, nodes: int) -> None:
         # Daemons have sockets in here, and their names must be short.
         self.directory = Path(tempfile.mkdtemp(prefix=f"mnode-{name}-"))
+        (self.directory / "log").mkdir()
         self.rack = Rack(nodes + 1, mode="root", cleanup_dirs=[str(self.directory)])
         self.computes: Sequence[Node] = self.rack.nodes[:nodes]
         self.login: Node = self.rack.nodes[nodes]
@@ -54,14 +59,82 @@ class OnRack:
         """A local command that runs this one on the login node, or on the node of that name."""
         return self.rack.commands([self.node(on) if on else self.login], argv)[0]
 
+    def run(
+        self,
+        *argv: str,
+        on: str = "",
+        limit_s: float = COMMAND_LIMIT_S,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end."""
+        options.setdefault("stdin", subprocess.DEVNULL)
+        return subprocess.run(
+            self.command(*argv, on=on),
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            env={**os.environ, **(env or {}), **self.env},
+            **options,
+        )
+
+    def start(
+        self, *argv: str, on: str = "", env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a command there; ending it is the caller's, and ends what it runs as well."""
+        return subprocess.Popen(
+            self.command(*argv, on=on),
+            text=True,
+            errors="replace",
+            env={**os.environ, **(env or {}), **self.env},
+            **options,
+        )
+
+    # What goes wrong, and is put right again.
+
     def set_links(self, name: str, up: bool) -> None:
         """Both cables of a node, at the switch."""
         for link in ("mgmt0", "fab0"):
             self.rack.set_link(self.node(name), link, up)
 
+    def power_off(self, name: str) -> None:
+        """Pull the plug."""
+        self.rack.power_off(self.node(name))
+        self._daemons[name].wait(10)
+
+    def power_on(self, name: str) -> None:
+        """Boot the node and its daemon, where it is off."""
+        if self._daemons[name].poll() is not None:
+            self.rack.power_on(self.node(name))
+            self.start_daemon_of(name)
+
+    @abstractmethod
+    def start_daemon_of(self, name: str) -> None:
+        """Start what a compute node has to run, under the node's name."""
+
+    def start_switch(self) -> None:
+        """Let commands on the nodes themselves switch nodes off and on."""
+        self.switch = Switch(self.directory, self._power)
+
+    def _power(self, what: str, name: str) -> None:
+        {"off": self.power_off, "on": self.power_on}[what](name)
+
+    # Daemons.
+
+    def log(self, name: str) -> Path:
+        """What a daemon prints."""
+        return self.directory / "log" / f"{name}.out"
+
+    def logs(self) -> str:
+        """Ends of the logs of all daemons."""
+        files = sorted(file for file in (self.directory / "log").iterdir() if file.stat().st_size)
+        return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-800:]}" for f in files)
+
     def start_daemon(self, name: str, node: Node, argv: Sequence[str]) -> None:
-        """Start one that stays in the foreground; its output is kept as log/NAME.out."""
-        with (self.directory / "log" / f"{name}.out").open("ab") as log:
+        """Start one that stays in the foreground."""
+        with self.log(name).open("wb") as log:
             self._daemons[name] = subprocess.Popen(
                 self.rack.commands([node], argv)[0],
                 env={**os.environ, **self.env},

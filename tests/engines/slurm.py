@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -19,12 +19,10 @@ from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
 from tests.engines import slurm_conf
 from tests.engines.on_rack import OnRack
-from tests.engines.switch import Switch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
 COMPUTE_NODES = 4
 UP_LIMIT_S = 20.0
-COMMAND_LIMIT_S = 30.0
 
 
 def unavailable() -> str | None:
@@ -68,8 +66,8 @@ class SlurmOnRack(OnRack):
             self._start_munged()
             self.start_daemon("slurmctld", self.login, ["slurmctld", "-D", "-c"])
             for name in self.names:
-                self.start_slurmd(name)
-            self.switch = Switch(self.directory, self._power)
+                self.start_daemon_of(name)
+            self.start_switch()
             self.await_idle()
         except BaseException:
             self.close()
@@ -81,37 +79,12 @@ class SlurmOnRack(OnRack):
 
     # Commands.
 
-    def run(
-        self,
-        *argv: str,
-        on: str = "",
-        check: bool = True,
-        limit_s: float = COMMAND_LIMIT_S,
-        **options: Any,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, check: bool = True, **options: Any) -> CompletedProcess[str]:
         """Run a command there to its end; a failure fails the test unless `check` is off."""
-        options.setdefault("stdin", subprocess.DEVNULL)
-        env = {**os.environ, **(options.pop("env", None) or {}), **self.env}
-        done = subprocess.run(
-            self.command(*argv, on=on),
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            env=env,
-            **options,
-        )
+        done = super().run(*argv, **options)
         if check:
             assert done.returncode == 0, f"{argv}: {done.returncode}: {done.stdout}{done.stderr}"
         return done
-
-    def start(self, *argv: str, on: str = "", **options: Any) -> subprocess.Popen[str]:
-        """Start a command there; ending it is the caller's, and ends what it runs as well."""
-        env = {**os.environ, **(options.pop("env", None) or {}), **self.env}
-        return subprocess.Popen(
-            self.command(*argv, on=on), text=True, errors="replace", env=env, **options
-        )
 
     # What Slurm says.
 
@@ -151,13 +124,12 @@ class SlurmOnRack(OnRack):
 
     def clear(self, limit_s: float = 30.0) -> None:
         """As after the start: nothing queued, every node on, its slurmd running, its links up."""
-        for node in self.computes:
-            for link in ("mgmt0", "fab0"):
-                self.rack.set_link(node, link, True)
+        for name in self.names:
+            self.set_links(name, True)
         gone = {name for name in self.names if self._daemons[name].poll() is not None}
         for name in gone:
             self.rack.power_on(self.node(name))  # nothing to do where slurmd alone was killed
-            self.start_slurmd(name)
+            self.start_daemon_of(name)
         if self._changed:
             self.set_down_after(self._down_after_s)
         self.run("scancel", "--user=root")
@@ -172,11 +144,6 @@ class SlurmOnRack(OnRack):
         self.await_that(lambda: not self.queue(), limit_s, "the queue is empty")
         self.await_idle(limit_s)
 
-    def logs(self) -> str:
-        """Ends of the logs of all daemons."""
-        files = sorted((self.directory / "log").glob("*.log"))
-        return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-800:]}" for f in files)
-
     # What goes wrong.
 
     def kill_slurmd(self, name: str) -> None:
@@ -184,19 +151,8 @@ class SlurmOnRack(OnRack):
         self._daemons[name].kill()
         self._daemons[name].wait()
 
-    def start_slurmd(self, name: str) -> None:
+    def start_daemon_of(self, name: str) -> None:
         self.start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
-
-    def power_off(self, name: str) -> None:
-        """Pull the plug."""
-        self.rack.power_off(self.node(name))
-        self._daemons[name].wait(10)
-
-    def power_on(self, name: str) -> None:
-        """Boot the node and its slurmd, where it is off."""
-        if self._daemons[name].poll() is not None:
-            self.rack.power_on(self.node(name))
-            self.start_slurmd(name)
 
     def down(self, name: str, reason: str = "test") -> None:
         """Have Slurm give a node up now, as it does by itself once the node is silent."""
@@ -208,13 +164,10 @@ class SlurmOnRack(OnRack):
         self.run("scontrol", "reconfigure")
         self._changed = seconds != self._down_after_s
 
-    def _power(self, what: str, name: str) -> None:
-        {"off": self.power_off, "on": self.power_on}[what](name)
-
     # Bringing up.
 
     def _write(self) -> None:
-        for part in ("etc", "munge", "state", "run", "log", *(f"spool/{n}" for n in self.names)):
+        for part in ("etc", "munge", "state", "run", *(f"spool/{n}" for n in self.names)):
             (self.directory / part).mkdir(parents=True)
         (self.directory / "munge" / "key").write_bytes(os.urandom(128))
         (self.directory / "munge" / "key").chmod(0o600)

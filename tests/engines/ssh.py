@@ -9,24 +9,20 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.cluster.ssh import SSH_COMMAND
-from tests.engines.switch import Switch
+from tests.engines.on_rack import COMMAND_LIMIT_S, OnRack
 
 COMPUTE_NODES = 4
 PORT = 22
 UP_LIMIT_S = 20.0
-COMMAND_LIMIT_S = 30.0
 _SSHD = """\
 Port {port}
 ListenAddress {address}
@@ -76,31 +72,24 @@ def need_ssh() -> None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
-class SshOnRack:
+class SshOnRack(OnRack):
     """`with SshOnRack() as ssh`: `ssh.run("ssh", "-F", …)` runs it on the login node.
 
     nodes: those with sshd, named node0 …; the login node comes after them.
     """
 
     def __init__(self, nodes: int = COMPUTE_NODES) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="mnode-ssh-"))
-        # The keeper of the rack removes it where this process cannot any more.
-        self.rack = Rack(nodes + 1, mode="root", cleanup_dirs=[str(self.directory)])
-        self.computes: Sequence[Node] = self.rack.nodes[:nodes]
-        self.login: Node = self.rack.nodes[nodes]
-        self.names = tuple(node.name for node in self.computes)
+        super().__init__("ssh", nodes)
         self.config = self.directory / "client.conf"
         self.env = {SSH_COMMAND: f"ssh -F {self.config}"}
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.switch: Switch | None = None
 
     def __enter__(self) -> SshOnRack:
         try:
             self._write()
             self.rack.start()
             for name in self.names:
-                self.start_sshd(name)
-            self.switch = Switch(self.directory, self._power)
+                self.start_daemon_of(name)
+            self.start_switch()
             for name in self.names:
                 self.await_sshd(name)
         except BaseException:
@@ -111,87 +100,21 @@ class SshOnRack:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        if self.switch is not None:
-            self.switch.close()
-            self.switch = None
-        self.rack.close()
-        for process in self._daemons.values():
-            process.kill()
-            process.wait()
-        self._daemons.clear()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
     def hostfile(self, directory: Path, text: str = "") -> str:
         """--mnode-hostfile of all nodes, or of what is given."""
         path = directory / "hosts"
         path.write_text(text or "".join(f"{name}\n" for name in self.names))
         return f"--mnode-hostfile={path}"
 
-    # Commands.
-
-    def node(self, name: str) -> Node:
-        return next(node for node in self.rack.nodes if node.name == name)
-
-    def command(self, *argv: str, on: str = "") -> list[str]:
-        """A local command that runs this one on the login node, or on the node of that name."""
-        return self.rack.commands([self.node(on) if on else self.login], argv)[0]
-
-    def run(
-        self, *argv: str, on: str = "", limit_s: float = COMMAND_LIMIT_S, **options: Any
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command there to its end."""
-        options.setdefault("stdin", subprocess.DEVNULL)
-        env = {**os.environ, **self.env, **(options.pop("env", None) or {})}
-        return subprocess.run(
-            self.command(*argv, on=on),
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            env=env,
-            **options,
-        )
-
-    def start(
-        self, *argv: str, on: str = "", env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.Popen[str]:
-        """Start a command there; ending it is the caller's, and ends what it runs as well."""
-        return subprocess.Popen(
-            self.command(*argv, on=on),
-            text=True,
-            errors="replace",
-            env={**os.environ, **self.env, **(env or {})},
-            **options,
-        )
-
     # What goes wrong, and is put right again.
 
     def clear(self) -> None:
         """As after the start: every node on, its links up, its sshd listening."""
-        for node in self.computes:
-            for link in ("mgmt0", "fab0"):
-                self.rack.set_link(node, link, True)
-            self.power_on(node.name)
+        for name in self.names:
+            self.set_links(name, True)
+            self.power_on(name)
         for name in self.names:
             self.await_sshd(name)
-
-    def set_links(self, name: str, up: bool) -> None:
-        """Both cables of a node, at the switch."""
-        for link in ("mgmt0", "fab0"):
-            self.rack.set_link(self.node(name), link, up)
-
-    def power_off(self, name: str) -> None:
-        """Pull the plug."""
-        self.rack.power_off(self.node(name))
-        self._daemons[name].wait(10)
-
-    def power_on(self, name: str) -> None:
-        """Boot the node and its sshd, where it is off."""
-        if self._daemons[name].poll() is not None:
-            self.rack.power_on(self.node(name))
-            self.start_sshd(name)
 
     def hang_up(self, name: str) -> int:
         """End all connections to a node, as its sshd does in a shutdown; how many there were."""
@@ -201,9 +124,6 @@ class SshOnRack:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         return len(sessions)
-
-    def _power(self, what: str, name: str) -> None:
-        {"off": self.power_off, "on": self.power_on}[what](name)
 
     # Bringing up.
 
@@ -225,7 +145,7 @@ class SshOnRack:
             conf = _SSHD.format(port=PORT, address=node.address, keys=keys)
             (self.directory / f"{node.name}.conf").write_text(conf)
 
-    def start_sshd(self, name: str) -> None:
+    def start_daemon_of(self, name: str) -> None:
         """It wants a directory below /run, which the node gets for itself."""
         sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
         conf = self.directory / f"{name}.conf"
@@ -233,25 +153,14 @@ class SshOnRack:
             "[ -d /run/sshd ] || { mount -t tmpfs none /run && mkdir /run/sshd; }; "
             f"exec {sshd} -D -e -f {conf}"
         )
-        with (self.directory / f"{name}.log").open("wb") as log:
-            self._daemons[name] = subprocess.Popen(
-                self.command("sh", "-c", script, on=name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self.start_daemon(name, self.node(name), ["sh", "-c", script])
 
     def await_sshd(self, name: str) -> None:
-        log, end = self.directory / f"{name}.log", time.monotonic() + UP_LIMIT_S
+        log, end = self.log(name), time.monotonic() + UP_LIMIT_S
         while "Server listening" not in log.read_text():
             if self._daemons[name].poll() is not None or time.monotonic() > end:
                 pytest.fail(f"sshd of {name} did not come up: {log.read_text()[-500:]}")
             time.sleep(0.01)
-
-    def logs(self) -> str:
-        files = sorted(self.directory.glob("*.log"))
-        return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-1500:]}" for f in files)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from tests.acceptance.certified import ACCEPTANCE, Certified
-from tests.engines.inside import page_for, run_pytest, start_pytest
+from tests.engines.inside import page_for, run_pytest, running_pytest
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import write_files
 
@@ -221,11 +220,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
 
 
 def test_a_controller_that_is_killed_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    controller = start_pytest(slurm, tmp_path, *arguments(slurm, tmp_path, waits="60 s"))
-    try:
+    with running_pytest(slurm, tmp_path, *arguments(slurm, tmp_path, waits="60 s")):
         slurm.await_that(lambda: len(slurm.queue()) >= 3, 30, "fillers and a gang are queued")
         time.sleep(1)
-    finally:
-        controller.send_signal(signal.SIGKILL)
-        controller.communicate(timeout=30)
     slurm.await_that(lambda: not left_over(slurm, tmp_path), 30, "jobs and files are gone")

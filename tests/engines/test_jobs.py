@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.inside import run_pytest, spec_for, start_pytest
+from tests.engines.inside import run_pytest, running_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import InnerRun, write_files
 from tests.job.ranks import RANK
@@ -257,8 +257,8 @@ def test_a_controller_that_is_ended_leaves_no_job(
 ) -> None:
     write(tmp_path, WAITS)
     args = ("--mnode-launcher=slurm", "--mnode-nodes=2", SHARED)
-    inner = start_pytest(slurm, tmp_path, *args, spec_for(slurm, tmp_path, "x"), "test_it.py")
-    try:
+    spec = spec_for(slurm, tmp_path, "x")
+    with running_pytest(slurm, tmp_path, *args, spec, "test_it.py") as inner:
         slurm.await_that((tmp_path / "started").exists, 90, "the job runs")
         assert len(slurm.queue()) == 2
         inner.send_signal(number)
@@ -266,6 +266,3 @@ def test_a_controller_that_is_ended_leaves_no_job(
         slurm.await_idle(20)
         time.sleep(1)
         assert slurm.run("pgrep", "-f", "rank.py", on="node0", check=False).stdout == ""
-    finally:
-        inner.kill()
-        inner.communicate()

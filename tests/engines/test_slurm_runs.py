@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.inside import pytest_command, run_pytest, spec_for, start_pytest
+from tests.engines.inside import run_pytest, running_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
-from tests.inner import InnerRun, write_files
+from tests.inner import InnerRun, junit_command, write_files
 
 OUTSIDE = """
     import os
@@ -99,7 +99,7 @@ def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
     """The script is a task on the first node, and says so in variables; ranks are none of it."""
     write_files(tmp_path, test_it=BATCH)
     spec = spec_for(slurm, tmp_path, "slurm", power=None)
-    pytest_there = shlex.join(pytest_command(tmp_path, "--mnode-nodes=2", spec, "test_it.py"))
+    pytest_there = shlex.join(junit_command(tmp_path, "--mnode-nodes=2", spec, "test_it.py"))
     output = tmp_path / "output"
     done = slurm.run(
         *("sbatch", "--wait", "--nodes=3", "--exclusive", "--no-kill", "--ntasks-per-node=1"),
@@ -146,13 +146,12 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
     # What a run keeps on a node stays there when its plug is pulled.
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    program = start_pytest(
+    with running_pytest(
         slurm,
         tmp_path,
         *("--mnode-launcher=slurm", "--mnode-nodes=4", spec, "test_it.py"),
         env={"TMPDIR": str(temporary)},
-    )
-    try:
+    ) as program:
         await_busy(slurm, program, tmp_path, 4)
         slurm.power_off("node3")
         await_busy(slurm, program, tmp_path, 3)
@@ -160,9 +159,6 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
         await_busy(slurm, program, tmp_path, 2)
         slurm.down("node1", "broken fan")
         output, _ = program.communicate(timeout=60)
-    finally:
-        program.kill()
-        program.communicate()
     outcomes = InnerRun(program.returncode, output, tmp_path / "junit.xml")
     assert outcomes.outcomes() == {
         "test_four": "failure",
@@ -185,20 +181,16 @@ def test_a_node_that_lost_its_power_by_itself_is_booted(slurm: SlurmOnRack, tmp_
     write_files(tmp_path, test_it=BOOTED)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    program = start_pytest(
+    with running_pytest(
         slurm,
         tmp_path,
         *("--mnode-launcher=slurm", "--mnode-nodes=2", spec_for(slurm, tmp_path, "slurm")),
         *("--mnode-slurm-args=--nodelist=node[0-1]", "test_it.py"),
         env={"TMPDIR": str(temporary)},
-    )
-    try:
+    ) as program:
         await_busy(slurm, program, tmp_path, 2)
         slurm.power_off("node1")
         output, _ = program.communicate(timeout=80)
-    finally:
-        program.kill()
-        program.communicate()
     run = InnerRun(program.returncode, output, tmp_path / "junit.xml")
     assert run.outcomes() == {"test_first": "failure", "test_second": "passed"}, output
     assert "node1 is lost: " in run.cases()["test_first"].findtext("failure", "")
