@@ -38,6 +38,12 @@ class _Case:
     culprit: str | None = None
     duration_s: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
+    phases: set[str] = field(default_factory=set)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether nothing says how the test ended: pytest reports no phase that Ctrl-C ends."""
+        return self.outcome == "passed" and not self.phases >= {"call", "teardown"}
 
 
 class Ending:
@@ -60,6 +66,7 @@ class Ending:
             return
         case = self.cases.setdefault(report.nodeid, _Case())
         case.duration_s += report.duration
+        case.phases.add(str(report.when))
         case.facts = getattr(report, "mnode", case.facts)
         outcome = _outcome(report)
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
@@ -135,6 +142,7 @@ class Ending:
             terminalreporter.write_line(f"written: {path}")
 
 
+_CUT_OFF = "it was interrupted before it ended"
 _SILENT = f"{NOT_PROMISED} by the spec"
 
 
@@ -172,8 +180,8 @@ def _result(test: str, case: _Case) -> CaseResult:
     return CaseResult(
         test=test,
         question=case.facts.get("question", ""),
-        outcome=case.outcome,
-        message=case.message,
+        outcome="error" if case.cut_off else case.outcome,
+        message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=tuple(Measurement.from_dict(m) for m in case.facts.get("measurements", ())),
         curves=tuple(Curve.from_dict(c) for c in case.facts.get("curves", ())),

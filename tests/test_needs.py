@@ -124,3 +124,27 @@ def test_a_test_for_each_node_misses_none(tmp_path: Path) -> None:
         "test_own": "passed",
     }, run.output
     assert "each of 2 nodes, and there are 3; give --mnode-nodes=3" in run.output
+
+
+def test_a_test_that_was_interrupted_has_not_passed(tmp_path: Path) -> None:
+    text = """
+        import pytest
+        pytestmark = pytest.mark.criterion
+
+        def test_before(): pass
+        def test_interrupted(): raise KeyboardInterrupt
+        def test_after(): pass
+    """
+    write_files(tmp_path, test_mesh=text)
+    run = run_pytest(tmp_path, "--mnode-report=report")
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, run.output
+    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    assert certificate["verdict"] == "incomplete"
+    [mesh] = [c for c in certificate["criteria"] if c["name"] == "mesh"]
+    cases = {c["test"].partition("::")[2]: c for c in mesh["cases"]}
+    assert {name: c["outcome"] for name, c in cases.items()} == {
+        "test_before": "passed",
+        "test_interrupted": "error",
+    }
+    assert mesh["verdict"] == "inconclusive"
+    assert cases["test_interrupted"]["message"] == "it was interrupted before it ended"
