@@ -12,7 +12,6 @@ import pickle
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.world import process
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.describe import returncode_text
+from pytest_mnode.world.leftovers import private_directory
 from pytest_mnode.world.messages import (
     BEAT,
     HUB,
@@ -65,7 +65,7 @@ def settled(order: GateOrder) -> GateOrder:
     """The order of a gate on another machine, with a directory of its own there."""
     if not order.remote:
         return order
-    run_dir = tempfile.mkdtemp(prefix="mnode-")
+    run_dir = private_directory()
     log_dir = order.log_dir or f"{run_dir}/logs"
     Path(log_dir).mkdir(parents=True, exist_ok=True)
     return replace(
