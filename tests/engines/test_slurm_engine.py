@@ -54,6 +54,8 @@ def test_a_requeued_job_and_how_a_job_ends(slurm: SlurmOnRack, tmp_path: Path) -
     slurm.await_that((tmp_path / "ran").exists, 10, "it runs")
     slurm.run("scontrol", "requeue", str(job))
     slurm.await_that(lambda: slurm.job(job).state == "PENDING", 10, "it waits again")
+    # slurmd refuses credentials that are not younger, by the second, than those it revoked.
+    time.sleep(2)
     slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
     slurm.await_that(lambda: slurm.job(job).over, 60, "it ran again and failed")
     state = slurm.job(job)
