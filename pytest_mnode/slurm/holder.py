@@ -124,6 +124,8 @@ class Holder:
 
     def scancel(self) -> None:
         which = [self.job] if self.job else [f"--name={self.name}", "--me"]
+        # By these the user has jobs passed over, or is asked before anything is cancelled.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SCANCEL_")}
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 ["scancel", *which],
@@ -131,6 +133,7 @@ class Holder:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 timeout=SCANCEL_S,
+                env=env,
                 check=False,
             )
 

@@ -60,7 +60,8 @@ def test_a_guard_cancels_by_name_when_its_owner_is_gone(programs: Path) -> None:
     began = time.monotonic()
     guard.stdin.close()
     assert guard.wait(30) == 0
-    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
+    # At once, and once more before the empty list is believed.
+    assert (programs / "scancel.said").read_text() == "--name mnode-1\n" * 2
     assert time.monotonic() - began > 2.5, "a submission that is under way is waited for"
 
 
@@ -77,7 +78,7 @@ def test_what_slurm_did_not_do_is_left_to_the_guard(programs: Path) -> None:
     guard = Guard("mnode-1")
     guard.close(done=False)
     assert guard._process.wait(30) == 0
-    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
+    assert (programs / "scancel.said").read_text() == "--name mnode-1\n" * 2
 
 
 def test_what_is_being_taken_down_already_is_not_cancelled_again(programs: Path) -> None:
@@ -86,9 +87,44 @@ def test_what_is_being_taken_down_already_is_not_cancelled_again(programs: Path)
     assert guard.stdin is not None
     guard.stdin.close()
     time.sleep(1)
+    assert not (programs / "scancel.said").exists()
     (programs / "squeue.jobs").unlink()
     assert guard.wait(30) == 0
-    assert not (programs / "scancel.said").exists()
+
+
+# As squeue does: jobs of hidden partitions with --all only, and what the user likes to see.
+HIDING = """#!/bin/sh
+case " $* " in *" --all "*) [ -z "$SQUEUE_PARTITION$SQUEUE_STATES" ] && cat "$0.jobs";; esac
+exit 0
+"""
+ASKING = """#!/bin/sh
+echo "$* $SCANCEL_INTERACTIVE$SCANCEL_STATE" >>"$0.said"
+rm -f "$(dirname "$0")/squeue.jobs"
+"""
+
+
+def test_a_guard_sees_jobs_whatever_its_user_likes_to_see(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SQUEUE_PARTITION", "SQUEUE_STATES", "SCANCEL_INTERACTIVE", "SCANCEL_STATE"):
+        monkeypatch.setenv(name, "x")
+    program(programs, "squeue", HIDING)
+    program(programs, "scancel", ASKING)
+    (programs / "squeue.jobs").write_text("12 RUNNING\n")
+    guard = start("mnode-1")
+    assert guard.stdin is not None
+    guard.stdin.close()
+    assert guard.wait(30) == 0
+    assert (programs / "scancel.said").read_text() == "--name mnode-1 \n" * 2
+
+
+def test_a_guard_believes_an_empty_list_only_when_it_has_cancelled(programs: Path) -> None:
+    program(programs, "squeue", "#!/bin/sh\nexit 0\n")
+    guard = start("mnode-1")
+    assert guard.stdin is not None
+    guard.stdin.close()
+    assert guard.wait(30) == 0
+    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
 
 
 SBATCH = """#!/bin/sh

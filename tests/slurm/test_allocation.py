@@ -56,7 +56,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that the fake salloc writes to."""
     directory = tmp_path / "bin"
     directory.mkdir()
-    scancel = '#!/bin/sh\necho "cancelled $*" >>"$NOTES"\n'
+    scancel = '#!/bin/sh\necho "cancelled $*$SCANCEL_STATE" >>"$NOTES"\n'
     for name, text in (("salloc", SALLOC), ("scontrol", SCONTROL), ("scancel", scancel)):
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
@@ -207,7 +207,8 @@ def test_an_owner_who_is_killed(
         owner.communicate()
 
 
-def test_an_allocation_that_ends_is_told(notes: Path) -> None:
+def test_an_allocation_that_ends_is_told(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would pass over what runs
     held = Held(Slurm())
     held.get(2)
     [holder] = [held._holder]

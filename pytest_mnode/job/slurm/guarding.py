@@ -27,23 +27,34 @@ def main(name: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.readline().strip() == "over":
         return 0
-    began = time.monotonic()
+    began, sure = time.monotonic(), False
     while time.monotonic() < began + LIMIT_S:
-        asked = run(["squeue", "--noheader", "--name", name, "--format=%A %T"])
+        asked = run(["squeue", "--all", "--noheader", "--name", name, "--format=%A %T"])
         left = None if asked is None else [line for line in asked.splitlines() if line.strip()]
-        if left == [] and time.monotonic() > began + _LATE_S:
+        late = left == [] and time.monotonic() > began + _LATE_S
+        if late and sure:
             return 0
-        if left is None or any("COMPLETING" not in line for line in left):
-            run(["scancel", "--name", name])
+        if late or left is None or any("COMPLETING" not in line for line in left):
+            # Once more where nothing is listed: scancel finds jobs that are shown to nobody.
+            sure = run(["scancel", "--name", name]) is not None and late
         time.sleep(0.5)
     return 1
 
 
 def run(argv: list[str]) -> str | None:
     """What a command printed; None where it failed or did not end."""
+    # By these the user has jobs left out of lists, or is asked before anything is cancelled.
+    liked = ("SQUEUE_", "SCANCEL_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(liked)}
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_COMMAND_S, env=os.environ, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            env=env,
+            check=False,
         )
         return done.stdout if done.returncode == 0 else None
     return None
