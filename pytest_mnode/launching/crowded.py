@@ -98,7 +98,7 @@ def record_crowds(crowds: Sequence[Crowd], promise: StorePromise, measure: Measu
     wrong = [f"rank {part.rank} on {part.node}" for part in parts if part.wrong]
     measure(
         "store: keys that did not come right",
-        None if unread else sum(part.wrong for part in parts),
+        sum(part.wrong for part in parts) if wrong or not unread else None,
         equals=0,
         source="each client reads its neighbour's key",
         culprit=", ".join(wrong) or None,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pytest_mnode.spec.launch import AbsentPromise
     from pytest_mnode.world.contract import World
 
-_NAMED = re.compile(r"\branks? ([\d,-]+) of \d+\b.*? never came")
+_NAMED = re.compile(r"\branks? ([\d,-]+) of \d+( \([^()]*\))? never came")
+"""As `absent` says it. Who came after the others had given up says so of itself before that."""
 
 
 @dataclass(frozen=True, slots=True)

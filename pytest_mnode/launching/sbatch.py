@@ -181,22 +181,32 @@ class SbatchSubmission:
         self._directory.cleanup()
 
     def _code(self, node: str, in_time: bool) -> int | None:
-        """The first status of a node's tasks that is not 0; None: some had none at the limit."""
-        paths = sorted(self._files.glob(f"code-{self._names.slurm[node]}-*"))
-        texts = [path.read_text().strip() for path in paths]
+        """The first status of a node's tasks that is not 0; None: at the limit some
+        had none, and none had failed."""
+        texts = [path.read_text().strip() for path in self._of_tasks("code", node)]
         codes = [int(text) for text in texts if text]  # killed while it wrote, it says nothing
-        if len(codes) < scripts.tasks_per_node(self._job):
-            codes += [_LOST]
-            if not in_time:
-                return None
-        return next((code for code in codes if code), 0)
+        failed = next((code for code in codes if code), None)
+        if failed is None and len(codes) < scripts.tasks_per_node(self._job):
+            return _LOST if in_time else None
+        return failed or 0
 
     def _output(self, node: str) -> str:
         """Of its tasks; on the first node also of Slurm and the batch script."""
-        paths = sorted(self._files.glob(f"out-{self._names.slurm[node]}-*"))
+        paths = self._of_tasks("out", node)
         if node == self.submitted.nodes[0]:
             paths.append(self._files / "slurm.out")
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+    def _of_tasks(self, what: str, node: str) -> list[Path]:
+        """Files of the tasks of a node in their order, and of no other whose name begins so."""
+        begin = f"{what}-{self._names.slurm[node]}-"
+        numbers = {
+            path: path.name.removeprefix(begin)
+            for path in self._files.iterdir()
+            if path.name.startswith(begin)
+        }
+        tasks = [path for path, number in numbers.items() if number.isdecimal()]
+        return sorted(tasks, key=lambda path: int(numbers[path]))
 
 
 def _notes(job: LaunchJob) -> tuple[str, ...]:

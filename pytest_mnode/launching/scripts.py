@@ -57,7 +57,6 @@ def batch_lines(job: LaunchJob, around: Surroundings, task_path: str) -> list[st
         *("srun", f"--ntasks-per-node={tasks}", "--export=ALL", "--mpi=none"),
         f"--cpus-per-task={job.rank_count // tasks or 1}",
         *("--input=none", "--kill-on-bad-exit=0", "--wait=0"),
-        f"--output={around.directory}/out-%N-%t",
     ]
     if around.image and job.image:
         mounts = f"--container-mounts={around.directory}:{around.directory}"
@@ -66,7 +65,8 @@ def batch_lines(job: LaunchJob, around: Surroundings, task_path: str) -> list[st
 
 
 def task_text(job: LaunchJob, around: Surroundings) -> str:
-    """What each task runs; its exit status goes to a file, for srun says the largest of all."""
+    """What each task runs. What it prints and its exit status go to files of its own: srun would
+    name them for the host, which a node need not be called for, and says the largest status."""
     match job.style:
         case "torchrun":
             variables, command = [], _torchrun(job, around.directory)
@@ -74,8 +74,11 @@ def task_text(job: LaunchJob, around: Surroundings) -> str:
             variables, command = _DEEPSPEED, shlex.join(job.command)
         case _:
             variables, command = [], shlex.join(job.command)
-    code = f'{shlex.quote(around.directory)}/code-"$SLURMD_NODENAME-$SLURM_PROCID"'
-    lines = ["#!/bin/sh", *_pins(job, around.pins), *variables, command]
+    out, code = (
+        f'{shlex.quote(around.directory)}/{what}-"$SLURMD_NODENAME-$SLURM_PROCID"'
+        for what in ("out", "code")
+    )
+    lines = ["#!/bin/sh", f"exec >{out} 2>&1", *_pins(job, around.pins), *variables, command]
     return "\n".join([*lines, "code=$?", f'echo "$code" >{code}', 'exit "$code"']) + "\n"
 
 

@@ -126,13 +126,16 @@ class Started:
                 culprit=_first(apart),
                 note=f"{expected.size} jobs of one rank" if max(sizes) == 1 < expected.size else "",
             )
+        # Where one fails, the others often wait for it until the limit.
         failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
+        overdue = ", ".join(self.overdue)
         measure(
             f"{self.what}: nodes on which the job failed",
-            None if self.overdue else len(failed),
+            None if overdue and not failed else len(failed),
             equals=0,
             source=key,
-            culprit=", ".join(failed or self.overdue) or None,
+            culprit=", ".join(failed) or overdue or None,
+            note=f"not over at the limit on {overdue}" if overdue else "",
         )
 
 

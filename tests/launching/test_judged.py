@@ -70,6 +70,18 @@ def test_a_silent_node_and_one_that_failed() -> None:
     assert red(found)["nodes on which the job failed"] == "node2 (exit 127)"
 
 
+def test_a_node_that_failed_counts_while_the_others_still_wait_for_it() -> None:
+    codes = {"node0": None, "node1": 1, "node2": None, "node3": None}
+    failed = recorded(started([], codes=codes))["nodes on which the job failed"]
+    assert (failed.verdict, failed.value) == (Verdict.FAIL, 1)
+    assert failed.culprit == "node1 (exit 1)"
+    assert failed.note == "not over at the limit on node0, node2, node3"
+    codes["node1"] = 0
+    ended = recorded(started([], codes=codes))["nodes on which the job failed"]
+    assert ended.verdict is Verdict.INCONCLUSIVE
+    assert ended.culprit == "node0, node2, node3"
+
+
 def test_nothing_said_or_not_ended_is_never_a_pass() -> None:
     found = recorded(started([], codes=dict.fromkeys(NODES)))
     assert open_(found) == set(found)
@@ -161,6 +173,15 @@ def test_a_crowd_that_was_not_served_is_not_measured(changes: dict[str, Any]) ->
     assert not red(found)
 
 
+def test_wrong_keys_count_though_others_were_not_served() -> None:
+    name = "keys that did not come right"
+    found = crowd_verdicts([*crowds(wrong=3), Crowd(1024, (), "no world")])
+    assert red(found) == {name: "rank 2 on node2"}
+    assert found[name].value == 3
+    unserved = crowd_verdicts([*crowds(), Crowd(1024, (), "no world")])
+    assert name in open_(unserved)
+
+
 def test_no_crowd_at_all_is_not_measured() -> None:
     found = crowd_verdicts([Crowd(64, (), "no world"), Crowd(256, (), "no world")])
     assert {m.verdict for m in found.values()} == {Verdict.INCONCLUSIVE}
@@ -179,6 +200,8 @@ LINE = "rank 3 of 4 never came within 1 s (ranks 0-2 on node0,node1,node2 did)"
 
 def test_all_name_the_one_that_was_held_back() -> None:
     assert {m.verdict for m in absent(LINE, LINE, LINE).values()} == {Verdict.PASS}
+    late = f"rank 2 of 4 on node2 came after the others had given up: {LINE}"
+    assert {m.verdict for m in absent(LINE, LINE, late).values()} == {Verdict.PASS}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +211,7 @@ def test_all_name_the_one_that_was_held_back() -> None:
         "wait timeout after 1000ms, keys: /default_pg/0//cpu//0/3",
         "ranks 2-3 of 4 never came within 1 s",
         "rank 2 of 4 never came within 1 s",
+        LINE.replace("rank 3", "rank 2"),
     ],
 )
 def test_naming_another_or_nobody_is_red(text: str) -> None:

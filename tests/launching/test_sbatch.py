@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pytest_mnode.launching.described import LaunchJob
 from pytest_mnode.launching.sbatch import SbatchSubmission
 from pytest_mnode.slurm import JobState
 
@@ -28,3 +30,33 @@ def test_a_slurm_that_does_not_answer_ends_nothing(
     submission = SbatchSubmission.__new__(SbatchSubmission)
     submission._queued = SimpleNamespace(answers=lambda: answers, state=state)  # type: ignore[assignment]
     assert submission._over() is over
+
+
+def submission(files: Path, **texts: str) -> SbatchSubmission:
+    """Of two tasks on each of two nodes, one of which is called as the other begins."""
+    page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "ranks_per_node": 2}
+    made = SbatchSubmission.__new__(SbatchSubmission)
+    made._job = LaunchJob.model_validate(page | {"command": ["x"], "style": "deepspeed"})
+    made._files = files
+    names = {"here": "gpu-1", "there": "gpu-1-2"}
+    made._names = SimpleNamespace(slurm=names)  # type: ignore[assignment]
+    made.submitted = SimpleNamespace(nodes=("here", "there"))  # type: ignore[assignment]
+    for name, text in texts.items():
+        (files / name.replace("_", "-")).write_text(text)
+    return made
+
+
+def test_what_a_node_said_is_its_own(tmp_path: Path) -> None:
+    said = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
+    made = submission(tmp_path, **said)
+    (tmp_path / "slurm.out").write_text("!")
+    assert (made._output("here"), made._output("there")) == ("ab!", "dc")
+
+
+def test_a_node_has_the_statuses_of_its_own_tasks(tmp_path: Path) -> None:
+    codes = {"code_gpu_1_0": "0", "code_gpu_1_1": "0", "code_gpu_1_2_2": "3", "code_gpu_1_2_3": ""}
+    made = submission(tmp_path, **codes)
+    assert (made._code("here", True), made._code("there", True)) == (0, 3)
+    assert made._code("there", False) == 3  # the other waits for it
+    (tmp_path / "code-gpu-1-2-2").unlink()
+    assert (made._code("there", False), made._code("there", True)) == (None, 137)
