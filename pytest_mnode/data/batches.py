@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, isclose
+from math import fsum, isclose, isfinite
 from typing import TYPE_CHECKING
 
 from pytest_mnode.data.facts import At, StepSeen, StepsSeen
@@ -94,7 +94,7 @@ def judge_batches(
                     why = _why_size(step, size, expected, ranks, accumulation)
                 text = f"{size} samples in a step, expected {expected}"
                 wrong_sizes.append((one.at, f"{text}; {why}" if why else text))
-            total = fsum(weight for _, weight in step.weights)
+            total = _total(step)
             if not isclose(total, 1, rel_tol=_SHARE):
                 why = _KEPT if kept else _why_total(total, ranks, accumulation)
                 totals.append((one.at, f"weights add up to {total:.6g}, {why}"))
@@ -149,6 +149,15 @@ def _uneven(seen: Sequence[StepsSeen]) -> list[str]:
     ]
 
 
+def _total(step: StepSeen) -> float:
+    """The sum of a step's weights; what float64 has for it where they have none."""
+    weights = [weight for _, weight in step.weights]
+    try:
+        return fsum(weights)
+    except (OverflowError, ValueError):  # too large, or of infinities that are opposed
+        return sum(weights)
+
+
 def _why_total(total: float, ranks: int, accumulation: int) -> str:
     causes = (
         (accumulation, "the loss were not divided by the micro-batches"),
@@ -180,11 +189,13 @@ def _unequal(step: StepSeen, of_all: Counter[int]) -> str:
     each = {sample: weight / max(1, of_all[sample]) for sample, weight in step.weights}
     if not each:
         return ""
+    if strange := [sample for sample, weight in each.items() if not isfinite(weight)]:
+        which = f"{strange[0]}: weight {each[strange[0]]}"
+        return f"{len(strange)} of {len(each)} samples, such as {which}"
     middle = sorted(each.values())[len(each) // 2]
     odd = {s: w for s, w in each.items() if not isclose(w, middle, rel_tol=_SHARE)}
     if not odd:
         return ""
     sample, weight = next(iter(odd.items()))
-    return (
-        f"{len(odd)} of {len(each)} samples, such as {sample}: {weight / middle:.4g} of the usual"
-    )
+    how = f"{weight / middle:.4g} of the usual" if middle else f"weight {weight:.4g}, usual 0"
+    return f"{len(odd)} of {len(each)} samples, such as {sample}: {how}"

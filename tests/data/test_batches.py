@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import pytest
 
 from pytest_mnode.data import At, GlobalBatch, judge_batches
 from pytest_mnode.data.facts import StepSeen, StepsSeen
@@ -167,3 +170,23 @@ def test_no_step_and_no_gradient_are_no_pass() -> None:
     }
     empty = failed(judge_batches("", seen([step({}, 0, 1)], [step({}, 2, 3)]), 2, 1))
     assert set(empty) == {SIZE, MEAN}
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "odd"),
+    [
+        ((math.inf, -math.inf, 0.25, 0.25), "nan", "2 of 4 samples, such as 0: weight inf"),
+        ((math.nan, 0.25, 0.25, 0.25), "nan", "1 of 4 samples, such as 0: weight nan"),
+        ((0.25, 0.25, 0.25, math.inf), "inf", "1 of 4 samples, such as 3: weight inf"),
+        ((1e308, 1e308, 1e308, 1e308), "inf", None),
+        ((0.0, 0.0, 0.0, 1.0), None, "1 of 4 samples, such as 3: weight 1, usual 0"),
+    ],
+)
+def test_weights_that_have_no_sum_are_told_not_raised(
+    weights: Sequence[float], total: str | None, odd: str | None
+) -> None:
+    of_all = step(dict(enumerate(weights)), 0, 1), step(dict(enumerate(weights)), 2, 3)
+    found = failed(judge_batches("", seen(*([one] for one in of_all)), 2, 1))
+    sums = {MEAN: f"all 2 ranks: weights add up to {total}, expected 1"} if total else {}
+    each = {ALIKE: f"all 2 ranks: in step 1 {odd}"} if odd else {}
+    assert found == sums | each
