@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from pytest_mnode.restart.lives import Life
 from pytest_mnode.train.records import EndRecord, StepRecord
@@ -31,8 +32,9 @@ class Like:
         return self.tolerance == 0 and self.same_ranks
 
     def loss(self, one: float, other: float) -> bool:
-        """Whether two losses are equal enough; what is no number never is."""
-        if self.tolerance == 0:
+        """Whether two losses are equal enough; what is no number never is, and nothing is near to
+        infinity."""
+        if self.tolerance == 0 or not (isfinite(one) and isfinite(other)):
             return one == other
         return abs(one - other) <= self.tolerance * max(abs(one), abs(other))
 
@@ -59,13 +61,13 @@ def differing(whole: Curve, cut: Curve, like: Like) -> list[Wrong]:
     losses = _Compared(
         "losses that differ",
         lambda a, b: like.loss(a.loss, b.loss),
-        lambda a, b: f"{b.loss:.9g} instead of {a.loss:.9g}",
+        lambda a, b: f"{b.loss!r} instead of {a.loss!r}",
         lambda a, b: abs(a.loss - b.loss) / (max(abs(a.loss), abs(b.loss)) or 1.0),
     )
     rates = _Compared(
         "learning rates that differ",
         lambda a, b: a.lr == b.lr,
-        lambda a, b: f"{b.lr:.9g} instead of {a.lr:.9g}",
+        lambda a, b: f"{b.lr!r} instead of {a.lr!r}",
     )
     states = _Compared("random states that differ", lambda a, b: a.rng == b.rng, lambda *_: "")
     numbers = [losses, rates, states] if like.same_ranks else [losses, rates]

@@ -173,14 +173,15 @@ def vars_of(finding: Any) -> dict[str, Any]:
             {},
             "losses that differ",
             8,
-            "rank 0 on node0 from step 9 on: 1 instead of 3.875",
+            "rank 0 on node0 from step 9 on: 1.0 instead of 3.875",
         ),
+        # To the last bit, which the text has to show.
         (
-            resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 1e-15))),
+            resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52))),
             {},
             "losses that differ",
             16,
-            "rank 0 on node0 from step 5 on",
+            "rank 0 on node0 from step 5 on: 4.375000000000001 instead of 4.375",
         ),
         (
             resumed(change=only(StepRecord, 6, 1, loss=1.0)),
@@ -357,6 +358,20 @@ def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> 
     assert "losses that differ" in verdicts(cut)
     nothing = resumed(change=only(StepRecord, 9, loss=float("nan")))
     assert "losses that differ" in verdicts(KILLED + nothing, terms=replace(TERMS, like=near))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6, 0.01])
+def test_a_loss_without_bounds_is_near_to_nothing_else(tolerance: float) -> None:
+    infinite, like = float("inf"), Like(tolerance, "relative")
+    assert not like.loss(1.0, infinite)
+    assert not like.loss(infinite, 1.0)
+    assert not like.loss(infinite, -infinite)
+    assert like.loss(infinite, infinite)
+    endless = KILLED + resumed(change=only(StepRecord, 9, loss=infinite))
+    found = verdicts(endless, terms=replace(TERMS, like=like))
+    assert "losses that differ" in found
+    culprit = vars_of(found["losses that differ"])["culprit"]
+    assert culprit.startswith("rank 0 on node0 from step 9 on: inf instead of 3.875")
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
