@@ -9,27 +9,14 @@ from pathlib import Path
 
 from pytest_mnode.probes import sysfs
 from pytest_mnode.probes.cpus import read_cpulist
+from pytest_mnode.probes.pci_kinds import MAKERS, NVIDIA, computes
 
 _HOST = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
-_DISPLAYS = ("0300", "0380")
-_ACCELERATORS = ("0302", "1200")
+_BAR = re.compile(r"0x([0-9a-f]+) 0x([0-9a-f]+) ")
 _NETWORK = "02"
 _BRIDGE = "0604"
-_MAKERS = {
-    "10de": "NVIDIA",
-    "1002": "AMD",
-    "8086": "Intel",
-    "1da3": "Habana",
-    "1d0f": "Amazon",
-    "1ae0": "Google",
-    "15b3": "Mellanox",
-    "14e4": "Broadcom",
-    "1af4": "virtio",
-    "1b36": "QEMU",
-}
-_GPU_MAKERS = ("10de", "1002")
 
 
 class Distance(StrEnum):
@@ -56,7 +43,9 @@ class PciFunction:
     the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor,
     device: four hexadecimal digits. numa_node: None where the kernel does not know (−1).
     local_cpus: as the kernel tells them; all CPUs where numa_node is None. physical_function: of
-    which it is a virtual function. Link rates are of one lane.
+    which it is a virtual function. Link rates are of one lane. boots_display: the firmware shows
+    its console there; None where not told. largest_bar_bytes: of its memory that the CPU sees at
+    most at once; None where not told.
     """
 
     address: str
@@ -73,11 +62,13 @@ class PciFunction:
     link_width: int | None
     max_link_width: int | None
     physical_function: str | None = None
+    boots_display: bool | None = None
+    largest_bar_bytes: int | None = None
 
     @property
     def maker(self) -> str | None:
         """Who made it, in words; None for an unknown vendor number."""
-        return _MAKERS.get(self.vendor or "")
+        return MAKERS.get(self.vendor or "")
 
     @property
     def is_bridge(self) -> bool:
@@ -91,13 +82,19 @@ class PciFunction:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether it computes: 3D controllers and processing accelerators, and GPUs with a display.
+        """Whether it is there for ranks to compute on."""
+        return computes(
+            self.kind,
+            self.vendor,
+            behind_bridge=bool(self.bridges),
+            boots_display=bool(self.boots_display),
+            largest_bar_bytes=self.largest_bar_bytes or 0,
+        )
 
-        A server's own display controller is none, nor one that is built into a CPU.
-        """
-        if self.kind in _DISPLAYS:
-            return self.vendor in _GPU_MAKERS or (self.vendor == "8086" and len(self.bridges) > 0)
-        return self.kind in _ACCELERATORS
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether NVIDIA made it, so that NVML tells of it where it computes."""
+        return self.vendor == NVIDIA
 
     @property
     def link_is_reduced(self) -> bool | None:
@@ -196,6 +193,7 @@ def _function(path: Path, root: Path) -> PciFunction:
     hosts = [i for i, part in enumerate(parts) if _HOST.fullmatch(part)]
     chain = sysfs.pci_addresses(parts[hosts[-1] :] if hosts else parts)
     kind = sysfs.integer(path / "class")
+    boots = sysfs.count(path / "boot_vga")
     return PciFunction(
         address=path.name,
         host=parts[hosts[-1]] if hosts else None,
@@ -211,7 +209,19 @@ def _function(path: Path, root: Path) -> PciFunction:
         link_width=_width(path / "current_link_width"),
         max_link_width=_width(path / "max_link_width"),
         physical_function=sysfs.target_name(path / "physfn"),
+        boots_display=None if boots is None else bool(boots),
+        largest_bar_bytes=_largest_bar_bytes(sysfs.text(path / "resource")),
     )
+
+
+def _largest_bar_bytes(resource: str | None) -> int | None:
+    """Of the six base address registers, a line each: first address, last, flags."""
+    sizes = [
+        int(match[2], 16) - int(match[1], 16) + 1
+        for line in (resource or "").splitlines()[:6]
+        if (match := _BAR.match(line)) and int(match[2], 16)
+    ]
+    return max(sizes, default=None)
 
 
 def _id(path: Path) -> str | None:

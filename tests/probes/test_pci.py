@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.probes.cpus import parse_cpulist as listed
 from pytest_mnode.probes.pci import Distance, full_address, read_pci
 from tests.recorded import NAMES, Recorded
-from tests.trees import AMAZON, GPU, NIC, NVIDIA, SWITCH_PORT, Tree, gpu_address, gpu_server
+from tests.trees import AMAZON, ASPEED, GPU, NIC, NVIDIA, SWITCH_PORT, Tree, gpu_address, gpu_server
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,6 +144,62 @@ def test_accelerators_of_other_makers_and_long_domains(tmp_path: Path) -> None:
     function = found.function(behind)
     assert function is not None
     assert (function.host, function.bridges) == ("pci10000:e0", ("10000:e0:06.0",))
+
+
+def _bars(*sizes: int) -> str:
+    """What `resource` says of registers of these sizes; 0: unused."""
+    zero = "0x0000000000000000 " * 2 + "0x0000000000000000"
+    lines = [
+        f"0x{1 << 40:016x} 0x{(1 << 40) + s - 1:016x} 0x{0:016x}" if s else zero for s in sizes
+    ]
+    return "\n".join(lines + [zero] * (13 - len(lines)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "vendor", "more", "computes"),
+    [
+        # A GPU that is built into a CPU, behind an internal bridge: Raphael.
+        ("0x030000", "0x1002", {"resource": _bars(256 << 20, 0, 2 << 20), "boot_vga": 0}, False),
+        # One that was given 4 GiB of memory, and shows the console.
+        ("0x030000", "0x1002", {"resource": _bars(4 << 30), "boot_vga": 1}, False),
+        ("0x030000", "0x1002", {"resource": _bars(128 << 20), "boot_vga": 1}, False),  # ES1000
+        ("0x030000", "0x1002", {}, False),
+        ("0x030000", "0x1002", {"resource": _bars(16 << 30, 0, 2 << 20), "boot_vga": 0}, True),
+        ("0x030000", "0x1002", {"resource": _bars(16 << 30)}, True),  # MI25, MI50
+        ("0x038000", "0x1002", {}, True),  # MI100, MI250
+        ("0x120000", "0x1002", {}, True),  # MI300X
+        ("0x120000", "0x1da3", {}, True),  # Gaudi
+        ("0x030200", NVIDIA, {}, True),
+        ("0x030000", NVIDIA, {"resource": _bars(256 << 20), "boot_vga": 1}, True),
+        ("0x120000", "0x10ee", {}, False),  # an FPGA: Alveo
+        ("0x120000", "0x8086", {}, False),  # an NPU of a CPU
+        ("0x030000", "0x8086", {}, True),  # behind a bridge, and so a card
+        ("0x030000", ASPEED, {}, False),
+    ],
+)
+def test_what_computes(
+    tmp_path: Path, kind: str, vendor: str, more: dict[str, str | int], computes: bool
+) -> None:
+    Tree(tmp_path).pci("pci0000:00/0000:00:08.1/0000:0b:00.0", kind, vendor, -1, "", **more)
+    [found] = read_pci(tmp_path).functions
+    assert found.is_accelerator is computes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (_bars(256 << 20, 0, 16 << 30), 16 << 30),
+        (_bars(0, 0), None),
+        ("", None),
+        ("0x0 nonsense\n", None),
+        # Behind the six registers stand the ROM, and what bridges forward.
+        (_bars(1 << 20, 0, 0, 0, 0, 0, 1 << 40), 1 << 20),
+    ],
+)
+def test_how_much_memory_a_function_shows(tmp_path: Path, text: str, size: int | None) -> None:
+    Tree(tmp_path).pci("pci0000:00/0000:00:01.0", GPU, NVIDIA, resource=text)
+    [found] = read_pci(tmp_path).functions
+    assert found.largest_bar_bytes == size
 
 
 @pytest.mark.parametrize(
