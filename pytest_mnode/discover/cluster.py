@@ -8,8 +8,9 @@ from typing import Generic, TypeVar
 
 from pytest_mnode.discover.agreeing import Agreed, agreed, where
 from pytest_mnode.discover.facts import Networks, NetworkSeen, NodeLook, Seen, Sight
-from pytest_mnode.discover.networks import networks_of, shared_addresses
+from pytest_mnode.discover.networks import networks_of
 from pytest_mnode.discover.page import Entry
+from pytest_mnode.discover.sharing import shared_addresses
 
 V = TypeVar("V", bound=Hashable)
 CONFIRM = "Confirm against what was bought"

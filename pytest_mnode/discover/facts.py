@@ -19,7 +19,7 @@ class Nic:
 
     up: set up and with a carrier; None where not told. rate_mbits_s: what its driver says, or the
     queue of an emulated link; None of a virtual one that nothing shapes. part_of: the bond or
-    bridge that it is bound into.
+    bridge that it is bound into. wires: interfaces with a device below it, itself where it has one.
     """
 
     __pydantic_config__ = _STRICT
@@ -35,6 +35,7 @@ class Nic:
     addresses: tuple[str, ...]
     rdma_devices: tuple[str, ...]
     numa_node: int | None
+    wires: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,9 @@ class NetworkSeen:
     """A network as one node shows it.
 
     interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
-    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none;
-    None where not told, or they differ. addressed: they have IP addresses. why: how it was told
+    one NIC; None where not told. mtu_bytes: of the interfaces, or of RDMA ports that have none, on
+    InfiniBand none with an address; None where not told, or they differ. addressed: they have IP
+    addresses. why: how it was told
     from others. aside: what was taken for no part of it, with the reason.
     """
 

@@ -133,6 +133,7 @@ def nics(
                 addresses=tuple(addresses.get(one.name, ())),
                 rdma_devices=tuple(devices.get(one.name, ())),
                 numa_node=one.numa_node,
+                wires=netdev.physical_below(one, known),
             )
         )
     return tuple(told)

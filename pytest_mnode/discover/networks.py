@@ -5,7 +5,6 @@ A guess from what is there, told with its reason; the operator knows better.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -18,6 +17,7 @@ from pytest_mnode.discover.facts import (
     RdmaPort,
     Seen,
 )
+from pytest_mnode.discover.sharing import one_a_wire
 from pytest_mnode.preflight.datagrams import usable
 
 T = TypeVar("T")
@@ -37,18 +37,6 @@ def networks_of(node: Seen, shared: frozenset[str] = frozenset()) -> Networks:
     covered = _covered(look, fabric)
     management = _management(node, look, covered)
     return Networks(fabric, management, "", _no_management(node, look, covered, management))
-
-
-def shared_addresses(nodes: Iterable[Seen]) -> frozenset[str]:
-    """Addresses that more than one node has: those of containers' bridges, or of one machine."""
-    counted = Counter(
-        address
-        for node in nodes
-        for address in {
-            a for nic in (node.look.nics if node.look else None) or () for a in nic.addresses
-        }
-    )
-    return frozenset(address for address, count in counted.items() if count > 1)
 
 
 def has_accelerators(look: NodeLook) -> bool:
@@ -89,13 +77,16 @@ def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
         if p not in chosen
     ]
     own = _nics_of(look, chosen)
+    addressed = bool(own) and all(usable(nic.addresses) for nic in own)
+    # Nobody sets the MTU of IP over InfiniBand right where nobody uses it.
+    sized = own if addressed or kind != "infiniband" else []
     return NetworkSeen(
         kind=kind,
         interfaces=tuple(dict.fromkeys(port.device for port in chosen)),
         nics=len(chosen),
         rate_mbits_s=None if rate is None else rate * 1e3,
-        mtu_bytes=_only([nic.mtu_bytes for nic in own] or [port.mtu_bytes for port in chosen]),
-        addressed=bool(own) and all(usable(nic.addresses) for nic in own),
+        mtu_bytes=_only([nic.mtu_bytes for nic in sized] or [port.mtu_bytes for port in chosen]),
+        addressed=addressed,
         why=f"RDMA ports that are ACTIVE{how}",
         aside=tuple(aside),
         gid_types=tuple(sorted({t for port in chosen for t in port.gid_types})),
@@ -109,8 +100,11 @@ def _kind(port: RdmaPort) -> Kind | None:
 
 
 def _carries(port: RdmaPort, node: Seen, look: NodeLook) -> bool:
-    """Whether a port's interface has the address for control."""
-    return any(node.address in nic.addresses for nic in _nics_of(look, [port]))
+    """Whether a port's interface has the address for control, or what is made of it."""
+    names = {port_nic.name for port_nic in _nics_of(look, [port])}
+    return any(
+        node.address in nic.addresses and names & {nic.name, *nic.wires} for nic in look.nics or ()
+    )
 
 
 def _nics_of(look: NodeLook, ports: Sequence[RdmaPort]) -> list[Nic]:
@@ -119,7 +113,7 @@ def _nics_of(look: NodeLook, ports: Sequence[RdmaPort]) -> list[Nic]:
 
 
 def _ethernet_fabric(node: Seen, look: NodeLook, shared: frozenset[str]) -> NetworkSeen | None:
-    links = _links(look, shared)
+    links, doubled = one_a_wire(_links(look, shared), node.address)
     others, control = _apart(links, [nic for nic in links if node.address in nic.addresses])
     best = max((nic.rate_mbits_s for nic in links if nic.rate_mbits_s), default=None)
     fastest = [nic for nic in links if best is not None and nic.rate_mbits_s == best]
@@ -132,6 +126,7 @@ def _ethernet_fabric(node: Seen, look: NodeLook, shared: frozenset[str]) -> Netw
     if not chosen:
         return None
     aside = [f"{nic.name} is as fast, and has the address for control" for nic in spared]
+    aside += doubled
     if not has_accelerators(look):
         aside += [
             f"{port.device} could do RDMA, and ranks without accelerators speak TCP"
@@ -169,11 +164,11 @@ def _links(look: NodeLook, shared: frozenset[str]) -> list[Nic]:
 
 
 def _covered(look: NodeLook, fabric: NetworkSeen) -> tuple[str, ...]:
-    """Interfaces of a fabric, those of its RDMA devices too."""
-    names = set(fabric.interfaces)
-    return tuple(
-        nic.name for nic in look.nics or () if nic.name in names or names & set(nic.rdma_devices)
-    )
+    """Interfaces of a fabric, those of its RDMA devices too, and what is on the same wires."""
+    names, nics = set(fabric.interfaces), look.nics or ()
+    own = [nic for nic in nics if nic.name in names or names & set(nic.rdma_devices)]
+    wires = {wire for nic in own for wire in nic.wires}
+    return tuple(nic.name for nic in nics if nic in own or wires & set(nic.wires))
 
 
 def _management(node: Seen, look: NodeLook, covered: Sequence[str]) -> NetworkSeen | None:

@@ -86,21 +86,36 @@ def rests_on_hardware(interface: Interface, known: Mapping[str, Interface]) -> b
     Only then its speed says something: veth and tunnels tell one whatever they carry. Of a bridge
     one such port is enough. known: all interfaces by name.
     """
+    found, bare = _below(interface, known)
+    return bool(found) and (not bare or interface.kind is Kind.BRIDGE)
+
+
+def physical_below(interface: Interface, known: Mapping[str, Interface]) -> tuple[str, ...]:
+    """Names of those with a device that are below it, itself where it has one.
+
+    What has the same below it shares a wire. known: all interfaces by name.
+    """
+    return tuple(sorted(_below(interface, known)[0]))
+
+
+def _below(interface: Interface, known: Mapping[str, Interface]) -> tuple[set[str], bool]:
+    """Interfaces with a device that are below one, and whether there are others with none."""
     waiting, seen, bare = [interface.name], set[str](), False
-    found = False
+    found = set[str]()
     while waiting:
         one = known.get(waiting.pop())
         if one is None or one.name in seen:
             continue
         seen.add(one.name)
         below = [n for n in (*one.slaves, one.parent) if n in known and n not in seen]
-        if one.kind in (Kind.PHYSICAL, Kind.IPOIB):
-            found = True
+        child = one.kind is Kind.IPOIB and one.parent in known  # it has its parent's device
+        if one.kind in (Kind.PHYSICAL, Kind.IPOIB) and not child:
+            found.add(one.name)
         elif below:
             waiting += [str(name) for name in below]
         else:
             bare = True
-    return found and (not bare or interface.kind is Kind.BRIDGE)
+    return found, bare
 
 
 def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:

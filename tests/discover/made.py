@@ -26,6 +26,7 @@ def nic(name: str, address: str = "", **changes: Any) -> Nic:
         addresses=(address,) if address else (),
         rdma_devices=(),
         numa_node=0,
+        wires=(name,),
     )
     return replace(one, **changes)
 

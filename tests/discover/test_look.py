@@ -16,6 +16,7 @@ from pytest_mnode.discover.mounts import shared_mounts
 from pytest_mnode.discover.verbs import parse_active_mtus
 from pytest_mnode.preflight.facts import decode, encode
 from tests.recorded import NAMES, Recorded
+from tests.trees import NIC, Tree
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,6 +51,27 @@ def test_veth_tells_no_rate_of_its_own(recorded: Recorded) -> None:
     assert {one.rate_mbits_s for one in seen.nics if one.kind == "virtual"} == {None}
     [shaped] = [n for n in nics(recorded("numa1-veth-rxe"), {}, {"veth0": 200.0}) if n.shaped]
     assert (shaped.name, shaped.rate_mbits_s) == ("veth0", 200)
+
+
+def test_what_is_made_of_a_nic_tells_of_it(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for i, name in enumerate(("eth0", "eth1")):
+        path = f"pci0000:00/0000:00:0{i + 1}.0"
+        tree.pci(path, NIC, "0x15b3", 0, "0")
+        tree.interface(name, path, speed=100000)
+    for name in ("eth1.100", "vlan300"):
+        tree.interface(name, speed=100000)
+        tree.link(f"sys/devices/virtual/net/{name}/lower_eth1", "sys/class/net/eth1")
+    addresses = {
+        "eth0": ("10.1.0.1",),
+        "eth1.100": ("10.2.0.1",),
+        "vlan300": ("10.3.0.1",),
+    }
+    found = nics(tmp_path, addresses, {})
+    assert {one.name: one.wires for one in found} == {
+        "eth0": ("eth0",),
+        **dict.fromkeys(("eth1", "eth1.100", "vlan300"), ("eth1",)),
+    }
 
 
 def test_recorded_machines_side_by_side_differ(recorded: Recorded) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pytest_mnode.discover.facts import Networks, Nic, RdmaPort, Seen
-from pytest_mnode.discover.networks import networks_of, shared_addresses
+from pytest_mnode.discover.facts import Networks, NetworkSeen, Nic, RdmaPort, Seen
+from pytest_mnode.discover.networks import networks_of
+from pytest_mnode.discover.sharing import shared_addresses
 from tests.discover.made import (
     LOOK,
     efa_node,
@@ -149,6 +151,82 @@ def test_which_interface_it_is(
     assert fabric is not None
     assert fabric.interfaces == chosen
     assert fabric.rate_mbits_s == rate
+
+
+def on(wires: str, name: str, address: str = "", **changes: Any) -> Nic:
+    """What is made of other interfaces: a VLAN, a macvlan, a bond."""
+    made = {"kind": "virtual", "rate_mbits_s": 100_000.0, **changes}
+    return nic(name, address, wires=tuple(wires.split()), **made)
+
+
+def test_what_is_made_of_one_nic_is_one_nic() -> None:
+    nics = (
+        nic("eth0", CONTROL),
+        nic("eth1", rate_mbits_s=100_000.0),
+        on("eth1", "eth1.100", "10.2.0.1"),
+        on("eth1", "eth1.200", "10.3.0.1"),
+        on("eth1", "vlan300", "10.4.0.1"),
+    )
+    fabric = seen_with(nics).fabric
+    assert fabric is not None
+    assert (fabric.interfaces, fabric.nics) == (("eth1.100",), 1)
+    assert "eth1.200 is on the wire of eth1.100" in fabric.aside
+    assert "vlan300 is on the wire of eth1.100" in fabric.aside
+
+
+def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
+    made = on("eth1", "a100", "10.3.0.1")
+    fabric = seen_with((made, nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))).fabric
+    assert fabric is not None
+    assert fabric.interfaces == ("eth1",)
+    assert fabric.aside == ("a100 is on the wire of eth1",)
+
+
+def test_one_wire_is_not_two_networks() -> None:
+    both = ("bond0", CONTROL, "bond0.200", "10.3.0.1")
+    for control, its, other, address in (both, ("bond0.200", CONTROL, "bond0", "10.3.0.1")):
+        nics = (on("eth0 eth1", control, its), on("eth0 eth1", other, address))
+        for order in (nics, nics[::-1]):
+            networks = seen_with(order)
+            assert networks.fabric is not None
+            assert networks.fabric.interfaces == (control,)
+            assert networks.fabric.aside == (f"{other} is on the wire of {control}",)
+            assert networks.management is None
+            assert "has the address for control too" in networks.no_management
+
+
+def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
+    nics = tuple(nic(f"eth{i}", rdma_devices=(f"mlx5_{i}",)) for i in range(3))
+    nics += (on("eth0", "eth0.7", CONTROL),)
+    ports = tuple(port(f"mlx5_{i}", link_layer="Ethernet", netdevs=(f"eth{i}",)) for i in range(3))
+    networks = seen_with(nics, ports, accelerators=2)
+    assert networks.fabric is not None
+    assert networks.fabric.interfaces == ("mlx5_1", "mlx5_2")
+    assert networks.management is not None
+    alone = seen_with(nics, ports[:1], accelerators=2)
+    assert alone.fabric is not None
+    assert alone.fabric.interfaces == ("mlx5_0",)
+    assert alone.management is None
+    assert alone.no_management == "eth0.7 of the fabric has the address for control too"
+
+
+@pytest.mark.parametrize("shown", [2044, 4092])
+def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) -> None:
+    def fabric(*addresses: str) -> NetworkSeen:
+        nics = tuple(
+            nic(f"ib{i}", address, kind="ipoib", up=bool(address), mtu_bytes=shown)
+            for i, address in enumerate(addresses)
+        )
+        ports = tuple(port(f"mlx5_{i}", netdevs=(f"ib{i}",)) for i in range(2))
+        found = seen_with((nic("eno1", CONTROL), *nics), ports, accelerators=2).fabric
+        assert found is not None
+        return found
+
+    assert fabric("", "").mtu_bytes == 4096
+    assert fabric("10.2.0.1", "").mtu_bytes == 4096
+    assert fabric("10.2.0.1", "10.2.1.1").mtu_bytes == shown
+    assert fabric("10.2.0.1", "10.2.1.1").addressed
+    assert not fabric("10.2.0.1", "").addressed
 
 
 @pytest.mark.parametrize(

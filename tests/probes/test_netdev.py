@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.probes.netdev import Interface, Kind, read_interfaces, rests_on_hardware
+from pytest_mnode.probes.netdev import (
+    Interface,
+    Kind,
+    physical_below,
+    read_interfaces,
+    rests_on_hardware,
+)
 from tests.recorded import NAMES, Recorded
 from tests.trees import NIC, Tree, gpu_server
 
@@ -138,3 +144,23 @@ def test_speeds_are_believed_of_what_rests_on_hardware(tmp_path: Path) -> None:
     known = _interfaces(tree.root)
     real = {name for name, one in known.items() if rests_on_hardware(one, known)}
     assert real == {"ens0", "ens1", "bond0", "bond0.100", "vxlan7", "br0"}
+    assert {name: physical_below(one, known) for name, one in known.items()} == {
+        "ens0": ("ens0",),
+        "ens1": ("ens1",),
+        "bond0": ("ens0", "ens1"),
+        "bond0.100": ("ens0", "ens1"),
+        "vxlan7": ("ens0",),
+        "br0": ("ens1",),
+        **dict.fromkeys(("vlan9", "veth0", "br1", "bond1", "lo"), ()),
+    }
+
+
+def test_a_child_of_ipoib_is_on_the_port_of_its_parent(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    nic = "pci0000:00/0000:00:01.0"
+    tree.pci(nic, "0x020700", "0x15b3", 0, "0")
+    for name in ("ib0", "ib0.8001"):
+        tree.interface(name, nic, type=32)
+    known = _interfaces(tree.root)
+    assert physical_below(known["ib0.8001"], known) == ("ib0",)
+    assert rests_on_hardware(known["ib0.8001"], known)
