@@ -328,6 +328,36 @@ def test_what_a_job_left_is_told_by_node_and_start(tmp_path: Path) -> None:
     assert traces.output("node9", 1, False) == ""
 
 
+def test_what_is_not_there_yet_is_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS remembers for half a minute that a name was not there; a directory it reads anew."""
+    asked: list[str] = []
+    read, there = Path.read_text, Path.exists
+
+    def noted(path: Path, *args: Any, **options: Any) -> str:
+        asked.append(path.name)
+        return read(path, *args, **options)
+
+    def looked(path: Path) -> bool:
+        asked.append(path.name)
+        return there(path)
+
+    monkeypatch.setattr(Path, "read_text", noted)
+    monkeypatch.setattr(Path, "exists", looked)
+    traces = Traces(tmp_path)
+    for _ in range(2):
+        assert traces.running(NODES, 0) == list(NODES)
+        assert traces.told(NODES, 0) == {}
+        assert traces.output("node0", 1, True) == ""
+    assert asked == []
+    files.write_status(tmp_path, "node0", 0, WELL)
+    files.log_of(tmp_path, "node0", 0).write_text("a\n")
+    assert traces.running(NODES, 0) == ["node1"]
+    assert traces.output("node0", 1, True) == "a\n"
+    assert asked == ["node0.0.status", "node0.0"]
+
+
 def test_far_programs_do_without_torch_and_pytest() -> None:
     code = (
         "import sys, pytest_mnode.job.slurm.lead, pytest_mnode.job.slurm.onnode\n"

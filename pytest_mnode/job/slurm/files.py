@@ -8,11 +8,15 @@ The directory is one that all nodes see. In it, for start number R of the job, f
     NODE.R.told     "PID TIME": torchrun was told to end (SIGTERM), by the node's clock
     NODE.R.status   how torchrun ended there
     slurm.out       what Slurm, and the job's own programs, have to say
+
+Whoever waits for a file reads the directory, and opens only what it lists: NFS remembers of a name
+that was looked up in vain that it is not there, for half a minute and more.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,10 +103,8 @@ def write_status(directory: Path, node: str, requeue: int, status: Status) -> No
 
 def read_status(directory: Path, node: str, requeue: int) -> Status | None:
     """None where it has not ended, or went with its node."""
-    try:
-        return Status(**json.loads((directory / f"{node}.{requeue}.status").read_text()))
-    except FileNotFoundError:
-        return None
+    text = read(directory, f"{node}.{requeue}.status")
+    return None if text is None else Status(**json.loads(text))
 
 
 def write_told(directory: Path, node: str, requeue: int, pid: int, time_s: float) -> None:
@@ -112,16 +114,23 @@ def write_told(directory: Path, node: str, requeue: int, pid: int, time_s: float
 
 def read_told(directory: Path, node: str, requeue: int) -> tuple[int, float] | None:
     """(pid of torchrun, when it was told to end); None: it was not."""
-    try:
-        pid, at = (directory / f"{node}.{requeue}.told").read_text().split()
-    except FileNotFoundError:
+    text = read(directory, f"{node}.{requeue}.told")
+    if text is None:
         return None
+    pid, at = text.split()
     return int(pid), float(at)
 
 
 def log_of(directory: Path, node: str, requeue: int) -> Path:
     """What the job printed on a node."""
     return directory / f"{node}.{requeue}"
+
+
+def read(directory: Path, name: str) -> str | None:
+    """A file's text; None where the directory does not list it."""
+    with os.scandir(directory) as entries:
+        there = any(entry.name == name for entry in entries)
+    return (directory / name).read_text(errors="replace") if there else None
 
 
 def _write(path: Path, text: str) -> None:

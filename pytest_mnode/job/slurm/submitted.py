@@ -14,20 +14,13 @@ from typing import TYPE_CHECKING
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.job.described import Job, JobResult
 from pytest_mnode.job.launched import POLL_S, LaunchedJob
-from pytest_mnode.job.slurm import files
-from pytest_mnode.job.slurm.following import (
-    Change,
-    Course,
-    changes,
-    never_starts,
-    why_over,
-    why_requeued,
-)
+from pytest_mnode.job.slurm import files, following
+from pytest_mnode.job.slurm.following import Change, Course, changes, never_starts
 from pytest_mnode.job.slurm.losses import Losses
 from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.job.slurm.queued import LOOK_S, Queued
 from pytest_mnode.job.slurm.request import Request, submitting
-from pytest_mnode.job.slurm.traces import Traces
+from pytest_mnode.job.slurm.traces import Late, Traces
 from pytest_mnode.slurm import JobState, Slurm
 from pytest_mnode.world.messages import RUN
 
@@ -59,6 +52,7 @@ class SubmittedJob(LaunchedJob):
         self._noted: set[tuple[str, str, int]] = set()
         self._result: JobResult | None = None
         self._looked_at = -LOOK_S
+        self._late = Late()
 
     @classmethod
     def start(
@@ -181,7 +175,7 @@ class SubmittedJob(LaunchedJob):
         self._end()
         return self._finish(why)
 
-    def _came_to_its_end(self, state: JobState | None) -> JobResult:
+    def _came_to_its_end(self, state: JobState | None) -> JobResult | None:
         self._note_ended()
         self._note_lost()
         course, found = changes(self._course, state) if state is not None else (self._course, [])
@@ -189,7 +183,10 @@ class SubmittedJob(LaunchedJob):
             self._note_changes(course, found, state)
             self._note_ended()
             self._note_lost()
-        why = why_over(state, self._losses.lost, self._told())
+        silent = self._traces.running(self.nodes, self._course.requeue)
+        if state is not None and state.state == "COMPLETED" and self._late.may_come(silent):
+            return None
+        why = following.why_over(state, self._losses.lost, self._told())
         return self._finish(why and f"{why}, after {self._requeue} requeues")
 
     def _note_changes(self, course: Course, found: list[Change], state: JobState) -> None:
@@ -200,7 +197,10 @@ class SubmittedJob(LaunchedJob):
                 self._preempted = False
                 self._note("started", detail=", ".join(change.nodes))
             else:
-                self._note("requeued", detail=why_requeued(self._losses.lost, self._told(), state))
+                self._note(
+                    "requeued",
+                    detail=following.why_requeued(self._losses.lost, self._told(), state),
+                )
                 self._losses.requeued()
         self._course = course
 

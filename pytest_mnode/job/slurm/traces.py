@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,22 @@ from pytest_mnode.job.slurm import files
 
 LOST = 128 + 9
 """Exit status of torchrun where its node went, or Slurm killed it, before it could say one."""
+
+LATE_S = 35.0
+"""How long what one machine wrote may not be seen on another: NFS looks anew after 30 s."""
+
+
+class Late:
+    """What is not to be seen yet of nodes on which, in the scheduler's word, all ended well."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def may_come(self, silent: Sequence[str]) -> bool:
+        """Whether to look again for what these nodes have to say."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return bool(silent) and now - self._since < LATE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,6 @@ class Traces:
 
     def output(self, node: str, requeue: int, first: bool) -> str:
         """What a node printed in all starts up to this one; the first one also what Slurm said."""
-        logs = [files.log_of(self.directory, node, number) for number in range(requeue + 1)]
-        logs += [self.directory / files.OUTPUT] if first else []
-        return "".join(path.read_text(errors="replace") for path in logs if path.exists())
+        logs = [files.log_of(self.directory, node, number).name for number in range(requeue + 1)]
+        logs += [files.OUTPUT] if first else []
+        return "".join(files.read(self.directory, name) or "" for name in logs)
