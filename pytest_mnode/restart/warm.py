@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from pytest_mnode.train.config import JobConfig
+from pytest_mnode.train.config import CUBLAS, REPEATABLE, JobConfig
 from pytest_mnode.world.contract import World
 
 
@@ -23,6 +23,10 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic)
+    # Without it torch refuses to multiply deterministically on accelerators.
+    pinned = CUBLAS in os.environ or not config.deterministic
+    if not pinned:
+        os.environ[CUBLAS] = REPEATABLE
     try:
         trainer = Trainer(config, world, device_of(config, world.local_rank))
         trainer.resume()
@@ -35,6 +39,8 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
         trainer.close()
     finally:
         torch.use_deterministic_algorithms(before)
+        if not pinned:
+            del os.environ[CUBLAS]
     return values if world.rank == 0 else None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.train import EXIT_PREEMPTED
-from pytest_mnode.train.config import JobConfig
+from pytest_mnode.train.config import CUBLAS, REPEATABLE, JobConfig
 
 USAGE = "usage: python -m pytest_mnode.train CONFIG.json, started by torchrun"
 
@@ -41,8 +41,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(USAGE)
     config = JobConfig.read(argv[0])
     stop = Stop()
-    # Read by cuBLAS when it starts: without it torch refuses to multiply deterministically.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault(CUBLAS, REPEATABLE)
 
     import torch
     import torch.distributed as dist

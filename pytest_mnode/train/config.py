@@ -14,6 +14,9 @@ from pytest_mnode.errors import UsageError
 PARALLEL = ("ddp", "fsdp2")
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("auto", "accelerator", "cpu")
+CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""Read by cuBLAS when it starts: without it torch refuses to multiply deterministically. Source:
+cuBLAS library documentation, "Results Reproducibility"."""
 
 _MOST = (1 << 63) - 1
 _LEAST = {

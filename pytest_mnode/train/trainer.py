@@ -71,7 +71,9 @@ class Trainer:
         self.feed = Feed(config, self.rank, self.ranks, device)
         self._settle()
         seed_all(config.seed, 1 + self.rank)  # dropout differs by rank
-        self.records = RecordFile(config.records, self.rank, self.ranks, place.node)
+        # A run without checkpoints is none that goes on after its node is gone; it may be timed.
+        stored = config.checkpoint_every > 0
+        self.records = RecordFile(config.records, self.rank, self.ranks, place.node, stored)
         self.store: Store | None = None
         if config.checkpoint_every:
             self.store = Store(config.checkpoints, keep=config.keep)

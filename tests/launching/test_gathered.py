@@ -19,6 +19,15 @@ PROGRAM = Path(__file__).parents[2] / "fixtures" / "jobs" / "contract.py"
 LIMIT_S = 5.0
 
 
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no ::1 on this machine")
+
+
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
     spec = importlib.util.spec_from_file_location("job_contract", PROGRAM)
@@ -104,3 +113,30 @@ def test_a_number_that_came_twice_shows(program: ModuleType) -> None:
         one.sendall(b"1\n")
         two.sendall(b"1\n")
         assert rank0.ended() == {"size": 3, "sum": 5, "ranks": [0, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1", True),
+        pytest.param("::1", True, marks=IPV6),
+        ("localhost", True),
+        ("192.0.2.1", False),  # for documentation: nobody has it
+        ("2001:db8::1", False),
+        ("no.such.host.invalid", None),
+        (None, None),
+    ],
+)
+def test_whether_an_address_is_of_this_node(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str | None, here: bool | None
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    if address is not None:
+        monkeypatch.setenv("MASTER_ADDR", address)
+    assert program.master_is_here() is here
+
+
+@IPV6
+def test_rank_0_listens_at_an_address_of_ipv6(program: ModuleType) -> None:
+    until = time.monotonic() + LIMIT_S
+    assert program.gather(("::1", 0), 1, until, LIMIT_S) == {"size": 1, "sum": 1, "ranks": [0]}

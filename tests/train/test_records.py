@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -63,6 +64,37 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     file.close()
     assert read_records(tmp_path / "run") == ALL
     assert read_records(tmp_path / "run" / "records") == ALL
+
+
+def test_each_record_is_stored_before_the_next_thing_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: stored.append(os.fstat(fd).st_size))
+    file = _file(tmp_path)
+    sizes = []
+    for record in ALL:
+        file.append(record)
+        sizes.append((tmp_path / "rank1.jsonl").stat().st_size)
+    file.close()
+    assert stored == sizes
+    file = RecordFile(tmp_path, rank=2, world_size=4, stored=False)
+    file.append(END)
+    file.close()
+    assert stored == sizes
+
+
+def test_a_server_that_does_not_store_a_record_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(fd: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    file = _file(tmp_path)
+    with pytest.raises(MnodeError, match="rank 1: no record written: Disk quota exceeded"):
+        file.append(END)
+    file.close()
 
 
 def test_losses_are_written_to_the_last_bit() -> None:
