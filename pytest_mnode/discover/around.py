@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pytest_mnode.discover.agreeing import named
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
 from pytest_mnode.discover.page import Entry, mapped, scalar
 
+_MOST_SOURCES = 3
+
 
 def storage(cluster: Cluster) -> Entry:
     """File systems that all nodes mount, for the operator to say what is kept where."""
-    mounts: dict[tuple[str, str, str], list[str]] = {}
+    # By path and kind: file servers spread nodes over their addresses.
+    mounts: dict[tuple[str, str], dict[str, str]] = {}
     for node in cluster.nodes:
         for mount in look_of(node).mounts or ():
-            mounts.setdefault((mount.path, mount.kind, mount.source), []).append(node.name)
-    for (path, kind, source), having in mounts.items():
+            mounts.setdefault((mount.path, mount.kind), {})[node.name] = mount.source
+    for place, having in mounts.items():
         if lacking := [node.name for node in cluster.nodes if node.name not in having]:
-            mounted = f"{path} ({kind} {source}) is mounted on {named(having)}"
+            mounted = f"{_mounted(*place, having)} is mounted on {named(list(having))}"
             cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
     shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
     if not shared:
         why = "Left out: no file system of the network is mounted on all nodes."
         form = "{datasets: /data, checkpoints: /checkpoints}"
         return Entry("storage", form, why, left_out=True, gap=True)
-    seen = "; ".join(f"{path} ({kind} {source})" for path, kind, source in shared)
+    seen = "; ".join(_mounted(*place, mounts[place]) for place in shared)
     why = (
         f"Left out, since nothing says what is kept where. Mounted on all nodes: {seen}. Name "
         "paths there, uncomment, and promise storage: {} under criteria.preflight."
@@ -30,6 +35,15 @@ def storage(cluster: Cluster) -> Entry:
     first = scalar(shared[0][0])
     form = mapped({"datasets": first, "checkpoints": first})
     return Entry("storage", form, why, left_out=True, gap=True)
+
+
+def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:
+    """A file system in words. having: its source by node."""
+    sources = list(dict.fromkeys(having.values()))
+    if len(sources) == 1:
+        return f"{path} ({kind} {sources[0]})"
+    of = f"{len(sources)} sources: {named(sources, _MOST_SOURCES)}"
+    return f"{path} ({kind} from {of}; see that they are one file system)"
 
 
 def scheduled(cluster: Cluster) -> bool:

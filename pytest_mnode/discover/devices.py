@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_mnode.discover.around import scheduled
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
 from pytest_mnode.discover.facts import Accelerators, NodeLook
 from pytest_mnode.discover.page import Entry, scalar
@@ -15,9 +16,11 @@ from pytest_mnode.spec.quantity import SIZE
 def accelerators(cluster: Cluster) -> Entry:
     """How many of which kind each node has, as most nodes show it."""
     count = cluster.of("accelerators", _count)
-    if count.value is None:
+    if count.value is None or isinstance(count.value, str):
         cluster.missing.append("accelerators.per_node")
-        why = f"FILL IN per_node, and uncomment: {count.seen}."
+        hint = "; ask for them with --gpus-per-node" if scheduled(cluster) else ""
+        seen = f"{count.value}{hint}. {count.seen}" if count.value else count.seen
+        why = f"FILL IN per_node, and uncomment: {seen}."
         return Entry("accelerators", "{per_node: 8}", why, left_out=True, gap=True)
     if not count.value:
         seen = f"None, by NVML or on PCI: {count.seen}. {CONFIRM}."
@@ -42,11 +45,20 @@ def told_of(cluster: Cluster) -> list[Accelerators]:
     return [told for node in cluster.nodes if (told := look_of(node).accelerators) is not None]
 
 
-def _count(look: NodeLook) -> int | None:
+def _count(look: NodeLook) -> int | str | None:
+    """How many; in words where NVML shows fewer than there are, for either number may be meant.
+
+    A process in a job sees those that the job was given; one that fell off its bus nobody sees.
+    """
     told = look.accelerators
     if told is None:
         return None
-    return told.on_pci if told.models is None else len(told.models)
+    if told.models is None:
+        return told.on_pci
+    shown = len(told.models)
+    if shown < told.nvidia_on_pci:
+        return f"NVML shows {shown} of {told.nvidia_on_pci} on PCI"
+    return shown or told.on_pci
 
 
 def _of_all(name: str) -> Callable[[NodeLook], Any]:
@@ -61,7 +73,7 @@ def _of_all(name: str) -> Callable[[NodeLook], Any]:
 
 def _told_by(cluster: Cluster) -> str:
     told = told_of(cluster)
-    if all(one.models is not None for one in told):
+    if all(one.models for one in told):
         return "by NVML"
     makers = sorted({maker for one in told for maker in one.makers})
     return f"on PCI ({', '.join(makers) or 'of unknown make'})"
@@ -70,8 +82,8 @@ def _told_by(cluster: Cluster) -> str:
 def _why_mute(cluster: Cluster) -> str:
     for node in cluster.nodes:
         told = look_of(node).accelerators
-        if told is not None and told.models is None and told.why:
-            return f"{node.name}: {told.why}"
+        if told is not None and not told.models:
+            return f"{node.name}: {told.why or 'NVML shows none'}"
     return "those of a node, or of several, differ"
 
 

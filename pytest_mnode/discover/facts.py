@@ -66,13 +66,15 @@ class RdmaPort:
 class Accelerators:
     """Accelerators of a node.
 
-    on_pci: how many PCI shows, of which makers. models, memory_bytes, ecc, persistence: of each, as
-    NVML says; None where it could not be asked, for the reason in `why`. numa_nodes: beside which
-    each is, by PCI.
+    on_pci: how many PCI shows, of which makers. nvidia_on_pci: those of NVIDIA, without virtual
+    functions of others. models, memory_bytes, ecc, persistence: of each that NVML tells of, which
+    may be those of a job alone; None where it could not be asked, for the reason in `why`.
+    numa_nodes: beside which each is, by PCI.
     """
 
     __pydantic_config__ = _STRICT
     on_pci: int
+    nvidia_on_pci: int
     makers: tuple[str, ...]
     why: str
     models: tuple[str | None, ...] | None

@@ -187,6 +187,7 @@ def accelerators(root: Path, tree: pci.PciTree | None, *, running: bool) -> Acce
     each = told.found
     return Accelerators(
         on_pci=len(on_pci),
+        nvidia_on_pci=sum(one.is_nvidia and one.physical_function is None for one in on_pci),
         makers=tuple(dict.fromkeys(one.maker or f"vendor {one.vendor}" for one in on_pci)),
         why=told.why,
         models=None if each is None else tuple(one.name for one in each),

@@ -7,8 +7,9 @@ from pathlib import Path
 from pytest_mnode.discover.facts import SharedMount
 
 _NETWORK_FILE_SYSTEMS = (
-    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "9p"),
-    *("pvfs2", "orangefs", "panfs", "daos", "afs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs"),
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "smb3"),
+    *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs"),
+    *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs"),
 )
 
 

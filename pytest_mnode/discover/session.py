@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from pytest_mnode.discover.page import printable
 from pytest_mnode.errors import ClusterError, MnodeError, SpecError, UsageError
 from pytest_mnode.marks import FEWEST_NODES
 from pytest_mnode.options import Settings
-from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.spec import Spec, doubts, load_spec
 
 if TYPE_CHECKING:
     from pytest_mnode.run import Run
@@ -30,8 +30,8 @@ FLAG = "--mnode-discover"
 class Discovery:
     """pytest plugin: collects nothing, looks at the nodes of a run, and writes a page.
 
-    The session ends with 0 where every node showed what it has and nothing is left to fill in,
-    else with 1; with pytest's usage error where there is no page.
+    The session ends with 0 where every node showed what it has, nothing is left to fill in and
+    nothing of the page is doubtful, else with 1; with pytest's usage error where there is no page.
     """
 
     def __init__(self, run: Run) -> None:
@@ -81,12 +81,29 @@ class Discovery:
         elif not page.missing:
             tried = [f"It cannot be loaded as it stands: {refused}"]
         write_new(self._file, page.text(tried))
-        self._complete = spec is not None and not sight.silent and not page.unread
-        return summary(self._file, sight, page, kept, refused)
+        doubtful = [] if spec is None else doubts_but_unconfirmed(spec)
+        self._complete = complete(spec, sight, page, doubtful)
+        return summary(self._file, sight, page, kept, refused, doubtful=doubtful)
+
+
+def doubts_but_unconfirmed(spec: Spec) -> list[str]:
+    """What else is doubtful of a page than that nobody has confirmed it."""
+    return doubts(spec.model_copy(update={"confirmed": True}))
+
+
+def complete(spec: Spec | None, sight: Sight, page: Draft, doubtful: Sequence[str]) -> bool:
+    """Whether a page only waits to be compared with what was bought. spec: it, where it loads."""
+    return not (spec is None or sight.silent or page.unread or doubtful)
 
 
 def summary(
-    file: Path, sight: Sight, page: Draft, kept: Findings | None, refused: str
+    file: Path,
+    sight: Sight,
+    page: Draft,
+    kept: Findings | None,
+    refused: str,
+    *,
+    doubtful: Sequence[str] = (),
 ) -> list[str]:
     """What a terminal shows, a line each."""
     names = named([node.name for node in sight.shown])
@@ -97,6 +114,7 @@ def summary(
     if kept is not None:
         lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
         lines += [f"mnode: could not be told: {line}" for line in kept.untold]
+    lines += [f"mnode: doubtful: {line}" for line in doubtful]
     lines.append(f"written: {file}")
     if page.missing:
         lines.append(f"mnode: to be filled in before it loads: {', '.join(page.missing)}")

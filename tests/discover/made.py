@@ -55,6 +55,7 @@ def gpus(count: int = 8, model: str = H100) -> Accelerators:
     """Accelerators that NVML tells of, by the open driver."""
     return Accelerators(
         on_pci=count,
+        nvidia_on_pci=count,
         makers=("NVIDIA",) if count else (),
         why="",
         models=(model,) * count,
@@ -69,7 +70,13 @@ def gpus(count: int = 8, model: str = H100) -> Accelerators:
 
 def no_gpus() -> Accelerators:
     """No accelerator, and nobody to ask."""
-    return Accelerators(0, (), "NVML cannot be asked", None, None, None, None, (), False, None)
+    return Accelerators(0, 0, (), "NVML cannot be asked", None, None, None, None, (), False, None)
+
+
+def hidden(shown: int, count: int = 8) -> Accelerators:
+    """Of which NVML shows fewer than there are, as in a job that was given no more."""
+    each = {name: getattr(gpus(shown), name) for name in ("models", "memory_bytes", "ecc")}
+    return replace(gpus(count), **each, persistence=(True,) * shown)
 
 
 LOOK = NodeLook(

@@ -70,6 +70,14 @@ def test_nccl_over_sockets_is_not_asked_for_what_gloo_reaches(tmp_path: Path) ->
     assert busbw.at_least_fraction == 0.5
 
 
+def test_a_restart_waits_for_a_directory_of_checkpoints(tmp_path: Path) -> None:
+    text = draft(sight(ib_node)).text()
+    assert "Left out until storage.checkpoints is named" in text
+    path = tmp_path / "page.yaml"
+    path.write_text(text.replace("  # restart: {within: 5 min}", "  restart: {within: 5 min}"))
+    assert load_spec(path).promised("restart")
+
+
 def test_what_cannot_be_promised_of_processors_is_left_open(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, tcp_node)
     assert not spec.promised("scaling")

@@ -22,6 +22,7 @@ from tests.discover.made import (
     changed,
     efa_node,
     gpus,
+    hidden,
     ib_node,
     nic,
     no_gpus,
@@ -87,7 +88,7 @@ def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
     assert spec.fabric.mtu_bytes == 4096
     assert spec.fabric.gpudirect is True
     assert spec.promised("numa")
-    assert spec.promised("restart")
+    assert not spec.promised("restart")  # nobody says where checkpoints are to be
     preflight = spec.criteria.preflight
     assert preflight is not None
     assert preflight.gpudirect == "dma-buf"
@@ -175,6 +176,42 @@ def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
         loaded(page, tmp_path)
 
 
+@pytest.mark.parametrize("shown", [0, 4])
+@pytest.mark.parametrize(
+    ("launcher", "hint"), [("slurm", "; ask for them with --gpus-per-node"), ("ssh", "")]
+)
+def test_where_nvml_shows_fewer_than_there_are_neither_is_promised(
+    tmp_path: Path, shown: int, launcher: str, hint: str
+) -> None:
+    page = draft(
+        sight(lambda i: replace(ib_node(i), accelerators=hidden(shown)), launcher=launcher)
+    )
+    assert page.missing == ("accelerators.per_node",)
+    why = f"FILL IN per_node, and uncomment: NVML shows {shown} of 8 on PCI{hint}."
+    assert why in unwrapped(page.text())
+    with pytest.raises(SpecError, match="accelerators: missing"):
+        loaded(page, tmp_path)
+
+
+def test_one_node_whose_nvml_shows_fewer_is_named_with_both(tmp_path: Path) -> None:
+    page = draft(changed(sight(ib_node), 1, accelerators=hidden(7)))
+    assert "accelerators (most: 8): node1: NVML shows 7 of 8 on PCI" in page.differences
+    assert loaded(page, tmp_path).accelerators.per_node == 8
+    two = draft(changed(sight(lambda i: replace(ib_node(i), accelerators=hidden(0))), 1,
+                        accelerators=hidden(4)))  # fmt: skip
+    assert "accelerators (most: NVML shows 0 of 8 on PCI): node1: NVML shows 4 of 8 on PCI" in (
+        two.differences
+    )
+    assert two.missing == ("accelerators.per_node",)
+
+
+def test_accelerators_of_another_maker_are_none_of_nvml(tmp_path: Path) -> None:
+    other = replace(hidden(0), nvidia_on_pci=0, makers=("AMD",))
+    page = draft(sight(lambda i: replace(ib_node(i), accelerators=other)))
+    assert loaded(page, tmp_path).accelerators.per_node == 8
+    assert "on PCI (AMD)" in unwrapped(page.text())
+
+
 def test_accelerators_without_a_driver_are_counted_and_not_named(tmp_path: Path) -> None:
     bare = replace(no_gpus(), on_pci=8, makers=("NVIDIA",), numa_nodes=(None,) * 8)
     page = draft(sight(lambda i: replace(ib_node(i), accelerators=bare)))
@@ -219,6 +256,29 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
     [line] = page.differences
     assert line == (
         "/home (lustre mds@tcp:/home) is mounted on node1, node2, node3, and not on node0"
+    )
+
+
+def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
+    """File servers that spread nodes over their addresses: a virtual IP a node, round-robin DNS."""
+
+    def seen_by(index: int) -> NodeLook:
+        source = f"10.9.0.{index + 1}:/data"
+        home = SharedMount("/home", "lustre", "mds@tcp:/home", True)
+        return replace(tcp_node(index), mounts=(SharedMount("/data", "nfs4", source, True), home))
+
+    page = draft(sight(seen_by, 10))
+    assert page.differences == ()
+    text = unwrapped(page.text())
+    assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
+    assert "Mounted on all nodes: /data (nfs4 from 10 sources: 10.9.0.1:/data, " in text
+    assert " and 7 more; see that they are one file system); /home (lustre mds@tcp:/home)." in text
+    of_two_kinds = changed(
+        sight(seen_by), 1, mounts=(SharedMount("/data", "nfs", "x:/data", True),)
+    )
+    lines = draft(of_two_kinds).differences
+    assert any(
+        line.startswith("/data (nfs x:/data) is mounted on node1, and not") for line in lines
     )
 
 

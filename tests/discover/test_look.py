@@ -16,7 +16,7 @@ from pytest_mnode.discover.mounts import shared_mounts
 from pytest_mnode.discover.verbs import parse_active_mtus
 from pytest_mnode.preflight.facts import decode, encode
 from tests.recorded import NAMES, Recorded
-from tests.trees import NIC, Tree
+from tests.trees import GPU, NIC, NVIDIA, Tree
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,6 +72,18 @@ def test_what_is_made_of_a_nic_tells_of_it(tmp_path: Path) -> None:
         "eth0": ("eth0",),
         **dict.fromkeys(("eth1", "eth1.100", "vlan300"), ("eth1",)),
     }
+
+
+def test_how_many_of_nvidia_pci_shows(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for i in (1, 2):
+        tree.pci(f"pci0000:10/0000:10:0{i}.0", GPU, NVIDIA)
+    tree.pci("pci0000:10/0000:10:03.0", "0x120000", "0x1002")
+    tree.pci("pci0000:10/0000:10:04.0", GPU, NVIDIA)
+    tree.link("sys/devices/pci0000:10/0000:10:04.0/physfn", "sys/bus/pci/devices/0000:10:01.0")
+    found = look(tmp_path, running=False).accelerators
+    assert found is not None
+    assert (found.on_pci, found.nvidia_on_pci) == (4, 2)
 
 
 def test_recorded_machines_side_by_side_differ(recorded: Recorded) -> None:
@@ -144,6 +156,21 @@ def test_shared_mounts() -> None:
         SharedMount("/data", "nfs4", "filer:/export/data", True),
     )
     assert shared_mounts("") == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("fuse.ceph-fuse", "ceph-fuse"),
+        ("fuse.daos", "dfuse"),
+        ("smb3", "//srv/home"),
+        ("virtiofs", "shared"),
+        ("beegfs", "beegfs_nodev"),
+    ],
+)
+def test_shared_mounts_by_the_names_that_the_kernel_writes(kind: str, source: str) -> None:
+    [found] = shared_mounts(f"36 22 0:36 / /x rw,nosuid shared:9 - {kind} {source} rw\n")
+    assert (found.path, found.kind, found.source) == ("/x", kind, source)
 
 
 def test_an_empty_root_tells_what_cannot_be_read(tmp_path: Path) -> None:

@@ -12,11 +12,19 @@ import pytest
 from pytest_mnode.discover.conduct import look_at, scheduler_names, seen_of
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.findings import Findings, findings
-from pytest_mnode.discover.session import check_place, nodes_to_look_at, summary, write_new
+from pytest_mnode.discover.session import (
+    check_place,
+    complete,
+    doubts_but_unconfirmed,
+    nodes_to_look_at,
+    summary,
+    write_new,
+)
 from pytest_mnode.errors import NodeLostError, UsageError
 from pytest_mnode.nodes import CommandResult
 from pytest_mnode.options import Settings
 from pytest_mnode.preflight.facts import encode
+from pytest_mnode.spec import load_spec
 from tests.discover.made import changed, gpus, ib_node, sight, silent, tcp_node
 from tests.preflight.made import healthy, spec_of, with_facts
 
@@ -165,6 +173,26 @@ def test_a_page_that_all_nodes_keep_says_so() -> None:
         "keep it."  # fmt: skip
 
 
+def test_what_is_doubtful_of_a_page_but_that_nobody_confirmed_it(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{storage: {writable: [datasets]}}")
+    unconfirmed = spec.model_copy(update={"confirmed": False})
+    assert doubts_but_unconfirmed(unconfirmed) == doubts_but_unconfirmed(spec)
+    [line] = doubts_but_unconfirmed(unconfirmed)
+    assert line.startswith("criteria.preflight.storage.writable: datasets")
+
+
+@pytest.mark.parametrize("doubtful", [False, True])
+def test_a_page_with_a_doubt_is_not_complete(doubtful: bool, tmp_path: Path) -> None:
+    page = draft(sight(tcp_node))
+    path = tmp_path / "page.yaml"
+    path.write_text(page.text())
+    spec = load_spec(path)
+    found = ["fabric.mtu: odd"] if doubtful else []
+    assert complete(spec, sight(tcp_node), page, found) is not doubtful
+    assert not complete(None, sight(tcp_node), page, [])
+    assert not complete(spec, silent(sight(tcp_node), 1), page, [])
+
+
 def test_what_the_terminal_shows() -> None:
     seen = silent(changed(sight(ib_node), 1, accelerators=gpus(4)), 3)
     page = draft(seen)
@@ -178,5 +206,7 @@ def test_what_the_terminal_shows() -> None:
     assert "mnode: could not be told: speed on node2: mute" in lines
     assert "written: new.yaml" in lines
     assert "then say confirmed: true" in text
+    odd = summary(Path("new.yaml"), seen, page, kept, "", doubtful=["fabric.mtu: odd"])
+    assert "mnode: doubtful: fabric.mtu: odd" in odd
     refused = summary(Path("new.yaml"), seen, page, None, "fabric.mtu: 99999; accepted: less")
     assert any("to be put right before it loads: fabric.mtu" in line for line in refused)
