@@ -76,6 +76,11 @@ def restart_doubts(spec: Spec) -> Iterator[str]:
     promise = spec.criteria.restart
     if promise is None:
         return
+    if not spec.emulated and (spec.storage is None or spec.storage.checkpoints is None):
+        yield (
+            f"{_KEY}: promised, and storage.checkpoints names no directory that all nodes see: "
+            "unless the launcher finds one, nothing can be judged"
+        )
     for key in ("tolerance", "resharded_tolerance"):
         value = getattr(promise, key)
         if value is not None and value > _LAX:

@@ -24,8 +24,10 @@ def test_there_is_one_for_each_common_system() -> None:
 def test_a_profile_loads_and_certifies_nothing_before_it_is_confirmed(path: Path) -> None:
     spec = load_spec(path)
     assert not spec.confirmed
-    [doubt] = doubts(spec)
-    assert doubt.startswith("confirmed: false")
+    # No profile can know where checkpoints are kept: its copy has to say.
+    unconfirmed, unplaced = doubts(spec)
+    assert unconfirmed.startswith("confirmed: false")
+    assert unplaced.startswith("criteria.restart: promised, and storage.checkpoints names no")
 
 
 @profiles

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pytest_mnode.spec import Spec, default_spec_path, doubts, load_spec
+from pytest_mnode.spec.models import Storage
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 
 
@@ -71,6 +72,21 @@ def test_doubts_a_tolerance_that_another_job_would_meet(change: dict[str, Any], 
     [doubt] = doubtful(change)
     assert doubt.startswith(line)
     assert doubtful(dict.fromkeys(change, 0.05)) == []
+
+
+@pytest.mark.parametrize(
+    ("storage", "doubted"),
+    [(None, True), ({"datasets": "/data"}, True), ({"checkpoints": "/shared"}, False)],
+)
+def test_doubts_a_restart_without_a_directory_for_checkpoints(
+    storage: dict[str, str] | None, doubted: bool
+) -> None:
+    paths = None if storage is None else Storage.model_validate(storage)
+    found = doubtful({}, storage=paths, emulated=())
+    assert [line.rpartition(": ")[0] for line in found] == [
+        "criteria.restart: promised, and storage.checkpoints names no directory that all nodes see"
+    ] * doubted
+    assert doubtful({}, storage=paths) == []  # nodes of one machine share its directories
 
 
 @pytest.mark.parametrize(
