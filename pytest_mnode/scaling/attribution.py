@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -57,6 +57,10 @@ class RankTime:
     missed: float
     computes_mostly: float
 
+    def scaled(self, share: float) -> RankTime:
+        """The same rank with so much of the work."""
+        return replace(self, **{part: getattr(self, part) * share for part in PARTS})
+
     @property
     def collectives_s(self) -> float:
         """What the collectives themselves cost it, not hidden beneath computing."""
@@ -67,7 +71,8 @@ class RankTime:
 class Attribution:
     """The typical steps on `count` nodes, in parts.
 
-    ranks: each rank's own parts, over all groups of so many nodes that it was in. step_s: mean of
+    ranks: each rank's own parts, over all groups of so many nodes that it was in; alone: of one
+    node, with as much work as it has of these steps. step_s: mean of
     the typical steps, about the step time that is judged; ideal_s: of one node's, as a part of
     which nothing would be lost. parts: of the mean rank, by the order of SPLIT, and ideal: of one
     node. path, path_ideal: along the slowest rank of each step, by the order of PARTS. sent_s,
@@ -77,6 +82,7 @@ class Attribution:
 
     count: int
     ranks: tuple[RankTime, ...]
+    alone: tuple[RankTime, ...]
     step_s: float
     ideal_s: float
     parts: tuple[float, ...]
@@ -142,6 +148,7 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
     return Attribution(
         count=row.count,
         ranks=_by_rank(everywhere),
+        alone=tuple(rank.scaled(share) for rank in _by_rank(alone)),
         step_s=mine.step_s,
         ideal_s=base.step_s * share,
         parts=tuple(mine.parts.tolist()),

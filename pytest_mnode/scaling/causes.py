@@ -6,14 +6,13 @@ add up to the loss.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.scaling.attribution import Attribution
+from pytest_mnode.scaling.attribution import Attribution, RankTime
 from pytest_mnode.scaling.fabric import Carried, Lane
 from pytest_mnode.scaling.facts import PARTS
-from pytest_mnode.scaling.stragglers import Slow, slow, usual_s
+from pytest_mnode.scaling.stragglers import Slow, slow, uneven_s, usual_s
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "communication"
@@ -25,6 +24,7 @@ _OWN = {
     "input": ("waits", "wait", "for input"),
     "optimiser": ("takes", "take", "longer to optimise"),
     "checkpoint": ("takes", "take", "longer for its checkpoint"),
+    "rest": ("takes", "take", "that have no name"),
 }
 _TELLS_APART = 0.5
 """Of what is lost beyond what all lose: by so much a rank must be slower to be named."""
@@ -64,16 +64,12 @@ def causes_of(
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
     ideal = dict(zip(PARTS, found.path_ideal, strict=True))
     causes = [
-        *_computing(found, lost["compute"], ideal["compute"]),
+        *_computing(found, lost["compute"]),
         *_communicating(found, lost["exposed"], lane, carried, promise),
     ]
     causes += [_own_part(found, part, lost[part], ideal[part]) for part in _OWN]
-    uneven_s = found.uneven_s
-    text = f"ranks hear unevenly that a collective has ended: {_ms(uneven_s)} a step"
-    causes.append(Cause(SKEW, uneven_s, text))
-    causes.append(
-        Cause(REST, lost["rest"], f"{_ms(lost['rest'])} a step have no name: bookkeeping of ranks")
-    )
+    text = f"ranks hear unevenly that a collective has ended: {_ms(found.uneven_s)} a step"
+    causes.append(Cause(SKEW, found.uneven_s, text))
     return tuple(sorted(causes, key=lambda cause: -cause.seconds))
 
 
@@ -95,42 +91,61 @@ def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) ->
     return sum(max(0.0, c.seconds) for c in causes if c.kind in allowed) / whole
 
 
-def _computing(found: Attribution, lost_s: float, ideal_s: float) -> Iterator[Cause]:
+def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
     """What all ranks take longer than one node alone, what some mostly take beyond that, and what
-    the slowest of a step takes beyond those."""
-    usual = usual_s(found.ranks, lambda rank: rank.compute)
-    common_s = usual - ideal_s
+    the slowest of a step takes beyond those.
+
+    The usual rank is compared with the usual rank of one node. What is uneven inside one node costs
+    nothing against it: so much of the other two was there before.
+    """
+    usual = usual_s(found.ranks, _compute)
+    alone_s = usual_s(found.alone, _compute)
+    common_s = usual - alone_s
     own_s = lost_s - common_s
+    as_alone_s = uneven_s(found.alone, _compute)
     late = None
     if own_s > _NOTHING * found.step_s:
         late = slow(
             found.ranks,
-            lambda rank: rank.compute,
-            _TELLS_APART * own_s,
+            _compute,
+            as_alone_s + _TELLS_APART * own_s,
             lambda rank: rank.computes_mostly,
         )
     yield Cause(
         COMPUTE,
         common_s,
-        f"all ranks compute {_times(usual, ideal_s)} as long as one node alone: "
+        f"all ranks compute {_times(usual, alone_s)} as long as one node alone: "
         f"{_ms(common_s)} more",
         "all nodes",
     )
     if late is not None:
-        its_s = min(own_s, late.seconds - usual)
+        its_s = min(own_s, late.seconds - usual - as_alone_s)
         own_s -= its_s
         verb = "compute up to" if late.several else "computes"
         text = f"{late.who} {verb} {_times(late.seconds, usual)} slower: {_ms(late.seconds)}"
         yield Cause(STRAGGLER, its_s, f"{text}, others {_ms(usual)}", late.who)
-    often = Counter({rank.node: rank.slowest_in for rank in found.ranks}).most_common(1)[0][0]
-    text = f"ranks compute unevenly: the slowest of a step, mostly {often}, takes {_ms(own_s)} more"
+    often = max(found.ranks, key=lambda rank: rank.slowest_in)
+    text = (
+        f"ranks compute unevenly: the slowest of a step, most often rank {often.rank} on "
+        f"{often.node}, takes {_ms(own_s)} more"
+    )
     yield Cause(SKEW, own_s, text, None)
 
 
+def _compute(rank: RankTime) -> float:
+    return rank.compute
+
+
 def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> Cause:
+    def of(rank: RankTime) -> float:
+        return float(getattr(rank, part))
+
     late: Slow | None = None
     if lost_s > _NOTHING * found.step_s:
-        late = slow(found.ranks, lambda rank: float(getattr(rank, part)), _TELLS_APART * lost_s)
+        late = slow(found.ranks, of, uneven_s(found.alone, of) + _TELLS_APART * lost_s)
+    if late is None and part == REST:
+        text = f"{_ms(lost_s)} a step have no name: bookkeeping of ranks"
+        return Cause(REST, lost_s, text)
     if late is None:
         text = f"{part} takes {_ms(ideal_s + lost_s)} a step, on one node {_ms(ideal_s)}"
         return Cause(part, lost_s, text, "all nodes" if lost_s > 0 else None)

@@ -40,6 +40,11 @@ def usual_s(ranks: Sequence[RankTime], of: Of) -> float:
     return median(times[: (len(times) + 1) // 2])
 
 
+def uneven_s(ranks: Sequence[RankTime], of: Of) -> float:
+    """By how much the slowest takes longer than is usual."""
+    return max(map(of, ranks)) - usual_s(ranks, of)
+
+
 def slow(ranks: Sequence[RankTime], of: Of, more_s: float, mostly: Of | None = None) -> Slow | None:
     """Who takes so much longer than is usual; None where nobody does.
 

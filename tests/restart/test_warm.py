@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def test_a_deterministic_run_is_so_on_accelerators(
 
         end = close = resume
 
-    monkeypatch.setattr(device, "device_of", lambda *_: SimpleNamespace(note=note("device")))
+    monkeypatch.setattr(device, "device_of", lambda *_: note("device"))
     monkeypatch.setattr(trainer, "Trainer", Trained)
     monkeypatch.delenv(NAME, raising=False)
     if set_before:

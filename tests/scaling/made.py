@@ -111,20 +111,25 @@ def changed(job: Facts, change: Callable[[Step, int, str], Step]) -> Facts:
 def uneven(job: Facts, most_s: float, seed: int = 0) -> Facts:
     """Each rank computes longer in each step by chance, up to so much; the others wait for it."""
     chance = random.Random(seed)
+    return later(job, lambda rank, count: chance.uniform(0, most_s))
+
+
+def later(job: Facts, by: Callable[[int, int], float], part: str = "compute") -> Facts:
+    """Each rank takes longer in each step, by its number and how many nodes there are."""
 
     def of(one: Trained) -> Trained:
         steps = [list(of_rank) for of_rank in one.steps]
         for number in range(len(steps[0])):
             mine = [of_rank[number] for of_rank in steps]
-            more = [chance.uniform(0, most_s) for _ in mine]
+            more = [by(rank, one.count) for rank in one.ranks]
             busy = [s.wall_s - s.exposed + m for s, m in zip(mine, more, strict=True)]
             needed_s = min(step.exposed for step in mine)
             for of_rank, step, own_s, late_s in zip(steps, mine, busy, more, strict=True):
                 of_rank[number] = replace(
                     step,
                     wall_s=max(busy) + needed_s,
-                    compute=step.compute + late_s,
                     exposed=max(busy) - own_s + needed_s,
+                    **{part: getattr(step, part) + late_s},
                 )
         return replace(one, steps=tuple(map(tuple, steps)))
 

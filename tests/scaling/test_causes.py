@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -227,3 +229,78 @@ def test_a_straggler_has_all_that_it_costs(nodes: int) -> None:
     assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "node1")
     assert found.causes[0].seconds == pytest.approx(0.08)
     assert sum(cause.seconds for cause in found.causes) == pytest.approx(found.parts.lost_s)
+
+
+def local_rank_0(more_s: float) -> Callable[[int, int], float]:
+    """It computes so much longer on every node, also where that node trains alone."""
+    return lambda rank, count: more_s if rank % 8 == 0 else 0.0
+
+
+@pytest.mark.parametrize("more_s", [0.016, 0.08])
+@pytest.mark.parametrize(("allowed", "share"), [("straggler", 0.0), ("communication", 1.0)])
+def test_what_is_uneven_inside_one_node_too_is_no_cause(
+    more_s: float, allowed: str, share: float
+) -> None:
+    plan = made.plan(4, 8)
+    job = made.later(made.facts(plan, **exposed(0.0165), line=0.15), local_rank_0(more_s))  # type: ignore[arg-type]
+    found = judged(plan, job, allowed_causes=[allowed], fabric_fraction=0.1).judged[-1]
+    assert found.explained == pytest.approx(share, abs=0.02), found.causes
+    assert [c.culprit for c in found.causes if c.kind == "straggler"] == []
+    assert sum(c.seconds for c in found.causes) == pytest.approx(found.parts.lost_s)
+    assert min(c.seconds for c in found.causes) > -0.001
+
+
+@pytest.mark.parametrize(
+    ("nodes", "jitter", "least"), [(4, 0.03, 0.94), (4, 0.06, 0.9), (8, 0.04, 0.92)]
+)
+def test_ranks_that_differ_by_chance_explain_no_more_than_they_cost(
+    nodes: int, jitter: float, least: float
+) -> None:
+    plan = made.plan(nodes, 8)
+    job = made.uneven(made.facts(plan, **exposed(0.0165), line=0.15), 0.2 * jitter)  # type: ignore[arg-type]
+    found = judged(plan, job, allowed_causes=["communication"], fabric_fraction=0.1).judged[-1]
+    assert found.explained > least, found.causes
+
+
+def test_a_straggler_beside_what_is_uneven_in_every_node_has_its_own_part() -> None:
+    plan = made.plan(4, 8)
+
+    def by(rank: int, count: int) -> float:
+        return (0.016 if rank % 8 == 0 else 0.0) + (0.08 if rank == 13 else 0.0)
+
+    found = judged(plan, made.later(made.facts(plan), by)).judged[-1]
+    assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "rank 13 on node1")
+    assert found.causes[0].seconds == pytest.approx(0.064)
+    assert all(cause.seconds == pytest.approx(0, abs=1e-3) for cause in found.causes[1:])
+
+
+def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
+    plan, chance = made.plan(4, 8), random.Random(3)
+
+    def by(rank: int, count: int) -> float:
+        often = rank == 24 and count > 1 and chance.random() < 0.7
+        return 0.03 if often else chance.uniform(0, 1e-4)
+
+    found = judged(plan, made.later(made.facts(plan), by)).judged[-1]
+    assert found.causes[0].kind == "skew"
+    assert found.causes[0].text.startswith(
+        "ranks compute unevenly: the slowest of a step, most often rank 24 on node3, takes 30"
+    )
+
+
+@pytest.mark.parametrize("part", ["rest", "input", "optimiser"])
+def test_one_rank_that_takes_longer_for_anything_is_named(part: str) -> None:
+    plan = made.plan(4, 8)
+    job = made.later(made.facts(plan), lambda rank, count: 0.04 if rank == 13 else 0.0, part)
+    found = judged(plan, job).judged[-1]
+    assert found.causes[0].kind == part
+    assert found.causes[0].culprit == "rank 13 on node1"
+    assert found.causes[0].seconds == pytest.approx(0.04)
+
+
+def test_a_rest_that_all_ranks_have_is_nobodys() -> None:
+    plan = made.plan(4, 8)
+    job = made.later(made.facts(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
+    found = judged(plan, job).judged[-1]
+    assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
+    assert found.causes[0].text == "40 ms a step have no name: bookkeeping of ranks"
