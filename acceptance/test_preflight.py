@@ -38,6 +38,12 @@ def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure)
     return Asking(request.node, spec, node, measure)
 
 
+@pytest.fixture
+def ask_storage(ask: Asking) -> Asking:
+    """The same; the paths of storage are looked at where a test has it."""
+    return ask
+
+
 # No group of ranks forms past a link that is down; that it is slow is for the fabric to say.
 @stops_all
 def test_interfaces_are_up(ask: Asking) -> None:
@@ -111,19 +117,19 @@ def test_gpudirect_is_there(ask: Asking) -> None:
     ask(devices.gpudirect)
 
 
-def test_storage_can_be_used(ask: Asking) -> None:
+def test_storage_can_be_used(ask_storage: Asking) -> None:
     """Can this node read the paths promised, and write where a job has to?"""
-    ask(storage.usable)
+    ask_storage(storage.usable)
 
 
-def test_storage_is_shared(ask: Asking) -> None:
+def test_storage_is_shared(ask_storage: Asking) -> None:
     """Does this node see on shared paths what the other nodes write there?"""
-    ask(storage.shared)
+    ask_storage(storage.shared)
 
 
-def test_datasets_are_the_same(ask: Asking) -> None:
+def test_datasets_are_the_same(ask_storage: Asking) -> None:
     """Does this node read the same datasets as the others?"""
-    ask(storage.sample)
+    ask_storage(storage.sample)
 
 
 def test_shared_memory_suffices(ask: Asking) -> None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_mnode.discover.facts import SharedMount
-
-_NETWORK_FILE_SYSTEMS = (
-    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "smb3"),
-    *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs"),
-    *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs"),
-)
+from pytest_mnode.preflight.places import NETWORK_FILE_SYSTEMS
 
 
 def mount_table(root: Path) -> str:
@@ -27,7 +22,7 @@ def shared_mounts(table: str) -> tuple[SharedMount, ...]:
     for line in table.splitlines():
         fields, _, tail = line.partition(" - ")
         words, kinds = fields.split(), tail.split()
-        if len(words) < 6 or len(kinds) < 2 or kinds[0] not in _NETWORK_FILE_SYSTEMS:
+        if len(words) < 6 or len(kinds) < 2 or kinds[0] not in NETWORK_FILE_SYSTEMS:
             continue
         path = _unescaped(words[4])
         writable = "rw" in words[5].split(",")

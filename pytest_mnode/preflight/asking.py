@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.marks import fixture_names
 from pytest_mnode.preflight.conduct import survey
 from pytest_mnode.preflight.facts import Survey
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Question = Callable[[Survey, "Spec", str], Answer]
 """From what was learnt of all nodes, the spec and a node's name to the answer for that node."""
 
+STORAGE_FIXTURE = "ask_storage"
+"""Of tests that ask for the paths of storage, by the name of their fixture."""
 _SURVEY: pytest.StashKey[Survey] = pytest.StashKey()
 _RANKS: pytest.StashKey[Environments] = pytest.StashKey()
 
@@ -34,6 +37,16 @@ class Environments:
 
     ranks: tuple[RankEnvironment, ...] | None
     why: str = ""
+
+
+def spec_to_survey(spec: Spec, items: Sequence[pytest.Item]) -> Spec:
+    """What a survey is made with: no paths of storage where no test asks for them.
+
+    To look at one is to write there, and to hang where its server does.
+    """
+    if any(STORAGE_FIXTURE in fixture_names(item) for item in items):
+        return spec
+    return spec.model_copy(update={"storage": None})
 
 
 class Asking:
@@ -71,9 +84,11 @@ class Asking:
     def _surveyed(self) -> Survey:
         stash = self._session.config.stash
         if _SURVEY not in stash:
-            code = sorted({str(item.path.parent) for item in self._session.items})
+            items = self._session.items
+            code = sorted({str(item.path.parent) for item in items})
+            spec = spec_to_survey(self._spec, items)
             # Without a lease, for that needs agents: a node may be too ill for one.
-            stash[_SURVEY] = survey(self._run.all_nodes(), self._spec, code)
+            stash[_SURVEY] = survey(self._run.all_nodes(), spec, code)
         return stash[_SURVEY]
 
     def _read_ranks(self) -> Environments:

@@ -148,6 +148,7 @@ class PlaceFacts:
 
     problem, write_problem: why it cannot be read, or written to; "" where it can. token: what was
     left there. file_system: type and source of the mount, such as "nfs4 filer:/data".
+    refuses_root: the problem is that a file server refused root, which says nothing of users.
     """
 
     __pydantic_config__ = _STRICT
@@ -160,6 +161,7 @@ class PlaceFacts:
     free_bytes: int | None
     token: Token | None
     samples: tuple[Sample, ...]
+    refuses_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)

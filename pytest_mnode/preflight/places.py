@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import heapq
 import os
@@ -13,9 +14,16 @@ from pathlib import Path
 from pytest_mnode.preflight.facts import Place, PlaceFacts, Sample, Seen, Token
 
 _PREFIX = ".mnode-preflight-"
+_REFUSALS = (errno.EACCES, errno.EPERM)
 _STALE_S = 3600.0
 _SEEN_LIMIT_S = 2.0
 _MOST_ENTRIES = 10_000
+NETWORK_FILE_SYSTEMS = (
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "smb3"),
+    *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs"),
+    *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs"),
+)
+"""As mountinfo names them."""
 
 
 def visit(place: Place, run: str, index: int, note: Callable[[Token], None]) -> PlaceFacts:
@@ -28,6 +36,7 @@ def visit(place: Place, run: str, index: int, note: Callable[[Token], None]) -> 
     problem = write_problem = ""
     samples: tuple[Sample, ...] = ()
     token: Token | None = None
+    refused = False
     try:
         if not path.is_dir():
             raise NotADirectoryError(20, "not a directory" if path.exists() else "not there")
@@ -38,7 +47,7 @@ def visit(place: Place, run: str, index: int, note: Callable[[Token], None]) -> 
         volume = os.statvfs(path)
         size, room = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
     except OSError as error:
-        problem = _words(error)
+        problem, refused = _words(error), error.errno in _REFUSALS
     if not problem and place.writable:
         name = f"{_PREFIX}{run}-{index}"
         left = Token(place.key, index, str(path / name), f"{run} {index}")
@@ -47,18 +56,24 @@ def visit(place: Place, run: str, index: int, note: Callable[[Token], None]) -> 
             _write(path / name, left.text)
             token = left
         except OSError as error:
-            write_problem = _words(error)
+            write_problem, refused = _words(error), error.errno in _REFUSALS
+    mount = file_system(place.path)
     return PlaceFacts(
         key=place.key,
         path=place.path,
         problem=problem,
         write_problem=write_problem,
-        file_system=file_system(place.path),
+        file_system=mount,
         size_bytes=size,
         free_bytes=room,
         token=token,
         samples=samples,
+        refuses_root=refused and os.geteuid() == 0 and _is_of_network(mount),
     )
+
+
+def _is_of_network(mount: str | None) -> bool:
+    return (mount or "").partition(" ")[0] in NETWORK_FILE_SYSTEMS
 
 
 def unanswered(place: Place, why: str) -> PlaceFacts:

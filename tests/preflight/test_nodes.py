@@ -138,6 +138,49 @@ def test_a_path_that_cannot_be_used_is_told(stored: Spec) -> None:
     assert verdicts(storage.shared, gone, stored) == {"gpu2": "inconclusive"}
 
 
+def test_a_path_that_does_not_answer_in_time_is_not_told(stored: Spec) -> None:
+    why = "no answer within 3 s"
+    hung = _with_place(_stored(), 2, "datasets", problem=why, file_system=None)
+    hung = with_facts(hung, 2, unread={"datasets": why})
+    assert verdicts(storage.usable, hung, stored) == {"gpu2": "inconclusive"}
+    [read] = [m for m in asked(storage.usable, hung, stored)["gpu2"] if m.value is None]
+    assert (read.name, read.note) == ("datasets can be read", f"gpu2 /data: {why}")
+
+
+def test_what_is_refused_to_root_by_a_file_server_is_not_told(stored: Spec) -> None:
+    refused = {"write_problem": "permission denied", "refuses_root": True}
+    squashed = _with_place(_stored(), 1, "checkpoints", **refused)
+    assert verdicts(storage.usable, squashed, stored) == {"gpu1": "inconclusive"}
+    written = asked(storage.usable, squashed, stored)["gpu1"][-1]
+    assert written.name == "checkpoints can be written to"
+    assert written.note == (
+        "gpu1 /ckpt: permission denied to root, whom a file server may take for nobody "
+        "(root_squash): ask as a user"
+    )
+    user = _with_place(_stored(), 1, "checkpoints", write_problem="permission denied")
+    assert culprits(storage.usable, user, stored) == {"gpu1": "gpu1 /ckpt: permission denied"}
+
+
+def test_one_file_system_by_other_addresses_is_told_by_its_files(stored: Spec) -> None:
+    """As file servers are mounted that spread nodes over their addresses."""
+    survey = _stored()
+    for index in range(4):
+        source = f"nfs4 10.9.0.{index + 1}:/data"
+        survey = _with_place(survey, index, "datasets", file_system=source)
+    assert verdicts(storage.shared, survey, stored) == {}
+    datasets = asked(storage.shared, survey, stored)["gpu0"][0]
+    assert datasets.note == (
+        "gpu0: nfs4 10.9.0.1:/data, by other addresses elsewhere: whether it is one file system, "
+        "its files show"
+    )
+    bare = survey
+    for index in range(4):
+        bare = _with_place(bare, index, "datasets", samples=())
+    assert set(verdicts(storage.shared, bare, stored).values()) == {"inconclusive"}
+    other = _with_place(survey, 3, "datasets", file_system="nfs4 10.9.0.4:/old")
+    assert culprits(storage.shared, other, stored) == {"gpu3": "gpu3 /data"}
+
+
 def test_another_file_system_of_the_same_name_is_found(stored: Spec) -> None:
     survey = _stored()
     paths = survey.nodes[3].paths

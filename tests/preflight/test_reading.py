@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -154,6 +156,40 @@ def test_what_is_wrong_with_a_place_is_told(
     (tmp_path / "gone").write_text("y")
     assert places.seen([token], 0)[0].problem == "holds something else"
     assert places.seen([token], 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "user", "mount", "refuses"),
+    [
+        (errno.EACCES, 0, "nfs4 filer:/ckpt", True),
+        (errno.EPERM, 0, "lustre mds@tcp:/fs", True),
+        (errno.EACCES, 1000, "nfs4 filer:/ckpt", False),
+        (errno.EACCES, 0, "ext4 /dev/sda1", False),
+        (errno.EROFS, 0, "nfs4 filer:/ckpt", False),
+        (errno.EACCES, 0, None, False),
+    ],
+)
+@pytest.mark.parametrize("what", ["scandir", "open"])
+def test_whether_it_is_root_that_a_file_server_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    what: str,
+    error: int,
+    user: int,
+    mount: str | None,
+    refuses: bool,
+) -> None:
+    def refused(*_args: object) -> object:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, what, refused)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(places, "file_system", lambda _: mount)
+    facts: Any = _visit(tmp_path, writable=True)[1]
+    monkeypatch.undo()
+    assert (facts.problem or facts.write_problem) == os.strerror(error).lower()
+    assert facts.refuses_root is refuses
 
 
 def test_what_a_killed_survey_left_is_removed_later(tmp_path: Path) -> None:

@@ -58,11 +58,24 @@ def usable(survey: Survey, spec: Spec, name: str) -> Answer:
                 found += unknown(label, "", equals(1), source, silence(me))
                 continue
             problem = place.problem or (place.write_problem if what != "read" else "")
+            if problem and (why := _untold(me, place, problem)):
+                found += unknown(label, "", equals(1), source, f"{name} {path}: {why}")
+                continue
             on = f" on {place.file_system}" if place.file_system else ""
             culprit = f"{name} {path}: {problem}" if problem else None
             note = f"{name}: {problem or 'yes'}{on}"
             found.append(Measurement(label, not problem, "", equals(1), source, culprit, note))
     return tuple(found)
+
+
+def _untold(me: NodeSurvey, place: PlaceFacts, problem: str) -> str:
+    """Why a problem says nothing of a job's own way to a place; "" where it does."""
+    if me.facts is not None and place.key in me.facts.unread:
+        return problem  # a server may be slow once, for all nodes at the same time
+    if place.refuses_root:
+        why = "to root, whom a file server may take for nobody (root_squash): ask as a user"
+        return f"{problem} {why}"
+    return ""
 
 
 def shared(survey: Survey, spec: Spec, name: str) -> Answer:
@@ -122,11 +135,23 @@ def _shared(survey: Survey, me: NodeSurvey, key: str, path: str) -> Measurement:
     if me.name not in systems or len(systems) < 2:
         why = f"{me.name}: no file could be left there, and its mount cannot be compared"
         return unknown(label, "", equals(0), source, why)[0]
-    odd = difference(systems, me.name)
+    odd = difference({node: _export(mount) for node, mount in systems.items()}, me.name)
     note = f"{systems[me.name]}, {odd.usual} on {odd.who}" if odd else systems[me.name]
+    if odd is None and len(set(systems.values())) > 1:
+        if not place.samples:
+            why = f"{me.name}: {note}, by other addresses elsewhere, and without files to compare"
+            return unknown(label, "", equals(0), source, why)[0]
+        note += ", by other addresses elsewhere: whether it is one file system, its files show"
     return Measurement(
         label, odd is not None, "", equals(0), source, f"{me.name} {path}", f"{me.name}: {note}"
     )
+
+
+def _export(mount: str) -> str:
+    """A mount without the address of its server, of which each node may have been given another."""
+    kind, _, source = mount.partition(" ")
+    _, server, path = source.partition(":/")
+    return f"{kind} {server}{path}" if server else mount
 
 
 def sample(survey: Survey, spec: Spec, name: str) -> Answer:
