@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,16 +32,24 @@ def place(tmp_path: Path) -> Path:
     return path
 
 
-def run(place: Path, script: str | Path, pytest_does: str, **env: str) -> Ran:
-    """Run a script where the programs that it calls only note that they were called.
+def run(
+    place: Path,
+    script: str | Path,
+    pytest_does: str,
+    others_do: Mapping[str, str] | None = None,
+    /,
+    **env: str,
+) -> Ran:
+    """Run a script where the programs that it calls note that they were called.
 
-    env: changes of its environment; "" for a variable that is not set.
+    others_do: what programs of Slurm then do, by name. env: changes of its environment; "" for a
+    variable that is not set.
     """
     calls = place / "calls"
     calls.touch()
     note = f'printf "%s\\n" "${{0##*/}} $*" >>{shlex.quote(str(calls))}'
-    for name in ("scontrol", "logger", "sbatch"):
-        program(place / "bin" / name, note)
+    for name in ("scontrol", "logger", "sbatch", "squeue"):
+        program(place / "bin" / name, f"{note}\n{(others_do or {}).get(name, '')}")
     program(place / "python", f"{note}\n{pytest_does}")
     settings = {
         "PATH": f"{place / 'bin'}:{os.environ['PATH']}",

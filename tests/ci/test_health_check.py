@@ -63,6 +63,7 @@ def test_what_the_documents_show_for_slurmd_needs_no_environment(place: Path, th
     assert match is not None
     shown, shared = match[1], "/shared/pytest-mnode"
     assert f"MNODE_ROOT={shared} " in shown
+    assert "\nexport PATH=$PATH:/opt/slurm/bin" in shown  # for scontrol
     root = ROOT if there else place / "nothing"
     wrapper = place / "mnode-prolog.sh"
     program(wrapper, shown.replace(shared, shlex.quote(str(root))))
@@ -109,7 +110,9 @@ def test_what_is_asked_finds_programs_though_slurmd_sets_no_path(place: Path) ->
     does = f"/usr/bin/env >{shlex.quote(str(place / 'environment'))}"
     ran = run(place, "healthcheck.sh", does, MNODE_SPEC="s", PATH="")
     assert ran.status == 0
-    assert "\nPATH=/" in "\n" + (place / "environment").read_text()
+    environment = "\n" + (place / "environment").read_text()
+    assert "\nPATH=/" in environment
+    assert "\nPYTHONDONTWRITEBYTECODE=1\n" in environment
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 124])
@@ -145,5 +148,30 @@ def test_the_questions_of_the_check_are_those_of_one_node() -> None:
     assert all(chosen.values()), chosen
     asked = {name for found in chosen.values() for name in found}
     others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
+    # A file server is no node's, and the limits of slurmd are not those of a user's job.
+    others |= {"storage", "can_be_locked", "can_be_open"}
     left = [n for n in names if n not in asked and not any(word in n for word in others)]
     assert left == []
+    alone = others - {"shared"}  # but /dev/shm, the node's own shared memory
+    assert not [name for name in asked if any(word in name for word in alone)]
+
+
+def test_a_drain_that_fails_is_said(place: Path) -> None:
+    refused = "echo slurm_update error: Unable to contact slurm controller >&2; exit 1"
+    ran = run(place, "healthcheck.sh", SAID, {"scontrol": refused}, MNODE_SPEC="s")
+    assert ran.status == 1
+    assert any(call.startswith("scontrol update") for call in ran.calls)
+    [told] = [call for call in ran.calls if "could not be drained" in call]
+    assert told.endswith("slurm_update error: Unable to contact slurm controller")
+    assert " could not be drained (status 1): " in ran.stderr
+
+
+def test_a_drain_without_scontrol_or_without_an_end_is_said(place: Path) -> None:
+    text = (READY / "healthcheck.sh").read_text()
+    assert text.count(" timeout 5 scontrol ") == 1
+    copy = place / "copy of the check"
+    for instead, status in (("timeout 0.2 scontrol", 124), ("timeout 5 no-scontrol-here", 127)):
+        program(copy, text.replace("timeout 5 scontrol", instead))
+        ran = run(place, copy, SAID, {"scontrol": "exec sleep 60"}, MNODE_SPEC="s")
+        assert ran.status == 1
+        assert any(f"could not be drained (status {status})" in call for call in ran.calls)

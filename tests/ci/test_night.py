@@ -29,6 +29,7 @@ NIGHT = {
     "SLURM_JOB_NUM_NODES": "4",
     "SLURM_SUBMIT_DIR": "/nowhere",
     "SLURM_JOB_PARTITION": "big gpus",
+    "SLURM_JOB_QOS": "night",
     "SLURM_GPUS_PER_NODE": "8",
     "MNODE_SPEC": "spec.yaml",
     "MNODE_AGAIN": "yes",
@@ -39,17 +40,40 @@ def test_the_next_night_is_submitted_before_anything_can_end_this_one(place: Pat
     ran = run(place, "nightly.sbatch", "kill -9 $PPID", **NIGHT)
     assert ran.status == -9
     again = ran.calls[0]
-    assert re.match(
-        r"sbatch --begin=\d{4}-\d\d-\d\dT01:00:00 --nodes=4 --partition=big gpus", again
-    )
+    assert re.match(r"sbatch --begin=\d{4}-\d\d-\d\dT01:00:00 --nodes=4 ", again)
+    assert " --comment=mnode: the night after 7 --partition=big gpus --qos=night " in again
     assert again.endswith(f"--gpus-per-node=8 {READY / 'nightly.sbatch'}")
     assert "--account" not in again
 
 
-def test_a_night_that_slurm_starts_again_is_not_followed_by_two(place: Path) -> None:
-    ran = run(place, "nightly.sbatch", "exit 0", **NIGHT, SLURM_RESTART_COUNT="1")
+@pytest.mark.parametrize(
+    ("queued", "follows"),
+    [
+        ("(null)\nmnode: the night after 7\n", False),
+        # It was started again before its script had run: by a Prolog that failed, or a lost node.
+        ("", True),
+        ("(null)\nmnode: the night after 70\n", True),
+        ("mnode: the night after 6\n", True),  # another chain's, on other nodes
+    ],
+)
+def test_a_night_that_slurm_starts_again_is_followed_by_one(
+    place: Path, queued: str, follows: bool
+) -> None:
+    shown = f"printf '{queued}'"
+    ran = run(
+        place, "nightly.sbatch", "exit 0", {"squeue": shown}, **NIGHT, SLURM_RESTART_COUNT="1"
+    )
     assert ran.status == 0
-    assert not any(call.startswith("sbatch") for call in ran.calls)
+    assert any(call.startswith("sbatch") for call in ran.calls) is follows
+    assert "squeue --me --noheader --format=%k" in ran.calls
+
+
+def test_a_night_that_cannot_ask_for_its_follower_submits_one(place: Path) -> None:
+    """Two would be one again after a night that is started once; none would end the chain."""
+    ran = run(
+        place, "nightly.sbatch", "exit 0", {"squeue": "exit 1"}, **NIGHT, SLURM_RESTART_COUNT="1"
+    )
+    assert any(call.startswith("sbatch") for call in ran.calls)
 
 
 def test_a_next_night_that_cannot_be_submitted_is_said_and_this_one_runs(place: Path) -> None:

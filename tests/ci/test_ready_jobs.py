@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from pytest_mnode.options import _OPTIONS
+from pytest_mnode.slurm.salloc import QUEUE_LIMIT_S
 from tests.ci.running import READY, ROOT
 
 _FLAG = re.compile(r"(?<![\w-])--mnode-[a-z][a-z-]*[a-z]")
@@ -84,6 +85,16 @@ def test_the_cluster_job_calls_nothing_that_a_fresh_checkout_has_not(
     for key in variables:
         page = page[key]
     assert Path(page[program.removeprefix("$")]).is_absolute()
+
+
+def test_the_cluster_job_has_more_time_than_its_queue_and_its_allocation() -> None:
+    """An hour in the queue, what --time says, and a rest for what is built and written."""
+    hours = 1 + 2
+    assert loaded("github.yml")["jobs"]["cluster"]["timeout-minutes"] >= (hours + 0.5) * 60
+    words = loaded("gitlab.yml")["cluster"]["timeout"].split()
+    given = dict(zip(words[1::2], map(int, words[::2]), strict=True))
+    assert given["hours"] * 60 + given.get("minutes", 0) >= (hours + 0.5) * 60
+    assert QUEUE_LIMIT_S == 3600
 
 
 def test_the_github_job_is_one() -> None:
