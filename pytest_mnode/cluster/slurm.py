@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 from pytest_mnode import slurm
 from pytest_mnode.cluster import power
 from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.remote import looking, near
+from pytest_mnode.cluster.remote import looking, near, sending
 from pytest_mnode.cluster.remote.apart import mistaken
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
@@ -126,9 +125,9 @@ class Slurm:
         assert self._candidate is not None
         shared = self._candidate.directory
         keeper_pid = self._keeper.start([self._run_dir, *([str(shared)] if shared else [])])
-        far = [self.python, "-I", "-S", "-c", near.BOOTSTRAP]
+        far = [self.python, "-I", "-S", "-c", sending.BOOTSTRAP]
         ways = {name: {"command": step_command(self.job_id, name, far)} for name in names}
-        self._config.write_text(json.dumps({"keeper": keeper_pid, "ways": ways}))
+        self._config.write_text(sending.told(keeper_pid, ways))
 
     def _look(self, names: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
         assert self._candidate is not None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import queue
-import shlex
-import shutil
 import sys
 import tempfile
 import threading
@@ -18,32 +14,19 @@ from pathlib import Path
 from pytest_mnode.cluster import power
 from pytest_mnode.cluster.hostfile import Host
 from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.remote import looking, near
+from pytest_mnode.cluster.remote import looking, near, sending
 from pytest_mnode.cluster.remote.apart import mistaken
 from pytest_mnode.cluster.remote.asking import look_at, unusable
 from pytest_mnode.cluster.remote.connections import Connections
 from pytest_mnode.cluster.remote.looking import Look
 from pytest_mnode.cluster.remote.member import member
+from pytest_mnode.cluster.remote.openssh import CONNECT_S, LONGEST_SOCKET_PATH, OpenSsh
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.spec import Spec
 
-SSH_COMMAND = "MNODE_SSH_COMMAND"
-"""Variable that names another ssh, with options of its own, such as `ssh -F lab.conf`."""
-CONNECT_S = 15.0
-_ALWAYS = (
-    *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none"),
-    *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
-    *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
-)
-# Found dead by itself within 6 s: what hangs on the connection ends then, however quiet it is.
-_MASTER = (
-    *("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
-    *("-o", "ControlPersist=no"),
-)
-_LONGEST_SOCKET_PATH = 80
-"""ssh adds 17 bytes to the name while it makes the socket, and 108 are the most."""
 _TRY_AGAIN_S = 1.0
+_OFF = "powered off"
 
 
 @dataclass(slots=True)
@@ -85,7 +68,7 @@ class Ssh:
         self.python = python or sys.executable
         self.shared_dir: Path | None = None
         self._spec = spec
-        self._ssh = _program(os.environ.get(SSH_COMMAND, ""))
+        self._ssh = OpenSsh.named()
         self._run_dir = run_dir
         self._shared = (shared_dir, root)
         self._candidate: Shared | None = None
@@ -106,13 +89,15 @@ class Ssh:
         try:
             self._candidate = Shared(*self._shared)
             # Last before the keeper, which is to remove it.
-            if len(self._run_dir) > _LONGEST_SOCKET_PATH - len("/s0000"):
+            if len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
                 self._sockets = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
             shared = self._candidate.directory
             remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
             keeper_pid = self._connections.start(sorted(remove))
-            ways = {t: {"command": self._command(seat)} for t, seat in self._seats.items()}
-            self._config.write_text(json.dumps({"keeper": keeper_pid, "ways": ways}))
+            python = (self.python, "-I", "-S")
+            command = self._ssh.command
+            ways = {t: {"command": command(t, self._socket(t), python)} for t in self._seats}
+            self._config.write_text(sending.told(keeper_pid, ways))
             problems = self._connect(list(self._seats), CONNECT_S + 5.0)
             looks, more = self._look([t for t in self._seats if t not in problems])
             problems |= more
@@ -126,24 +111,13 @@ class Ssh:
             raise
         threading.Thread(target=self._tell, name="ssh-watch", daemon=True).start()
 
-    def _command(self, seat: Seat) -> list[str]:
-        """ssh for one command on a host, over the connection that is there."""
-        far = shlex.join([self.python, "-I", "-S", "-c", near.BOOTSTRAP])
-        path = f"{self._sockets}/{seat.socket}".replace("%", "%%")
-        return [
-            *self._ssh,
-            *(*_ALWAYS, "-o", "ControlMaster=no", "-o", f"ControlPath={path}"),
-            *("--", seat.host.target, f"exec {far}"),
-        ]
+    def _socket(self, target: str) -> str:
+        return f"{self._sockets}/{self._seats[target].socket}"
 
     def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
         """Make connections, and wait for them; why those failed that did."""
-        ways = {}
-        for target in targets:
-            socket = f"{self._sockets}/{self._seats[target].socket}"
-            path = socket.replace("%", "%%")
-            argv = [*self._ssh, *_ALWAYS, *_MASTER, "-o", f"ControlPath={path}", "--", target]
-            ways[target] = (argv, socket)
+        sockets = {target: self._socket(target) for target in targets}
+        ways = {t: (self._ssh.master(t, socket), socket) for t, socket in sockets.items()}
         problems = self._connections.connect(ways, limit_s)
         with self._lock:
             for target in targets:
@@ -228,17 +202,22 @@ class Ssh:
         target = self._target(node)
         power.switch(self._spec.power, "off", node)
         with self._lock:
-            self._seats[target].why = "powered off"
+            self._seats[target].why = _OFF
         self._connections.end(target)
 
     def power_on(self, node: Node) -> None:
-        """Boot it by the spec's command, and wait until it can be used. Raises ClusterError."""
+        """Boot it by the spec's command, and wait until it can be used. Raises ClusterError.
+
+        One whose connection alone was lost is connected anew, and not switched.
+        """
         target = self._target(node)
+        with self._lock:
+            ours = self._seats[target].why == _OFF
+        if not ours and self._back(target, node, time.monotonic() + CONNECT_S) is None:
+            return
         section = power.switch(self._spec.power, "on", node)
         end = time.monotonic() + section.within_s
         while (problem := self._back(target, node, end)) is not None:
-            with self._lock:
-                self._seats[target].why = problem
             if time.monotonic() > end or self._closed:
                 raise ClusterError(
                     f"{node.name} was not back {section.within_s:g} s after power.switch_on: "
@@ -252,11 +231,15 @@ class Ssh:
         if problems := self._connect([target], limit_s):
             return problems[target]
         looks, problems = self._look([target])
-        if (look := looks.get(target)) is None:
-            return problems[target]
-        # Its fabric may still be on its way up: that is for tests to say.
-        now = (look.hostname, look.reached_at or self._seats[target].host.name)
-        return None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
+        why = problems.get(target)
+        if (look := looks.get(target)) is not None:
+            # Its fabric may still be on its way up: that is for tests to say.
+            now = (look.hostname, look.reached_at or self._seats[target].host.name)
+            why = None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
+        if why is not None:
+            with self._lock:
+                self._seats[target].why = why
+        return why
 
     def close(self) -> None:
         """See Launcher."""
@@ -269,17 +252,3 @@ class Ssh:
         finally:
             if self._candidate is not None:
                 self._candidate.remove()
-
-
-def _program(told: str) -> list[str]:
-    """ssh, as the variable names it. Raises UsageError where there is no such program."""
-    try:
-        words = shlex.split(told) or ["ssh"]
-    except ValueError as error:
-        raise UsageError(f"{SSH_COMMAND}={told}: {error}; accepted: a command") from None
-    if shutil.which(words[0]) is None:
-        raise UsageError(
-            f"--mnode-launcher=ssh: no program {words[0]} here; install OpenSSH's client, or name "
-            f"it by {SSH_COMMAND}"
-        )
-    return words

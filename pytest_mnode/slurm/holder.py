@@ -26,6 +26,7 @@ INSIDE = "--inside"
 ASK_END_S = 6.0
 """For salloc to give back what it holds once its command has ended."""
 SCANCEL_S = 10.0
+LOOK_MS = 250
 _NUMBER = re.compile(r"job allocation (\d+)")
 
 
@@ -65,13 +66,11 @@ class Holder:
         assert out is not None
         assert err is not None
         streams: dict[int, IO[bytes]] = {out.fileno(): out, err.fileno(): err}
-        # The command inside keeps the streams open where salloc is killed.
-        ended = os.pidfd_open(self.salloc.pid)
         poll = select.poll()
-        for fd in (0, ended, *streams):
+        for fd in (0, *streams):
             poll.register(fd, select.POLLIN)
         while streams:
-            ready = [fd for fd, _ in poll.poll()]
+            ready = [fd for fd, _ in poll.poll(LOOK_MS)]
             for fd in [fd for fd in ready if fd in streams]:
                 data = os.read(fd, 1 << 16)
                 self.take(fd, data, fd == out.fileno())
@@ -79,7 +78,8 @@ class Holder:
                     poll.unregister(fd)
                     del streams[fd]
             over = 0 in ready and not os.read(0, 4096)
-            if over or ready == [ended]:
+            # The command inside keeps the streams open where salloc is killed.
+            if over or (not ready and self.salloc.poll() is not None):
                 return
 
     def take(self, fd: int, data: bytes, of_inside: bool) -> None:

@@ -40,6 +40,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.cluster.remote.pidfd import pidfd_open
 from pytest_mnode.world import binding, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
@@ -136,7 +137,7 @@ class WatchfulAgent(LocalElasticAgent):
                 master_listen_fd=self.listening.detach(),
             )
         self._pids = {int(local): int(pid) for local, pid in ids.items()}
-        self._fds = {os.pidfd_open(pid): local for local, pid in self._pids.items()}
+        self._fds = {pidfd_open(pid): local for local, pid in self._pids.items()}
         self._outputs: dict[int, list[int]] = {}
         self._poll = select.poll()
         for fd in (*self._fds, self._captured_r, self.agent.fileno()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import subprocess
 import tempfile
 import time
 from dataclasses import replace
@@ -13,8 +15,9 @@ import pytest
 
 from pytest_mnode.cluster.hostfile import parse_hosts
 from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.ssh import SSH_COMMAND, Ssh
-from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.cluster.remote.openssh import SSH_COMMAND
+from pytest_mnode.cluster.ssh import Ssh
+from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.cluster.remote.test_looking import WELL
 
@@ -33,6 +36,18 @@ for target; do :; done
 echo "some debug line" >&2
 echo "$target: Permission denied (publickey)." >&2
 exit 255
+"""
+
+
+# In place of ssh to this very machine; a file "closed" refuses connections.
+THIS = """\
+#!/bin/sh
+for last; do :; done
+case " $* " in *" -M "*) ;; *) exec sh -c "$last" ;; esac
+if [ -e "{directory}/closed" ]; then echo "$last: Connection refused" >&2; exit 255; fi
+echo "$$" >> "{directory}/masters"
+for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
+exec sleep 300
 """
 
 
@@ -154,3 +169,35 @@ def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
     with pytest.raises(UsageError, match="--mnode-shared-dir="):
         Ssh(hosts, SPEC, run_dir=str(run_dir), root=tmp_path, shared_dir=shared).start()
     assert not [path for path in made if Path(path).exists()]
+
+
+def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, THIS.format(directory=tmp_path), monkeypatch)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    launcher = made(tmp_path, "n1")
+    losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    launcher.watch(lambda name, why: losses.put((name, why)))
+
+    def lose() -> None:
+        psutil.Process(int((tmp_path / "masters").read_text().split()[-1])).kill()
+        assert losses.get(timeout=10)[1].startswith("the connection was lost: ")
+        with pytest.raises(NodeLostError, match="is not there: the connection was lost"):
+            launcher.commands(launcher.nodes, ["true"])
+
+    try:
+        launcher.start()
+        [node] = launcher.nodes
+        lose()
+        launcher.power_on(node)  # the spec names no command for it
+        [command] = launcher.commands([node], ["echo", "on"])
+        assert subprocess.check_output(command, timeout=30) == b"on\n"
+        lose()
+        (tmp_path / "closed").touch()
+        with pytest.raises(ClusterError, match="the spec names no command for it"):
+            launcher.power_on(node)
+        with pytest.raises(NodeLostError, match="is not there: n1: Connection refused"):
+            launcher.commands([node], ["true"])
+    finally:
+        launcher.close()

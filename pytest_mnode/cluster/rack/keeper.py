@@ -20,6 +20,7 @@ from typing import NoReturn
 from pytest_mnode.cluster.rack import cgroups, namespaces
 from pytest_mnode.cluster.rack.inside import Inside
 from pytest_mnode.cluster.rack.protocol import PACKET_BYTES, Reply, Setup, decode, encode
+from pytest_mnode.cluster.remote.pidfd import pidfd_open
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
     namespaces.set_process_name("mnode-keeper")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # how the controller closes
     try:
-        controller = os.pidfd_open(setup.controller_pid)
+        controller = pidfd_open(setup.controller_pid)
     except ProcessLookupError:
         controller = None
     # A pid that went to somebody else meanwhile is not our parent's.
@@ -52,7 +53,7 @@ def keep(controller: int, channel: socket.socket, setup: Setup) -> None:
     try:
         namespaces.leave_host(setup.rootless)
         inside = fork_inside(channel, setup)
-        await_first([controller, os.pidfd_open(inside)], channel)
+        await_first([controller, pidfd_open(inside)], channel)
     except OSError as error:
         channel.send(encode(Reply(0, str(error))))
         sys.exit(1)

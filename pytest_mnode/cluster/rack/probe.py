@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 from pytest_mnode.cluster.rack import mounts, namespaces
+from pytest_mnode.cluster.remote.pidfd import pidfd_open
 from pytest_mnode.errors import UsageError
 
 MODES = ("auto", "root", "rootless")
@@ -68,7 +69,7 @@ def unavailable(mode: str = "auto") -> str | None:
 def _try(rootless: bool) -> str:
     """ "ok", or the reason why not; leaves the calling process in other namespaces."""
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(pidfd_open(os.getpid()))
         namespaces.leave_host(rootless)
         inside_read, inside_write = os.pipe()
         child = os.fork()

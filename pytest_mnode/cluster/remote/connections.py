@@ -130,9 +130,9 @@ class Connections:
     def _lose(self, name: str, why: str) -> None:
         with self._news:
             held = self._held.get(name)
-            was_up = held is not None and not held.why
-            if held is not None:
-                held.why, held.answered = held.why or why, True
+            was_up = held is not None and held.answered and not held.why
+            if held is not None and (was_up or not held.answered):
+                held.why, held.answered = why, True
             self._news.notify_all()
         if was_up:
             self._on_lost(name, why)

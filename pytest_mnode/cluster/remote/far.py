@@ -175,7 +175,7 @@ class Far:
         parent = os.getpid()
         self.child = os.fork()
         if self.child == 0:
-            run(order, [pipes[0][0], pipes[1][1], pipes[2][1]], parent)
+            become(order, [pipes[0][0], pipes[1][1], pipes[2][1]], parent)
         os.close(pipes[0][0])
         self.child_input = pipes[0][1]
         os.set_blocking(self.child_input, False)
@@ -234,6 +234,8 @@ class Far:
             return
         for pid in descendants(os.getpid()):
             kill(pid, signal.SIGKILL)
+        if len(self.out) >= ROOM_BYTES:  # nothing is read now: that is no silence of theirs
+            self.ended_at = time.monotonic()
         if self.outputs and time.monotonic() > self.ended_at + DRAIN_S:
             for fd in list(self.outputs):  # held by a process that is not below here
                 self.close_output(fd)
@@ -282,15 +284,43 @@ def surroundings(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, st
     return kept | {name: own[name] for name in names if name in own}
 
 
-def run(order: dict[str, object], fds: list[int], parent: int) -> None:
-    """In the forked child: become the command."""
-    argv, env, where = order["argv"], order["env"], order["where"]
-    assert isinstance(argv, list)
-    assert isinstance(env, dict)
-    env = surroundings(env, os.environ)
-    for target, fd in enumerate(fds):
-        os.dup2(fd, target)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+def encoded(text: object) -> bytes:
+    """As the near end had it, whatever this machine's locale: that sends bytes as UTF-8."""
+    return str(text).encode("utf-8", "surrogateescape")
+
+
+def decoded(data: bytes) -> str:
+    """The same back."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def become(order: dict[str, object], fds: list[int], parent: int) -> None:
+    """In the forked child: become the command, or say why not; never return."""
+    status, why = 125, ""
+    try:
+        for target, fd in enumerate(fds):
+            os.dup2(fd, target)
+        status, why = run(order, parent)
+    except BaseException as error:
+        why = f"cannot run it: {type(error).__name__}: {error}"
+    try:
+        os.write(2, f"{order.get('where')}: {why}\n".encode(errors="replace"))
+    finally:
+        os._exit(status)  # the far end's own way on from here ends with 0
+
+
+def run(order: dict[str, object], parent: int) -> tuple[int, str]:
+    """Become the command; status and reason where that cannot be."""
+    words, sent = order["argv"], order["env"]
+    assert isinstance(words, list)
+    assert isinstance(sent, dict)
+    argv = [encoded(word) for word in words]
+    own = {decoded(name): decoded(value) for name, value in os.environb.items()}
+    env = {encoded(n): encoded(value) for n, value in surroundings(sent, own).items()}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  as many as are open, not may be
+        with contextlib.suppress(OSError):
+            if int(name) > 2:
+                os.close(int(name))
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
@@ -300,17 +330,15 @@ def run(order: dict[str, object], fds: list[int], parent: int) -> None:
     if os.getppid() != parent:
         os._exit(125)
     try:
-        os.chdir(str(order["cwd"]))
+        os.chdir(encoded(order["cwd"]))
     except OSError:
         os.chdir("/")
     try:
         os.execvpe(argv[0], argv, env)
     except FileNotFoundError:
-        status, why = 127, f"no such command: {argv[0]}"
+        return 127, f"no such command: {words[0]}"
     except OSError as error:
-        status, why = 126, f"cannot run {argv[0]}: {error.strerror}"
-    os.write(2, f"{where}: {why}\n".encode())
-    os._exit(status)
+        return 126, f"cannot run {words[0]}: {error.strerror}"
 
 
 def main() -> None:

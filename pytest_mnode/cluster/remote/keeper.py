@@ -17,32 +17,90 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+if __package__:
+    from pytest_mnode.cluster.remote import ending
+else:  # run by path: this folder is sys.path[0]
+    import ending  # type: ignore[import-not-found,no-redef]
 
 POLL_S = 0.02
 END_S = 1.0
 REMOVE_S = 6.0
 """What still runs on nodes may write there until it has seen that the connection is gone."""
+AGAIN_AT_ONCE = 8
+"""Of those that an sshd dropped: from 10 that have not said who they are it drops some
+(MaxStartups), and a jump host has the connections of all nodes to take at once."""
+AGAIN_S = 0.5
+TRIES = 6
 
 
 @dataclass(slots=True)
 class Connection:
-    """ssh as the master of one connection."""
+    """ssh as the master of one connection.
 
-    program: subprocess.Popen[bytes]
-    errors: IO[bytes]
+    program: None while it waits for its turn to be tried again, from `since` on.
+    """
+
+    argv: Sequence[str]
     socket: Path
     until: float
+    program: subprocess.Popen[bytes] | None = None
     up: bool = False
+    tries: int = 0
+    since: float = 0.0
+    why: str = ""
 
-    def last_words(self) -> str:
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    @property
+    def said(self) -> Path:
+        """What ssh prints; open for as long as it takes to start: there may be many of us."""
+        return self.socket.with_name(f"{self.socket.name}.said")
+
+    def start(self) -> None:
+        """Raises OSError, or SubprocessError."""
+        self.socket.unlink(missing_ok=True)  # of a connection that was lost
+        self.tries += 1
+        with self.said.open("wb") as errors:
+            self.program = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+                # ssh to a jump host is not told of BatchMode: it would ask in a window.
+                env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
+                preexec_fn=die_with_parent,  # noqa: PLW1509  there is one thread
+            )
+
+    def ended(self) -> bool:
+        """Whether ssh has; it is not reaped, so that its group has its number still."""
+        assert self.program is not None
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.program.pid, how) is not None
+
+    def signal(self, number: int) -> None:
+        """To ssh, and to its own ssh to a jump host."""
+        if self.program is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.program.pid, number)
+
+    def bury(self) -> int:
+        """Nothing of it is left; its status."""
+        assert self.program is not None
+        self.signal(signal.SIGKILL)
+        code, self.program = self.program.wait(), None
+        return code
+
+    def words(self) -> list[str]:
+        """What ssh has said."""
+        try:
+            return self.said.read_bytes().decode(errors="replace").splitlines()
+        except OSError:
+            return []
 
 
 class Keeper:
@@ -66,23 +124,14 @@ class Keeper:
                     self.obey(json.loads(line))
             for name in list(self.held):
                 self.look_at(name)
+            self.try_again()
 
     def obey(self, order: dict[str, Any]) -> None:
         match order:
             case {"connect": name, "argv": argv, "socket": socket, "within_s": within_s}:
                 self.end(name)
-                Path(socket).unlink(missing_ok=True)  # of a connection that was lost
-                errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the connection
-                program = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,  # noqa: PLW1509  there is one thread
-                )
-                until = time.monotonic() + within_s
-                self.held[name] = Connection(program, errors, Path(socket), until)
+                self.held[name] = Connection(argv, Path(socket), time.monotonic() + within_s)
+                self.start(name)
             case {"end": name}:
                 self.end(name)
             case {"remove": paths}:
@@ -90,20 +139,48 @@ class Keeper:
             case {"done": _}:
                 self.done = True
 
+    def start(self, name: str) -> None:
+        one = self.held[name]
+        try:
+            one.start()
+        except (OSError, subprocess.SubprocessError) as error:
+            self.failed(name, f"cannot start {one.argv[0]} on this machine: {reason(error)}")
+
+    def failed(self, name: str, why: str) -> None:
+        del self.held[name]
+        tell({"failed": name, "why": why})
+
     def look_at(self, name: str) -> None:
         one = self.held[name]
-        code = one.program.poll()
-        if code is not None:
-            del self.held[name]
-            why = one.last_words() or f"ssh ended with status {code}"
-            tell({"ended" if one.up else "failed": name, "why": why})
+        late = time.monotonic() > one.until
+        if one.program is None:
+            if late:
+                self.failed(name, one.why)
+        elif one.ended():
+            code, said = one.bury(), one.words()
+            one.why = ending.why_not_there(said) or f"ssh ended with status {code}"
+            if one.up:
+                del self.held[name]
+                tell({"ended": name, "why": one.why})
+            elif ending.was_dropped(said) and one.tries < TRIES and not late:
+                one.since = time.monotonic() + AGAIN_S
+            else:
+                self.failed(name, one.why)
         elif not one.up and one.socket.exists():
             one.up = True
             tell({"up": name})
-        elif not one.up and time.monotonic() > one.until:
-            del self.held[name]
-            one.program.kill()
-            tell({"failed": name, "why": one.last_words() or "no connection in time"})
+        elif not one.up and late:
+            one.bury()
+            self.failed(name, ending.why_not_there(one.words()) or "no connection in time")
+
+    def try_again(self) -> None:
+        """A few at a time, in the order in which they were dropped."""
+        trying = sum(not one.up and one.tries > 1 for one in self.held.values() if one.program)
+        now = time.monotonic()
+        due = [name for name, one in self.held.items() if not one.program and one.since < now]
+        due.sort(key=lambda name: self.held[name].since)
+        for name in due[: max(0, AGAIN_AT_ONCE - trying)]:
+            self.start(name)
 
     def end(self, name: str) -> None:
         if (one := self.held.pop(name, None)) is not None:
@@ -120,17 +197,19 @@ class Keeper:
             time.sleep(0.5)
 
 
-def finish(connections: list[Connection]) -> None:
-    for one in connections:
-        one.program.terminate()
+def finish(connections: Sequence[Connection]) -> None:
+    running = [one for one in connections if one.program is not None]
+    for one in running:
+        one.signal(signal.SIGTERM)
     end = time.monotonic() + END_S
-    for one in connections:
-        try:
-            one.program.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.program.kill()
-            one.program.wait()
-        one.errors.close()
+    while not all(one.ended() for one in running) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    for one in running:
+        one.bury()
+
+
+def reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def tell(what: dict[str, str]) -> None:

@@ -20,13 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if __package__:
-    from pytest_mnode.cluster.remote import ending, far
+    from pytest_mnode.cluster.remote import ending, far, pidfd, sending
 else:  # run by path: this folder is sys.path[0]
     import ending  # type: ignore[import-not-found,no-redef]
     import far  # type: ignore[import-not-found,no-redef]
+    import pidfd  # type: ignore[import-not-found,no-redef]
+    import sending  # type: ignore[import-not-found,no-redef]
 
 LOST = 255
-BOOTSTRAP = 'f=open(0,"rb",0,closefd=False);exec(f.readline())'
 ATOMIC_BYTES = 4096
 """A pipe that is ready for writing takes so many without blocking (PIPE_BUF)."""
 START_S = 30.0
@@ -35,27 +36,6 @@ PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
-OF_THE_SESSION = (
-    *("SSH_", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
-    *("XDG_RUNTIME_DIR", "XDG_SESSION_", "XDG_SEAT", "XDG_VTNR"),
-)
-"""Beginnings of variables that mean something on this machine only. Other XDG_ ones name places
-of the user's choice (XDG_CACHE_HOME)."""
-
-
-def source() -> bytes:
-    """What BOOTSTRAP reads: a line that reads the program, and the program."""
-    text = Path(far.__file__).read_bytes()
-    read = (
-        f"b=b''\nwhile len(b)<{len(text)}:\n c=f.read({len(text)}-len(b))\n"
-        " if not c:raise SystemExit\n b+=c\nexec(compile(b,'far','exec'))"
-    )
-    return f"exec({read!r})\n".encode() + text
-
-
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What of the caller's environment a command has on a node."""
-    return {name: value for name, value in env.items() if not name.startswith(OF_THE_SESSION)}
 
 
 class Near:
@@ -142,6 +122,11 @@ class Near:
         if not data:
             self.complaints = -1
 
+    def take_complaints(self) -> None:
+        """Read all that is there."""
+        while self.complaints >= 0 and select.select([self.complaints], [], [], 0)[0]:
+            self.read_complaints()
+
     def read_far(self) -> None:
         data = os.read(self.from_far, far.CHUNK_BYTES)
         if not data:
@@ -155,6 +140,8 @@ class Near:
             if not hello:
                 return
             self.greeted = True
+            self.take_complaints()
+            self.said.clear()  # of a login shell, or of what was waited for: of no loss to come
         for kind, payload in self.frames.feed(data):
             if kind == far.OUT:
                 self.shown[1] += payload
@@ -210,21 +197,13 @@ class Near:
             code: int | None = self.ssh.wait(2.0)
         except subprocess.TimeoutExpired:
             code = None
-        while self.complaints >= 0 and select.select([self.complaints], [], [], 0)[0]:
-            self.read_complaints()
+        self.take_complaints()
         self.lost = ending.how_it_ended(code, self.printed(), self.greeted)
 
     def printed(self) -> list[str]:
         """What ssh, and the node before our program, have said."""
         said = b"" if self.greeted else self.greeting
         return (said + b"\n" + bytes(self.said)).decode(errors="replace").splitlines()
-
-
-def directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # removed meanwhile
-        return "/"
 
 
 def start(way: Mapping[str, object]) -> subprocess.Popen[bytes]:
@@ -237,6 +216,8 @@ def start(way: Mapping[str, object]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        # ssh to a jump host is not told of BatchMode, and would ask for a password in a window.
+        env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
         preexec_fn=die_with_parent,  # noqa: PLW1509  there is one thread
     )
 
@@ -245,23 +226,33 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
+def over(node: str) -> int:
+    sys.stderr.write(f"{node}: the run that made this command is over\n")
+    return LOST
+
+
 def main(arguments: Sequence[str]) -> int:
     config, node, *argv = arguments
     try:
-        told = json.loads(Path(config).read_text())
-        way = told["ways"][node]
-        keeper = os.pidfd_open(told["keeper"]) if told["keeper"] else None
+        settings = json.loads(Path(config).read_text())
+        way = settings["ways"][node]
     except (OSError, ValueError, KeyError):
-        sys.stderr.write(f"{node}: the run that made this command is over\n")
+        return over(node)
+    try:
+        keeper = pidfd.pidfd_open(settings["keeper"]) if settings["keeper"] else None
+    except ProcessLookupError:
+        return over(node)
+    except OSError as error:
+        sys.stderr.write(f"{node}: {error.filename} on this machine: {error.strerror}\n")
         return LOST
-    order = {"argv": argv, "env": environment(os.environ), "cwd": directory(), "where": node}
-    first = source() + far.frame(far.ORDER, json.dumps(order).encode())
+    sending.give_back_files(settings.get("open_files"))
+    first = sending.source() + sending.order(node, argv)
     near = Near(start(way), keeper, first)
     status = near.serve()
     if near.lost:
         sys.stderr.write(f"{node}: {near.lost}\n")
         sys.stderr.flush()
-    near.ssh.kill()
+    near.ssh.kill()  # and none with it: srun leaves it to a child of its own to end the step
     os._exit(status)
 
 

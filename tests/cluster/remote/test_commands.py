@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -10,39 +9,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pytest_mnode.cluster.remote import far, near
-
-LIMIT_S = 30.0
-Way = Callable[..., list[str]]
-
-
-@pytest.fixture
-def way(tmp_path: Path) -> Way:
-    """way(argv, shell=…): the local command that runs argv at the far end."""
-
-    def way(argv: list[str], shell: str = "", keeper: int | None = None) -> list[str]:
-        far_end = shlex.join([sys.executable, "-I", "-S", "-c", near.BOOTSTRAP])
-        command = ["sh", "-c", shell or f"echo Welcome; {far_end}; exit $?"]
-        config = tmp_path / f"{uuid.uuid4().hex}.json"
-        config.write_text(json.dumps({"keeper": keeper, "ways": {"n1": {"command": command}}}))
-        python = [sys.executable, "-S", "-E", "-s", str(Path(near.__file__))]
-        return [*python, str(config), "n1", *argv]
-
-    return way
-
-
-def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    settings: dict[str, object] = {"capture_output": True, "text": True, "timeout": LIMIT_S}
-    done: subprocess.CompletedProcess[str] = subprocess.run(  # type: ignore[call-overload]
-        command, check=False, **{**settings, **options}
-    )
-    return done
+from pytest_mnode.cluster.remote import far, near, sending
+from tests.cluster.remote.ways import LIMIT_S, Way, run
 
 
 def test_arguments_streams_environment_and_directory_are_the_callers(
@@ -72,7 +45,7 @@ def test_what_is_of_the_session_stays_here(way: Way) -> None:
     done = run(way(["env"]), env=env)
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
     assert "XDG_CACHE_HOME" in names  # a place of the user's choice
-    assert not {name for name in names if name.startswith(near.OF_THE_SESSION)}
+    assert not {name for name in names if name.startswith(sending.OF_THE_SESSION)}
 
 
 @pytest.mark.parametrize(
@@ -88,8 +61,19 @@ def test_a_command_that_is_not_there(way: Way) -> None:
     assert (done.returncode, done.stderr) == (127, "n1: no such command: no-such-command\n")
 
 
-def test_a_directory_that_is_not_there_becomes_root(way: Way) -> None:
-    assert run(way(["pwd"]), cwd=f"/proc/{os.getpid()}/task").stdout != ""
+@pytest.mark.parametrize("gone", ["here", "there"])
+def test_a_directory_that_is_not_there_becomes_root(way: Way, tmp_path: Path, gone: str) -> None:
+    """Removed before the near end looks, or by it: the far end's is another machine's."""
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    remove = shlex.join(["rmdir", str(directory)])
+    if gone == "there":
+        far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+        command = way(["pwd"], f"{remove}; exec {far_end}")
+    else:
+        command = ["sh", "-c", f"{remove}; exec {shlex.join(way(['pwd']))}"]
+    done = run(command, cwd=directory)
+    assert (done.stdout, done.stderr, done.returncode) == ("/\n", "", 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.cluster.remote.asking import Asked, why_silent
-from pytest_mnode.cluster.remote.ending import how_it_ended, how_silent
+from pytest_mnode.cluster.remote.ending import (
+    how_it_ended,
+    how_silent,
+    was_dropped,
+    why_not_there,
+)
 
 CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
 NO_PYTHON = "execve(): /no/python: No such file or directory"
@@ -53,6 +58,41 @@ def test_a_python_that_is_not_there_has_the_same_remedy_on_slurm() -> None:
     assert why_silent("n1", Asked(255, "", f"n1: {line}\n"), 60.0) == (
         f"no Python started there ({NO_PYTHON}); name the Python of the nodes by --mnode-python"
     )
+
+
+KEX = "kex_exchange_identification: Connection closed by remote host"
+NOBODY = "Connection closed by UNKNOWN port 65535"
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "dropped"),
+    [
+        ([], "", False),
+        (["n1: Permission denied (publickey).", ""], "n1: Permission denied (publickey).", False),
+        (
+            ["ssh: connect to host jump port 22: Connection refused\r", KEX, NOBODY],
+            "ssh: connect to host jump port 22: Connection refused",
+            False,
+        ),
+        (
+            ["channel 0: open failed: connect failed: No route to host",
+             "stdio forwarding failed", NOBODY],
+            "channel 0: open failed: connect failed: No route to host",
+            False,
+        ),
+        # A jump host that has too many at once, and a node itself.
+        ([KEX, "Connection closed by 10.0.0.9 port 22", KEX, NOBODY],
+         "Connection closed by 10.0.0.9 port 22", True),
+        (["kex_exchange_identification: read: Connection reset by peer",
+          "Connection reset by 10.0.0.9 port 22"], "Connection reset by 10.0.0.9 port 22", True),
+        ([KEX, NOBODY], NOBODY, True),
+        # One that knows who came, and wants him not.
+        (["Connection closed by 10.0.0.9 port 22"], "Connection closed by 10.0.0.9 port 22", False),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_connection(said: list[str], line: str, dropped: bool) -> None:
+    assert why_not_there(said) == line
+    assert was_dropped(said) is dropped
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,17 @@
-"""What of a far end's own surroundings a command has."""
+"""The far end alone: what a command has of its surroundings, and what is told of its end."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from pytest_mnode.cluster.remote import far
 from pytest_mnode.cluster.remote.far import surroundings
+from tests.cluster.remote.ways import LIMIT_S
 
 SENT = {"HOME": "/home/ada", "CUDA_VISIBLE_DEVICES": "0", "TMPDIR": "/tmp/7"}
 
@@ -24,3 +33,37 @@ def test_without_slurm_they_are_as_sent() -> None:
     assert surroundings(SENT | {"SSH_CONNECTION": "a"}, own | {"SSH_CONNECTION": "b"}) == (
         SENT | {"SSH_CONNECTION": "b"}
     )
+
+
+def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
+    """What a far end alone answers to an order, read so late."""
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", far.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write(far.frame(far.ORDER, json.dumps(order).encode()))
+    program.stdin.flush()
+    time.sleep(late_s)
+    _, _, data = program.stdout.read().partition(far.HELLO)
+    program.stdin.close()
+    program.wait(LIMIT_S)
+    program.stdout.close()
+    return far.Frames().feed(data)
+
+
+def test_one_that_cannot_be_started_has_not_ended_well() -> None:
+    """No variable can hold what this one is to; whatever keeps a command from running is told."""
+    order = {"argv": ["true"], "env": {"A": "a\0b"}, "cwd": "/", "where": "n1"}
+    frames = dict(of_the_far_end(order))
+    assert frames[far.EXIT] == b"125"
+    assert frames[far.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
+
+
+def test_a_caller_that_reads_late_gets_the_end_of_a_command_that_is_over() -> None:
+    """It ends while its last output waits in its pipe, for longer than such pipes are drained."""
+    count = far.ROOM_BYTES + (124 << 10)
+    order = {"argv": ["head", "-c", str(count), "/dev/zero"], "env": dict(os.environ)}
+    frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, far.DRAIN_S + 1.5)
+    assert sum(len(payload) for kind, payload in frames if kind == far.OUT) == count
+    assert dict(frames)[far.EXIT] == b"0"
