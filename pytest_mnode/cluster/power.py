@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+import signal
 import subprocess
+import tempfile
 
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.errors import ClusterError
@@ -27,15 +31,7 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
         )
     words = argv(power.switch_off if what == "off" else power.switch_on, node.name)
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=power.command_within_s,
-            check=False,
-        )
+        code, said = _run(words, power.command_within_s)
     except OSError as error:
         raise ClusterError(f"power.switch_{what}: {words[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
@@ -43,10 +39,34 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
         raise ClusterError(
             f"power.switch_{what}: {words[0]} for {node.name} had not ended after {limit:g} s"
         ) from None
-    if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    if code != 0:
         last = said[-1] if said else "it said nothing"
         raise ClusterError(
-            f"power.switch_{what}: {words[0]} for {node.name} ended with {done.returncode}: {last}"
+            f"power.switch_{what}: {words[0]} for {node.name} ended with {code}: {last}"
         )
     return power
+
+
+def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
+    """Status of a command, and the lines it printed, of its errors where there are some.
+
+    Into files, so that what it leaves in the background, such as a virtual machine, is not waited
+    for. Ended past its limit, with all that it started.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        program = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            code = program.wait(limit_s)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+            raise
+        for file in (err, out):
+            file.seek(0)
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+            if any(lines):
+                return code, [line for line in lines if line]
+        return code, []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_mnode.cluster import power
@@ -42,6 +44,30 @@ def test_what_goes_wrong_in_one_line(command: str, message: str) -> None:
     section = section_of(command, command, "0.2 s")
     with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
         power.switch(section, "off", NODE)
+
+
+def test_what_it_leaves_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
+    """A virtual machine, or a program that powers on when asked once more."""
+    note = tmp_path / "pid"
+    on = f"sh -c 'sleep 60 & echo $! > {note}; echo {{node}} started'"
+    section = section_of("true {node}", on, "10 s")
+    assert power.switch(section, "on", NODE) is section
+    left = psutil.Process(int(note.read_text()))
+    assert left.is_running()
+    left.kill()
+
+
+def test_one_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    section = section_of(
+        "true {node}", f"sh -c 'sleep 60 & echo $! > {note}; wait' {{node}}", "1 s"
+    )
+    with pytest.raises(ClusterError, match="had not ended after 1 s"):
+        power.switch(section, "on", NODE)
+    end = time.monotonic() + 10
+    while psutil.pid_exists(int(note.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_spec_that_names_no_command() -> None:

@@ -25,6 +25,11 @@ def mistaken(looks: Mapping[str, Look], addresses: Mapping[str, str]) -> dict[st
                 f"its address is {address}, which is every node's own; name it by one at which "
                 "the other nodes reach it"
             )
+        elif _needs_a_scope(address):
+            problems[given] = (
+                f"its address is {address}, which is good on one link only, by the name that each "
+                "machine has for that link; name it by one at which the other nodes reach it"
+            )
         elif (first := taken.setdefault(address, given)) != given:
             problems[given] = (
                 f"its address is {address}, and so is {first}'s; ranks need one that is its own, "
@@ -40,6 +45,15 @@ def _same_name(first: str, known: Look, look: Look) -> str:
     if known.boot == look.boot:
         return f"it is one machine with {first}: {look.hostname}"
     return f"it calls itself {look.hostname}, as {first} does; give them names of their own"
+
+
+def _needs_a_scope(address: str) -> bool:
+    """Of IPv4, such addresses are good wherever packets get by themselves."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return found.version == 6 and found.is_link_local
 
 
 def _is_loopback(address: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import platform
 import sys
@@ -82,9 +83,14 @@ class Look:
 
     @property
     def reached_at(self) -> str | None:
-        """The node's address that ssh came to; None where it did not."""
+        """The node's address that ssh came to; None where it did not, or where that is none: sshd
+        says UNKNOWN where its socket is no connection, as behind some proxies."""
         words = self.connection.split()
-        return words[2].partition("%")[0] if len(words) == 4 else None
+        address = words[2].partition("%")[0] if len(words) == 4 else ""
+        try:
+            return None if ipaddress.ip_address(address).is_unspecified else address
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

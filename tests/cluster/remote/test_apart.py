@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.cluster.remote.apart import mistaken
+from pytest_mnode.cluster.remote.looking import Look
 from tests.cluster.remote.test_looking import WELL
 
 ONE = replace(WELL, boot="b1")
@@ -43,6 +44,17 @@ def test_an_address_that_others_cannot_use(address: str) -> None:
         "other nodes reach it"
     }
     assert mistaken({"a": ONE}, {"a": address}) == {}
+
+
+@pytest.mark.parametrize("others", [{}, {"b": TWO}], ids=["alone", "among others"])
+def test_an_address_that_is_of_one_link(others: dict[str, Look]) -> None:
+    problems = mistaken({"a": ONE} | others, FAR | {"a": "fe80::1"})
+    assert problems == {
+        "a": "its address is fe80::1, which is good on one link only, by the name that each machine "
+        "has for that link; name it by one at which the other nodes reach it"
+    }
+    # Two machines on a cable, say.
+    assert mistaken({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}
 
 
 def test_an_address_that_several_have() -> None:

@@ -38,6 +38,21 @@ def test_a_node_that_is_well() -> None:
 
 
 @pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        ("fd00::9 5 fd00::1 22", "fd00::1"),
+        ("fe80::9%eth0 5 fe80::1%eth0 22", "fe80::1"),
+        ("UNKNOWN 65535 UNKNOWN 65535", None),
+        ("10.0.0.9 5 0.0.0.0 22", None),
+        ("10.0.0.9 5 :: 22", None),
+        ("10.0.0.9 5 [::] 3022", None),
+    ],
+)
+def test_where_ssh_came_to(connection: str, address: str | None) -> None:
+    assert replace(WELL, connection=connection).reached_at == address
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (
