@@ -35,27 +35,25 @@ def judged_loss(
     if lost.at_s is None:
         return [Wrong(FATE, None, source, note=window.problem or "no node was switched off")]
     gang, limit = window.gang("B"), promise.lost_within_s
-    seen = window.seen(gang)
-    first_life = _first_life(seen)
+    # What comes after that, clearing up did.
+    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    life = _life_at(seen, lost.at_s)
     left = next(
         (
             one.look.answered_s
             for one in seen
             if one.look.asked_s >= lost.at_s
-            and (one.state in (State.WAITING, State.OVER) or _anew(one, first_life))
+            and (one.state in (State.WAITING, State.OVER) or _anew(one, life))
         ),
         None,
     )
-    beats = [b for b in window.beats(gang) if b.life == first_life and b.at_s > lost.at_s]
+    beats = [b for b in window.beats(gang) if b.life == life and b.at_s > lost.at_s]
     who = window.who(gang)
     if left is None:
         waited = seen[-1].look.answered_s - lost.at_s if seen else 0.0
         value = waited if waited > limit else None
-        note = (
-            f"{who}: still {seen[-1].state.value} {waited:.1f} s after {lost.node} died"
-            if seen
-            else ""
-        )
+        state = seen[-1].state.value if seen else "not seen"
+        note = f"{who}: still {state} {waited:.1f} s after {lost.node} died"
         return [
             Figure(OFF, value, "s", limit, source=f"{KEY}.lost_within", culprit=note, note=note),
             Wrong(
@@ -80,8 +78,15 @@ def judged_loss(
         ),
         outlived,
     ]
-    again = next((o for o in seen if o.state is State.WHOLE and o.life > first_life), None)
-    came_to, known = _came_to(window, gang, first_life)
+    again = next(
+        (
+            one
+            for one in seen
+            if one.state is State.WHOLE and one.life > life and one.look.answered_s >= left
+        ),
+        None,
+    )
+    came_to, known = _came_to(window, gang, life)
     wrong = came_to not in (
         {"requeued", "cancelled"} if promise.node_loss == "either" else {promise.node_loss}
     )
@@ -94,7 +99,7 @@ def judged_loss(
         stayed = again is not None and came_to == "requeued"
         value = again.look.answered_s - left if again is not None and stayed else None
         if again is None:
-            waited = window.over_s - left
+            waited = window.known_until_s - left
             value = waited if waited > limit else None
         back = Figure(AGAIN, value, "s", limit, source=f"{KEY}.lost_within", culprit=who, note=fate)
         findings += unless_others(window, [back])
@@ -105,19 +110,21 @@ def bereft_lives(lost: Lost) -> dict[int, float]:
     """The life that lost its node, and when; none where it did not come to that."""
     if lost.at_s is None:
         return {}
-    return {_first_life(lost.window.seen(lost.window.gang("B"))): lost.at_s}
+    return {_life_at(lost.window.seen(lost.window.gang("B")), lost.at_s): lost.at_s}
 
 
-def _first_life(seen: Sequence[Seen]) -> int:
-    return next((one.life for one in seen if one.state is State.WHOLE), 0)
+def _life_at(seen: Sequence[Seen], at_s: float) -> int:
+    """Which start ran when the node was lost: by the last look before. It need not be the first:
+    one that a prolog ended is over."""
+    return next((one.life for one in reversed(seen) if one.look.answered_s <= at_s), 0)
 
 
-def _anew(one: Seen, first_life: int) -> bool:
+def _anew(one: Seen, life: int) -> bool:
     """Whether it has nodes for another start; what ends may count as the next one already."""
-    return one.life > first_life and one.state is not State.ENDING
+    return one.life > life and one.state is not State.ENDING
 
 
-def _came_to(window: Window, gang: Gang, first_life: int) -> tuple[str, bool]:
+def _came_to(window: Window, gang: Gang, life: int) -> tuple[str, bool]:
     """What became of a gang, and whether that is known.
 
     It is requeued where it is whole again, with every rank, until clearing up begins.
@@ -128,14 +135,19 @@ def _came_to(window: Window, gang: Gang, first_life: int) -> tuple[str, bool]:
     if last is None:
         return "not seen any more", True
     said = f"{last.state.value}, {last.said}"
-    if last.life == first_life:
-        return ("cancelled" if last.state is State.OVER else said), True
-    if last.state is not State.WHOLE:
-        text = f"requeued and then {said}"
-        if last.state is State.WAITING and window.others:
-            return f"{text}; somebody else uses its nodes: {listed(window.others)}", False
-        return text, True
-    heard = {(b.job, b.rank) for b in window.beats(gang) if b.life == last.life}
-    if len(heard) < gang.size:
-        return f"requeued, and {len(heard)} of {gang.size} ranks heard of that start", False
-    return "requeued", True
+    anew = last.life != life
+    if window.problem and last.state in (State.WAITING, State.ENDING):
+        came_to = f"{said}; {window.problem}", False
+    elif not anew:
+        came_to = ("cancelled" if last.state is State.OVER else said), True
+    elif last.state is State.WAITING and window.others:
+        who = listed(window.others)
+        came_to = f"requeued and then {said}; somebody else uses its nodes: {who}", False
+    elif last.state is not State.WHOLE:
+        came_to = f"requeued and then {said}", True
+    else:
+        heard = {(b.job, b.rank) for b in window.beats(gang) if b.life == last.life}
+        few = len(heard) < gang.size
+        told = f"requeued, and {len(heard)} of {gang.size} ranks heard of that start"
+        came_to = (told if few else "requeued"), not few
+    return came_to

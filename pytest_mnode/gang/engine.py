@@ -54,6 +54,7 @@ class Record:
     nodes: those it holds, one entry for each place that it has there; of one that waits none.
     said: the scheduler's own words for its state and the reason. life: how often it was restarted.
     failed: it is over, and by these words that is a failure; not where somebody ended it.
+    barred: it waits, and not for nodes: a limit of its user keeps it, or a date, or a licence.
     """
 
     job: str
@@ -62,6 +63,7 @@ class Record:
     said: str = ""
     life: int = 0
     failed: bool = False
+    barred: bool = False
 
 
 @dataclass(frozen=True, slots=True)

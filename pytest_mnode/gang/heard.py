@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 
 from pytest_mnode.gang import clocks
 from pytest_mnode.gang.beats import presences, spans
+from pytest_mnode.gang.engine import Beat
 from pytest_mnode.gang.terms import Terms, Window
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.wrong import Wrong, listed
@@ -62,3 +63,20 @@ def lives_ended(window: Window, gang: Gang) -> list[int]:
 def failure(window: Window, gang: Gang, life: int) -> str:
     """The scheduler's words for a life that failed; "" where it does not say so."""
     return next((s.said for s in window.seen(gang) if s.life == life and s.failed), "")
+
+
+def on_one_node(window: Window, gang: Gang) -> list[str]:
+    """Ranks of a gang that shared a node at any time: by one clock, so that none explains it."""
+    shared: dict[tuple[int, str], set[int]] = {}
+    of: dict[tuple[int, str], list[Beat]] = {}
+    for beat in window.beats(gang):
+        of.setdefault((beat.life, beat.node), []).append(beat)
+    for key, beats in of.items():
+        for some in presences(spans(beats)):
+            if len({(one.job, one.rank) for one in some.ranks}) > 1:
+                shared.setdefault(key, set()).update(one.rank for one in some.ranks)
+    told = []
+    for (_, node), ranks in shared.items():
+        *first, last = map(str, sorted(ranks))
+        told.append(f"ranks {', '.join(first)} and {last} on {node}, one of {gang.size} nodes")
+    return told

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.terms import KEY, Terms, Window
-from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, longest_unseen_s
+from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, by_words, stretches
 from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong, found, listed
 
 PARTS = "longest time that a gang held a part of its nodes"
 TWICE = "nodes held by two jobs at once"
+NOT_BACK = "nodes not given back"
 _ALL_OR_NONE = "a gang has all of its nodes or none"
 
 
@@ -38,8 +39,10 @@ def parts_held(window: Window, terms: Terms) -> Figure:
         value, note = None, f"between {one.at_least_s:.2f} and {one.at_most_s:.2f} s, by looks"
     if note and not too_long:
         value = None
-    culprits = found(PARTS, "", (_part(window, gang, one) for one, gang in parts)).culprit
-    return Figure(PARTS, value, "s", terms.settle_s, source=source, culprit=culprits, note=note)
+    over = [pair for pair in parts if pair[0].at_least_s > terms.settle_s > 0]
+    blamed = sorted(over or parts, key=lambda pair: pair[0].shown_s, reverse=True)
+    culprit = listed(_part(window, gang, one) for one, gang in blamed)
+    return Figure(PARTS, value, "s", terms.settle_s, source=source, culprit=culprit, note=note)
 
 
 def _part(window: Window, gang: Gang, one: Stretch) -> str:
@@ -70,7 +73,7 @@ def held_twice(window: Window) -> Wrong:
 
 def left_in_the_queue(window: Window) -> list[Wrong]:
     """Jobs that were there after all had been cancelled, and nodes that were not given back."""
-    jobs, nodes = "jobs left in the queue", "nodes not given back"
+    jobs, nodes = "jobs left in the queue", NOT_BACK
     source = f"all of it is gone {KEY}.next_within after it was cancelled"
     last = window.looks[-1] if window.looks else None
     if last is None or last.records is None:
@@ -102,15 +105,29 @@ def states(window: Window) -> list[Figure]:
                 continue
             held = f"{len(one.nodes)} of {gang.size}: {' '.join(one.nodes)}; " if one.nodes else ""
             began = f"from {one.began_s - window.began_s:+.1f} s"
+            said = _all_said(window, gang, one)
             told.append(
                 Figure(
                     f"{window.who(gang)}{_again(one)}: {one.state.value}",
                     max(0.0, one.shown_s),
                     "s",
-                    note=f"{held}{one.said}; {began}",
+                    note=f"{held}{said}; {began}",
                 )
             )
     return told
+
+
+def _all_said(window: Window, gang: Gang, one: Stretch) -> str:
+    """The scheduler's words in a state: each with its time, where there were several."""
+    within = [seen for seen in window.seen(gang) if one.began_s <= seen.look.answered_s]
+    parts = [
+        part
+        for part in stretches(within, one.before_s, by_words)
+        if part.state is one.state and part.began_s < one.latest_s and part.said
+    ]
+    if len(parts) < 2:
+        return parts[0].said if parts else one.said
+    return ", ".join(f"{part.said} {max(0.0, part.shown_s):.1f} s" for part in parts)
 
 
 def _again(one: Stretch) -> str:
@@ -119,13 +136,13 @@ def _again(one: Stretch) -> str:
 
 def unseen(window: Window) -> Figure:
     """The longest time without an answer of the scheduler: recorded."""
-    longest = longest_unseen_s(window.looks)
+    longest = window.longest_unseen_s
     return Figure("longest time between two looks", longest, "s")
 
 
 def _blind(window: Window) -> str:
     """Why a gang may have come and gone unseen; "" where it may not."""
-    longest = longest_unseen_s(window.looks)
+    longest = window.longest_unseen_s
     if longest is None:
         whys = [look.why for look in window.looks if look.why]
         said = f": {whys[-1]}" if whys else ""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from pytest_mnode.gang import holding, running, turns
 from pytest_mnode.gang.bereft import Lost, bereft_lives, judged_loss
 from pytest_mnode.gang.clocks import clocks_off
 from pytest_mnode.gang.heard import ranks_to_their_end
 from pytest_mnode.gang.terms import SMALL, Terms, Window, worst
-from pytest_mnode.gang.timeline import State
+from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.toolarge import judged_oversize
 from pytest_mnode.gang.turns import Round
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.wrong import Wrong, listed
+
+_NO_START = "it did not start in this round"
 
 
 def judged_rounds(rounds: Sequence[Round], terms: Terms) -> list[Finding]:
@@ -44,12 +47,20 @@ def judged_size(window: Window, terms: Terms) -> list[Finding]:
 
 def judged_lost(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Finding]:
     """Findings on a gang that lost a node."""
-    off = clocks_off([lost.window], terms)
+    window, off = lost.window, clocks_off([lost.window], terms)
     found = [
         *judged_loss(lost, promise, terms, off),
-        *of_a_window(lost.window, terms, off, bereft_lives(lost)),
+        *of_a_window(window, terms, off, bereft_lives(lost)),
     ]
-    return [*found, *_recorded([lost.window])]
+    if window.problem and window.not_free == (lost.node,):
+        # The node that was switched off is not there for a reason that is not the scheduler's.
+        found = [
+            replace(one, count=None, culprit=None, note=window.problem)
+            if isinstance(one, Wrong) and one.name == holding.NOT_BACK
+            else one
+            for one in found
+        ]
+    return [*found, *_recorded([window])]
 
 
 def of_a_window(
@@ -105,8 +116,16 @@ def _recorded(windows: Sequence[Window]) -> list[Finding]:
     for window, gang in small:
         start = window.first(gang, State.WHOLE)
         waited = None if start is None else start.began_s - gang.asked_s
-        note = "" if start is not None else "it did not start in this round"
+        note = "" if start is not None else _why_no_start(window, gang)
         told.append(Figure(f"{window.who(gang)}: time to its start", waited, "s", note=note))
     for window in windows:
         told += [*holding.states(window), *running.presence(window)]
     return told
+
+
+def _why_no_start(window: Window, gang: Gang) -> str:
+    over = (one for one in window.seen(gang) if one.state is State.OVER)
+    ended = next((one for one in over if one.look.answered_s <= window.over_s), None)
+    if ended is not None:
+        return f"it came and went between two looks: {ended.said}"
+    return "it was not seen to start, and was heard" if window.beats(gang) else _NO_START

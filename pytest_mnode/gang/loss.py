@@ -28,20 +28,22 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
         gang = watch.submit(Ask("B", plan.size, long_s, long_s, plan.arena, requeue=requeue))
         limit = promise.next_within_s + _HEARD_S
         watch.until(lambda: _runs(watch, gang, 0) or watch.state(gang) is State.OVER, limit)
-        if not _runs(watch, gang, 0):
+        watch.watch(_HEARD_S)
+        last = watch.last(gang)
+        if last is None or not _runs(watch, gang, last.life):
             watch.problem = (
                 f"{title}: the gang did not run, or was not heard of, so that it could lose no "
                 f"node: {watch.told([gang])}"
             )
             return
-        watch.watch(_HEARD_S)
+        life = last.life
         node = plan.order(title, sorted(watch.held(gang)))[0]
         try:
             at = stage.clock.now()
             power("off", node)
             struck.append((node, at))
             watch.note(f"{node} switched off")
-            watch.until(lambda: not _first_life(watch, gang), promise.lost_within_s)
+            watch.until(lambda: not _is_whole(watch, gang, life), promise.lost_within_s)
         except BaseException as error:
             # Also where it was not said to be off: a command that runs into its limit may have done
             # what it was to do all the same.
@@ -55,7 +57,7 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
         watch.note(f"{node} switched on")
 
         def settled() -> bool:
-            return watch.state(gang) is State.OVER or _runs(watch, gang, 1)
+            return watch.state(gang) is State.OVER or _runs(watch, gang, life + 1)
 
         watch.until(settled, promise.lost_within_s)
         watch.watch(_HEARD_S)
@@ -64,10 +66,10 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
     return Lost(window, *struck[0]) if struck else Lost(window)
 
 
-def _first_life(watch: Watch, gang: Gang) -> bool:
+def _is_whole(watch: Watch, gang: Gang, life: int) -> bool:
     """Whether it is whole as it was before."""
     last = watch.last(gang)
-    return last is not None and last.state is State.WHOLE and last.life == 0
+    return last is not None and last.state is State.WHOLE and last.life == life
 
 
 def _runs(watch: Watch, gang: Gang, life: int) -> bool:

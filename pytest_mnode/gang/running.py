@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_mnode.gang import clocks
 from pytest_mnode.gang.beats import Presence, Span, presences, spans
 from pytest_mnode.gang.engine import Beat
-from pytest_mnode.gang.heard import lives_ended
+from pytest_mnode.gang.heard import lives_ended, on_one_node
 from pytest_mnode.gang.terms import KEY, Terms, Window
 from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
 from pytest_mnode.restart.findings import Figure
@@ -35,7 +35,7 @@ def ranks_out_of_time(
     early: list[str] = []
     late: list[str] = []
     unknown = _lost(window)
-    dark = blind_gaps(window.looks)
+    dark = blind_gaps(window.looks, window.began_s)
     for gang in window.gangs:
         states = window.states(gang)
         times = _whole_times(states, terms)
@@ -50,9 +50,8 @@ def ranks_out_of_time(
             if not outside:
                 continue
             at = outside[0].at_s
-            whole_before = any(s.state is State.WHOLE and s.latest_s < at for s in states)
             now = next((s for s in reversed(states) if s.before_s <= at), None)
-            over = whole_before and (now is None or now.state is State.OVER)
+            over = now is not None and now.state is State.OVER
             how = f"{len(outside)} heartbeats" if len(outside) > 1 else "1 heartbeat"
             was = "before it was submitted" if now is None else f"while it was {_was(now, gang)}"
             text = f"{window.who(gang)}: rank {one.rank} on {one.node}, {how} {was}"
@@ -103,7 +102,7 @@ def _each(beats: Iterable[Beat]) -> list[_Rank]:
 
 
 def ranks_elsewhere(window: Window) -> Wrong:
-    """Ranks on nodes that their gang was never shown to hold in that life."""
+    """Ranks on nodes that their gang was never shown to hold in that life, or several on one."""
     wrong = []
     for gang in window.gangs:
         held = {(seen.life, node) for seen in window.seen(gang) for node in seen.nodes}
@@ -113,7 +112,8 @@ def ranks_elsewhere(window: Window) -> Wrong:
             for one in _each(window.beats(gang))
             if one.life in known and (one.life, one.node) not in held
         ]
-    return found(ELSEWHERE, "ranks run where their gang holds nodes", wrong)
+        wrong += [f"{window.who(gang)}: {text}" for text in on_one_node(window, gang)]
+    return found(ELSEWHERE, "ranks run where their gang holds nodes, one on each", wrong)
 
 
 def ranks_alone(

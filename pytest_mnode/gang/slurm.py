@@ -23,16 +23,17 @@ from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang import beating, guarding
 from pytest_mnode.gang.beats import read_beats
 from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Refused
-from pytest_mnode.gang.slurmjobs import others_of, record_of
-from pytest_mnode.gang.slurmplaces import Place, left_out
-from pytest_mnode.slurm import Slurm, SlurmError
+from pytest_mnode.gang.slurmjobs import ON, jobs_on, others_of, record_of
+from pytest_mnode.gang.slurmneeds import Needs, for_sbatch
+from pytest_mnode.gang.slurmplaces import NEVER, ONLY, Place, left_out, without
+from pytest_mnode.slurm import NodeState, Slurm, SlurmError
 from pytest_mnode.slurm.reservations import reserved_nodes
 
 NAMES = ("partition", "account", "qos", "reservation", "constraint")
 """Of `scheduler.names`: those that sbatch has options for."""
 _PLACE = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "SLURMD_NODENAME")
 _NO_SERVER = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes")
-_GUARD_LIMIT_S = 120.0
+_GUARD_LIMIT_S = guarding.SOON_S + 2 * guarding.COMMAND_S
 
 
 def options_of(names: Mapping[str, str]) -> list[str]:
@@ -68,8 +69,10 @@ class SlurmEngine:
         args: Sequence[str] = (),
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self._options = [*args, *options_of(names or {})]
-        self._place = Place.read(self._options)
+        given = [*for_sbatch(args), *options_of(names or {})]
+        self._place, self._needs = Place.read(given), Needs.read(given)
+        # Which nodes are left out is said once: the last --exclude wins.
+        self._options = without(without(given, *ONLY), *NEVER)
         self._python = python or sys.executable
         self._slurm = Slurm()
         self._submitter = Slurm(dict.fromkeys(left_out(os.environ)))
@@ -101,7 +104,9 @@ class SlurmEngine:
         """See Engine: nodes of the partitions, or the reservation, that jobs go to, and those of
         them that are idle."""
         place = replace(self._place, partitions=self._place.partitions or (self._default(),))
-        usable = place.nodes(self._slurm.nodes(), self._reserved())
+        there = self._slurm.nodes()
+        out = {*place.out([node.name for node in there]), *self._lacking(there)}
+        usable = [node for node in place.nodes(there, self._reserved()) if node.name not in out]
         free = [
             node.name
             for node in usable
@@ -112,7 +117,12 @@ class SlurmEngine:
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
         """See Engine."""
         there = self._place.unreserved(self._slurm.nodes(nodes))
-        return others_of(nodes, self._slurm.jobs(), there, self._job_name)
+        # Of these nodes only: all jobs of a large cluster take long, and meanwhile nothing is seen.
+        said = self._slurm.run(
+            *("squeue", "--all", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"),
+            *(f"--nodelist={','.join(nodes)}", ON),
+        )
+        return others_of(nodes, jobs_on(said), there, self._job_name)
 
     def submit(self, ask: Ask) -> tuple[str, ...]:
         """See Engine."""
@@ -121,10 +131,10 @@ class SlurmEngine:
     def _sbatch(self, ask: Ask, nodes: int) -> str:
         """One job; its id."""
         others: list[str] = []
-        if ask.among:
+        if ask.among or self._place.only or self._place.never:
             # Asked for once: on large clusters it is much, and nodes seldom come.
             self._names = self._names or tuple(node.name for node in self._slurm.nodes())
-            others = [name for name in self._names if name not in ask.among]
+            others = self._place.out(self._names, ask.among)
         minutes = max(1, math.ceil(ask.limit_s / 60))
         options = [
             *self._options,
@@ -181,8 +191,8 @@ class SlurmEngine:
             code = None
         if code != 0 and self._submitted:
             raise ClusterError(
-                f"jobs named {self._job_name} may be left: scancel did not end them; "
-                f"run scancel --name={self._job_name}"
+                f"jobs named {self._job_name} may be left: scancel did not end them, and is tried "
+                f"on for an hour; or run scancel --name={self._job_name}"
             )
 
     def _reserved(self) -> tuple[str, ...]:
@@ -192,6 +202,13 @@ class SlurmEngine:
         return reserved_nodes(
             self._slurm.run("scontrol", "--oneliner", "show", "reservation"), name
         )
+
+    def _lacking(self, there: Sequence[NodeState]) -> set[str]:
+        """Nodes that have not what each node of a job must have."""
+        if not self._needs.any:
+            return set()
+        text = self._slurm.run("scontrol", "--all", "--oneliner", "show", "node")
+        return {node.name for node in there} - self._needs.met(text)
 
     def _default(self) -> str:
         """The partition where jobs go that name none."""
@@ -209,9 +226,13 @@ class SlurmEngine:
         beats: list[Beat] = []
         unreadable = 0
         for path in sorted(self.directory.glob("*.beats")):
-            with path.open("rb") as file:
-                file.seek(self._read.get(path.name, 0))
-                data = file.read()
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path.name, 0))
+                    data = file.read()
+            except OSError:  # a file system that is away: what is in it is not known
+                unreadable += 1
+                continue
             whole = data[: data.rfind(b"\n") + 1]
             self._read[path.name] = self._read.get(path.name, 0) + len(whole)
             some, wrong = read_beats(whole.decode(errors="replace"))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.engine import Phase, Record
-from pytest_mnode.slurm import JobState, NodeState
+from pytest_mnode.slurm import JobState, NodeState, expand
+
+ON = "--format=%A|%T|%u|%N|%j"
+"""Of squeue: what `jobs_on` reads."""
 
 _FAILED = frozenset(
     {"FAILED", "LAUNCH_FAILED", "BOOT_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE"}
 )
+_BARRED = re.compile(
+    r"QOS|Assoc|Licenses|JobHeld|JobHold|Held|Dependency|BeginTime|PartitionDown|PartitionInactive"
+    r"|Invalid(?:Account|QOS)|AccountNotAllowed|\w*Limit\b"
+)
+"""Reasons for which a job waits though nodes were free: who may run, and when, and how much."""
 _TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})
 
 
@@ -32,7 +41,19 @@ def record_of(job: JobState) -> Record:
     said = "+".join([job.state, *sorted(job.flags)])
     said += f" ({job.reason})" if job.reason and job.reason != "None" else ""
     failed = phase is Phase.OVER and job.state in _FAILED
-    return Record(str(job.job_id), phase, nodes, said, job.restarts or 0, failed)
+    barred = phase is Phase.WAITING and bool(_BARRED.match(job.reason or ""))
+    return Record(str(job.job_id), phase, nodes, said, job.restarts or 0, failed, barred)
+
+
+def jobs_on(text: str) -> tuple[JobState, ...]:
+    """Jobs in what squeue prints by ON; a job whose line is none is left out."""
+    found = []
+    for line in text.splitlines():
+        words = line.strip().split("|", 4)
+        if len(words) == 5 and words[0].isdigit():
+            number, state, user, nodes, name = words
+            found.append(JobState(int(number), name, state, nodes=expand(nodes), user=user))
+    return tuple(found)
 
 
 def others_of(

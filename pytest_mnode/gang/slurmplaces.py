@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.slurm import NodeState
+from pytest_mnode.slurm import NodeState, expand
 from pytest_mnode.slurm.nodes import ASIDE
 
+ONLY, NEVER = ("--nodelist", "-w"), ("--exclude", "-x")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT")
 
 
@@ -18,21 +19,40 @@ class Place:
     """What options ask for; empty or None where they do not.
 
     partitions: any of them; features: as --constraint has them, all of each of the alternatives.
+    only, never: nodes by name, as --nodelist and --exclude have them; only (): any.
     """
 
     partitions: tuple[str, ...] = ()
     reservation: str | None = None
     features: tuple[frozenset[str], ...] = ()
+    only: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, options: Sequence[str]) -> Place:
-        """Raises UsageError for a constraint that is more than one choice of features."""
+        """Raises UsageError for a constraint that is more than one choice of features, and for
+        names that are a file's."""
         partitions = option_of(options, "--partition", "-p") or ""
         return cls(
             tuple(filter(None, partitions.split(","))),
             option_of(options, "--reservation"),
             features_of(option_of(options, "--constraint", "-C") or ""),
+            _names(options, *ONLY),
+            _names(options, *NEVER),
         )
+
+    def out(self, names: Sequence[str], among: Collection[str] = ()) -> list[str]:
+        """Of all nodes those that a job must not get; among: the only ones it may; (): any.
+
+        Raises UsageError for a name that no node has.
+        """
+        there = set(names)
+        for option, some in ((ONLY[0], self.only), (NEVER[0], self.never)):
+            if unknown := [name for name in some if name not in there]:
+                told = f"{option}={','.join(some)}: {', '.join(unknown)}"
+                raise UsageError(f"--mnode-slurm-args: {told}: no such node")
+        kept = set(among or there) & set(self.only or there) - set(self.never)
+        return [name for name in names if name not in kept]
 
     def nodes(
         self, nodes: Iterable[NodeState], reserved: Collection[str] = ()
@@ -68,6 +88,27 @@ def option_of(options: Sequence[str], long: str, short: str | None = None) -> st
         elif short and word.startswith(short) and not word.startswith("--"):
             found = word[2:]
     return found
+
+
+def without(options: Sequence[str], long: str, short: str) -> list[str]:
+    """Options without this one, which has a value."""
+    kept: list[str] = []
+    value = False
+    for word in options:
+        mine = word.startswith((f"{long}=", short)) and word[:2] in (short, "--")
+        if not (value or mine or word == long):
+            kept.append(word)
+        value = not value and word in (long, short)
+    return kept
+
+
+def _names(options: Sequence[str], long: str, short: str) -> tuple[str, ...]:
+    text = option_of(options, long, short) or ""
+    if "/" in text:
+        raise UsageError(
+            f"--mnode-slurm-args: {long}={text}: a file is not read here; accepted: names, n[01-16]"
+        )
+    return expand(text)
 
 
 def features_of(constraint: str) -> tuple[frozenset[str], ...]:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.gang.engine import Beat, Look
-from pytest_mnode.gang.timeline import Gang, Seen, State, Stretch, by_state, seen, stretches
+from pytest_mnode.gang.timeline import (
+    Gang,
+    Seen,
+    State,
+    Stretch,
+    by_state,
+    longest_unseen_s,
+    seen,
+    stretches,
+)
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.wrong import Wrong, listed
@@ -71,6 +80,18 @@ class Window:
         return cleared[0] if cleared else max(look.answered_s for look in self.looks)
 
     @property
+    def known_until_s(self) -> float:
+        """How long it is known that nothing came of what was waited for: as long as the scheduler
+        answered, and nobody cancelled it."""
+        answered = [look.answered_s for look in self.looks if look.records is not None]
+        return min(self.over_s, max(answered, default=self.began_s))
+
+    @property
+    def longest_unseen_s(self) -> float | None:
+        """See `timeline.longest_unseen_s`."""
+        return longest_unseen_s(self.looks, self.began_s)
+
+    @property
     def real(self) -> tuple[Gang, ...]:
         """Gangs of more than one node."""
         return tuple(gang for gang in self.gangs if gang.size > 1)
@@ -98,6 +119,22 @@ class Window:
     def held_a_part(self, gang: Gang) -> bool:
         """Whether it was ever seen with some of its nodes."""
         return self.first(gang, State.PART) is not None
+
+    def barred(self, gang: Gang, since_s: float = 0.0) -> str:
+        """Why a gang waited where it was not for nodes; "" where it was, or did not wait."""
+        waits = [
+            one
+            for one in self.seen(gang)
+            if one.state is State.WAITING and one.look.answered_s >= since_s
+        ]
+        return waits[-1].said if waits and all(one.barred for one in waits) else ""
+
+    def words(self, gang: Gang) -> str:
+        """What the scheduler said of it: that it failed, or the last before it was over."""
+        seen = self.seen(gang)
+        failed = (one.said for one in seen if one.failed)
+        told = (one.said for one in reversed(seen) if one.state is not State.OVER)
+        return next(filter(None, (*failed, *told)), "not shown")
 
     def who(self, gang: Gang) -> str:
         """For messages: "round 2: B"."""

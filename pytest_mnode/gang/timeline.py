@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
+from math import inf
 
 from pytest_mnode.gang.engine import Look, Phase, Record
 
@@ -48,6 +49,7 @@ class Seen:
     said: str
     life: int
     failed: bool = False
+    barred: bool = False
 
 
 def seen(gang: Gang, looks: Iterable[Look]) -> list[Seen]:
@@ -64,7 +66,9 @@ def seen(gang: Gang, looks: Iterable[Look]) -> list[Seen]:
         was_whole = state is State.WHOLE or (was_whole and state is not State.WAITING)
         life = max((record.life for record in records), default=0)
         failed = any(record.failed for record in records)
-        found.append(Seen(look, state, held, _said(records), life, failed))
+        waiting = [record.barred for record in records if record.phase is Phase.WAITING]
+        barred = bool(waiting) and all(waiting)
+        found.append(Seen(look, state, held, _said(records), life, failed, barred))
     return found
 
 
@@ -133,6 +137,11 @@ def by_state(one: Seen) -> Hashable:
     return one.state, one.life
 
 
+def by_words(one: Seen) -> Hashable:
+    """Alike where the state is, the life, and what was said of it."""
+    return one.state, one.life, one.said
+
+
 def by_all(one: Seen) -> Hashable:
     """Alike where nodes, words and life are, too."""
     return one.state, tuple(sorted(one.nodes)), one.said, one.life
@@ -160,15 +169,32 @@ def stretches(
     return made
 
 
-def blind_gaps(looks: Sequence[Look]) -> list[tuple[float, float]]:
-    """Times without an answer in which a gang may have come and gone: longer than BLIND_S."""
+def blind_gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
+    """Times in which a gang may have come and gone: without an answer for longer than BLIND_S.
+
+    What comes after the last answer, however soon, nobody saw, where another look had none.
+    """
+    found = [(began, ended) for began, ended in _gaps(looks, since_s) if ended - began > BLIND_S]
+    if looks and looks[-1].records is None:
+        answered = [look.asked_s for look in looks if look.records is not None]
+        after_s = answered[-1] if answered else since_s
+        found = [one for one in found if one[0] < after_s] + [(after_s, inf)]
+    return found
+
+
+def longest_unseen_s(looks: Sequence[Look], since_s: float) -> float | None:
+    """The longest time without an answer, from the first submission to the end of the last look;
+    None where the scheduler gave fewer than two."""
+    if sum(look.records is not None for look in looks) < 2:
+        return None
+    return max(ended - began for began, ended in _gaps(looks, since_s))
+
+
+def _gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
+    """From each question that was answered to the next answer, and at both ends."""
     answered = [look for look in looks if look.records is not None]
+    if not answered:
+        return [(since_s, looks[-1].answered_s)] if looks else []
+    first, last = answered[0], answered[-1]
     gaps = [(a.asked_s, b.answered_s) for a, b in pairwise(answered)]
-    return [(began, ended) for began, ended in gaps if ended - began > BLIND_S]
-
-
-def longest_unseen_s(looks: Sequence[Look]) -> float | None:
-    """The longest time between two answers of the scheduler; None where it gave fewer than two."""
-    answered = [look for look in looks if look.records is not None]
-    gaps = [b.answered_s - a.asked_s for a, b in pairwise(answered)]
-    return max(gaps, default=None)
+    return [(since_s, first.answered_s), *gaps, (last.asked_s, looks[-1].answered_s)]

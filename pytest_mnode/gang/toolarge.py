@@ -21,7 +21,10 @@ def judged_oversize(window: Window, terms: Terms) -> list[Finding]:
     refused = [text.partition(REFUSED)[2] for _, text in window.notes if REFUSED in text]
     large = [gang for gang in window.gangs if gang.name == LARGE]
     others = [gang for gang in window.gangs if gang.name != LARGE]
-    if refused:
+    if refused and not others:
+        why = f"others were not taken either: {refused[0]}"
+        told = Wrong(UNTOLD, None, source, note=why)
+    elif refused:
         told = Wrong(UNTOLD, 0, source, note=f"refused: {refused[0]}")
     elif large:
         told = _told(window, large[0], source)
@@ -43,10 +46,17 @@ def _blocked(window: Window, others: list[Gang], terms: Terms, source: str) -> W
         and not window.beats(gang)
         and _since(window, gang, others) is not None
     ]
-    waited = min((window.over_s - gang.asked_s for gang in never), default=0.0)
+    waited = min((window.known_until_s - gang.asked_s for gang in never), default=0.0)
     if never and waited <= terms.next_within_s:
         return Wrong(BLOCKED, None, source, note=f"{window.title}: watched for {waited:.1f} s only")
-    return found(BLOCKED, source, [f"{window.who(g)}: {_words(window, g)}" for g in never])
+    guilty = [gang for gang in never if not window.barred(gang)]
+    if never and not guilty:
+        return Wrong(BLOCKED, None, source, note=_barred(window, never[0]))
+    return found(BLOCKED, source, [f"{window.who(g)}: {window.words(g)}" for g in guilty])
+
+
+def _barred(window: Window, gang: Gang) -> str:
+    return f"{window.who(gang)} waited for something else than nodes: {window.barred(gang)}"
 
 
 def _starts(window: Window, others: list[Gang], terms: Terms) -> Figure:
@@ -82,9 +92,11 @@ def _start(window: Window, gang: Gang, others: list[Gang], terms: Terms) -> Figu
         value = surely_within(whole.before_s - since[1], whole.first.answered_s - since[0], limit)
         note = "" if value is not None else f"{window.who(gang)}: looks were too far apart"
     else:
-        waited = window.over_s - since[1]
+        waited = window.known_until_s - since[1]
         value = waited if waited > limit and not window.beats(gang) else None
         note = f"{window.who(gang)} was never seen whole"
+    if value is not None and value > limit and window.barred(gang):
+        value, note = None, _barred(window, gang)
     source = f"{KEY}.next_within"
     return Figure(OTHERS, value, "s", limit, source=source, culprit=gang.name, note=note)
 
@@ -93,14 +105,18 @@ def _told(window: Window, large: Gang, source: str) -> Wrong:
     states = window.states(large)
     if not states:
         return Wrong(UNTOLD, None, source, note=f"{window.title}: it was never seen")
-    words = _words(window, large)
+    if window.first(large, State.WHOLE) or window.beats(large):
+        why = "it ran, so that it was not larger than the cluster"
+        return Wrong(UNTOLD, None, source, note=f"{window.who(large)}: {why}")
     # A state alone is no reason: schedulers give that in brackets behind it.
-    reasons = [seen for seen in window.seen(large) if "(" in seen.said]
-    untold = [] if reasons else [f"{window.who(large)}: {words}"]
-    return Wrong(UNTOLD, len(untold), source, "; ".join(untold) or None, f"waits: {words}")
-
-
-def _words(window: Window, gang: Gang) -> str:
-    """What the scheduler said of it last, before it was over or cancelled."""
-    told = (one.said for one in reversed(window.seen(gang)) if one.state is not State.OVER)
-    return next(filter(None, told), "not shown")
+    waits = [one.said for one in window.seen(large) if one.state is State.WAITING]
+    reasons = [said for said in waits if "(" in said]
+    if reasons:
+        return Wrong(UNTOLD, 0, source, note=f"waits: {reasons[-1]}")
+    last = [one for one in window.seen(large) if one.look.answered_s <= window.over_s][-1:]
+    if last and last[0].state is State.OVER:
+        # In words that may be a refusal, or the end of what began.
+        why = f"over before it was cancelled: {last[0].said}"
+        return Wrong(UNTOLD, None, source, note=f"{window.who(large)}: {why}")
+    words = next(filter(None, reversed(waits)), "not shown")
+    return Wrong(UNTOLD, 1, source, f"{window.who(large)}: {words}", f"waits: {words}")

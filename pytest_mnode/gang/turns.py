@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.gang.engine import Look
 from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, unless_others
-from pytest_mnode.gang.timeline import Gang, State
+from pytest_mnode.gang.timeline import Gang, Seen, State
 from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.wrong import Wrong, found
 
@@ -61,7 +61,7 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
             f"{window.title}: {second} was whole while the room was to be filled: there was more "
             "room than the scheduler said",
         )
-    return Turn(gang, before)
+    return Turn(gang, before, _barred(window, gang, waited))
 
 
 def _ran_first(window: Window, one: Gang, other: Gang) -> bool:
@@ -96,7 +96,14 @@ def race_turn(window: Window, names: Sequence[str]) -> Turn:
         return Turn(
             gang, others, f"{window.title}: {last} was never seen while another had its nodes"
         )
-    return Turn(gang, others)
+    return Turn(gang, others, _barred(window, gang, overlap))
+
+
+def _barred(window: Window, gang: Gang, waited: Sequence[Seen]) -> str:
+    """That a gang, while another had its nodes, never waited for those; "" where it did."""
+    if not all(seen.barred for seen in waited):
+        return ""
+    return _waited(window, gang, waited[-1].said)
 
 
 def _whole_at(window: Window, gang: Gang) -> set[int]:
@@ -120,12 +127,16 @@ def _judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong
     absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
     # Ranks of one that was never seen whole ran: it came and went between two looks.
     unseen = [gang for gang in absent if window.beats(gang) and not window.held_a_part(gang)]
-    never = found(NEVER, _TURNS, [_never(window, gang) for gang in absent if gang not in unseen])
-    if unseen and not never.count:
-        note = f"{window.who(unseen[0])} was never seen whole, and its ranks ran"
-        never = Wrong(NEVER, None, _TURNS, note=note)
-    source = f"{KEY}.next_within"
     room = _room(window, turn)
+    since_s = room[1] if room else 0.0
+    kept = {g.name: window.barred(g, since_s if g == turn.second else 0.0) for g in absent}
+    guilty = [gang for gang in absent if gang not in unseen and not kept[gang.name]]
+    never = found(NEVER, _TURNS, [_never(window, gang) for gang in guilty])
+    if absent and not never.count:
+        notes = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
+        notes += [_waited(window, g, kept[g.name]) for g in absent if kept[g.name]]
+        never = Wrong(NEVER, None, _TURNS, note=notes[0])
+    source = f"{KEY}.next_within"
     second = whole[turn.second.name]
     value: float | None
     if second is not None and room is not None:
@@ -138,17 +149,20 @@ def _judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong
     elif turn.second in unseen:
         value, note = None, never.note or f"{window.who(turn.second)} was never seen whole"
     elif second is None and room is not None:
-        waited = window.over_s - room[1]
+        waited = window.known_until_s - room[1]
         value = waited if waited > terms.next_within_s else None
         note = f"{window.who(turn.second)} did not start in {waited:.1f} s"
     else:
         value, note = None, f"{window.title}: there never was room again"
+    late = value is not None and value > terms.next_within_s
+    if late and (why := window.barred(turn.second, since_s)):
+        value, note = None, _waited(window, turn.second, why)
     if (
         absent
         and value is None
         and not (room is None and not turn.before and _surely(window, terms))
     ):
-        never = Wrong(NEVER, None, _TURNS, never.culprit, window.problem or note)
+        never = Wrong(NEVER, None, _TURNS, never.culprit, window.problem or never.note or note)
     culprit = window.who(turn.second)
     limit = terms.next_within_s
     return tried, never, Figure(NEXT, value, "s", limit, source=source, culprit=culprit, note=note)
@@ -163,9 +177,11 @@ def _surely(window: Window, terms: Terms) -> bool:
 def _never(window: Window, gang: Gang) -> str:
     states = window.states(gang)
     most = max((len(one.nodes) for one in states), default=0)
-    told = (one.said for one in reversed(states) if one.state is not State.OVER)
-    said = next(filter(None, told), "not shown")
-    return f"{window.who(gang)}: {most} of {gang.size} nodes at most, {said}"
+    return f"{window.who(gang)}: {most} of {gang.size} nodes at most, {window.words(gang)}"
+
+
+def _waited(window: Window, gang: Gang, why: str) -> str:
+    return f"{window.who(gang)} waited for something else than nodes: {why}"
 
 
 def _room(window: Window, turn: Turn) -> tuple[float, float] | None:

@@ -72,6 +72,10 @@ class Watch:
         self._gangs.append(gang)
         nodes = "1 node" if ask.nodes == 1 else f"{ask.nodes} nodes"
         self.note(f"{ask.name} submitted: {nodes}, job {' '.join(jobs)}")
+        # Submissions that take long are looked at in between: what is submitted may start.
+        since = self._looks[-1].asked_s if self._looks else self._gangs[0].asked_s
+        if self._clock.now() - since > BLIND_S / 2:
+            self.look()
         return gang
 
     def note(self, text: str) -> None:

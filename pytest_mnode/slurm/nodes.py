@@ -18,6 +18,8 @@ _RETURNING = {"POWERING_UP", "POWER_UP", "POWERING_DOWN", "POWER_DOWN", "POWER_D
 _AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT"}
 ASIDE = frozenset({"MAINT", "RESERVED"})
 """Flags of a node that is kept for a reservation."""
+_KEPT_IDLE = {"RESERVED", "MAINT", "PLANNED"}
+"""Versions before 21.08 say so of an idle node instead of IDLE, later ones beside it."""
 _MARKS = "*~#!%$@^-"
 _GPU = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
@@ -114,6 +116,8 @@ def _from_record(record: Mapping[str, str]) -> NodeState:
     # A mark behind the base state, such as DOWN*, says in one letter what a word may say again.
     words = [word.rstrip(_MARKS) for word in record["State"].upper().split("+")]
     flags = set(words[1:]) | ({"NOT_RESPONDING"} if "*" in record["State"] else set())
+    if words[0] in _KEPT_IDLE:
+        flags, words = {*flags, words[0]}, ["IDLE"]
     reason = record.get("Reason", "")
     return NodeState(
         name=record["NodeName"],

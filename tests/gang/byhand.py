@@ -19,8 +19,8 @@ A, B = Gang("A", 3, ("1",), 5.0, 100.0), Gang("B", 3, ("2",), 5.0, 100.1)
 Shown = Callable[[float], dict[str, Record]]
 
 
-def waits(job: str, why: str = "Resources", life: int = 0) -> Record:
-    return Record(job, Phase.WAITING, (), f"PENDING ({why})", life)
+def waits(job: str, why: str = "Resources", life: int = 0, *, barred: bool = False) -> Record:
+    return Record(job, Phase.WAITING, (), f"PENDING ({why})", life, barred=barred)
 
 
 def holds(job: str, *nodes: str, life: int = 0) -> Record:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.bereft import Lost
-from pytest_mnode.gang.engine import Beat, Record
+from pytest_mnode.gang.engine import Beat, Phase, Record
 from pytest_mnode.gang.judging import judged_lost
 from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
@@ -30,10 +31,17 @@ from tests.gang.reading import (
     ALONE,
     FAIL,
     FATE,
+    NOT_BACK,
+    OFF,
     OLD,
     UNHEARD,
     UNKNOWN,
+    verdicts,
+    words,
 )
+from tests.gang.simulated import Scheduler
+from tests.gang.simulatedjob import Job
+from tests.gang.sites import ran as run
 
 
 def lost(
@@ -117,3 +125,105 @@ def test_a_gang_that_waits_for_what_others_took() -> None:
 
     assert fate(window) == [FAIL, FAIL]
     assert fate(replace(window, others=("n1: job 17 of bob",))) == [UNKNOWN, UNKNOWN]
+
+
+def started_twice(t: float) -> dict[str, Record]:
+    """A first start that a prolog ends, then one that nobody ends, though a node is dead."""
+    if t < 105:
+        first = Record("1", Phase.HOLDING, NODES, "CONFIGURING", 0)
+        return {"1": waits("1") if t < 101 else first}
+    if t < 120:
+        return {"1": waits("1", "BeginTime", 1)}
+    return {"1": holds("1", *NODES, life=1) if t < 300 else over("1", "CANCELLED", 1)}
+
+
+def test_the_life_that_is_lost_is_the_one_that_ran() -> None:
+    gang = Gang("B", 3, ("1",), 2400.0, 100.0)
+    page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
+    promise = GangCriterion.model_validate(page)
+
+    def found(shown: Shown, beats: list[Beat]) -> dict[str, tuple[str, str]]:
+        looks = watched(shown, [b for b in beats if b.what == "beat"], 304)
+        window = Window("loss", (gang,), looks, notes=((300.0, CLEARED),))
+        return told(judged_lost(Lost(window, "n2", 150.0), promise, TERMS))
+
+    old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 299.5, 1)]
+    deaf = found(started_twice, old)
+    assert (deaf[OFF][0], deaf[FATE][0]) == (FAIL, FAIL)
+    assert "loss: B: still whole 150.0 s" in deaf[OFF][1]
+
+    def right(t: float) -> dict[str, Record]:
+        if t < 170:
+            return started_twice(t)
+        if t < 180:
+            return {"1": waits("1", "BeginTime", 2)}
+        return {"1": holds("1", *NODES, life=2) if t < 300 else over("1", "CANCELLED", 2)}
+
+    old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 169.5, 1)]
+    # The first start had no ranks: that is not known to be right, and all else is.
+    noted = found(right, [*old, *all_ran("1", 180.5, 299.5, 2)])
+    assert set(noted) == {ALONE, UNHEARD}
+    assert {verdict for verdict, _ in noted.values()} == {UNKNOWN}
+
+
+class Flaky(Scheduler):
+    """The first start of a gang fails after 0.6 s; then no death of a node is noticed."""
+
+    def _age(self, job: Job) -> None:
+        early = job.life == 0 and job.ask.nodes > 1 and job.began_s is not None
+        if early and self.time - (job.began_s or 0.0) > 0.6:
+            job.nodes, job.began_s, job.life = (), None, 1
+            job.why = "PENDING (BeginTime)"
+            return
+        off, self.off = self.off, {}
+        super()._age(job)
+        self.off = off
+
+    def _beat(self, job: Job) -> None:
+        if job.life or job.ask.nodes == 1:
+            super()._beat(job)
+
+
+@pytest.mark.parametrize("promised", ["requeued", "either", "cancelled"])
+def test_a_scheduler_that_starts_twice_and_notices_nothing(promised: str) -> None:
+    done = run("loss", Flaky(), node_loss=promised, lost_within="30 s", runs="15 s")
+    found = verdicts(done)
+    assert (found[OFF], found[FATE]) == (FAIL, FAIL), done.text()
+    assert AGAIN not in found
+
+
+class NoPowerOn(Scheduler):
+    def power(self, what: str, node: str) -> None:
+        if what == "on":
+            raise ClusterError("bmc on: no answer in 60 s")
+        super().power(what, node)
+
+
+def test_a_gang_that_waits_for_a_node_without_power() -> None:
+    done = run(
+        "loss",
+        NoPowerOn(("node0", "node1", "node2")),
+        **{"nodes": 3, "node_loss": "requeued", "lost_within": "30 s"},
+    )
+    found = verdicts(done)
+    assert (found[FATE], found[AGAIN]) == (UNKNOWN, UNKNOWN), done.text()
+    assert "bmc on: no answer in 60 s" in words(done, FATE)
+    assert OFF not in found
+    assert found[NOT_BACK] == UNKNOWN
+
+
+class Leaves(Scheduler):
+    """A gang that is gone again as soon as it has been heard of."""
+
+    def _dies(self, job: Job) -> float | None:
+        return 1.0 if job.ask.nodes > 1 else None
+
+    def _beat(self, job: Job) -> None:
+        if not job.waits and not job.over:
+            self.beats += [Beat(job.id, 0, r, n, self.time) for r, n in enumerate(job.nodes)]
+
+
+def test_a_gang_that_has_gone_by_itself_loses_no_node() -> None:
+    done = run("loss", Leaves(), node_loss="either", lost_within="30 s")
+    assert verdicts(done)[FATE] == UNKNOWN
+    assert "the gang did not run" in words(done, FATE)

@@ -163,7 +163,34 @@ def test_a_guard_that_could_not_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shows", ["echo 7", "false"])
-def test_what_is_left_or_not_known_is_not_done(shows: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarding, "LIMIT_S", 0.3)
-    assert not guarding._none_left(shows.split(), ["true"], 0.0)
-    assert guarding._none_left(["true"], ["true"], 0.0)
+def test_what_is_left_or_not_known_is_not_done(shows: str) -> None:
+    assert not guarding._none_left(shows.split(), ["true"], 0.0, 0.3)
+    assert guarding._none_left(["true"], ["true"], 0.0, 0.3)
+
+
+def test_a_guard_tries_for_an_hour_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm is away; ranks end with the directory all the same, a minute after the run."""
+    (tmp_path / "run").mkdir()
+    now, asked, there = [0.0], [], []
+
+    def run(argv: list[str]) -> str | None:
+        now[0] += 0.1
+        if argv == ["shows"]:
+            asked.append(now[0])
+            there.append((tmp_path / "run").exists())
+        return "" if now[0] > until else None
+
+    monkeypatch.setattr(guarding, "run", run)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    until = 3000.0
+    assert guarding.end(str(tmp_path / "run"), ["shows"], ["ends"], 0.0)
+    assert until < asked[-1] < until + 40
+    assert 100 < len(asked) < 400
+    gone = asked[there.index(False)]
+    assert 60 <= gone < 75
+    until, now[0] = 1e9, 0.0
+    assert not guarding.end(str(tmp_path / "run"), ["shows"], ["ends"], 0.0)
+    assert 3600 < now[0] < 3700

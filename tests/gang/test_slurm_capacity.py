@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ from pytest_mnode.gang.engine import Ask
 from pytest_mnode.gang.slurm import SlurmEngine
 
 NODES = (
-    ("n0", "State=IDLE ActiveFeatures=a100 Partitions=gpu"),
+    ("n0", "State=IDLE CPUTot=8 RealMemory=2000 Gres=gpu:a100:4(S:0-1),nic:1 ActiveFeatures=a100 "
+           "Partitions=gpu"),
     ("n1", "State=ALLOCATED CPUAlloc=8 ActiveFeatures=a100 Partitions=gpu"),
-    ("n2", "State=IDLE ActiveFeatures=h100 Partitions=all,gpu"),
+    ("n2", "State=IDLE CPUTot=16 RealMemory=8000 MemSpecLimit=1000 Gres=gpu:h100:8,gpu:t4:1 "
+           "ActiveFeatures=h100 Partitions=all,gpu"),
     ("n3", "State=IDLE Partitions=all"),
     ("n4", "State=IDLE+RESERVED ActiveFeatures=a100 Partitions=gpu"),
     ("n5", "State=INVAL Partitions=gpu"),
-)
+)  # fmt: skip
 SCONTROL = f"""#!/bin/sh
 case "$*" in
 *reservation*) echo "ReservationName=cert Nodes=n[4-5] State=ACTIVE";;
@@ -29,9 +32,11 @@ esac
 FAKES = {
     "scontrol": SCONTROL,
     "sinfo": "#!/bin/sh\necho 'gpu*'; echo all\n",
-    "squeue": "#!/bin/sh\nexit 0\n",
+    "squeue": """#!/bin/sh
+case "$*" in *nodelist=*) echo "$*" >"$TOLD.asked"; cat "$TOLD.jobs";; esac
+""",
     "scancel": "#!/bin/sh\nexit 0\n",
-    "sbatch": '#!/bin/sh\nenv >"$TOLD"\necho 17\n',
+    "sbatch": '#!/bin/sh\nenv >"$TOLD"\nprintf "%s\\n" "$@" >"$TOLD.argv"\necho 17\n',
 }
 
 
@@ -43,6 +48,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    (tmp_path / "told.jobs").write_text("")
 
 
 @pytest.mark.parametrize(
@@ -84,3 +90,156 @@ def test_jobs_go_where_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
     told = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
     assert told["SLURM_CONF"] == "/etc/slurm.conf"
     assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(told)
+
+
+@contextmanager
+def engine_of(directory: Path, *args: str, **names: str) -> Iterator[SlurmEngine]:
+    engine = SlurmEngine(directory, args=args, names=names)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def submitted(directory: Path, among: tuple[str, ...], *args: str) -> list[str]:
+    with engine_of(directory, *args) as engine:
+        engine.submit(Ask("A", 1, 1.0, 60.0, among))
+    return (directory / "told.argv").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes"),
+    [
+        ([], ["n0", "n1", "n2"]),
+        (["--exclude=n1"], ["n0", "n2"]),
+        (["-x", "n[0-1]"], ["n2"]),
+        (["-xn0,n1"], ["n2"]),
+        (["--nodelist=n[0,2]"], ["n0", "n2"]),
+        (["-w", "n2"], ["n2"]),
+        (["--nodelist=n[0-2]", "--exclude", "n2"], ["n0", "n1"]),
+        # The last one counts, as for sbatch.
+        (["--exclude=n1", "--exclude=n0"], ["n1", "n2"]),
+        # What some nodes have, and others have not.
+        (["--gpus-per-node=4"], ["n0", "n2"]),
+        (["--gpus-per-node=5"], ["n2"]),
+        (["--gpus-per-node=a100:4"], ["n0"]),
+        (["--gpus-per-node=h100:9"], []),
+        (["--gres=gpu"], ["n0", "n2"]),
+        (["--gres=gpu:a100"], ["n0"]),
+        (["--gres=gpu:2,nic:1"], ["n0"]),
+        (["--gres=gpu:a100:4"], ["n0"]),
+        (["--gres=none"], ["n0", "n1", "n2"]),
+        (["--mem=0"], ["n0", "n1", "n2"]),
+        (["--mem=2000"], ["n0", "n2"]),
+        (["--mem=6G"], ["n2"]),
+        (["--mem=7001M"], []),
+        (["--cpus-per-task=9"], ["n2"]),
+        (["-c8"], ["n0", "n2"]),
+    ],
+)
+def test_options_that_leave_out_nodes(tmp_path: Path, args: list[str], nodes: list[str]) -> None:
+    with engine_of(tmp_path, *args) as engine:
+        found = engine.capacity()
+    assert list(found.nodes) == nodes
+    assert set(found.free) <= set(nodes)
+
+
+@pytest.mark.parametrize(
+    ("args", "among", "out"),
+    [
+        ([], ("n0",), "--exclude=n1,n2,n3,n4,n5"),
+        (["--exclude=n1"], ("n0", "n2"), "--exclude=n1,n3,n4,n5"),
+        (["-x", "n1"], (), "--exclude=n1"),
+        (["--nodelist=n0,n2"], ("n0", "n2"), "--exclude=n1,n3,n4,n5"),
+        # Also of a gang that is larger than what there is.
+        (["-wn0,n2", "--exclude=n3"], (), "--exclude=n1,n3,n4,n5"),
+        ([], (), None),
+    ],
+)
+def test_nodes_left_out_are_so_for_sbatch_too(
+    tmp_path: Path, args: list[str], among: tuple[str, ...], out: str | None
+) -> None:
+    words = submitted(tmp_path, among, *args)
+    assert [w for w in words if "exclude" in w] == ([out] if out else [])
+    assert not [w for w in words if w.startswith(("-x", "-w", "--nodelist")) or w == "n1"]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            "--exclude=/home/x/nodes",
+            "--exclude=/home/x/nodes: a file is not read here; accepted: n",
+        ),
+        ("--nodefile=x", "--nodefile: which nodes can have it cannot be counted"),
+        ("-G8", "-G: which nodes can have it cannot be counted"),
+        ("--gpus=8", "--gpus: which nodes can have it cannot be counted"),
+        ("--gpus-per-task=1", "--gpus-per-task: which nodes can"),
+        ("--mem-per-cpu=4G", "--mem-per-cpu: which nodes can"),
+        ("--tres-per-node=gres/gpu:4", "--tres-per-node: which nodes can"),
+        ("--contiguous", "--contiguous: which nodes can"),
+        ("--mem=much", "--mem=much: not read; accepted: 64G, 512000M"),
+        ("--gres=gpu:a:b:c", "--gres=gpu:a:b:c: not read; accepted: gpu:4, gpu:a100:4"),
+        ("--gpus-per-node=x:y", "--gpus-per-node=x:y: not read; accepted: 4, a100:4"),
+        ("--cpus-per-task=x", "--cpus-per-task=x: not read; accepted: 16"),
+    ],
+)
+def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        SlurmEngine(tmp_path, args=[option])
+    assert str(error.value).startswith(f"--mnode-slurm-args: {said}")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob(".mnode-gang-*"))
+
+
+def test_a_name_that_no_node_has(tmp_path: Path) -> None:
+    with (
+        engine_of(tmp_path, "--nodelist=n0,m9") as engine,
+        pytest.raises(
+            UsageError, match=r"^--mnode-slurm-args: --nodelist=n0,m9: m9: no such node$"
+        ),
+    ):
+        engine.capacity()
+
+
+def test_words_of_salloc_are_not_sbatchs(tmp_path: Path) -> None:
+    words = submitted(
+        tmp_path,
+        (),
+        *("-I", "-I60", "--immediate", "--immediate=60", "--bell", "--no-bell", "-K", "-KTERM"),
+        *("--kill-command", "--kill-command=9", "--no-shell", "--account=lab", "--no-kill"),
+    )
+    assert words[:3] == ["--parsable", "--account=lab", "--no-kill"]
+
+
+@pytest.mark.parametrize("state", ["RESERVED", "MAINT", "IDLE+RESERVED", "IDLE+MAINT"])
+def test_a_reservations_nodes_in_the_words_of_any_version(tmp_path: Path, state: str) -> None:
+    text = SCONTROL.replace("State=IDLE+RESERVED", f"State={state}")
+    (tmp_path / "scontrol").write_text(text)
+    with engine_of(tmp_path, reservation="cert") as engine:
+        found = engine.capacity()
+        assert (found.nodes, found.free) == (("n4",), ("n4",))
+        assert "n4" not in engine.others(["n0", "n4"])
+    with engine_of(tmp_path) as engine:
+        assert engine.others(["n0", "n4"]) == {
+            "n4": "IDLE+MAINT" if "M" in state else "IDLE+RESERVED"
+        }
+
+
+def test_who_else_has_the_nodes_is_asked_of_these_nodes(tmp_path: Path) -> None:
+    with engine_of(tmp_path) as engine:
+        ours = engine._job_name
+        (tmp_path / "told.jobs").write_text(
+            f"7|RUNNING|me|n0|{ours}\n8|COMPLETING|bob|n[1-3]|a|b c\n9|PENDING|bob||x\n"
+        )
+        assert engine.others(["n0", "n1", "n2"]) == dict.fromkeys(("n1", "n2"), "job 8 of bob")
+        assert "--nodelist=n0,n1,n2" in (tmp_path / "told.asked").read_text()
+
+
+def test_heartbeats_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    with engine_of(tmp_path) as engine:
+        (engine.directory / "1.0.0.beats").mkdir()
+        (engine.directory / "1.0.1.beats").write_text("beat 1 0 1 n1 1700000000.0\n")
+        look = engine.observe()
+        assert ([beat.rank for beat in look.beats], look.unreadable) == ([1], 1)
+        (engine.directory / "1.0.0.beats").rmdir()

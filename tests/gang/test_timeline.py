@@ -67,10 +67,10 @@ def test_states_of_a_gang_made_of_several_jobs() -> None:
 def test_looks_without_an_answer_say_nothing() -> None:
     looks = [Look(0.0, 0.1, {}), Look(1.0, 21.0, None, why="no answer"), look(22.0, one(W))]
     assert [found.state for found in seen(GANG, looks)] == [State.WAITING]
-    assert longest_unseen_s(looks) == pytest.approx(22.1)
-    assert longest_unseen_s(looks[:2]) is None
-    assert blind_gaps(looks) == [(0.0, 22.1)]
-    assert blind_gaps([look(1.0), look(5.8)]) == []
+    assert longest_unseen_s(looks, 0.0) == pytest.approx(22.1)
+    assert longest_unseen_s(looks[:2], 0.0) is None
+    assert blind_gaps(looks, 0.0) == [(0.0, 22.1)]
+    assert blind_gaps([look(1.0), look(5.8)], 1.0) == []
 
 
 def test_how_long_a_state_lasted_at_least_and_at_most() -> None:

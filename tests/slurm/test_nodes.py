@@ -87,6 +87,8 @@ def test_says_what_a_job_would_miss() -> None:
         ("IDLE+CLOUD+POWERED_DOWN", True, False),
         ("IDLE+RESERVED", True, False),
         ("IDLE+MAINT", True, False),
+        ("RESERVED", True, False),
+        ("MAINT*", False, False),
         ("ALLOCATED*", False, False),
         ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", False, False),
         ("DOWN*+CLOUD+POWERING_UP", False, False),
@@ -114,6 +116,15 @@ def test_nodes_that_are_set_aside() -> None:
     texts = ("IDLE+RESERVED", "IDLE+MAINT+RESERVED", "IDLE")
     nodes = nodes_from_text("\n".join(f"NodeName=n State={text}" for text in texts))
     assert [node.set_aside for node in nodes] == [True, True, False]
+
+
+@pytest.mark.parametrize("word", ["RESERVED", "MAINT", "PLANNED"])
+def test_older_versions_say_what_an_idle_node_is_kept_for_instead(word: str) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State={word} Partitions=gpu")
+    assert (node.state, set(node.flags)) == ("IDLE", {word})
+    assert node.set_aside == (word != "PLANNED")
+    (node,) = nodes_from_text(f"NodeName=n State={word}+DRAIN Partitions=gpu")
+    assert (node.state, set(node.flags)) == ("IDLE", {word, "DRAIN"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""What nobody saw: before the first answer of the scheduler, after its last, between two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.gang.engine import Ask, Look
+from pytest_mnode.gang.timeline import blind_gaps, longest_unseen_s
+from pytest_mnode.gang.watching import Watch
+from tests.gang.byhand import Shown, all_ran, both, course, over, waits, watched
+from tests.gang.reading import (
+    BLOCKED,
+    FAIL,
+    NEVER,
+    NEXT,
+    PARTS,
+    TWICE,
+    UNKNOWN,
+    WAITING,
+    verdicts,
+)
+from tests.gang.rounds import RACE, RACED, raced
+from tests.gang.simulated import Scheduler
+from tests.gang.sites import ran
+
+
+class Dies(Scheduler):
+    """It answers so often, and never again."""
+
+    answers = 3
+
+    def observe(self) -> Look:
+        look = super().observe()
+        if self.looks <= self.answers:
+            return look
+        return replace(look, records=None, why="squeue: Unable to contact slurm controller")
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2, 3, 6, 10])
+@pytest.mark.parametrize("how", ["filled", "race", "oversize"])
+def test_a_scheduler_that_is_gone_from_some_moment_on(how: str, answers: int) -> None:
+    scheduler = Dies()
+    scheduler.answers = answers
+    done = ran(how, scheduler, rounds=1)
+    found = verdicts(done)
+    assert FAIL not in found.values(), (found, done.text())
+    assert {PARTS: UNKNOWN, TWICE: UNKNOWN}.items() <= found.items(), found
+
+
+def silent(looks: tuple[Look, ...], began: float, ended: float) -> tuple[Look, ...]:
+    why = "squeue: no answer"
+    return tuple(
+        replace(one, records=None, why=why) if began <= one.asked_s < ended else one
+        for one in looks
+    )
+
+
+@pytest.mark.parametrize("since", [107.7, 109.0, 112.0])
+def test_after_the_last_answer(since: float) -> None:
+    looks = silent(watched(RACE, RACED, 118), since, 999)
+    found = raced(looks, 115.0)
+    assert {verdict for verdict, _ in found.values()} == {UNKNOWN}, found
+    assert {PARTS, TWICE} <= found.keys()
+    assert "nothing was seen for" in found[PARTS][1]
+    assert (WAITING in found) == (since < 113.0)
+
+
+def test_before_the_first_answer() -> None:
+    late = both(course("1", 120, 126), course("2", 127, 133))
+    beats = [*all_ran("1", 120.3, 125.3), *all_ran("2", 127.3, 132.3)]
+    looks = watched(late, beats, 138)
+    assert raced(looks, 135.0) == {}
+    for some in (silent(looks, 0, 119), tuple(one for one in looks if one.asked_s > 119)):
+        found = raced(some, 135.0)
+        assert {name: verdict for name, (verdict, _) in found.items()} == {
+            PARTS: UNKNOWN,
+            TWICE: UNKNOWN,
+        }
+        assert "nothing was seen for 19." in found[PARTS][1]
+
+
+def test_times_without_an_answer_have_two_ends() -> None:
+    looks = [Look(10.0, 10.1, {}), Look(11.0, 11.1, {}), Look(19.0, 20.0, None)]
+    assert longest_unseen_s(looks, 2.0) == pytest.approx(9.0)
+    assert longest_unseen_s(looks, 0.5) == pytest.approx(9.6)
+    assert blind_gaps(looks, 9.0) == [(11.0, float("inf"))]
+    assert blind_gaps(looks[:2], 0.5) == [(0.5, 10.1)]
+    assert blind_gaps(looks[:2], 9.0) == []
+    # However short: what ran then did so unseen.
+    assert blind_gaps([*looks[:2], Look(11.2, 11.3, None)], 9.0) == [(11.0, float("inf"))]
+
+
+def test_a_gang_that_waited_as_long_as_the_scheduler_answered() -> None:
+    """It is not known to have waited on."""
+
+    def never(job: str) -> Shown:
+        return lambda t: {job: waits(job) if t < 290 else over(job, "CANCELLED")}
+
+    looks = watched(both(course("1", 101, 107), never("2")), all_ran("1", 101.3, 106.3), 295)
+    found = raced(looks, 290.0)
+    assert (found[NEVER][0], found[NEXT][0]) == (FAIL, FAIL)
+    found = raced(silent(looks, 110, 999), 290.0)
+    assert (found[NEVER][0], found[NEXT][0]) == (UNKNOWN, UNKNOWN)
+    assert BLOCKED not in found
+
+
+class Slow(Scheduler):
+    """sbatch takes its time."""
+
+    def submit(self, ask: Ask) -> tuple[str, ...]:
+        jobs = super().submit(ask)
+        self.time += 3.0
+        return jobs
+
+
+def test_it_is_looked_at_between_submissions() -> None:
+    scheduler = Slow()
+    watch = Watch(scheduler, "race 1", scheduler, scheduler.names, 1.0)
+    for name in ("A", "B", "C"):
+        watch.submit(Ask(name, 2, 3.0, 60.0))
+    watch.look()
+    window = watch.window()
+    assert len(window.looks) == 4
+    longest = longest_unseen_s(window.looks, window.began_s)
+    assert longest is not None
+    assert longest < 5.0
+    quick = Scheduler()
+    watch = Watch(quick, "race 1", quick, quick.names, 1.0)
+    for name in ("A", "B", "C"):
+        watch.submit(Ask(name, 2, 3.0, 60.0))
+    assert not watch.looks
