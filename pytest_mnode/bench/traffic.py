@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pytest_mnode.bench.wires import Beneath, all_beneath, beneath_of, own_bytes
+from pytest_mnode.probes.netdev import read_interfaces
 from pytest_mnode.probes.nic import sent_bytes
 from pytest_mnode.spec.models import Network
 from pytest_mnode.world.contract import World
@@ -18,19 +21,28 @@ class NodeTraffic:
 
     least_bytes: what the node must have sent to the others; less than half of it on all interfaces
     of a network together, and on all others, means that the kernel did not see the traffic, as with
-    RDMA. 0 where it need not send anything.
+    RDMA. 0 where it need not send anything. beneath: which of them count the same bytes.
     """
 
     node: str
     sent_bytes: Mapping[str, int]
     least_bytes: int
+    beneath: Beneath = field(default_factory=dict)
+
+    def own_bytes(self, network: Network | None = None) -> dict[str, int]:
+        """What each interface sent, with bytes that several count at one of them: the uppermost,
+        or below that those of `network`."""
+        known = {*self.sent_bytes, *itertools.chain.from_iterable(self.beneath.values())}
+        named = [n for n in known if network is not None and network.has_interface(n)]
+        return own_bytes(self.sent_bytes, self.beneath, named)
 
     @property
     def carrier(self) -> str | None:
         """The interface that sent most; None where all together sent too little to have done so."""
-        if not self._enough(sum(self.sent_bytes.values())):
+        own = self.own_bytes()
+        if not self._enough(sum(own.values())):
             return None
-        return max(self.sent_bytes, key=lambda name: self.sent_bytes[name])
+        return max(own, key=lambda name: own[name])
 
     def share(self, network: Network) -> float | None:
         """Part of the bytes that went over `network`, 0 to 1; None where none are known."""
@@ -42,14 +54,21 @@ class NodeTraffic:
         on_it, past_it = self._sums(network)
         if past_it <= on_it or not self._enough(past_it):
             return None
-        past = {name: n for name, n in self.sent_bytes.items() if not network.has_interface(name)}
+        past = {
+            name: n for name, n in self.own_bytes(network).items() if not self._is_on(name, network)
+        }
         return max(past, key=lambda name: past[name])
 
     def _sums(self, network: Network) -> tuple[int, int]:
         """Bytes over the interfaces of `network`, and over all others: a node may have many NICs,
         of which each carries its part."""
-        on_it = sum(n for name, n in self.sent_bytes.items() if network.has_interface(name))
-        return on_it, sum(self.sent_bytes.values()) - on_it
+        own = self.own_bytes(network)
+        on_it = sum(n for name, n in own.items() if self._is_on(name, network))
+        return on_it, sum(own.values()) - on_it
+
+    def _is_on(self, name: str, network: Network) -> bool:
+        """Whether an interface is of `network`, or of those that are made of its interfaces."""
+        return any(map(network.has_interface, (name, *all_beneath(name, self.beneath))))
 
     def _enough(self, sent: int) -> bool:
         return bool(self.least_bytes) and sent >= self.least_bytes / 2
@@ -87,10 +106,13 @@ class Counted:
             for name, count in self._after.items()
             if name in self._before and (name != _LOOPBACK or self._world.local_size == 1)
         }
-        every: list[dict[str, int]] = [{} for _ in range(self._world.size)]
-        dist.all_gather_object(every, sent)
+        mine: tuple[dict[str, int], Beneath] = sent, beneath_of(read_interfaces() or (), ())
+        every = [mine] * self._world.size
+        dist.all_gather_object(every, mine)
         first_ranks = every[:: self._world.local_size]
         return tuple(
-            NodeTraffic(node, counts, least)
-            for node, counts, least in zip(self._world.nodes, first_ranks, least_bytes, strict=True)
+            NodeTraffic(node, counts, least, beneath)
+            for node, (counts, beneath), least in zip(
+                self._world.nodes, first_ranks, least_bytes, strict=True
+            )
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_mnode.bench.wires import Beneath, beneath_of
 from pytest_mnode.probes import sysfs
+from pytest_mnode.probes.netdev import read_interfaces
 from pytest_mnode.probes.nic import port_bytes, sent_bytes
 from pytest_mnode.probes.rdma import read_rdma
 
@@ -17,6 +19,11 @@ def sent_so_far() -> dict[str, int]:
             if (sent := port_bytes(port)) is not None:
                 counts[port.name] = sent
     return counts
+
+
+def same_bytes() -> Beneath:
+    """Which interfaces and RDMA devices of this node count the same bytes."""
+    return beneath_of(read_interfaces() or (), read_rdma() or ())
 
 
 def starved_so_far_s(root: Path = Path("/")) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_mnode.bench.traffic import NodeTraffic, astray
+from pytest_mnode.bench.wires import Beneath
 from pytest_mnode.scaling.facts import Facts, Trained
 from pytest_mnode.spec import Spec, wire
 from pytest_mnode.spec.line import ring_line
@@ -89,18 +90,24 @@ def carried_by(trained: Sequence[Trained], facts: Facts, spec: Spec) -> Carried:
     """
     sent: dict[str, Counter[str]] = {}
     least: Counter[str] = Counter()
+    beneath: dict[str, Beneath] = {}
     for one in trained:
         if one.count < 2:
             continue
+        beneath |= zip(one.nodes, one.beneath, strict=False)
         for node, counts in zip(one.nodes, one.sent_bytes, strict=True):
             least[node] += facts.gradient_bytes * len(one.steps[0])
             mine = sent.setdefault(node, Counter())
             for nic, count in counts.items():
                 if nic != _LOOPBACK or facts.ranks_per_node == 1:
                     mine[nic.partition(":")[0]] += count
-    traffic = [NodeTraffic(node, counts, least[node]) for node, counts in sent.items()]
+    traffic = [
+        NodeTraffic(node, counts, least[node], beneath.get(node, {}))
+        for node, counts in sent.items()
+    ]
     shares = {node.node: node.share(spec.fabric) for node in traffic}
-    totals = sum(sent.values(), Counter[str]())
+    own = {node.node: Counter(node.own_bytes(spec.fabric)) for node in traffic}
+    totals = sum(own.values(), Counter[str]())
     carried = Carried(
         {node: None if share is None else 1 - share for node, share in shares.items()},
         sum(least.values()),
@@ -112,7 +119,7 @@ def carried_by(trained: Sequence[Trained], facts: Facts, spec: Spec) -> Carried:
     if not wrong:
         return carried
     names = "+".join(dict.fromkeys(wrong.values()))
-    moved = sum(sent[node][nic] for node, nic in wrong.items())
+    moved = sum(own[node][nic] for node, nic in wrong.items())
     instead = "+".join(spec.fabric.interfaces)
     return replace(
         carried,

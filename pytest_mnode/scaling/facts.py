@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -60,6 +60,7 @@ class Trained:
     equally many each. samples, tokens: of one step, all ranks together. sent_bytes: by node, what
     each NIC sent meanwhile, RDMA ports as "device:port". starved_s: by rank, for how long its
     threads had no CPU though they were ready, all steps and threads added up; None if not known.
+    beneath: by node, which NICs count the same bytes, see bench.wires; RDMA devices without port.
     """
 
     round: int
@@ -70,6 +71,7 @@ class Trained:
     tokens: int
     sent_bytes: tuple[Mapping[str, int], ...]
     starved_s: tuple[float | None, ...] = ()
+    beneath: tuple[Mapping[str, Sequence[str]], ...] = ()
 
     @property
     def count(self) -> int:
@@ -179,5 +181,6 @@ def _trained(told: dict[str, Any]) -> Trained:
     steps = tuple(tuple(Step(**step) for step in of_rank) for of_rank in told["steps"])
     if len(steps) != len(told["ranks"]) or len({len(of_rank) for of_rank in steps}) != 1:
         raise ValueError("ranks with unequal numbers of steps")
-    tuples = {name: tuple(told[name]) for name in ("nodes", "ranks", "sent_bytes", "starved_s")}
+    names = ("nodes", "ranks", "sent_bytes", "starved_s", "beneath")
+    tuples = {name: tuple(told[name]) for name in names}
     return Trained(**{**told, **tuples, "steps": steps})

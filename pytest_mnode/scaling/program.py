@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.timing import elapsed_s, finish
-from pytest_mnode.scaling.counters import grown, sent_so_far, starved_so_far_s
+from pytest_mnode.scaling.counters import grown, same_bytes, sent_so_far, starved_so_far_s
 from pytest_mnode.scaling.efficiency import settled
 from pytest_mnode.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.scaling.plan import Group, Plan, Turn
@@ -88,6 +88,7 @@ class Program:
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
             sent_bytes=({n: c - before[n] for n, c in after.items() if n in before},),
             starved_s=(grown(waited_s, waited_until_s),),
+            beneath=(same_bytes(),),
         )
         parameters = sum(p.numel() for p in trainer.model.parameters())
         return trained, {"parameters": parameters, "bucket_bytes": steps[-1][1]}
@@ -212,6 +213,7 @@ def _whole(ranks: Sequence[Trained], plan: Plan) -> Trained:
         steps=tuple(steps for one in ranks for steps in one.steps),
         sent_bytes=tuple(one.sent_bytes[0] for one in ranks[:: plan.ranks_per_node]),
         starved_s=tuple(one.starved_s[0] for one in ranks),
+        beneath=tuple(one.beneath[0] for one in ranks[:: plan.ranks_per_node]),
     )
 
 

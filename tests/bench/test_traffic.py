@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_mnode.bench.traffic import NodeTraffic, astray
+from pytest_mnode.bench.wires import Beneath
 from pytest_mnode.spec.models import Network
 
 FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/s"})
@@ -42,3 +43,64 @@ def test_who_sent_over_what_instead() -> None:
     assert astray([good, good], FABRIC) is None
     assert astray([good, bad], FABRIC) == "node2 sent over mgmt0 instead of fab*"
     assert astray([bad, worse], FABRIC) == "all nodes sent over mgmt0, lo instead of fab*"
+
+
+BOND: Beneath = {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",)}
+VLAN: Beneath = {"eth0.100": ("eth0",)}
+IPOIB: Beneath = {"mlx5_0": ("ib0",)}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "beneath", "sent", "carrier", "share", "instead"),
+    [
+        (["bond0"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 0.995, None),
+        (["eth2", "eth3"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 1.0, None),
+        (["eth2"], BOND, {"bond0": 990, "eth2": 0, "eth3": 995}, "bond0", 0.0, "eth3"),
+        (["eth2"], BOND, {"bond0.7": 990, "bond0": 991, "eth3": 995}, "bond0.7", 0.0, "eth3"),
+        (
+            ["bond0.7"],
+            BOND,
+            {"bond0.7": 990, "bond0": 995, "eth2": 400, "eth3": 595},
+            "bond0.7",
+            0.995,
+            None,
+        ),
+        (
+            ["fab0"],
+            BOND,
+            {"fab0": 3, "bond0": 990, "eth2": 500, "eth3": 495},
+            "bond0",
+            0.003,
+            "bond0",
+        ),
+        (
+            ["fab0"],
+            BOND,
+            {"fab0": 1990, "bond0": 990, "eth2": 500, "eth3": 495},
+            "fab0",
+            0.666,
+            None,
+        ),
+        (["eth0.100"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 0.995, None),
+        # Untagged, which is another network over the same NIC.
+        (["eth0.100"], VLAN, {"eth0.100": 5, "eth0": 995}, "eth0", 0.005, "eth0"),
+        (["eth0"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 1.0, None),
+        (["ib0"], IPOIB, {"ib0": 990, "mlx5_0": 995}, "mlx5_0", 1.0, None),
+        (["ib0"], IPOIB, {"ib0": 1, "mlx5_0": 995, "mgmt0": 5}, "mlx5_0", 0.995, None),  # RDMA
+        (["mlx5_*"], IPOIB, {"ib0": 990, "mlx5_0": 995}, "mlx5_0", 1.0, None),
+        (["fab0"], IPOIB, {"ib0": 990, "mlx5_0": 995, "fab0": 9}, "mlx5_0", 0.009, "mlx5_0"),
+    ],
+)
+def test_bytes_that_two_count_are_counted_once(  # noqa: PLR0917  a row of the table
+    interfaces: list[str],
+    beneath: Beneath,
+    sent: Mapping[str, int],
+    carrier: str,
+    share: float,
+    instead: str | None,
+) -> None:
+    network = Network.model_validate({"interfaces": interfaces, "line_rate": "200 Mbit/s"})
+    node = NodeTraffic("node0", sent, least_bytes=980, beneath=beneath)
+    assert node.carrier == carrier
+    assert node.share(network) == pytest.approx(share, abs=0.002)
+    assert node.astray(network) == instead

@@ -87,3 +87,34 @@ def test_a_node_whose_counters_show_nothing_is_named() -> None:
     one = network(plan, job, made.spec())
     assert one.verdict is Verdict.INCONCLUSIVE
     assert one.note.startswith("no counter of node2 shows what it had to send: ")
+
+
+@pytest.mark.parametrize(
+    ("fabric", "beneath", "counted"),
+    [
+        ("bond0", {"bond0": ("eth2", "eth3")}, {"bond0": 1.0, "eth2": 0.5, "eth3": 0.51}),
+        ("eth0.100", {"eth0.100": ("eth0",)}, {"eth0.100": 1.0, "eth0": 1.01}),
+        ("ib0", {"mlx5_0": ("ib0",)}, {"ib0": 1.0, "mlx5_0:1": 1.01}),
+    ],
+)
+def test_a_fabric_of_several_interfaces_is_counted_once(
+    fabric: str, beneath: Mapping[str, tuple[str, ...]], counted: Mapping[str, float]
+) -> None:
+    plan, spec = made.plan(4), made.spec()
+    named = spec.fabric.model_copy(update={"interfaces": (fabric,)})
+    spec = spec.model_copy(update={"fabric": named})
+    whole = made.GRADIENTS * 2 * plan.steps
+    over = {name: round(part * whole) for name, part in counted.items()}
+    job = sent(made.facts(plan), lambda node, count: {"mgmt0": 900, **over})
+    trained = [replace(t, beneath=tuple(beneath for _ in t.nodes)) for t in job.trained]
+    job = Facts.from_json(replace(job, trained=tuple(trained)).to_json())
+    one = network(plan, job, spec)
+    assert one.verdict is Verdict.PASS, one
+    assert one.value == pytest.approx(0, abs=0.011)
+    astray = {"mgmt0": whole, **dict.fromkeys(over, 900)}
+    job = sent(job, lambda node, count: astray if node == "node2" else None)
+    one = network(plan, job, spec)
+    assert (one.verdict, one.culprit) == (
+        Verdict.FAIL,
+        f"node2 sent over mgmt0 instead of {fabric}",
+    )
