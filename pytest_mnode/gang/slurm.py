@@ -89,11 +89,9 @@ class SlurmEngine:
         self._names: tuple[str, ...] = ()
         guard = [sys.executable, "-I", "-S", guarding.__file__, str(self.directory)]
         # What is completing holds no rank, and may stay so while a node is away.
-        shows = (
-            f"squeue --noheader --all --states=PENDING,RUNNING,SUSPENDED --name={self._job_name}"
-        )
+        shows = "squeue --noheader --all --states=PENDING,RUNNING,SUSPENDED"
         self._guard = subprocess.Popen(
-            [*guard, shows, f"scancel --full --name={self._job_name}"],
+            [*guard, *(f"{does} --name={self._job_name}" for does in (shows, "scancel --full"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -225,7 +223,11 @@ class SlurmEngine:
         """Heartbeats that were written since the last time, whole lines only."""
         beats: list[Beat] = []
         unreadable = 0
-        for path in sorted(self.directory.glob("*.beats")):
+        try:
+            paths = sorted(self.directory.glob("*.beats"))
+        except OSError:
+            return (), 1
+        for path in paths:
             try:
                 with path.open("rb") as file:
                     file.seek(self._read.get(path.name, 0))

@@ -236,10 +236,14 @@ def test_who_else_has_the_nodes_is_asked_of_these_nodes(tmp_path: Path) -> None:
         assert "--nodelist=n0,n1,n2" in (tmp_path / "told.asked").read_text()
 
 
-def test_heartbeats_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+def test_heartbeats_that_cannot_be_read_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine_of(tmp_path) as engine:
         (engine.directory / "1.0.0.beats").mkdir()
         (engine.directory / "1.0.1.beats").write_text("beat 1 0 1 n1 1700000000.0\n")
         look = engine.observe()
         assert ([beat.rank for beat in look.beats], look.unreadable) == ([1], 1)
         (engine.directory / "1.0.0.beats").rmdir()
+        monkeypatch.setattr(Path, "glob", lambda *_: (tmp_path / "none").read_text())
+        assert engine.observe().unreadable == 1
