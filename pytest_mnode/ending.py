@@ -24,6 +24,7 @@ from pytest_mnode.report import (
     write_report,
 )
 from pytest_mnode.report.criterion import Outcome
+from pytest_mnode.run import ENDED
 from pytest_mnode.spec import doubts
 from pytest_mnode.verdict import Measurement
 
@@ -54,6 +55,7 @@ class Ending:
         self.started = datetime.now(UTC)
         self.cases: dict[str, _Case] = {}
         self.certificate: Certificate | None = None
+        self._ended_itself = False
         self._deselected = 0
         self._written: list[str] = []
 
@@ -72,6 +74,16 @@ class Ending:
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
             case.outcome, case.message = outcome, _message(report)
             case.culprit = getattr(report, "mnode_culprit", None)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Why a worker of pytest-xdist ended itself."""
+        told = getattr(node, "workeroutput", None) or {}
+        self.run.ended = self.run.ended or told.get(ENDED, "")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Called for Ctrl-C too, which says nothing, and for others' reasons to stop."""
+        self._ended_itself = bool(self.run.ended) and str(excinfo.value) == self.run.ended
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -93,7 +105,8 @@ class Ending:
         directory = run.settings.report_dir
         if directory is not None:
             self._written = [str(path) for path in write_report(directory, self.certificate)]
-            if exitstatus == pytest.ExitCode.OK and self.certificate.verdict != "certified":
+            whole = exitstatus == pytest.ExitCode.OK
+            if self._ended_itself or (whole and self.certificate.verdict != "certified"):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
@@ -126,12 +139,10 @@ class Ending:
             why.append(f"{self._deselected} tests deselected")
         if chosen := [a for a in session.config.args if "::" in a]:
             why.append(f"only {', '.join(chosen)}")
-        if exitstatus == pytest.ExitCode.INTERRUPTED:
+        if exitstatus == pytest.ExitCode.INTERRUPTED and not self._ended_itself:
             why.append("interrupted")
-        for stop in (session.shouldstop, session.shouldfail):
-            if stop:
-                why.append(str(stop))
-        return why
+        stops = (self._ended_itself and self.run.ended, session.shouldstop, session.shouldfail)
+        return [*why, *dict.fromkeys(str(stop) for stop in stops if stop)]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.certificate is None:

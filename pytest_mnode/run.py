@@ -26,6 +26,8 @@ from pytest_mnode.world.pool import Pool, backend_of, procs_per_node_of
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
+ENDED = "mnode_ended"
+"""Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
 _BOOT_AGAIN = 2
 _BEGIN_AGAIN = 2
 _UNKNOWN_NODES = (
@@ -72,6 +74,8 @@ class Run:
         self._collect_sent = False
         self._postponed: list[pytest.Item] = []
         self._not_had = ""
+        self.ended = ""
+        """Why this run ended itself, as where a node is lost for good."""
 
     # The pool.
 
@@ -275,13 +279,17 @@ class Run:
     def _repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""
         if isinstance(error, NodeLostError) and (why := self._not_booted(error.node)):
-            session: Any = self.config.pluginmanager.getplugin("session")
-            if session is not None:
-                session.shouldstop = f"{error}; this launcher cannot boot it again: {why}"
+            self.end(f"{error}; this launcher cannot boot it again: {why}")
         elif self.pool is not None and self.pool.hub.failure:
-            session = self.config.pluginmanager.getplugin("session")
-            if session is not None:
-                session.shouldstop = f"no ranks can be had: {error}"
+            self.end(f"no ranks can be had: {error}")
+
+    def end(self, why: str) -> None:
+        """Have this test be the last."""
+        session: Any = self.config.pluginmanager.getplugin("session")
+        if session is not None:
+            self.ended = session.shouldstop = why
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput[ENDED] = why
 
     def _not_booted(self, node: str) -> str:
         """Boot a node again; why that cannot be, "" where it was done."""
