@@ -24,7 +24,8 @@ class Outcome:
 
     codes: exit status by node; None where it had not ended at the limit. reports: of all ranks,
     with the names of nodes as the controller has them. output: what else a reader may want, by
-    node. hosts: how each node names itself. seconds: from submission to end.
+    node. hosts: how each node names itself. seconds: from submission to end. waits: what the
+    scheduler says of a job that was still in its queue; no node is to blame for that.
     """
 
     codes: Mapping[str, int | None]
@@ -33,6 +34,7 @@ class Outcome:
     hosts: Mapping[str, str]
     output: Mapping[str, str]
     seconds: float
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Submission(Protocol):
         """Known once `wait` has returned; earlier where the path chooses the nodes itself."""
 
     def wait(self, timeout_s: float) -> Outcome:
-        """Wait for its end. At the limit the job is ended, and its codes are None."""
+        """Wait for its end. At the limit the job is ended, and its codes are None; so is one that
+        would never start, at once."""
 
     def close(self) -> None:
         """End what is left of it; idempotent."""

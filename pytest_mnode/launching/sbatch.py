@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.job.slurm.following import in_queue, never_starts
 from pytest_mnode.job.slurm.names import Names, names_of
 from pytest_mnode.job.slurm.queued import LOOK_S, Queued
 from pytest_mnode.job.slurm.request import Request, script, site_of, submitting
@@ -136,8 +137,11 @@ class SbatchSubmission:
         """See Submission."""
         until = self._began + timeout_s
         while not (in_time := self._over()) and time.monotonic() < until:
+            if (state := self._queued.state) is not None and never_starts(state):
+                break
             time.sleep(LOOK_S)
         seconds = time.monotonic() - self._began
+        waits = in_queue(self._queued.number, self._queued.state)
         nodes = self.submitted.nodes
         codes = {node: self._code(node, in_time) for node in nodes}  # before it is cancelled
         self._cancel()
@@ -151,7 +155,7 @@ class SbatchSubmission:
             reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
             logins += [_as_whom(node, found[0])] if found else []
         self._end()
-        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds)
+        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds, waits)
 
     def close(self) -> None:
         """See Submission."""

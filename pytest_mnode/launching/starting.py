@@ -46,12 +46,22 @@ class Started:
         """Nodes on which the job had not ended at its limit."""
         return [node for node, code in self.outcome.codes.items() if code is None]
 
+    @property
+    def late(self) -> str | None:
+        """What to blame for a job that had not ended: the queue it is in, else those nodes."""
+        return self.outcome.waits or ", ".join(self.overdue) or None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done otherwise than a reader would think, and what the scheduler says."""
+        return (*self.submitted.notes, *filter(None, [self.outcome.waits]))
+
     def text(self) -> str:
         """For a reader of the report: who ran where as whom, and what else the nodes printed."""
         lines = [
             f"{self.what}: {self.expected.size} ranks on {', '.join(self.submitted.nodes)}, "
             f"{len(self.outcome.reports)} reported, {self.outcome.seconds:.1f} s",
-            *self.submitted.notes,
+            *self.notes,
             *self.logins(),
         ]
         for node, output in self.outcome.output.items():
@@ -92,20 +102,21 @@ class Started:
             "s",
             at_most=promise.within_s,
             source=f"{key}.within {promise.within_s:g} s",
-            culprit=", ".join(self.overdue) or None,
-            note="; ".join((*self.submitted.notes, *self.logins())),
+            culprit=self.late,
+            note="; ".join((*self.notes, *self.logins())),
         )
 
     def _record_ranks(self, measure: Measure, key: str) -> None:
         expected, outcome = self.expected, self.outcome
         short = missing_ranks(expected, outcome.reports)
+        waits = outcome.waits
         measure(
             f"{self.what}: ranks that reported",
             len(outcome.reports) if not short or not self.overdue else None,
             equals=expected.size,
             source=f"{len(expected.nodes)} nodes × {expected.per_node}",
-            culprit=_first(short),
-            note=_all(short) or "",
+            culprit=waits or _first(short),
+            note="" if waits else _all(short),
         )
         apart = not_met(expected, outcome.reports)
         sizes = [report.met.size for report in outcome.reports if report.met]
@@ -128,13 +139,13 @@ class Started:
             )
         # Where one fails, the others often wait for it until the limit.
         failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
-        overdue = ", ".join(self.overdue)
+        overdue = "" if waits else ", ".join(self.overdue)
         measure(
             f"{self.what}: nodes on which the job failed",
-            None if overdue and not failed else len(failed),
+            None if self.overdue and not failed else len(failed),
             equals=0,
             source=key,
-            culprit=", ".join(failed) or overdue or None,
+            culprit=", ".join(failed) or self.late,
             note=f"not over at the limit on {overdue}" if overdue else "",
         )
 

@@ -193,6 +193,20 @@ def test_the_last_start_of_a_job_that_ended_unseen() -> None:
         ("PENDING", None, ""),
         ("PENDING", "JobHeldUser", "it would never start: JobHeldUser"),
         ("PENDING", "launch_failed_requeued_held", "it would never start: launch_failed_req"),
+        *(
+            ("PENDING", reason, f"it would never start: {reason}")
+            for reason in (
+                "user_env_retrieval_failed_requeued_held",
+                "job_requeued_in_held_state",
+                "(QOSMaxNodePerJobLimit)",
+                "AssocMaxNodePerJobLimit",
+                "QOSMaxWallDurationPerJobLimit",
+                "AssocMaxWallDurationPerJobLimit",
+                "QOSMaxMemoryPerJob",
+            )
+        ),
+        ("PENDING", "QOSMaxNodePerUserLimit", ""),
+        ("PENDING", "QOSMaxJobsPerUserLimit", ""),
         ("REQUEUE_HOLD", "launch failed", "it is held: REQUEUE_HOLD (launch failed)"),
         ("SPECIAL_EXIT", None, "it is held: SPECIAL_EXIT"),
         ("RUNNING", "JobHeldUser", ""),

@@ -70,6 +70,19 @@ def test_a_silent_node_and_one_that_failed() -> None:
     assert red(found)["nodes on which the job failed"] == "node2 (exit 127)"
 
 
+def test_no_node_is_blamed_for_a_job_that_never_left_the_queue() -> None:
+    why = "job 7 waits in the queue: PENDING (Resources)"
+    one = started([], codes=dict.fromkeys(NODES), waits=why)
+    found = recorded(one)
+    assert open_(found) == set(found)
+    assert {m.culprit for m in found.values()} <= {why, None}
+    for name in ("ranks that reported", "nodes on which the job failed"):
+        assert (found[name].culprit, found[name].note) == (why, ""), name
+    assert found["submission to end"].culprit == why
+    assert f"a note; {why}" in found["submission to end"].note
+    assert why in one.text().splitlines()
+
+
 def test_a_node_that_failed_counts_while_the_others_still_wait_for_it() -> None:
     codes = {"node0": None, "node1": 1, "node2": None, "node3": None}
     failed = recorded(started([], codes=codes))["nodes on which the job failed"]

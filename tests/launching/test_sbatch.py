@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pytest_mnode.launching.described import LaunchJob
+from pytest_mnode.launching.paths import Submitted
 from pytest_mnode.launching.sbatch import SbatchSubmission
 from pytest_mnode.slurm import JobState
 
@@ -60,3 +62,43 @@ def test_a_node_has_the_statuses_of_its_own_tasks(tmp_path: Path) -> None:
     assert made._code("there", False) == 3  # the other waits for it
     (tmp_path / "code-gpu-1-2-2").unlink()
     assert (made._code("there", False), made._code("there", True)) == (None, 137)
+
+
+def waiting(files: Path, state: JobState) -> SbatchSubmission:
+    made = submission(files)
+    made.submitted = Submitted(("here", "there"))
+    made._directory = SimpleNamespace(cleanup=lambda: None)  # type: ignore[assignment]
+    done: list[str] = []
+    made._queued = SimpleNamespace(  # type: ignore[assignment]
+        answers=lambda: True,
+        state=state,
+        number=7,
+        cancel=lambda: done.append("cancel"),
+        await_end=lambda: None,
+        close=lambda _: done.append("close"),
+        done=done,
+    )
+    made._began = time.monotonic()
+    return made
+
+
+def test_a_script_that_is_held_is_not_waited_for_and_slurms_reason_is_told(tmp_path: Path) -> None:
+    held = JobState(7, "x", "PENDING", reason="user_env_retrieval_failed_requeued_held")
+    made = waiting(tmp_path, held)
+    outcome = made.wait(60)
+    assert outcome.codes == {"here": None, "there": None}
+    assert outcome.waits == (
+        "job 7 waits in the queue: PENDING (user_env_retrieval_failed_requeued_held)"
+    )
+    assert made._queued.done == ["cancel", "close"]  # type: ignore[attr-defined]
+
+
+def test_a_script_that_waits_for_room_waits_until_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(time, "sleep", looks.append)
+    made = waiting(tmp_path, JobState(7, "x", "PENDING", reason="Resources"))
+    assert made.wait(0.05).waits == "job 7 waits in the queue: PENDING (Resources)"
+    assert len(looks) > 1
+    assert waiting(tmp_path, RUNS).wait(0.0).waits == ""

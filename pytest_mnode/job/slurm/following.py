@@ -5,6 +5,7 @@ Names of states and reasons are Slurm's own (squeue(1), JOB STATE CODES and JOB 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,9 +18,12 @@ _NEVER = frozenset(
         *("JobHeldAdmin", "JobHeldUser", "launch failed requeued held", "BadConstraints"),
         *("PartitionNodeLimit", "PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"),
         *("InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "PartitionInactive"),
+        *("user env retrieval failed requeued held", "job requeued in held state"),
     )
 )
 """Reasons to wait that do not pass by waiting."""
+_TOO_MUCH = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
+"""It asks for more than a job may have, whoever else runs: of nodes, time and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,15 @@ def never_starts(state: JobState) -> str:
         return f"it is held: {state.state}" + f" ({state.reason})" * bool(state.reason)
     told = (state.reason or "").strip("()").replace("_", " ")
     known = {name.replace("_", " ") for name in _NEVER}
-    return f"it would never start: {state.reason}" if told in known else ""
+    never = told in known or _TOO_MUCH.fullmatch(told) is not None
+    return f"it would never start: {state.reason}" if never else ""
+
+
+def in_queue(number: int | None, state: JobState | None) -> str:
+    """What Slurm says of a job that waits; "" where it does not, or nothing is known of it."""
+    if state is None or not state.waits:
+        return ""
+    return f"job {number} waits in the queue: {state.text}"
 
 
 def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
