@@ -21,7 +21,7 @@ from pytest_mnode.cluster.remote.member import member
 from pytest_mnode.cluster.remote.shared import Shared
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.slurm.allocation import Allocation, Granted, Held, Surrounding
-from pytest_mnode.slurm.kept import present, too_few_gpus
+from pytest_mnode.slurm.kept import not_back, present, too_few_gpus
 from pytest_mnode.slurm.step import step_command
 from pytest_mnode.slurm.watch import Watch
 from pytest_mnode.spec import Spec
@@ -99,7 +99,7 @@ class Slurm:
             self.granted = self.allocation.get(self._count)
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
             names = present(self.granted, states, self._count)
-            self._check_gpus([states[name] for name in names])
+            self._check_gpus(states, names)
             self._candidate = Shared(*self._shared)
             self._reach(names)
             looks, problems = self._look(names)
@@ -114,10 +114,12 @@ class Slurm:
         self._watch.watchers = self._watchers
         self._watch.start(self._names)
 
-    def _check_gpus(self, states: Sequence[slurm.NodeState]) -> None:
+    def _check_gpus(self, states: Mapping[str, slurm.NodeState], names: Sequence[str]) -> None:
         """Ranks without accelerators would fail in worse words."""
         promised = self._spec.accelerators.per_node
-        if promised and (why := too_few_gpus(self.slurm.job(self.job_id), states, promised)):
+        others = [state for name, state in states.items() if name not in names]
+        job = self.slurm.job(self.job_id) if promised else None
+        if why := too_few_gpus(job, [states[name] for name in names], promised, others):
             raise ClusterError(why)
 
     def _reach(self, names: Sequence[str]) -> None:
@@ -221,14 +223,12 @@ class Slurm:
 
         Raises ClusterError where it never will be.
         """
-        job, states = self.slurm.job(self.job_id), self.slurm.nodes([name])
-        if job is not None and job.runs and name not in job.nodes:
-            raise ClusterError(
-                f"{node.name} was down for so long that Slurm took it out of allocation "
-                f"{self.job_id} (SlurmdTimeout); it stays out until another one is given"
-            )
-        if not all(state.usable for state in states):
-            return f"Slurm says {states[0].text}"
+        try:
+            job, states = self.slurm.job(self.job_id), self.slurm.nodes([name])
+        except ClusterError as error:  # it is asked again
+            return str(error)
+        if (why := not_back(job, self.job_id, node.name, name, states)) is not None:
+            return why
         looks, problems = self._look([name])
         if (look := looks.get(name)) is None:
             return problems[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.slurm.commands import Slurm, SlurmError, said
+from pytest_mnode.slurm.commands import Slurm, said
 from pytest_mnode.slurm.hostlist import expand
 from pytest_mnode.slurm.nodes import NodeState
 from pytest_mnode.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
@@ -232,6 +232,6 @@ class Held:
             job = self._slurm.job(self._job) if self._job is not None else None
             if job is not None:
                 told += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
-        except SlurmError as error:
+        except ClusterError as error:
             told += f"; {error}"
         return told + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"

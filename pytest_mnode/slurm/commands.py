@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.slurm.jobs import JobState, jobs_from_json, jobs_from_text
+from pytest_mnode.slurm.jobs import JobState, jobs_from_json, jobs_from_text, no_job_in
 from pytest_mnode.slurm.nodes import NodeState, nodes_from_text
 
 COMMAND_LIMIT_S = 20.0
@@ -128,14 +128,18 @@ class Slurm:
         return jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
 
     def job(self, job_id: int) -> JobState | None:
-        """One job; None where Slurm does not know it (any more)."""
+        """One job; None where Slurm does not know it (any more). Raises ClusterError where it does
+        not answer, or says something else."""
         try:
             text = self.run("scontrol", "--all", "--oneliner", "show", "job", str(job_id))
         except SlurmError as error:
             if any(word in error.told for word in _UNKNOWN_JOB):
                 return None
             raise
-        return next((job for job in jobs_from_text(text) if job.job_id == job_id), None)
+        for job in jobs_from_text(text):
+            if job.job_id == job_id:
+                return job
+        raise no_job_in(text)
 
     def nodes(self, names: Iterable[str] = ()) -> tuple[NodeState, ...]:
         """These nodes, or all."""

@@ -8,6 +8,12 @@ from datetime import datetime
 from typing import Any
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=")
+_FREE = {
+    ("NodeName", "Reason"): {"Comment", "Extra", "InstanceId", "InstanceType", "ResumeAfterTime"},
+    ("JobId", "JobName"): {"UserId", "GroupId", "JobState"},
+}
+"""What anybody may have written, words with = among it, by the first key of a record; and the keys
+that may come next."""
 _NOTHING = {"", "(null)", "none", "n/a", "unknown", "none assigned", "nan", "infinite"}
 
 
@@ -20,11 +26,22 @@ def records(text: str, first_key: str) -> Iterator[dict[str, str]]:
         if not line.lstrip().startswith(f"{first_key}="):
             continue
         found: dict[str, str] = {}
-        keys = list(_KEY.finditer(line))
+        keys = _keys(first_key, line)
         for at, match in enumerate(keys):
             end = keys[at + 1].start() if at + 1 < len(keys) else len(line)
             found.setdefault(match[1], line[match.end() : end].strip())
         yield found
+
+
+def _keys(first_key: str, line: str) -> list[re.Match[str]]:
+    """The keys of a record, without what looks like one inside of a free text."""
+    found: list[re.Match[str]] = []
+    after: set[str] | None = None
+    for match in _KEY.finditer(line):
+        if after is None or match[1] in after:
+            found.append(match)
+            after = _FREE.get((first_key, match[1]))
+    return found
 
 
 def text_of(value: Any) -> str | None:

@@ -106,10 +106,20 @@ def jobs_from_json(text: str) -> tuple[JobState, ...]:
 def jobs_from_text(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of `scontrol --oneliner show job`; ClusterError as above."""
     try:
-        return tuple(_from_record(record) for record in records(text, "JobId"))
+        found = tuple(_from_record(record) for record in records(text, "JobId"))
     except (KeyError, ValueError, UsageError) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ClusterError(f"scontrol show job: cannot be read: {told}") from None
+    if not found and "No jobs in the system" not in text:
+        raise no_job_in(text)
+    return found
+
+
+def no_job_in(text: str) -> ClusterError:
+    """For text that should tell of a job, and does not."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = repr(lines[0][:80]) if lines else "it said nothing"
+    return ClusterError(f"scontrol show job: cannot be read: {told}")
 
 
 def _from_entry(entry: Mapping[str, Any]) -> JobState:

@@ -30,8 +30,16 @@ def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> t
     )
 
 
-def too_few_gpus(job: JobState | None, states: Iterable[NodeState], per_node: int) -> str | None:
+def too_few_gpus(
+    job: JobState | None,
+    states: Iterable[NodeState],
+    per_node: int,
+    others: Iterable[NodeState] = (),
+) -> str | None:
     """What is missing where Slurm accounts for GPUs and gave fewer than the spec promises a node.
+
+    states: of the nodes that the run uses; others: of the rest of the allocation, where a node may
+    have fewer, or none.
 
     None where nothing is, and where nobody counted: GPUs are in no job's resources unless
     AccountingStorageTRES names them, which it does not by default.
@@ -42,12 +50,29 @@ def too_few_gpus(job: JobState | None, states: Iterable[NodeState], per_node: in
     if job.gpus is None and not all(state.counts_gpus for state in states):
         return None
     held = job.gpus or 0
-    if held >= per_node * len(job.nodes):
+    besides = sum(min(per_node, state.gpus or 0) for state in others)
+    if held >= per_node * len(states) + besides:
         return None
     return (
         f"slurm: allocation {job.job_id} has {held} GPUs on {len(job.nodes)} nodes, and the "
         f"spec promises {per_node} a node; ask for them with --gpus-per-node={per_node}"
     )
+
+
+def not_back(
+    job: JobState | None, job_id: int, own: str, name: str, states: Iterable[NodeState]
+) -> str | None:
+    """What Slurm has against a node of the allocation that was switched on; None: nothing.
+
+    own, name: what it calls itself, and what Slurm calls it. One that is drained has its allocation
+    still. Raises ClusterError where it is never given back.
+    """
+    if job is not None and job.runs and name not in job.nodes:
+        raise ClusterError(
+            f"{own} was down for so long that Slurm took it out of allocation {job_id} "
+            "(SlurmdTimeout); it stays out until another one is given"
+        )
+    return next((f"Slurm says {state.text}" for state in states if not state.up), None)
 
 
 def lost(

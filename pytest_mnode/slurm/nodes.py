@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm.fields import number, records, text_of
 
-_LOST = {"DOWN", "FAIL", "ERROR", "UNKNOWN", "FUTURE", "POWERED_DOWN", "NOT_EXISTING"}
+_LOST = {"DOWN", "FAIL", "ERROR", "FUTURE", "POWERED_DOWN", "NOT_EXISTING"}
 _BROKEN = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_EXISTING", "INVAL", "INVALID_REG",
            "DRAIN", "DRAINED", "DRAINING"}  # fmt: skip
 _RETURNING = {"POWERING_UP", "POWER_UP", "POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT",
               "REBOOT_REQUESTED", "REBOOT_ISSUED"}  # fmt: skip
 """Slurm itself is bringing it back, or will when it is asked for."""
-_AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT"}
+_AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT",
+         "UNKNOWN"}  # fmt: skip
+"""It does not answer now, or has not yet: UNKNOWN are all after slurmctld was restarted."""
 ASIDE = frozenset({"MAINT", "RESERVED"})
 """Flags of a node that is kept for a reservation."""
 _KEPT_IDLE = {"RESERVED", "MAINT", "PLANNED"}
 """Versions before 21.08 say so of an idle node instead of IDLE, later ones beside it."""
 _MARKS = "*~#!%$@^-"
-_GPU = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
+_GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,13 @@ class NodeState:
     def usable(self) -> bool:
         """Can be given to a job, now or when the job that has it ends; if it is set aside, to
         those of a reservation."""
-        return not self.lost and not {self.state, *self.flags} & (_BROKEN | _AWAY)
+        return self.up and not {self.state, *self.flags} & _BROKEN
+
+    @property
+    def up(self) -> bool:
+        """What has it can start commands there, even where no other job will be given it, as on one
+        that is drained."""
+        return not self.lost and not {self.state, *self.flags} & _AWAY
 
     @property
     def hopeless(self) -> bool:

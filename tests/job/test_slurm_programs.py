@@ -188,6 +188,8 @@ def test_a_slurm_that_is_restarted_is_asked_again(
         program(programs, "scontrol", SILENT)
         assert not job.answers()
         assert job.state is None
+        program(programs, "scontrol", "#!/bin/sh\nexit 0\n")
+        assert not job.answers()
         program(programs, "scontrol", OVER)
         assert job.answers()
         assert job.state is not None

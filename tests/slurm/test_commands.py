@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm import Slurm, SlurmError, run_slurm
 from pytest_mnode.slurm.commands import said
 
@@ -128,6 +129,13 @@ def test_one_job_by_its_number(fake: Path) -> None:
     assert Slurm().job(7) is None
     write(fake, "scontrol", 'echo "slurm_load_jobs error: Unable to contact" >&2; exit 1')
     with pytest.raises(SlurmError, match="Unable to contact"):
+        Slurm().job(7)
+
+
+@pytest.mark.parametrize("answer", ["exit 0", "echo JobId=8 JobName=a JobState=PENDING"])
+def test_an_answer_that_is_of_no_such_job_is_none(fake: Path, answer: str) -> None:
+    write(fake, "scontrol", answer)
+    with pytest.raises(ClusterError, match=r"^scontrol show job: cannot be read: "):
         Slurm().job(7)
 
 

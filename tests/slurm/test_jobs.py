@@ -78,6 +78,19 @@ def test_reads_text() -> None:
     assert jobs_from_text("No jobs in the system\n") == ()
 
 
+def test_a_name_may_have_words_that_look_like_fields() -> None:
+    (job,) = jobs_from_text(TEXT.replace("JobName=gang a", "JobName=sweep LR=0.1 Nodes=2"))
+    assert (job.name, job.user) == ("sweep LR=0.1 Nodes=2", "ada")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: x\n", "12 RUNNING\n"])
+def test_text_without_a_job_is_no_empty_queue(text: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        jobs_from_text(text)
+    told = repr(text.strip()) if text.strip() else "it said nothing"
+    assert str(error.value) == f"scontrol show job: cannot be read: {told}"
+
+
 def test_reads_times_as_scontrol_writes_them_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = jobs_from_text(
         "JobId=1 JobState=PENDING SubmitTime=2026-11-21T10:00:00 EndTime=Unknown"

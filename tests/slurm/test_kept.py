@@ -75,6 +75,19 @@ def test_fewer_gpus_than_the_spec_promises() -> None:
     assert too_few_gpus(job, GPU_NODES, 4) is None
 
 
+def test_nodes_of_the_allocation_that_the_run_does_not_use_may_have_fewer_gpus() -> None:
+    job = JobState(7, "x", "RUNNING", nodes=("cpu0", "n0", "n1"), gpus=16)
+    cpu, small = NodeState("cpu0", "MIXED"), NodeState("cpu0", "MIXED", gpus=4)
+    assert too_few_gpus(job, GPU_NODES, 8, [cpu]) is None
+    assert too_few_gpus(replace(job, gpus=20), GPU_NODES, 8, [small]) is None
+    told = too_few_gpus(job, GPU_NODES, 8, [small])
+    assert told is not None
+    assert told.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, and the spec promises 8")
+    # Half of what each has is half of what the run needs, wherever it runs.
+    third = replace(GPU_NODES[0], name="cpu0")
+    assert too_few_gpus(job, GPU_NODES, 8, [third]) is not None
+
+
 def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
     none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
     assert too_few_gpus(none, (IDLE,), 8) is None

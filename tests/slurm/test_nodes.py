@@ -59,6 +59,8 @@ def test_a_node_without_a_state_is_not_passed_over() -> None:
         ("gpu:a100:4(S:0),nic:2", 4),
         ("gpu:a100:4,gpu:t4:2", 6),
         ("nic:2", None),
+        ("vgpu:2", None),
+        ("nic:2,gpu:4", 4),
         ("(null)", None),
         ("", None),
     ],
@@ -116,6 +118,43 @@ def test_nodes_that_are_set_aside() -> None:
     texts = ("IDLE+RESERVED", "IDLE+MAINT+RESERVED", "IDLE")
     nodes = nodes_from_text("\n".join(f"NodeName=n State={text}" for text in texts))
     assert [node.set_aside for node in nodes] == [True, True, False]
+
+
+def test_what_slurmctld_has_not_heard_of_yet_is_not_given_up() -> None:
+    """As of every node for a moment after it was restarted."""
+    (node,) = nodes_from_text("NodeName=n State=UNKNOWN* Partitions=gpu")
+    assert (node.lost, node.usable, node.up) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        ("ALLOCATED", True),
+        ("ALLOCATED+DRAIN", True),
+        ("MIXED+FAIL", True),
+        ("ALLOCATED*", False),
+        ("MIXED+REBOOT_ISSUED", False),
+        ("DOWN", False),
+        ("POWERED_DOWN", False),
+    ],
+)
+def test_where_what_has_a_node_can_go_on(state: str, up: bool) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State={state} Partitions=gpu")
+    assert node.up is up
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        ("NHC: check_fs_size: /scratch Size=10T below Min=20T [root@2026-11-21T10:00:00]",
+         "NHC: check_fs_size: /scratch Size=10T below Min=20T"),
+        ("bad fan [root@2026-11-21T10:00:00] Comment=swap Size=2 Extra=x", "bad fan"),
+        ("bad fan [root@2026-11-21T10:00:00] InstanceId=i-1 InstanceType=p5", "bad fan"),
+    ],
+)  # fmt: skip
+def test_a_reason_may_have_words_that_look_like_fields(after: str, reason: str) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State=IDLE+DRAIN Partitions=p Reason={after}")
+    assert node.reason == reason
 
 
 @pytest.mark.parametrize("word", ["RESERVED", "MAINT", "PLANNED"])

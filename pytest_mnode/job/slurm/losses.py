@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.slurm import Slurm, SlurmError
 
@@ -34,7 +35,7 @@ class Losses:
         none where it does not answer now."""
         self._looked_at = time.monotonic()
         found = {}
-        with contextlib.suppress(SlurmError):
+        with contextlib.suppress(ClusterError):
             for node in self._slurm.nodes(self._names.for_slurm(nodes)) if nodes else ():
                 [name] = self._names.for_run([node.name])
                 if node.lost and name not in self.lost:

@@ -10,7 +10,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.job.slurm import queue
 from pytest_mnode.job.slurm.guard import Guard
 from pytest_mnode.job.slurm.names import Names
-from pytest_mnode.slurm import JobState, Slurm, SlurmError
+from pytest_mnode.slurm import JobState, Slurm
 
 LOOK_S = 0.25
 """Between two questions to the scheduler."""
@@ -43,7 +43,7 @@ class Queued:
         self.number = queue.submit(script, env, [*options, f"--job-name={self.name}"])
 
     def look(self) -> JobState | None:
-        """Its state now. Raises SlurmError where Slurm does not answer."""
+        """Its state now. Raises ClusterError where Slurm does not answer."""
         assert self.number is not None, "not submitted"
         state = self.slurm.job(self.number)
         if state is not None:
@@ -54,12 +54,12 @@ class Queued:
     def answers(self) -> bool:
         """Look; False where Slurm does not answer now, which leaves `state` as it was.
 
-        Raises SlurmError where it has been silent for SILENCE_S.
+        Raises ClusterError where it has been silent for SILENCE_S.
         """
         asked = time.monotonic()
         try:
             self.look()
-        except SlurmError:
+        except ClusterError:
             self._silent_since = asked if self._silent_since is None else self._silent_since
             if time.monotonic() - self._silent_since > SILENCE_S:
                 raise
