@@ -164,6 +164,11 @@ class Nodes:
         return None if found is None else int(found)
 
     @property
+    def slurm_names(self) -> dict[str, str]:
+        """Slurm's names of the run's nodes by their own, where Slurm gave them."""
+        return dict(self._ask("slurm_names"))
+
+    @property
     def accelerators_per_node(self) -> int:
         """As the spec promises them."""
         return self._run.spec.accelerators.per_node

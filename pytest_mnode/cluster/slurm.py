@@ -30,8 +30,7 @@ _TRY_AGAIN_S = 1.0
 
 
 class Slurm:
-    """N nodes of an allocation. Implements Launcher, and PowerSwitch by the commands that the spec
-    names; thread-safe.
+    """N nodes of an allocation. Launcher, and PowerSwitch by the spec's commands; thread-safe.
 
     arguments: for salloc, where the run is not inside of an allocation. run_dir: of this machine;
     root: where a directory that all nodes see is looked for; python: on the nodes, "" for the path
@@ -128,8 +127,8 @@ class Slurm:
         shared = self._candidate.directory
         keeper_pid = self._keeper.start([self._run_dir, *([str(shared)] if shared else [])])
         far = [self.python, "-I", "-S", "-c", sending.BOOTSTRAP]
-        ways = {name: {"command": step_command(self.job_id, name, far)} for name in names}
-        self._config.write_text(sending.told(keeper_pid, ways))
+        commands = {name: step_command(self.job_id, name, far) for name in names}
+        self._config.write_text(sending.told(keeper_pid, commands))
 
     def _look(self, names: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
         assert self._candidate is not None
@@ -180,6 +179,10 @@ class Slurm:
             raise UsageError(f"slurm: no node {node.name!r} (there are: {', '.join(self._names)})")
         return name
 
+    def slurm_names(self) -> dict[str, str]:
+        """Slurm's name of each node, by what the node calls itself."""
+        return dict(self._names)
+
     def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
         """None serves all: the nodes share no kernel."""
         raise ClusterError("slurm: one agent program cannot serve nodes that share no kernel")
@@ -210,10 +213,8 @@ class Slurm:
         end = time.monotonic() + section.within_s
         while (problem := self._back(name, node)) is not None:
             if time.monotonic() > end or self._closing.is_set():
-                limit = f"{section.within_s:g} s"
-                raise ClusterError(
-                    f"{node.name} was not back {limit} after power.switch_on: {problem}"
-                )
+                when = f"{section.within_s:g} s after power.switch_on"
+                raise ClusterError(f"{node.name} was not back {when}: {problem}")
             time.sleep(_TRY_AGAIN_S)
         if self._watch is not None:
             self._watch.note(node.name, None)

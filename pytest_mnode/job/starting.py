@@ -34,7 +34,8 @@ def started(cluster: Cluster, job: Job) -> LaunchedJob:
         from pytest_mnode.slurm import Slurm
 
         slurm = Slurm()
-        names = names_of(slurm.nodes(), dict.fromkeys((*nodes, *job.spares)))
+        wanted = dict.fromkeys((*nodes, *job.spares))
+        names = names_of(slurm.nodes(), wanted, cluster.slurm_names)
         site = site_of(slurm.run("scontrol", "--oneliner", "show", "job", str(allocation)))
         gpus = cluster.accelerators_per_node
         here = os.getcwd()  # noqa: PTH109  as text

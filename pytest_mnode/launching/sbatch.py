@@ -71,7 +71,7 @@ class Sbatch:
                 f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
                 "leave image out"
             )
-        names = names_of(self._slurm.nodes(), nodes)
+        names = names_of(self._slurm.nodes(), nodes, self._cluster.slurm_names)
         request = self._request(job, names)
         why = why_not_submitted(request, self._allocation)
         if why:

@@ -36,6 +36,12 @@ def back(
     return made._back("n1", SimpleNamespace(name="host1"))  # type: ignore[arg-type]
 
 
+def test_says_what_slurm_calls_its_nodes() -> None:
+    made = Slurm.__new__(Slurm)
+    made._names = {"ip-10-0-0-1": "gpu1"}
+    assert made.slurm_names() == {"ip-10-0-0-1": "gpu1"}
+
+
 def test_a_node_on_which_steps_run_is_back() -> None:
     assert back("ALLOCATED") is None
     assert back("ALLOCATED", ("DRAIN",)) is None, "its own allocation goes on on a drained node"

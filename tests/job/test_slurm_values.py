@@ -105,6 +105,30 @@ def test_slurms_names_of_nodes_and_the_runs() -> None:
         names_of(nodes, ["node7"])
 
 
+def test_names_that_the_launcher_knows_already_are_not_guessed() -> None:
+    nodes = [NodeState("gpu1", "IDLE", hostname="gpu1"), NodeState("gpu2", "IDLE")]
+    known = {"ip-10-0-0-1": "gpu1", "gpu1": "gpu2", "gone": "gpu9"}
+    names = names_of(nodes, ["ip-10-0-0-1", "gpu1"], known)
+    assert names.slurm == {"ip-10-0-0-1": "gpu1", "gpu1": "gpu2"}
+    with pytest.raises(ClusterError, match="no node 'gone'"):
+        names_of(nodes, ["gone"], known)
+
+
+def test_a_short_name_stands_for_the_one_node_that_has_it() -> None:
+    nodes = [
+        NodeState("gpu1.a.org", "IDLE", hostname="gpu1.a.org"),
+        NodeState("gpu2.a.org", "IDLE"),
+        NodeState("gpu2.b.org", "IDLE"),
+    ]
+    assert names_of(nodes, ["gpu1"]).slurm == {"gpu1": "gpu1.a.org"}
+    assert names_of(nodes, ["gpu2.b.org"]).slurm == {"gpu2.b.org": "gpu2.b.org"}
+    with pytest.raises(ClusterError, match="no node 'gpu2'"):
+        names_of(nodes, ["gpu2"])
+    # Another domain is another node.
+    with pytest.raises(ClusterError, match=r"no node 'gpu1\.b\.org'"):
+        names_of(nodes, ["gpu1.b.org"])
+
+
 def test_what_an_allocation_was_given() -> None:
     text = (
         "JobId=12 JobName=x UserId=u(1) QOS=normal Account=(null) JobState=RUNNING "
