@@ -210,11 +210,19 @@ def _path(config: pytest.Config, name: str) -> Path | None:
             raise _wrong(where, text, "accepted: the path of a file")
         return None
     base = config.invocation_params.dir if where.startswith("--") else config.rootpath
-    return base / Path(text).expanduser()
+    try:
+        return base / Path(text).expanduser()
+    except RuntimeError as error:  # of "~name", where nobody has the name
+        raise _wrong(where, text, f"accepted: a path ({error})") from None
 
 
 def _directory(config: pytest.Config, name: str) -> Path | None:
     path = _path(config, name)
-    if path is not None and path.exists() and not path.is_dir():
-        raise _wrong(_value(config, name)[0], str(path), "accepted: a directory, or a new name")
+    accepted = "accepted: a directory, or a new name"
+    try:
+        if path is not None and path.exists() and not path.is_dir():
+            raise _wrong(_value(config, name)[0], str(path), accepted)
+    except OSError as error:  # the name is too long, or what is above it may not be read
+        where, text = _value(config, name)
+        raise _wrong(where, text, f"{accepted} ({error.strerror})") from None
     return path

@@ -45,6 +45,14 @@ NODES = "accepted: a whole number of 1 or more"
             ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=file.txt"],
             "ERROR: *file.txt: names no host; accepted: host, user@host or *",
         ),
+        (
+            ["--mnode-hostfile=~nosuchuser/hosts"],
+            "ERROR: --mnode-hostfile=~nosuchuser/hosts: accepted: a path (Could not determine *",
+        ),
+        (
+            [f"--mnode-report={'a' * 300}"],
+            "ERROR: --mnode-report=a*: accepted: a directory, or a new name (File name too long)",
+        ),
         (["--mnode-spec=none.yaml"], "ERROR: *none.yaml: *"),
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],

@@ -11,12 +11,14 @@ from pytest_mnode import slurm
 from pytest_mnode.cluster.choose import Elsewhere, choose
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.world import pool
 
 SPEC = load_spec(default_spec_path())
 NO = "namespaces are not allowed"
+SETTINGS = Settings(None, None, "auto", None, "auto", "warm", "auto", 300.0, None, None)
 
 
 @pytest.fixture
@@ -153,3 +155,29 @@ def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> No
     # Its own tests need no nodes; others would have the rack's, and certify them.
     with pytest.raises(UsageError, match="add --mnode-launcher=slurm"):
         choose("auto", 2, spec, [str(tmp_path)], elsewhere)
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+@pytest.mark.parametrize("launcher", ["auto", "ssh"])
+def test_ranks_a_node_are_the_least_slots_of_hosts_that_are_used(
+    tmp_path: Path, launcher: str
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n1 slots=8\nn2 slots=6\nlogin slots=1\n")
+    settings = replace(SETTINGS, launcher=launcher, hostfile=hosts)
+    assert pool.procs_per_node_of(replace(settings, nodes=2), SPEC) == 6
+    assert pool.procs_per_node_of(replace(settings, nodes=3), SPEC) == 1
+    assert pool.procs_per_node_of(replace(settings, procs_per_node=2), SPEC) == 2
+
+
+def test_a_hostfile_that_is_not_used_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` inside of an allocation, with a hostfile in an ini file."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n1 slots=8\n")
+    settings = replace(SETTINGS, nodes=1, hostfile=hosts)
+    assert pool.procs_per_node_of(settings, SPEC) == 1
+    assert pool.procs_per_node_of(replace(settings, launcher="ssh"), SPEC) == 8
+    assert pool.procs_per_node_of(replace(settings, hostfile=tmp_path / "none"), SPEC) == 1

@@ -39,6 +39,18 @@ class Elsewhere:
         )
 
 
+def by_slurm(wanted: str) -> bool:
+    """Whether a run has its nodes of Slurm: inside of an allocation `auto` does."""
+    inside = bool(os.environ.get("SLURM_JOB_ID"))
+    return wanted == "slurm" or (wanted == "auto" and inside)
+
+
+def by_ssh(wanted: str, hostfile: Path | None) -> bool:
+    """Whether a run reaches its nodes by ssh."""
+    named = wanted == "auto" and hostfile is not None
+    return wanted == "ssh" or (named and not by_slurm(wanted))
+
+
 def choose(
     wanted: str,
     nodes: int,
@@ -54,11 +66,11 @@ def choose(
     job = os.environ.get("SLURM_JOB_ID")
     if (unused := _unused(wanted, job is not None, spec, elsewhere)) is not None:
         raise UsageError(unused)
-    if wanted == "slurm" or (wanted == "auto" and job):
+    if by_slurm(wanted):
         run_dir = cleanup_dirs[0] if cleanup_dirs else ""
         why = f"inside of job {job}" if job else "asked for"
         return _slurm(nodes, spec, run_dir, elsewhere), why
-    if wanted == "ssh" or (wanted == "auto" and elsewhere.hostfile):
+    if by_ssh(wanted, elsewhere.hostfile):
         why = "asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}"
         return _ssh(nodes, spec, cleanup_dirs[0], elsewhere), why
     if wanted == "local":

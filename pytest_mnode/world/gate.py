@@ -22,7 +22,7 @@ from pathlib import Path
 import zmq
 
 from pytest_mnode.cluster.rack import namespaces
-from pytest_mnode.world import process
+from pytest_mnode.world import open_files, process
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.describe import returncode_text
 from pytest_mnode.world.leftovers import private_directory
@@ -78,6 +78,7 @@ def main() -> None:
     if not line:
         return
     order = settled(read_order(line))
+    open_files.give_back(order.open_files)
     sys.path[:] = sys_path_here(order.sys_path, order)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends a gate

@@ -33,7 +33,8 @@ class Place:
     """Where a run keeps things on this machine, and where its hub is.
 
     endpoints: by node, where that is not the same for all. logs_are_temporary: nobody named
-    log_dir.
+    log_dir. open_files: how many a process of this machine may have open but for this one; None
+    where that is no fewer.
     """
 
     endpoint: str
@@ -41,6 +42,7 @@ class Place:
     run_dir: str
     log_dir: str
     logs_are_temporary: bool = True
+    open_files: int | None = None
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class Gates:
             mark=place.run_dir,
             remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
+            open_files=None if remote else place.open_files,
         )
 
     def entry(self, node: Node) -> NodeEntry:

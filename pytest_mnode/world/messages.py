@@ -413,6 +413,7 @@ class GateOrder:
     are another machine, where it makes a directory of its own (run_dir is empty then). prefixes:
     of the controller's Python, where the nodes have another one; own_sys_path: the gate's, of it.
     life: how often a gate of this number was started before; the hub hears of the last alone.
+    open_files: how many it and its ranks may have open each, where the controller may have more.
     """
 
     gate: int
@@ -428,6 +429,7 @@ class GateOrder:
     prefixes: tuple[str, ...] = ()
     own_sys_path: tuple[str, ...] = ()
     life: int = 0
+    open_files: int | None = None
 
     @property
     def peer(self) -> str:

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mnode.cluster.choose import Elsewhere, choose
+from pytest_mnode.cluster.choose import Elsewhere, by_ssh, choose
 from pytest_mnode.cluster.hostfile import read_hostfile, slots_of
 from pytest_mnode.cluster.local import Local
 from pytest_mnode.cluster.node import Launcher
@@ -17,6 +17,7 @@ from pytest_mnode.cluster.remote import address
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
+from pytest_mnode.world import open_files
 from pytest_mnode.world.channel import Keys, Switchboard, new_keys
 from pytest_mnode.world.client import Client
 from pytest_mnode.world.gates import Place
@@ -44,14 +45,15 @@ def backend_of(settings: Settings, spec: Spec) -> str:
 
 
 def procs_per_node_of(settings: Settings, spec: Spec) -> int:
-    """Ranks a node: as asked for, else one an accelerator, else the slots of a hostfile, else one.
+    """Ranks a node: as asked for, else one an accelerator, else the least slots of those hosts of a
+    hostfile that are used, else one.
 
     Raises UsageError for a hostfile that cannot be read.
     """
     asked = settings.procs_per_node or spec.accelerators.per_node
-    if asked or settings.hostfile is None or settings.launcher not in ("auto", "ssh"):
+    if asked or settings.hostfile is None or not by_ssh(settings.launcher, settings.hostfile):
         return asked or 1
-    return slots_of(read_hostfile(settings.hostfile)) or 1
+    return slots_of(read_hostfile(settings.hostfile)[: settings.nodes]) or 1
 
 
 class Pool:
@@ -62,10 +64,16 @@ class Pool:
         with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
             elsewhere = Elsewhere.of(settings, root)
+            idle_worlds = 1 if spec.accelerators.per_node else 4
+            procs = procs_per_node_of(settings, spec)
+            open_files.check(nodes, procs)
             self.launcher, self.reason = _started(
                 settings.launcher, nodes, spec, str(self.run_dir), elsewhere
             )
             undo.callback(self.launcher.close)
+            # Of this process alone: what nodes are reached by was told of the limit before.
+            before = open_files.allow(nodes, procs, idle_worlds)
+            undo.callback(open_files.give_back, before)
             log_dir = settings.log_dir or self.run_dir / "logs"
             try:
                 log_dir.mkdir(parents=True, exist_ok=True)
@@ -81,18 +89,20 @@ class Pool:
                 run_dir=str(self.run_dir),
                 log_dir=str(log_dir.absolute()),
                 logs_are_temporary=settings.log_dir is None,
+                open_files=before,
             )
             facts = PoolFacts(
                 backend=backend_of(settings, spec),
                 env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
                 log_dir=str(log_dir.absolute()),
-                idle_worlds=1 if spec.accelerators.per_node else 4,
+                idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, place)
             self.hub.start()
             name = f"client/{os.getpid()}"
             self.client = Client(name, self.hub.local_line(name))
+            self._open_files = before
             undo.pop_all()  # from here on close() does it
 
     def start_early(self) -> None:
@@ -106,6 +116,7 @@ class Pool:
         self.client.close()
         with contextlib.suppress(OSError):
             shutil.rmtree(self.run_dir)
+        open_files.give_back(self._open_files)
 
 
 def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
