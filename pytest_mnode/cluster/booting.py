@@ -13,7 +13,8 @@ ANSWER_S = 10.0
 
 
 def boot(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> None:
-    """Switch a node on that runs no commands. Raises ClusterError.
+    """Switch a node on that runs no commands, or have its launcher reach it again. Raises
+    ClusterError.
 
     One whose agent or gate alone is gone is on; it needs no switch, only another of these. What
     the launcher knows is not enough: Slurm calls a node ALLOCATED that lost its power until

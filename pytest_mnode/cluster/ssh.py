@@ -94,10 +94,9 @@ class Ssh:
             shared = self._candidate.directory
             remove = {self._run_dir, self._sockets, *([str(shared)] if shared else [])}
             keeper_pid = self._connections.start(sorted(remove))
-            python = (self.python, "-I", "-S")
             command = self._ssh.command
-            ways = {t: {"command": command(t, self._socket(t), python)} for t in self._seats}
-            self._config.write_text(sending.told(keeper_pid, ways))
+            commands = {t: command(t, self._socket(t), self.python) for t in self._seats}
+            self._config.write_text(sending.told(keeper_pid, commands))
             problems = self._connect(list(self._seats), CONNECT_S + 5.0)
             looks, more = self._look([t for t in self._seats if t not in problems])
             problems |= more
@@ -116,8 +115,7 @@ class Ssh:
 
     def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
         """Make connections, and wait for them; why those failed that did."""
-        sockets = {target: self._socket(target) for target in targets}
-        ways = {t: (self._ssh.master(t, socket), socket) for t, socket in sockets.items()}
+        ways = {t: (self._ssh.master(t, self._socket(t)), self._socket(t)) for t in targets}
         problems = self._connections.connect(ways, limit_s)
         with self._lock:
             for target in targets:
@@ -186,7 +184,6 @@ class Ssh:
         return target
 
     def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
-        """None serves all: the nodes share no kernel."""
         raise ClusterError("ssh: one agent program cannot serve nodes that share no kernel")
 
     def doorway(self, node: Node) -> int | None:  # noqa: ARG002
@@ -211,8 +208,7 @@ class Ssh:
         One whose connection alone was lost is connected anew, and not switched.
         """
         target = self._target(node)
-        with self._lock:
-            ours = self._seats[target].why == _OFF
+        ours = self._seats[target].why == _OFF
         if not ours and self._back(target, node, time.monotonic() + CONNECT_S) is None:
             return
         section = power.switch(self._spec.power, "on", node)

@@ -200,16 +200,18 @@ def test_a_controller_that_is_killed_leaves_nothing_on_nodes(busy: Busy) -> None
 
 
 @pytest.mark.parametrize("busy", [DYING], indirect=True)
-def test_an_agent_is_replaced_and_a_closed_connection_is_not(ssh: SshOnRack, busy: Busy) -> None:
-    """An agent that died leaves its node to the next; sshd closes connections in a shutdown."""
+def test_an_agent_is_replaced_and_a_closed_connection_made_anew(ssh: SshOnRack, busy: Busy) -> None:
+    """An agent that died leaves its node to the next; so does a connection of a node that is well."""
     assert ssh.hang_up("node1") >= 1
-    output, _ = busy.program.communicate(timeout=60)
-    assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
+    output, _ = busy.program.communicate(timeout=90)
+    assert busy.program.returncode == pytest.ExitCode.TESTS_FAILED, output
     assert "node node1 is lost: the connection was lost" in output
     assert "node node1 is lost: its agent ended" in output
     outcomes = InnerRun(0, output, busy.directory / "junit.xml").outcomes()
     assert outcomes["test_agent_dies"] == "failure", output
     assert outcomes["test_after_agent"] == "passed", output
+    assert outcomes["test_long"] == "failure", output
+    assert outcomes["test_after"] == "passed", output
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 
 

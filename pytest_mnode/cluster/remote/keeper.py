@@ -21,11 +21,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 if __package__:
-    from pytest_mnode.cluster.remote import ending
+    from pytest_mnode.cluster.remote import child, ending
 else:  # run by path: this folder is sys.path[0]
+    import child  # type: ignore[import-not-found,no-redef]
     import ending  # type: ignore[import-not-found,no-redef]
 
 POLL_S = 0.02
@@ -65,16 +67,7 @@ class Connection:
         self.socket.unlink(missing_ok=True)  # of a connection that was lost
         self.tries += 1
         with self.said.open("wb") as errors:
-            self.program = subprocess.Popen(
-                self.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-                # ssh to a jump host is not told of BatchMode: it would ask in a window.
-                env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
-                preexec_fn=die_with_parent,  # noqa: PLW1509  there is one thread
-            )
+            self.program = child.start(self.argv, DEVNULL, DEVNULL, errors)
 
     def ended(self) -> bool:
         """Whether ssh has; it is not reaped, so that its group has its number still."""
@@ -215,10 +208,6 @@ def reason(error: Exception) -> str:
 def tell(what: dict[str, str]) -> None:
     with contextlib.suppress(OSError):  # the controller is gone; standard input ends, too
         os.write(1, json.dumps(what).encode() + b"\n")
-
-
-def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def main() -> None:

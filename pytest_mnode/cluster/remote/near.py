@@ -1,14 +1,13 @@
 """The near end of a command on another machine: `near.py CONFIG NODE COMMAND…`.
 
 Run by its path, without site-packages. CONFIG is a file of JSON that says how the node is reached
-(Way). Environment, working directory and standard streams are the caller's, and go over the
+(sending.told). Environment, working directory and standard streams are the caller's, and go over the
 connection, never into an argument list; the exit status is the command's, or 128 + signal; 255 with
 one line on standard error where the node was not reached, or the connection was lost.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -16,12 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE
 
 if __package__:
-    from pytest_mnode.cluster.remote import ending, far, pidfd, sending
+    from pytest_mnode.cluster.remote import child, ending, far, pidfd, sending
 else:  # run by path: this folder is sys.path[0]
+    import child  # type: ignore[import-not-found,no-redef]
     import ending  # type: ignore[import-not-found,no-redef]
     import far  # type: ignore[import-not-found,no-redef]
     import pidfd  # type: ignore[import-not-found,no-redef]
@@ -206,26 +207,6 @@ class Near:
         return (said + b"\n" + bytes(self.said)).decode(errors="replace").splitlines()
 
 
-def start(way: Mapping[str, object]) -> subprocess.Popen[bytes]:
-    """ssh, on a connection that is there where the keeper holds one."""
-    command = way["command"]
-    assert isinstance(command, list)
-    return subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        # ssh to a jump host is not told of BatchMode, and would ask for a password in a window.
-        env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
-        preexec_fn=die_with_parent,  # noqa: PLW1509  there is one thread
-    )
-
-
-def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-
-
 def over(node: str) -> int:
     sys.stderr.write(f"{node}: the run that made this command is over\n")
     return LOST
@@ -235,7 +216,7 @@ def main(arguments: Sequence[str]) -> int:
     config, node, *argv = arguments
     try:
         settings = json.loads(Path(config).read_text())
-        way = settings["ways"][node]
+        command = settings["ways"][node]["command"]
     except (OSError, ValueError, KeyError):
         return over(node)
     try:
@@ -247,7 +228,7 @@ def main(arguments: Sequence[str]) -> int:
         return LOST
     sending.give_back_files(settings.get("open_files"))
     first = sending.source() + sending.order(node, argv)
-    near = Near(start(way), keeper, first)
+    near = Near(child.start(command, PIPE, PIPE, PIPE), keeper, first)
     status = near.serve()
     if near.lost:
         sys.stderr.write(f"{node}: {near.lost}\n")

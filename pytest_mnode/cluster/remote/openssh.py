@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -55,9 +54,9 @@ class OpenSsh:
         """Holds a connection, and makes this socket when it is up."""
         return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), "--", target]
 
-    def command(self, target: str, socket: str, python: Sequence[str]) -> list[str]:
-        """Our far end over a connection that is there. python: of the host, with options."""
-        far = shlex.join([*python, "-c", sending.BOOTSTRAP])
+    def command(self, target: str, socket: str, python: str) -> list[str]:
+        """Our far end, by the host's Python, over a connection that is there."""
+        far = shlex.join([python, "-I", "-S", "-c", sending.BOOTSTRAP])
         over = ("-o", "ControlMaster=no", *_control(socket))
         return [*self.words, *_ALWAYS, *over, "--", target, f"exec {far}"]
 

@@ -45,12 +45,13 @@ def as_sent(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
-def told(keeper: int | None, ways: Mapping[str, object]) -> str:
-    """The text of CONFIG, made before the run has more files open than others may.
+def told(keeper: int | None, commands: Mapping[str, Sequence[str]]) -> str:
+    """The text of CONFIG, made before the run may open more files than others.
 
-    keeper: pid of what ends with the run; ways: by node, `{"command": [...]}`.
+    keeper: pid of what ends with the run; commands: by node, that start our far end there.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ways = {node: {"command": command} for node, command in commands.items()}
     return json.dumps({"keeper": keeper, "ways": ways, "open_files": soft})
 
 

@@ -50,8 +50,8 @@ def test_an_address_that_others_cannot_use(address: str) -> None:
 def test_an_address_that_is_of_one_link(others: dict[str, Look]) -> None:
     problems = mistaken({"a": ONE} | others, FAR | {"a": "fe80::1"})
     assert problems == {
-        "a": "its address is fe80::1, which is good on one link only, by the name that each machine "
-        "has for that link; name it by one at which the other nodes reach it"
+        "a": "its address is fe80::1, which is good on one link only, by the name that each "
+        "machine has for that link; name it by one at which the other nodes reach it"
     }
     # Two machines on a cable, say.
     assert mistaken({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}

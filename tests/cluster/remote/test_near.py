@@ -74,7 +74,7 @@ def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        config.write_text(sending.told(None, {"n1": {"command": ["sh", "-c", script]}}))
+        config.write_text(sending.told(None, {"n1": ["sh", "-c", script]}))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     run([sys.executable, "-S", "-E", "-s", near.__file__, str(config), "n1", "true"])
