@@ -201,7 +201,7 @@ def test_a_controller_that_is_killed_leaves_nothing_on_nodes(busy: Busy) -> None
 
 @pytest.mark.parametrize("busy", [DYING], indirect=True)
 def test_an_agent_is_replaced_and_a_closed_connection_made_anew(ssh: SshOnRack, busy: Busy) -> None:
-    """An agent that died leaves its node to the next; so does a connection of a node that is well."""
+    """An agent that died leaves its node to the next, and so does a connection that was cut."""
     assert ssh.hang_up("node1") >= 1
     output, _ = busy.program.communicate(timeout=90)
     assert busy.program.returncode == pytest.ExitCode.TESTS_FAILED, output

@@ -1,9 +1,9 @@
 """The near end of a command on another machine: `near.py CONFIG NODE COMMAND…`.
 
-Run by its path, without site-packages. CONFIG is a file of JSON that says how the node is reached
-(sending.told). Environment, working directory and standard streams are the caller's, and go over the
-connection, never into an argument list; the exit status is the command's, or 128 + signal; 255 with
-one line on standard error where the node was not reached, or the connection was lost.
+Run by its path, without site-packages. CONFIG is a file that says how the node is reached
+(sending.told). Environment, working directory and standard streams are the caller's, and go over
+the connection, never into an argument list; the exit status is the command's, or 128 + signal; 255
+with one line on standard error where the node was not reached, or the connection was lost.
 """
 
 from __future__ import annotations
