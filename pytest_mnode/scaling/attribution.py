@@ -13,58 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytest_mnode.scaling.efficiency import Scaled, reference_node
 from pytest_mnode.scaling.facts import PARTS, Facts, Step, Trained
+from pytest_mnode.scaling.ranks import TYPICAL, RankTime, by_rank
 
 SPLIT = (*PARTS, "waiting")
 """Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
 _EXPOSED = PARTS.index("exposed")
-_TYPICAL = 0.5
-"""Part of the steps whose means stand for all: they add up, which medians of parts would not, and
-leave out what happened once."""
 _NEAR = 0.005
 """Of a step: how near the mean of typical steps should come to the step time that is judged."""
-_MOSTLY = 0.8
-"""Part of its steps in which a rank does what it does mostly; of eight ranks one often does so by
-chance in two thirds of nine steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankTime:
-    """Mean seconds of a rank's typical steps. waiting_s: of `exposed`, for the slowest rank.
-
-    slowest_in: part of the steps in which it was the slowest. missed: part of its step time by
-    which all its parts together miss it. computes_mostly: seconds, so long at least in most steps.
-    """
-
-    rank: int
-    node: str
-    step_s: float
-    compute: float
-    exposed: float
-    input: float
-    optimiser: float
-    checkpoint: float
-    rest: float
-    waiting_s: float
-    slowest_in: float
-    missed: float
-    computes_mostly: float
-
-    def scaled(self, share: float) -> RankTime:
-        """The same rank with so much of the work."""
-        return replace(self, **{part: getattr(self, part) * share for part in PARTS})
-
-    @property
-    def collectives_s(self) -> float:
-        """What the collectives themselves cost it, not hidden beneath computing."""
-        return self.exposed - self.waiting_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +99,24 @@ class _Means:
 
 
 def attributed(facts: Facts, row: Scaled) -> Attribution:
-    """Split the steps on `row.count` nodes into their parts, and the loss against one node too."""
+    """Split the steps on `row.count` nodes into their parts, and the loss against one node too.
+
+    Where the row is by means, whole turns are typical or not, with their slow steps.
+    """
     reference = reference_node(facts)
     ones = [one for one in facts.over(1) if one.nodes[0] == reference]
     alone = [(one, number) for one in ones for number in range(len(one.steps[0]))]
     everywhere = list(facts.each_step(row.count))
     share = row.share
-    base = _means(_typical(alone, row.ideal_s / share))
-    mine = base if row.count == 1 else _means(_typical(everywhere, row.step_s))
+    whole = row.mean is None
+    base = _means(_typical(alone, row.ideal_s / share, whole), whole)
+    mine = base
+    if row.count > 1:
+        mine = _means(_typical(everywhere, row.step_s, whole), whole)
     return Attribution(
         count=row.count,
-        ranks=_by_rank(everywhere),
-        alone=tuple(rank.scaled(share) for rank in _by_rank(alone)),
+        ranks=by_rank(everywhere, whole),
+        alone=tuple(rank.scaled(share) for rank in by_rank(alone, whole)),
         step_s=mine.step_s,
         ideal_s=base.step_s * share,
         parts=tuple(mine.parts.tolist()),
@@ -161,18 +129,26 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
     )
 
 
-def _typical(steps: Sequence[tuple[Trained, int]], around_s: float) -> list[tuple[Trained, int]]:
+def _typical(
+    steps: Sequence[tuple[Trained, int]], around_s: float, whole: bool
+) -> list[tuple[Trained, int]]:
     """Neighbours by time, half of the steps, that took so long in the mean; fewer where no half
-    did, one at least.
+    did, one at least. whole: turns instead, of which all steps are taken.
 
     Their parts are to add up to the time that is judged. The steps nearest to it would not: where
     every other step is longer, the median lies in the gap, and all that is near is on one side.
     """
-    timed = [(float(np.mean([s.wall_s for s in one.cycle(i)])), one, i) for one, i in steps]
-    timed.sort(key=lambda step: step[0])
-    before = np.concatenate([[0.0], np.cumsum([took_s for took_s, _, _ in timed])])
+    units: dict[tuple[int, int], list[tuple[Trained, int]]] = {}
+    for one, number in steps:
+        units.setdefault((id(one), 0 if whole else number), []).append((one, number))
+    timed = [
+        (float(np.mean([s.wall_s for one, i in unit for s in one.cycle(i, whole)])), unit)
+        for unit in units.values()
+    ]
+    timed.sort(key=lambda unit: unit[0])
+    before = np.concatenate([[0.0], np.cumsum([took_s for took_s, _ in timed])])
     found: tuple[float, int, int] | None = None
-    size = math.ceil(len(timed) * _TYPICAL)
+    size = math.ceil(len(timed) * TYPICAL)
     size += (len(timed) - size) % 2  # so that as many lie on either side of the median
     while size and (found is None or found[0] > _NEAR * around_s):
         off = np.abs((before[size:] - before[:-size]) / size - around_s)
@@ -182,11 +158,11 @@ def _typical(steps: Sequence[tuple[Trained, int]], around_s: float) -> list[tupl
         size //= 2
     assert found is not None
     _, first, size = found
-    return [(one, i) for _, one, i in timed[first : first + size]]
+    return [step for _, unit in timed[first : first + size] for step in unit]
 
 
-def _means(steps: Sequence[tuple[Trained, int]]) -> _Means:
-    cycles = [one.cycle(number) for one, number in steps]
+def _means(steps: Sequence[tuple[Trained, int]], whole: bool) -> _Means:
+    cycles = [one.cycle(number, whole) for one, number in steps]
     slowest = [min(cycle, key=lambda step: step.exposed) for cycle in cycles]
     of_ranks = [np.mean([step.parts for step in cycle], axis=0) for cycle in cycles]
     parts = np.mean(of_ranks, axis=0)
@@ -198,39 +174,6 @@ def _means(steps: Sequence[tuple[Trained, int]]) -> _Means:
         np.append(parts, waiting_s),
         np.mean([step.parts for step in slowest], axis=0),
         slowest,
-    )
-
-
-def _by_rank(steps: Sequence[tuple[Trained, int]]) -> tuple[RankTime, ...]:
-    """Each rank's own typical steps, in the middle half of its groups'."""
-    every: dict[int, list[tuple[Trained, int, int]]] = {}
-    for one, number in steps:
-        for index, rank in enumerate(one.ranks):
-            every.setdefault(rank, []).append((one, number, index))
-    return tuple(_rank_time(rank, every[rank]) for rank in sorted(every))
-
-
-def _rank_time(rank: int, steps: Sequence[tuple[Trained, int, int]]) -> RankTime:
-    middle_s = median(one.step_s(number) for one, number, _ in steps)
-    order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - middle_s))
-    typical = order[: math.ceil(len(order) * _TYPICAL)]
-    own = [one.steps[index][number] for one, number, index in typical]
-    every = [one.steps[index][number] for one, number, index in steps]
-    least = [min(step.exposed for step in one.step(number)) for one, number, _ in typical]
-    parts = np.mean([step.parts for step in own], axis=0)
-    first, _, index = steps[0]
-    wall_s = float(np.mean([step.wall_s for step in own]))
-    return RankTime(
-        rank=rank,
-        node=first.node_of(index),
-        step_s=wall_s,
-        **dict(zip(PARTS, map(float, parts), strict=True)),
-        waiting_s=float(parts[_EXPOSED] - np.mean(least)),
-        slowest_in=float(np.mean([s.exposed <= e for s, e in zip(own, least, strict=True)])),
-        missed=float(np.mean([step.missed for step in own])),
-        computes_mostly=float(
-            np.quantile([step.compute for step in every], 1 - _MOSTLY, method="lower")
-        ),
     )
 
 

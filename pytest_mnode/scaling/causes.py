@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.scaling.attribution import Attribution, RankTime
+from pytest_mnode.scaling.attribution import Attribution
 from pytest_mnode.scaling.fabric import Carried, Lane
 from pytest_mnode.scaling.facts import PARTS
+from pytest_mnode.scaling.ranks import RankTime
 from pytest_mnode.scaling.stragglers import Slow, slow, uneven_s, usual_s
 from pytest_mnode.spec.scaling import ScalingCriterion
 

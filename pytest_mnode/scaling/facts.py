@@ -85,13 +85,14 @@ class Trained:
         """One step of all ranks."""
         return tuple(of_rank[number] for of_rank in self.steps)
 
-    def cycle(self, number: int) -> tuple[Step, ...]:
+    def cycle(self, number: int, closed: bool = False) -> tuple[Step, ...]:
         """The same from collective to collective: with the end of the step before, not its own.
 
         Ranks end their last collective together. Who takes longer after it is late in the next
-        step, and it is there that the others wait.
+        step, and it is there that the others wait. The first step has nothing before it, or the
+        last where they are closed to a ring, so that no time is lost from all of them together.
         """
-        if number == 0:
+        if number == 0 and not closed:
             return self.step(0)
         pairs = zip(self.step(number - 1), self.step(number), strict=True)
         return tuple(

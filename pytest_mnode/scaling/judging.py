@@ -23,12 +23,14 @@ _WORTH_TELLING = 0.005
 class Judged:
     """One number of nodes beside its promise.
 
+    measured: by the median step; row: what is judged, by the mean where the median hides a loss.
     lane: None for one rank, and where the fabric was not measured. bound: what the efficiency has
     to reach, and source: why so much. open_: why there is no answer; empty where there is one.
     starved_s: of a step, for how long threads of a rank had no CPU, the median rank; None where
     that is not told.
     """
 
+    measured: Scaled
     row: Scaled
     parts: Attribution
     lane: Lane | None
@@ -62,7 +64,11 @@ class Judged:
         return told(self.causes, self.row.lost_s) if worth else ""
 
 
-def judged(row: Scaled, facts: Facts, plan: Plan, spec: Spec, promise: ScalingCriterion) -> Judged:
+def judged(
+    measured: Scaled, facts: Facts, plan: Plan, spec: Spec, promise: ScalingCriterion
+) -> Judged:
+    """Judge one number of nodes: by the median step, or by the mean where that hides a loss."""
+    row = measured.judged_by(promise.parts_within)
     parts = attributed(facts, row)
     lane = lane_of(facts, row.count, spec)
     causes: tuple[Cause, ...] = ()
@@ -73,7 +79,7 @@ def judged(row: Scaled, facts: Facts, plan: Plan, spec: Spec, promise: ScalingCr
     share = explained(causes, promise.allowed_causes, lost_s)
     bound, source = _bound(row, share, promise)
     starved_s = _starved_s(facts, row.count)
-    found = Judged(row, parts, lane, causes, share, bound, source, starved_s=starved_s)
+    found = Judged(measured, row, parts, lane, causes, share, bound, source, starved_s=starved_s)
     if row.count == 1:
         return found
     open_ = elsewhere(facts, spec) or lacking(facts, plan, row.count)

@@ -30,7 +30,8 @@ class Plan:
     counts: numbers of nodes, rising, from 1 to all. compute_s: declared, for `samples_per_rank`
     samples. bound: of the efficiency, on whose one side it may be known to be. within_s: how long
     ranks wait for each other at one place. training: keys of the reference job that are the same
-    for all groups. seed: of the resampling that decides on more rounds.
+    for all groups. hidden: of the throughput, with more the mean of steps counts and not their
+    median. seed: of the resampling that decides on more rounds.
     """
 
     nodes: tuple[str, ...]
@@ -47,6 +48,7 @@ class Plan:
     bound: float
     within_s: float
     training: Mapping[str, Any]
+    hidden: float
     seed: int = 0
 
     @classmethod
@@ -78,6 +80,7 @@ class Plan:
             at_most_uncertainty=promise.at_most_uncertainty,
             bound=promise.at_least_efficiency,
             within_s=promise.within_s,
+            hidden=promise.parts_within,
             training={
                 "vocab": model.vocab,
                 "context": model.context,

@@ -125,7 +125,8 @@ class Program:
         plan, told = self.plan, [False]
         if self.place.rank == 0:
             most, bound = plan.at_most_uncertainty, plan.bound
-            told = [not settled(self._facts, most, bound, seed=plan.seed)]
+            known = settled(self._facts, most, bound, hidden=plan.hidden, seed=plan.seed)
+            told = [not known]
         dist.broadcast_object_list(told, src=0, group=self._control)
         return told[0]
 

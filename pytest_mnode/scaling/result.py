@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.scaling.attribution import Attribution
 from pytest_mnode.scaling.causes import FABRIC
 from pytest_mnode.scaling.complete import lacking, nodes
-from pytest_mnode.scaling.efficiency import Scaled, scaled
+from pytest_mnode.scaling.efficiency import scaled
 from pytest_mnode.scaling.fabric import Carried, Lane, carried_by
 from pytest_mnode.scaling.facts import Facts
 from pytest_mnode.scaling.judging import Judged, judged
@@ -76,7 +76,7 @@ class Scaling:
                 at_least=one.bound,
                 source=one.source,
                 culprit=self._culprit(one),
-                note=f"{one.open_ + '; ' if one.open_ else ''}{self._interval(row)}; {self._how}",
+                note=f"{one.open_ + '; ' if one.open_ else ''}{self._interval(one)}; {self._how}",
             )
         for number, why in self.missing.items():
             measure(
@@ -169,10 +169,18 @@ class Scaling:
             said = f"{said}; {self.located}"
         return said or None
 
-    def _interval(self, row: Scaled) -> str:
-        return (
+    def _interval(self, one: Judged) -> str:
+        row, measured = one.row, one.measured
+        text = (
             f"95 % between {row.low:.3f} and {row.high:.3f}, {row.steps} steps in "
-            f"{self.facts.rounds} rounds, median {row.step_s * 1e3:.1f} ms"
+            f"{self.facts.rounds} rounds, median {measured.step_s * 1e3:.1f} ms, mean "
+            f"{measured.by_mean().step_s * 1e3:.1f} ms"
+        )
+        if row == measured:
+            return text
+        return (
+            f"{text}; judged by the mean of each turn's steps, for the median hides slow ones "
+            f"among them (it would be {measured.efficiency:.3f})"
         )
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_mnode.scaling.attribution import RankTime
+from pytest_mnode.scaling.ranks import RankTime
 
 Of = Callable[[RankTime], float]
 

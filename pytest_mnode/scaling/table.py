@@ -8,7 +8,7 @@ from pytest_mnode.scaling.facts import PARTS
 from pytest_mnode.scaling.judging import Judged
 from pytest_mnode.scaling.result import NAMES, Scaling
 
-_HEADS = ("nodes", "ms/step", "samples/s", "tokens/s", "efficiency", "±")
+_HEADS = ("nodes", "ms/step", "mean", "samples/s", "tokens/s", "efficiency", "±")
 _MOST_RANKS = 16
 
 
@@ -44,12 +44,12 @@ def table(found: Scaling) -> str:
 
 
 def _row(one: Judged) -> tuple[str, ...]:
-    row = one.row
+    row, mean = one.row, one.measured.by_mean()
     efficiency = (
         ("1", "") if row.count == 1 else (f"{row.efficiency:.3f}", f"{row.uncertainty:.3f}")
     )
     rates = (f"{row.samples_s:.4g}", f"{row.tokens_s:.4g}")
-    return (str(row.count), _ms(row.step_s), *rates, *efficiency)
+    return (str(row.count), _ms(one.measured.step_s), _ms(mean.step_s), *rates, *efficiency)
 
 
 def _parts(one: Judged) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 from pytest_mnode.measure import Measure
 from pytest_mnode.scaling import table
 from pytest_mnode.scaling.causes import Cause, explained
-from pytest_mnode.scaling.facts import Facts
+from pytest_mnode.scaling.facts import Facts, Step
 from pytest_mnode.scaling.plan import Plan
 from pytest_mnode.scaling.result import Scaling, judge
 from pytest_mnode.verdict import Measurement, Verdict
@@ -304,3 +304,57 @@ def test_a_rest_that_all_ranks_have_is_nobodys() -> None:
     found = judged(plan, job).judged[-1]
     assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
     assert found.causes[0].text == "40 ms a step have no name: bookkeeping of ranks"
+
+
+@pytest.mark.parametrize("part", ["input", "compute", "optimiser", "rest", "exposed"])
+@pytest.mark.parametrize("every", [3, 4])
+def test_stalls_in_a_part_of_the_steps_fail_by_the_part_that_stalls(part: str, every: int) -> None:
+    plan = made.plan(4)
+
+    def stall(step: Step, number: int, node: str) -> Step:
+        more = 0.4 if number % every == 0 else 0.0
+        return replace(step, wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
+
+    found = judged(plan, made.changed(made.facts(plan), stall))
+    one = last(found)
+    assert one.verdict is Verdict.FAIL
+    assert one.value is not None
+    assert one.value == pytest.approx(0.207 / (0.207 + 0.04 * -(-10 // every)))
+    assert "median 207.0 ms, mean " in one.note
+    assert "judged by the mean of each turn's steps, for the median hides slow ones" in one.note
+    kinds = {"exposed": "contention"}
+    assert found.judged[-1].causes[0].kind == kinds.get(part, part)
+    assert measured(found)["loss not attributed, 4 nodes"].verdict is Verdict.PASS
+    assert measured(found)["throughput, 4 nodes"].value == pytest.approx(
+        found.judged[0].row.samples_s * 4 * one.value
+    )
+
+
+def test_two_stalls_of_ten_steps_are_left_open_by_what_stalls() -> None:
+    plan = made.plan(4)
+
+    def stall(step: Step, number: int, node: str) -> Step:
+        more = 0.4 if number % 5 == 0 else 0.0
+        return replace(step, wall_s=step.wall_s + more, input=step.input + more)
+
+    one = last(judged(plan, made.changed(made.facts(plan), stall)))
+    assert one.verdict is Verdict.INCONCLUSIVE
+    assert "steps differ too much; 95 % between" in one.note
+    assert one.culprit == "input takes 81 ms a step, on one node 1.0 ms"
+    rows = table(judged(plan, made.changed(made.facts(plan), stall))).splitlines()
+    assert any(row.split()[:3] == ["4", "207.0", "287.0"] for row in rows)
+
+
+def test_stalls_of_one_node_name_it() -> None:
+    plan = made.plan(4, 2)
+    job = made.facts(plan)
+    number = iter(range(10**6))
+
+    def by(rank: int, count: int) -> float:
+        step = next(number) // (2 * count) % 10
+        return 0.4 if count > 1 and rank // 2 == 2 and step % 4 == 0 else 0.0
+
+    found = judged(plan, made.later(job, by, "input")).judged[-1]
+    assert found.causes[0].kind == "input"
+    assert found.causes[0].culprit == "node2"
+    assert found.holds is False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_mnode.errors import WorldError
 from pytest_mnode.scaling.efficiency import reference_node, scaled, settled
-from pytest_mnode.scaling.facts import Facts
+from pytest_mnode.scaling.facts import Facts, Step
 from tests.scaling import made
 
 
@@ -48,13 +50,13 @@ def test_steps_that_differ_make_the_answer_uncertain() -> None:
     quiet = made.facts(made.plan(4), jitter=lambda round_, step: 0.001 * (step % 3))
     rows = scaled(quiet)
     assert all(row.low <= row.efficiency <= row.high for row in rows)
-    assert settled(quiet, 0.02, 0.95)
+    assert settled(quiet, 0.02, 0.95, hidden=0.02)
     wild = made.facts(
         made.plan(4), jitter=lambda round_, step: 0.03 * ((7 * step + 3 * round_) % 5)
     )
     assert scaled(wild)[-1].uncertainty > 0.02
-    assert not settled(wild, 0.02, 0.95)
-    assert settled(wild, 0.02, 0.5)  # on one side of that in any case
+    assert not settled(wild, 0.02, 0.95, hidden=0.02)
+    assert settled(wild, 0.02, 0.5, hidden=0.02)  # on one side of that in any case
     assert scaled(wild) == scaled(wild)  # the same numbers whenever it is asked
 
 
@@ -89,4 +91,44 @@ def test_nothing_measured_is_no_efficiency() -> None:
     job = made.facts(made.plan(2))
     without_one = Facts(1, "gloo", "cpu", 1, 4, (), job.over(2), ())
     assert scaled(without_one) == ()
-    assert not settled(without_one, 0.02, 0.95)
+    assert not settled(without_one, 0.02, 0.95, hidden=0.02)
+
+
+@pytest.mark.parametrize(("every", "of_ten"), [(3, 4), (4, 3), (5, 2)])
+def test_steps_that_the_median_does_not_see_show_in_the_mean(every: int, of_ten: int) -> None:
+    job = made.facts(made.plan(4))
+    late = 0.4
+
+    def stall(step: Step, number: int, node: str) -> Step:
+        more = late if number % every == 0 else 0.0
+        return replace(step, wall_s=step.wall_s + more, input=step.input + more)
+
+    row = scaled(made.changed(job, stall))[-1]
+    assert row.efficiency == pytest.approx(1)
+    mean = row.by_mean()
+    assert (mean.step_s, mean.ideal_s) == pytest.approx((0.207 + of_ten * late / 10, 0.207))
+    assert mean.efficiency == pytest.approx(0.207 / (0.207 + of_ten * late / 10))
+    assert mean.samples_s == pytest.approx(row.samples_s * row.step_s / mean.step_s)
+    assert mean.tokens_s == pytest.approx(row.tokens_s * row.step_s / mean.step_s)
+    assert mean.low <= mean.efficiency <= mean.high
+    assert row.hides(0.02)
+    assert row.judged_by(0.02) == mean
+    assert not mean.hides(0.02)
+
+
+def test_what_disturbs_fewer_than_half_of_the_turns_is_not_the_mean_either() -> None:
+    job = made.facts(made.plan(4), jitter=lambda round_, step: 3.0 * (round_ == 1 and step < 3))
+    [*_, row] = scaled(job)
+    assert row.by_mean().efficiency == pytest.approx(1)
+    assert row.judged_by(0.02) == row
+
+
+def test_rounds_go_on_while_the_mean_that_counts_is_not_known() -> None:
+    def stall(step: Step, number: int, node: str) -> Step:
+        more = 0.1 if number % 5 == 0 else 0.0
+        return replace(step, wall_s=step.wall_s + more, input=step.input + more)
+
+    job = made.changed(made.facts(made.plan(4)), stall)
+    assert scaled(job)[-1].known(0.02, 0.95)
+    assert not settled(job, 0.02, 0.95, hidden=0.02)
+    assert settled(job, 0.02, 0.95, hidden=0.5)
