@@ -13,12 +13,11 @@ from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job
-from pytest_mnode.job.torchrun import Start
+from pytest_mnode.job.torchrun import FREE_PORT, Start
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
 
-_FREE_PORT = "import socket; s = socket.create_server((%r, 0)); print(s.getsockname()[1])"
 _FOLLOW_S = 1.0
 _BURY_S = 5.0
 
@@ -44,7 +43,7 @@ class Parts:
     def launch(self, nodes: tuple[str, ...], requeue: int) -> None:
         """Start torchrun on these nodes. Raises ClusterError."""
         address = self._cluster.address(nodes[0])
-        argv = [self._cluster.python, "-S", "-c", _FREE_PORT % address]
+        argv = [self._cluster.python, "-S", "-c", FREE_PORT % address]
         [found] = self._cluster.run(argv, nodes[0])
         if not found.ok:
             raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")

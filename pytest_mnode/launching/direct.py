@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.job.torchrun import FREE_PORT
 from pytest_mnode.launching import login, styles
 from pytest_mnode.launching.contract import CANARY
 from pytest_mnode.launching.described import LaunchJob
@@ -24,7 +25,6 @@ from pytest_mnode.launching.reports import Login, RankReport, read_output
 if TYPE_CHECKING:
     from pytest_mnode.nodes import Nodes
 
-_FREE_PORT = "import socket; s = socket.create_server((%r, 0)); print(s.getsockname()[1])"
 _HAS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 _END_S = 15.0
 """How long a node may take to end the rest of a job that was told to end."""
@@ -102,7 +102,7 @@ class Direct:
         return all(result.ok for result in asked)
 
     def _free_port(self, node: str) -> int:
-        code = _FREE_PORT % self._cluster.address(node)
+        code = FREE_PORT % self._cluster.address(node)
         [found] = self._cluster.run([self._cluster.python, "-I", "-S", "-c", code], node)
         if not found.ok:
             raise ClusterError(f"no free port on {node}: {found.stderr.strip()}")

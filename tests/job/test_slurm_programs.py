@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.job.slurm import guarding, queue, queued
+from pytest_mnode.job.described import Job
+from pytest_mnode.job.slurm import files, guarding, queue, queued
 from pytest_mnode.job.slurm.guard import Guard
 from pytest_mnode.job.slurm.names import Names
 from pytest_mnode.job.slurm.queued import Queued
@@ -171,6 +172,34 @@ def test_no_sbatch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match=r"^sbatch: cannot be run: No such file"):
         queue.submit("", {"PATH": str(tmp_path)}, [])
+
+
+def lead(programs: Path, address: str, nodes: str) -> subprocess.CompletedProcess[str]:
+    """The batch script's program, where Slurm says that these are the job's nodes."""
+    program(programs, "scontrol", f"#!/bin/sh\n{nodes}\n")
+    program(programs, "srun", "#!/bin/sh\nexit 0\n")
+    plan = files.Plan("abc", Job(["t.py"]), {"n0": files.Place("node0", address, None)})
+    argv = [sys.executable, "-m", "pytest_mnode.job.slurm.lead", str(plan.write(programs))]
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n0"}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: str) -> None:
+    done = lead(programs, address, "echo n0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    start = files.read_start(programs / "start.0.json")
+    assert (start.nodes, start.address) == (("node0",), address)
+    assert start.port > 0
+
+
+def test_a_job_that_cannot_learn_its_nodes_says_so(programs: Path) -> None:
+    done = lead(programs, "127.0.0.1", "echo no controller >&2; exit 1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines() == [
+        "scontrol show hostnames n0: no controller",
+        "Slurm named no node of this job (SLURM_JOB_NODELIST=n0)",
+    ]
 
 
 SILENT = "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"

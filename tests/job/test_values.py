@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.job.described import Job, JobEvent
 from pytest_mnode.job.requeue import WAIT, Decision, Seen, decide
-from pytest_mnode.job.torchrun import Start, exit_codes, was_preempted
+from pytest_mnode.job.torchrun import FREE_PORT, Start, exit_codes, was_preempted
 
 ALL = ("node0", "node1", "node2", "node3")
 REPORT = """\
@@ -186,3 +187,11 @@ def test_an_event_in_a_line() -> None:
     event = JobEvent(12.5, "signalled", 0, "node1", (7, 8), "SIGKILL")
     assert str(event) == "12.500 signalled on node1, pids 7 8: SIGKILL"
     assert str(JobEvent(1, "requeued", 1, detail="preempted")) == "1.000 requeued: preempted"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
+def test_a_free_port_of_any_address(address: str) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", FREE_PORT % address]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert int(done.stdout) > 0

@@ -19,6 +19,7 @@ from pathlib import Path
 from pytest_mnode.job.slurm.files import Plan, Status, read_status, write_start
 from pytest_mnode.job.torchrun import Start
 
+_LIST = "SLURM_JOB_NODELIST"
 _ASK_S = 30.0
 _TAKEN_S = 120.0
 """How long the scheduler may take to end a job that it starts again."""
@@ -32,7 +33,10 @@ def main(plan_path: Path) -> int:
     if requeue > plan.job.requeues:
         print(f"started again {requeue} times, {plan.job.requeues} were allowed", flush=True)
         return 1
-    given = _ask(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]).split()
+    given = _ask(["scontrol", "show", "hostnames", os.environ[_LIST]]).split()
+    if not given:
+        print(f"Slurm named no node of this job ({_LIST}={os.environ[_LIST]})", flush=True)
+        return 1
     strange = [name for name in given if name not in plan.places]
     if strange:
         print(f"started on {', '.join(strange)}, where it has no business", flush=True)
@@ -41,7 +45,8 @@ def main(plan_path: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     nodes = tuple(plan.places[name].name for name in given)
     address = plan.places[given[0]].address
-    with socket.create_server((address, 0)) as free:
+    [(family, *_), *_] = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    with socket.create_server((address, 0), family=family) as free:
         port = free.getsockname()[1]
     start = Start(plan.job_id, nodes, requeue, address, port)
     path = write_start(directory, start)
