@@ -39,6 +39,8 @@ class Struck:
     the time to save was over. in_writing: it was struck while the checkpoint of this step was
     written, or meant to be.
     missed: why there was no kill; then nothing else counts.
+    between_s: how long after the kill, at the least and at the most, all ranks had done a step
+    again, by the controller's monotonic clock; None where it did not see that.
     """
 
     what: str
@@ -55,3 +57,4 @@ class Struck:
     in_writing: int | None = None
     notes: Sequence[str] = ()
     missed: str = ""
+    between_s: tuple[float, float] | None = None

@@ -5,12 +5,16 @@ The histories here begin with the life that was killed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from pytest_mnode.restart.evidence import Struck
 from pytest_mnode.restart.findings import EVERY_STEP, Figure, Finding
 from pytest_mnode.restart.lives import History, Life
 from pytest_mnode.wrong import Wrong, found, listed
+
+_CLOCKS_S = 5.0
+"""By so much clocks of nodes may differ, and a step be seen late over a shared file system."""
 
 
 def came_back(cut: History, struck: Struck, unfit: str = "") -> Wrong:
@@ -126,12 +130,23 @@ def _newer(resumed: Life, began: float | None) -> Figure:
 
 
 def first_new_step(cut: History, struck: Struck, within_s: float | None) -> Figure:
-    """Seconds from the kill until all ranks had done a step again."""
-    ended = next((e for life in cut.lives[1:] if (e := life.first_step_ended()) is not None), None)
+    """Seconds from the kill until all ranks had done a step again, by the clocks of both.
+
+    Where the controller saw it come to be, these have to agree with its own clock: no answer hangs
+    on a clock that is wrong.
+    """
+    lives = [life for life in cut.lives[1:] if life.first_step_ended() is not None]
+    ended = lives[0].first_step_ended() if lives else None
     seconds = None if ended is None else ended - struck.at
     note = f"kill by the clock of {struck.clock}, step by that of the slowest rank"
-    if seconds is not None and seconds < 0:
+    least, most = struck.between_s or (0.0, math.inf)
+    if seconds is not None and struck.between_s is None and seconds < 0:
         note += f", which is {-seconds:.3g} s before the kill: these clocks differ, set them right"
+        seconds = None
+    elif seconds is not None and not least - _CLOCKS_S <= seconds <= most + _CLOCKS_S:
+        whose = f"{_last_of(lives[0])}'s clock, or that of {struck.clock}, is wrong: set it right"
+        note += f"; by these {seconds:.3g} s, by the controller's own {least:.1f} to {most:.1f} s: "
+        note += whose
         seconds = None
     return Figure(
         "time from the kill to the first new step",
@@ -142,6 +157,12 @@ def first_new_step(cut: History, struck: Struck, within_s: float | None) -> Figu
         culprit=f"the way back from {struck.what}",
         note=note,
     )
+
+
+def _last_of(life: Life) -> str:
+    """The node whose first step ended last, by its own clock."""
+    last = max((own for own in life.by_rank.values() if own.steps), key=lambda o: o.steps[0].ended)
+    return last.start.node
 
 
 def shown(step: int | None) -> str:

@@ -66,7 +66,7 @@ class Ordeal:
     def _strike_and_wait(self, job: LaunchedJob, kill: Kill, number: int) -> None:
         lives = len(self._history().lives) if number else 1
         ranks, step = (0, HELD) if kill == "checkpoint" else (self.plan.ranks, STRIKE_AFTER[number])
-        reached, unseen = self._await(job, ranks, step, lives, START_LIMIT_S)
+        reached, unseen, _ = self._await(job, ranks, step, lives, START_LIMIT_S)
         if not reached:
             result = job.poll()
             how = how_ended(job, result) if result else f"waited {START_LIMIT_S:g} s"
@@ -75,7 +75,10 @@ class Ordeal:
             why = f"there was no kill: {moment} in start {lives} of the run; {how}"
             self.struck[kill] = Struck("no kill", time.time(), "nobody", missed=why)
             return
+        first = last = time.monotonic()
         blow = self._strike(job, kill)
+        if kill != "node":  # that one is timed from when it is begun
+            last = time.monotonic()
         if blow.missed:
             self.struck[kill] = blow
             return
@@ -87,7 +90,8 @@ class Ordeal:
         if kill == "node" and self.promise.node_loss == "rebooted":
             self._boot_again(job)
         patience = _PATIENCE * self.promise.within_s
-        back, unseen = self._await(job, self.plan.ranks_after(kill), 0, lives + 1, patience)
+        ranks = self.plan.ranks_after(kill)
+        back, unseen, seen_at = self._await(job, ranks, 0, lives + 1, patience)
         result = job.poll()
         how = how_ended(job, result) if result else f"nothing in {patience:g} s"
         self.struck[kill] = replace(
@@ -101,6 +105,7 @@ class Ordeal:
             gently=kill == "preemption",
             in_writing=HELD if kill == "checkpoint" else None,
             notes=_notes(job, blow.at),
+            between_s=_between(first, last, seen_at),
         )
 
     def _over(self, how: str, well: bool) -> None:
@@ -153,8 +158,8 @@ class Ordeal:
 
     def _await(
         self, job: LaunchedJob, ranks: int, step: int, starts: int, limit_s: float
-    ) -> tuple[bool | None, str]:
-        """Whether it was seen, see await_steps; None, and why, where it could not be."""
+    ) -> tuple[bool | None, str, watching.Seen | None]:
+        """Whether it was seen, see await_steps; None, and why, where it could not be; and when."""
         try:
             seen = watching.await_steps(
                 self.cluster,
@@ -167,8 +172,8 @@ class Ordeal:
                 over=lambda: job.poll() is not None,
             )
         except MnodeError as error:
-            return None, str(error)
-        return seen, ""
+            return None, str(error), None
+        return seen is not None, "", seen
 
     def _history(self) -> History:
         return watching.read_history(self.cluster, self.plan.eye, self.directory, self.into)
@@ -185,6 +190,14 @@ class Ordeal:
                 return None
             found += [f"pid {pid} on {node}" for pid in sorted(running)]
         return found
+
+
+def _between(first: float, last: float, seen: watching.Seen | None) -> tuple[float, float] | None:
+    """Seconds from a kill, struck between `first` and `last`, to what was seen after it."""
+    if seen is None:
+        return None
+    least = 0.0 if seen.not_before is None else max(0.0, seen.not_before - last)
+    return least, seen.not_after - first
 
 
 def _ended_now(job: LaunchedJob) -> str:

@@ -10,7 +10,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ files = pathlib.Path(sys.argv[1]).glob("rank*.jsonl")
 json.dump({f.name: f.read_bytes().decode("utf-8", "replace") for f in files}, sys.stdout)
 """
 # Until so many ranks have started `starts` times and have done `step` since, or the store holds
-# a checkpoint open in the middle of being written.
+# a checkpoint open in the middle of being written. Says after how long it last was not so.
 _AWAIT = r"""
 import glob, json, sys, time
 place, ranks, starts, step, limit = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
@@ -48,13 +48,18 @@ def done(path):
                 except (ValueError, TypeError, KeyError):
                     pass  # torn by a kill: it is no step
     return begun >= starts and last >= step
-end = time.monotonic() + limit
+began = time.monotonic()
+missed, end = 0.0, began + limit
+def seen():
+    print(missed)
+    sys.exit(0)
 while time.monotonic() < end:
     if ranks == 0:
         if glob.glob(glob.escape(place) + "/checkpoints/step-*/HOLDING"):
-            sys.exit(0)
+            seen()
     elif sum(map(done, glob.glob(glob.escape(place) + "/records/rank*.jsonl"))) >= ranks:
-        sys.exit(0)
+        seen()
+    missed = time.monotonic() - began
     time.sleep(0.02)
 sys.exit(3)
 """
@@ -134,6 +139,17 @@ def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
     return Shelf(complete, tuple((step, why) for step, why in steps if why is not None))
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When something came to be, by this process's monotonic clock: not before, and not after.
+
+    not_before: None where it was so at the first look.
+    """
+
+    not_before: float | None
+    not_after: float
+
+
 def await_steps(
     cluster: Cluster,
     node: str,
@@ -144,14 +160,15 @@ def await_steps(
     starts: int = 1,
     limit_s: float,
     over: Callable[[], bool],
-) -> bool:
-    """Wait until so many ranks did this step since their start number `starts`; whether they did.
+) -> Seen | None:
+    """Wait until so many ranks did this step since their start number `starts`; None: they did not.
 
     Called again and again meanwhile, `over` says whether there is nothing to wait for any more.
     With ranks=0 it waits for a checkpoint that is held open. Raises ClusterError where the watcher
     on the node failed: that nothing was seen is then not the run's doing.
     """
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
+    began = time.monotonic()
     watcher = cluster.start([cluster.python, "-S", "-c", _AWAIT, *words], node)
     end = time.monotonic() + limit_s + 10.0
     try:
@@ -162,14 +179,23 @@ def await_steps(
                     watcher.wait(0.5)
                 break
             time.sleep(0.02)
-        code = watcher.poll()
+        code, ended = watcher.poll(), time.monotonic()
     finally:
         watcher.kill()
-        _, said = watcher.communicate()
+        found, said = watcher.communicate()
     if code not in (None, 0, _NOT_SEEN):
         why = (said.strip().splitlines() or [f"status {code}"])[-1]
         raise ClusterError(f"{node}: the run could not be watched: {why}")
-    return code == 0
+    return _seen(began, ended, found) if code == 0 else None
+
+
+def _seen(began: float, ended: float, said: str) -> Seen:
+    """said: seconds after its own beginning at which the watcher last did not see it."""
+    try:
+        missed_s = float(said)
+    except ValueError:
+        missed_s = 0.0
+    return Seen(began + missed_s if missed_s else None, ended)
 
 
 def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:

@@ -70,6 +70,53 @@ def test_a_first_step_before_the_kill_is_no_time() -> None:
     assert "284 s before the kill: these clocks differ" in vars_of(found)["note"]
 
 
+TIME = "time from the kill to the first new step"
+
+
+@pytest.mark.parametrize(
+    ("moved", "began", "seen", "told"),
+    [
+        (
+            (-40, -40),
+            1100.0,
+            (89.0, 91.0),
+            "by these 50.5 s, by the controller's own 89.0 to 91.0 s",
+        ),
+        (
+            (0, 3600),
+            1025.0,
+            (14.0, 16.0),
+            "by these 3.62e+03 s, by the controller's own 14.0 to 16.0 s",
+        ),
+        ((3600, 3600), 1025.0, (14.0, 16.0), "node0's clock, or that of the controller, is wrong"),
+        (
+            (-300, -300),
+            1025.0,
+            (14.0, 16.0),
+            "by these -284 s, by the controller's own 14.0 to 16.0 s",
+        ),
+    ],
+)
+def test_a_clock_that_is_wrong_decides_nothing(
+    moved: tuple[int, int], began: float, seen: tuple[float, float], told: str
+) -> None:
+    def change(record: Record) -> Record:
+        for node, seconds in enumerate(moved):
+            record = late(node, seconds)(record) or record
+        return record
+
+    cut = [*life(1, 6, change=change), *resumed(began=began, change=change)]
+    found = verdicts(cut, clock="the controller", between_s=seen)[TIME]
+    assert vars_of(found)["value"] is None
+    assert told in vars_of(found)["note"]
+    assert "is wrong: set it right" in vars_of(found)["note"]
+
+
+@pytest.mark.parametrize("seen", [None, (14.0, 16.0), (0.0, 16.0), (17.0, 18.0), (8.0, 12.0)])
+def test_clocks_that_are_about_right_are_believed(seen: tuple[float, float] | None) -> None:
+    assert verdicts(KILLED + resumed(), between_s=seen) == {}
+
+
 def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
     found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
     back = vars_of(found["kills that the job did not come back from"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from pytest_mnode.restart.watching import _AWAIT, _NOT_SEEN
+from pytest_mnode.restart.striking import _between
+from pytest_mnode.restart.watching import _AWAIT, _NOT_SEEN, Seen, _seen
 
 START, TORN = '{"kind":"start","rank":1}\n', '{"kind":"step","rank":1,"wor\n'
 
@@ -35,3 +37,27 @@ def test_until_ranks_have_done_a_step(
     words = [str(tmp_path), "1", str(starts), str(step), "0.1"]
     done = subprocess.run([sys.executable, "-S", "-c", _AWAIT, *words], check=False, timeout=20)
     assert done.returncode == status
+
+
+def test_it_says_for_how_long_the_step_was_not_to_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    file = tmp_path / "records" / "rank1.jsonl"
+    file.write_text(START)
+    argv = [sys.executable, "-S", "-c", _AWAIT, str(tmp_path), "1", "1", "1", "20"]
+    for waits_s in (0.5, 0.0):
+        watcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        time.sleep(waits_s)
+        file.write_text(START + steps(1, 1))
+        said, _ = watcher.communicate(timeout=20)
+        assert watcher.returncode == 0
+        assert 0.0 <= float(said) <= waits_s + 0.1
+    assert float(said) == 0.0
+
+
+def test_when_something_was_seen_is_told_by_the_watcher_and_by_this_clock() -> None:
+    assert _seen(100.0, 103.0, "2.5\n") == Seen(102.5, 103.0)
+    assert _seen(100.0, 103.0, "0.0\n") == Seen(None, 103.0)
+    assert _seen(100.0, 103.0, "") == Seen(None, 103.0)
+    assert _between(90.0, 92.0, Seen(102.5, 103.0)) == (10.5, 13.0)
+    assert _between(90.0, 92.0, Seen(None, 103.0)) == (0.0, 13.0)
+    assert _between(90.0, 92.0, None) is None
