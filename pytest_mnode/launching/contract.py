@@ -24,7 +24,11 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         *("MASTER_ADDR", "MASTER_PORT"),
     ),
     "deepspeed": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    "megatron": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    "megatron": (
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        # Its script makes the others of these, whoever starts the tasks.
+        *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
+    ),
     "plain": (),
 }
 """Variables that a rank of each style must have."""

@@ -14,6 +14,8 @@ from pytest_mnode.launching.reports import RankReport
 from pytest_mnode.spec.quantity import shown
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MASKS = (_VISIBLE, "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""By which a scheduler gives a rank its own, of any vendor."""
 _NUMBER = re.compile("[0-9]{1,9}")
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
@@ -24,8 +26,7 @@ def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator
     for report in reports:
         by_node[report.node].append(report)
     for node, there in by_node.items():
-        own = {text for report in there if (text := report.contract.get(_VISIBLE))}
-        one_each = len(own) == len(there) == expected.accelerators
+        one_each = len(_told_apart(there)) == len(there) == expected.accelerators
         for report in there:
             count = report.accelerators
             if count is None and expected.accelerators:
@@ -35,6 +36,22 @@ def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator
                     continue
                 what = f"{count} of {expected.accelerators} accelerators are visible"
                 yield Wrong(node, report.rank, _VISIBLE, what)
+
+
+def _told_apart(there: Sequence[RankReport]) -> set[tuple[str, ...]]:
+    """What the ranks of a node see, once for each that sees something else.
+
+    By the devices themselves where all ranks said which they are: numbers in a variable mean what
+    a rank sees, which is 0 for each where cgroups hide the others. A name there, as of a part of a
+    device, means the same for all.
+    """
+    known = all(report.devices for report in there)
+    found = set()
+    for report in there:
+        masks = tuple(text for name in _MASKS if (text := report.contract.get(name)))
+        names = tuple(text for text in masks if not text[0].isdigit())
+        found.add((*report.devices, *names) if known else masks)
+    return found - {()}
 
 
 def more_visible(expected: Expected, reports: Sequence[RankReport]) -> list[str]:

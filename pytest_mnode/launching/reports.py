@@ -34,6 +34,8 @@ class RankReport:
     an address of its node; None: it means nothing there. met: None where it met nobody, and then
     `error` says why, unless its program does not meet ("none" is its `meeting`). unsaid: of
     `contract`, `names`, `arguments`, `interfaces` and `master_is_here` what was not reported.
+    devices: what tells each accelerator that it sees from all others of the node; none where its
+    program did not ask them.
     """
 
     node: str
@@ -50,6 +52,7 @@ class RankReport:
     error: str
     seconds: float | None
     unsaid: frozenset[str] = frozenset()
+    devices: tuple[str, ...] = ()
 
     def number(self, name: str) -> int | None:
         """A variable as a whole number; None where it is absent, is none or has no end."""
@@ -118,6 +121,7 @@ def _report(said: Mapping[str, Any]) -> RankReport:
         error=_text(said.get("error")),
         seconds=_seconds(said.get("seconds")),
         unsaid=frozenset(_unsaid(said)),
+        devices=tuple(_texts(said.get("devices"))),
     )
 
 

@@ -14,6 +14,13 @@ from pytest_mnode.world.describe import compact
 FACTS = ("contract", "interfaces", "master_is_here", "arguments")
 """What ranks have to report for this, beside the accelerators, which are asked for by number."""
 
+_NUMBERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("MASTER_PORT", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"),
+    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_NUM_NODES"),
+)
+_LAST_PORT = 65535
+
 
 def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
     """All that is wrong with variables, devices and arguments; leaks apart.
@@ -23,6 +30,7 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[W
     read = [report for report in reports if "contract" not in report.unsaid]
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[Wrong]]] = (
         _absent,
+        _garbled,
         _sizes,
         _ranks,
         _locals,
@@ -44,6 +52,20 @@ def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong
                 yield Wrong(report.node, report.rank, name, f"{name} is not set")
             elif name != "MASTER_ADDR" and report.number(name) is None:
                 yield Wrong(report.node, report.rank, name, f"{name}={shown(text)} is not a number")
+
+
+def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+    """What need not be there has to be a number all the same, and the port one of a port."""
+    for report in reports:
+        for name in _NUMBERS:
+            text = report.contract.get(name)
+            asked = name in REQUIRED[expected.style]
+            if text is not None and not asked and report.number(name) is None:
+                yield Wrong(report.node, report.rank, name, f"{name}={shown(text)} is not a number")
+        port = report.number("MASTER_PORT")
+        if port is not None and not 1 <= port <= _LAST_PORT:
+            what = f"MASTER_PORT={port} is no port: 1 to {_LAST_PORT}"
+            yield Wrong(report.node, report.rank, "MASTER_PORT", what)
 
 
 def _equal(report: RankReport, name: str, right: int) -> Iterator[Wrong]:

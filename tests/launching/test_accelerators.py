@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_mnode.launching.devices import more_visible
 from pytest_mnode.launching.reports import RankReport
 from pytest_mnode.launching.variables import wrong_variables
 from tests.launching.made import but, changed, expected, right
+
+CONTRACT = Path(__file__).parents[2] / "fixtures" / "jobs" / "contract.py"
 
 
 def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
@@ -49,6 +56,58 @@ def test_accelerators_are_all_visible_or_one_each(
     found = wrong_variables(wanted, reports)
     assert len(found) == wrong
     assert {w.variable for w in found} <= {"CUDA_VISIBLE_DEVICES"}
+
+
+@pytest.mark.parametrize(
+    "variable", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
+)
+def test_one_each_by_other_vendors_variables(variable: str) -> None:
+    wanted = expected("torchrun", 8, accelerators=8)
+    own = same = right(wanted)
+    for rank in range(wanted.size):
+        own = changed(but(own, rank, accelerators=1), rank, **{variable: str(rank % 8)})
+        same = changed(but(same, rank, accelerators=1), rank, **{variable: "0"})
+    assert wrong_variables(wanted, own) == []
+    assert len(wrong_variables(wanted, same)) == wanted.size
+
+
+def test_devices_themselves_say_more_than_their_numbers() -> None:
+    """Where cgroups hide the others, each rank's own is number 0; and a number may lie."""
+    wanted = expected("torchrun", 8, accelerators=8)
+    own = same = parts = right(wanted)
+    for rank in range(wanted.size):
+        local = rank % 8
+        one = {"accelerators": 1, "devices": (f"GPU-{local}",)}
+        own = changed(but(own, rank, **one), rank, CUDA_VISIBLE_DEVICES="0")
+        one["devices"] = ("GPU-0",)
+        same = changed(but(same, rank, **one), rank, CUDA_VISIBLE_DEVICES=str(local))
+        parts = changed(but(parts, rank, **one), rank, CUDA_VISIBLE_DEVICES=f"MIG-{local}")
+    assert wrong_variables(wanted, own) == []
+    assert len(wrong_variables(wanted, same)) == wanted.size
+    assert wrong_variables(wanted, parts) == [], "parts of one device are devices of their own"
+    # One that did not say leaves the variables to tell.
+    mixed = but(same, 0, devices=())
+    assert [wrong.node for wrong in wrong_variables(wanted, mixed)] == ["node1"] * 8 + [
+        "node2"
+    ] * 8 + ["node3"] * 8
+
+
+@pytest.mark.parametrize(
+    ("properties", "ids"),
+    [
+        ({"uuid": "a-1", "pci_domain_id": 0, "pci_bus_id": 1, "pci_device_id": 0}, ["a-1:0:1:0"]),
+        ({"uuid": "a-1"}, ["a-1"]),
+        ({"name": "x"}, None),
+    ],
+)
+def test_a_rank_says_which_devices_it_sees(
+    properties: dict[str, object], ids: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = runpy.run_path(str(CONTRACT))
+    kind = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(**properties))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=kind))
+    assert program["ids_of"]("cuda", 1) == ids
+    assert program["ids_of"]("mps", 1) is None
 
 
 @pytest.mark.parametrize(

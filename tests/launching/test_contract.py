@@ -100,6 +100,45 @@ def test_judges_what_is_a_styles_own(
     assert f"node2 rank 4: {line}" in said(reports, style)
 
 
+@pytest.mark.parametrize(
+    ("style", "variable", "value"),
+    [
+        ("deepspeed", "CROSS_RANK", "x"),
+        ("deepspeed", "CROSS_SIZE", ""),
+        ("deepspeed", "LOCAL_SIZE", "two"),
+        ("torchrun", "GROUP_WORLD_SIZE", "-1"),
+        ("torchrun", "SLURM_NODEID", "?"),
+        ("megatron", "SLURM_PROCID", "-1"),
+        ("megatron", "SLURM_JOB_NUM_NODES", "4(x2)"),
+    ],
+)
+def test_what_is_set_and_no_number_is_named(style: str, variable: str, value: str) -> None:
+    reports = changed(right(expected(style)), 4, **{variable: value})
+    assert said(reports, style) == [f"node2 rank 4: {variable}={value!r} is not a number"]
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_is_none_is_named(port: str) -> None:
+    reports = right(expected())
+    for rank in range(len(reports)):
+        reports = changed(reports, rank, MASTER_PORT=port)
+    assert said(reports) == [
+        f"{report.node} rank {rank}: MASTER_PORT={port} is no port: 1 to 65535"
+        for rank, report in enumerate(reports)
+    ]
+    for good in ("1", "65535"):
+        fine = right(expected())
+        for rank in range(len(fine)):
+            fine = changed(fine, rank, MASTER_PORT=good)
+        assert said(fine) == []
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"])
+def test_a_rank_that_the_scheduler_started_knows_what_it_is_there(name: str) -> None:
+    reports = changed(right(expected("megatron")), 4, **{name: None})
+    assert said(reports, "megatron") == [f"node2 rank 4: {name} is not set"]
+
+
 def test_deepspeed_need_not_set_what_only_some_versions_do() -> None:
     reports = changed(right(expected("deepspeed")), 4, CROSS_RANK=None, CROSS_SIZE=None)
     assert said(reports, "deepspeed") == []
