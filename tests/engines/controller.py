@@ -39,6 +39,12 @@ def run(argv, node=0, **options):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
     return done.returncode, done.stdout, done.stderr
 
+begun = []
+def begin(argv, node=0):
+    [command] = launcher.commands([launcher.nodes[node]], argv)
+    quiet = subprocess.DEVNULL
+    begun.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
+
 lost = []
 launcher.watch(lambda *what: lost.append(what))
 for line in sys.stdin:

@@ -30,6 +30,7 @@ HELPERS = """
     import pytest
     from pytest_mnode import Job, launching
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
+    from pytest_mnode.job import starting
     from pytest_mnode.job.slurm import SubmittedJob
     from pytest_mnode.launching.contract import leaked
     from pytest_mnode.launching.described import LaunchJob, read_job
@@ -119,11 +120,17 @@ TESTS = (
         assert not job.wait(40).ok
         assert job.events[-1].detail.startswith("Slurm ended it: CANCELLED")
 
-    def test_closed_while_it_waits(cluster, argv):
+    def test_closed_while_it_waits(cluster, argv, monkeypatch):
+        first = cluster.launch(quick(argv, nodes=1))
+        until(first, " 0 0 1 fab0")
+        # Where Slurm foretells that it would wait, it is not submitted.
+        monkeypatch.setattr(starting, "why_not_submitted", lambda *_: "")
         job = cluster.launch(quick(argv, nodes=1))
-        subprocess.run(["scontrol", "hold", str(job.number)], check=False)
+        assert job.poll() is None and Slurm().job(job.number).state == "PENDING"
         job.close()
         job.close()
+        assert [j.job_id for j in queued()] == [first.number]
+        first.close()
         assert queued() == []
 
     def test_what_would_never_start_runs_as_steps_and_says_so(cluster, argv, tmp_path):

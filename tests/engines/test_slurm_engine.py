@@ -71,17 +71,14 @@ def test_nodes_that_are_lost(slurm: SlurmOnRack) -> None:
     assert not slurm.nodes()["node0"].lost
 
 
-def test_it_is_up_in_seconds_and_leaves_nothing() -> None:
-    start = time.monotonic()
+def test_it_leaves_nothing() -> None:
     with SlurmOnRack(2) as slurm:
-        up_s = time.monotonic() - start
         directory = slurm.directory
         slurm.run("srun", "--nodes=2", "true")
         left = slurm.start("srun", "--nodes=2", "sleep", "300", stderr=subprocess.DEVNULL)
         slurm.await_that(lambda: len(slurm.queue()) == 1, 10, "a job runs")
         assert {"slurmctld", "slurmd", "munged", "srun"} <= set(of_it(directory))
     left.wait(10)
-    assert up_s < 20
     assert not directory.exists()
     assert of_it(directory) == []
 

@@ -82,11 +82,18 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
 def test_slurmd_is_killed(slurm: SlurmOnRack, tmp_path: Path) -> None:
     """What runs goes on; what is to be started says why it is not, with the node's name."""
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []))
+    step = "touch up; until test -e over; do sleep 0.1; done; exit 7"
+    controller(f'begin(["sh", "-c", "{step}"], 1)')
+    slurm.await_that((tmp_path / "up").exists, 20, "a step runs on node1")
     slurm.kill_slurmd("node1")
     status, out, err = controller('run(["true"], 1)')
     assert (status, out) == (255, "")
     assert err == "node1: srun: Application launch failed: Communication connection failure\n"
     assert controller('run(["hostname"], 0)') == [0, "node0\n", ""]
+    assert controller("begun[0].poll()") is None
+    (tmp_path / "over").touch()
+    assert controller("begun[0].wait(20)") == 7
+    assert controller("lost") == []
     controller.close()
     # Slurm holds on to a node until it hears that everything of the job has ended there.
     slurm.await_that(
