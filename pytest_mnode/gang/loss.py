@@ -40,7 +40,7 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
         node = plan.order(title, sorted(watch.held(gang)))[0]
         try:
             at = stage.clock.now()
-            power("off", node)
+            watch.during(lambda: power("off", node))
             struck.append((node, at))
             watch.note(f"{node} switched off")
             watch.until(lambda: not _is_whole(watch, gang, life), promise.lost_within_s)
@@ -53,7 +53,7 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
                 if isinstance(error, ClusterError):
                     raise ClusterError(f"{error}; {node} may be without power: {still}") from error
             raise
-        power("on", node)
+        watch.during(lambda: power("on", node))
         watch.note(f"{node} switched on")
 
         def settled() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from pytest_mnode.errors import MnodeError
@@ -117,6 +118,15 @@ class Watch:
     def watch(self, seconds: float) -> None:
         """Look for so long."""
         self.until(lambda: False, seconds)
+
+    def during(self, act: Callable[[], None]) -> None:
+        """Look while something is done that may take long; raises what it raises."""
+        with ThreadPoolExecutor(1) as thread:  # waits for it, also where a look is interrupted
+            doing = thread.submit(act)
+            wait([doing], _LEAST_PAUSE_S)
+            while not doing.done():
+                self.look()
+        doing.result()
 
     def last(self, gang: Gang) -> Seen | None:
         """As last seen; None where it was not."""

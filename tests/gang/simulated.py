@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,10 +30,11 @@ class Scheduler:
     and with these words. garbled: heartbeats that are none. dies: gangs are over
     after so many seconds, without a rank; dies_again: those of a second start. late_small: it
     waits for so long after a gang. power_limit: power is switched off by a command that does not
-    end; interrupted: by a user who has enough. foreign: nodes that others take, from
-    the first submission on. unreasonable: says no reason. split: a gang is submitted as that many
-    jobs of one node. Of a gang that lost a node, half_requeue: it goes on without it; stubborn: it
-    is requeued, whatever was asked for; zombies: its ranks run on; never_again: it stays away.
+    end; interrupted: by a user who has enough; slow_power: by one that takes so many
+    seconds. foreign: nodes that others take, from the first submission on. unreasonable: says no
+    reason. split: a gang is submitted as that many jobs of one node. Of a gang that lost a node,
+    half_requeue: it goes on without it; stubborn: it is requeued, whatever was asked for; zombies:
+    its ranks run on; never_again: it stays away.
     """
 
     names: tuple[str, ...] = ("node0", "node1", "node2", "node3")
@@ -48,6 +51,7 @@ class Scheduler:
         self.blind_until = 0.0
         self.ran_gang = False
         self.over_s = 0.0
+        self.alarm: tuple[float, threading.Event] | None = None
         self.zombies: list[tuple[str, int, str]] = []
 
     # The clock.
@@ -59,6 +63,10 @@ class Scheduler:
         for _ in range(max(1, round(seconds / TICK_S))):
             self.time += TICK_S
             self._tick()
+            if self.alarm is not None and self.time >= self.alarm[0]:
+                self.alarm[1].set()
+                self.alarm = None
+                time.sleep(0.05)  # for the thread that waits for it
 
     # The engine.
 
@@ -107,6 +115,8 @@ class Scheduler:
     def power(self, what: str, node: str) -> None:
         if "no_power" in self.faults:
             raise ClusterError(f"cannot switch {node} {what}: the spec names no command for it")
+        if (seconds := self.faults.get("slow_power")) is not None:
+            self._take(float(str(seconds)))
         if what == "off":
             self.off[node] = self.time
             if "power_limit" in self.faults:
@@ -115,6 +125,15 @@ class Scheduler:
                 raise KeyboardInterrupt
         else:
             self.off.pop(node, None)
+
+    def _take(self, seconds: float) -> None:
+        """Time that passes for who waits here, and not by being waited for."""
+        if threading.current_thread() is threading.main_thread():
+            self.sleep(seconds)
+            return
+        reached = threading.Event()
+        self.alarm = (self.time + seconds, reached)
+        assert reached.wait(10)
 
     # What goes on.
 

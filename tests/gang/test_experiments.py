@@ -217,6 +217,13 @@ def test_who_switched_it_off_switches_it_on_though_interrupted() -> None:
     assert not scheduler.off
 
 
+def test_what_goes_on_is_seen_while_power_is_switched() -> None:
+    """Management controllers take their time."""
+    slow = Scheduler(faults={"slow_power": 8.0})
+    done = ran("loss", slow, node_loss="either", lost_within="60 s")
+    assert verdicts(done) == {}, done.text()
+
+
 def test_every_state_and_its_duration_is_told() -> None:
     done = ran("filled", Scheduler(), rounds=1)
     told = {f.name: f for f in done.findings if isinstance(f, Figure) and f.at_most is None}
