@@ -58,6 +58,9 @@ def test_the_night_is_certified_and_the_next_one_waits(slurm: SlurmOnRack, tmp_p
     began = slurm.run("squeue", "--noheader", "--format=%r %S").stdout
     assert began.startswith("BeginTime ")
     assert began.strip().endswith("T01:00:00")
+    # By this a night that Slurm starts again knows that it has submitted the next one.
+    marks = slurm.run("squeue", "--me", "--noheader", "--format=%k").stdout.splitlines()
+    assert marks == [f"mnode: the night after {job}"]
 
 
 def test_the_health_check_drains_the_node_that_is_not_as_promised(
