@@ -74,6 +74,7 @@ class Run:
         self._collect_sent = False
         self._postponed: list[pytest.Item] = []
         self._not_had = ""
+        self._gone: dict[str, str] = {}
         self.ended = ""
         """Why this run ended itself, as where a node is lost for good."""
 
@@ -239,7 +240,8 @@ class Run:
             try:
                 return self.client.lease(need.nodes, need.exclusive, label)
             except NodeLostError as error:
-                if attempt or self._not_booted(error.node):
+                if attempt or (why := self._not_booted(error.node)):
+                    self._gone[error.node] = "" if attempt else why
                     raise
         raise AssertionError
 
@@ -278,7 +280,10 @@ class Run:
 
     def _repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""
-        if isinstance(error, NodeLostError) and (why := self._not_booted(error.node)):
+        why = ""
+        if isinstance(error, NodeLostError):  # which may have been tried just now, for minutes
+            why = self._gone.pop(error.node, "") or self._not_booted(error.node)
+        if why:
             self.end(f"{error}; this launcher cannot boot it again: {why}")
         elif self.pool is not None and self.pool.hub.failure:
             self.end(f"no ranks can be had: {error}")

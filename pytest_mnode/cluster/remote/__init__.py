@@ -2,6 +2,6 @@
 
 `near` runs here, one for each command, and `far` there; `keeper` holds ssh's connections and ends
 them with the controller. All three are programs of their own that start in a few milliseconds, from
-the standard library alone. `base` is what launchers of such nodes have in common, `looking` the
-questions that are put to every node before it is used.
+the standard library and their neighbours here alone; `far` is one text, which is sent. `openssh` is
+how the user's ssh is started, `looking` the questions that are put to every node before it is used.
 """
