@@ -110,7 +110,7 @@ class SubmittedJob(LaunchedJob):
     def poll(self) -> JobResult | None:
         """See how it is; its result once it is over.
 
-        Raises SlurmError where Slurm has been silent for long.
+        Raises ClusterError where Slurm has been silent for long.
         """
         if self._result is not None:
             return self._result
