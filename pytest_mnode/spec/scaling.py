@@ -92,7 +92,8 @@ class ScalingCriterion(Page):
     at_most_uncertainty: _Part = 0.02
     """Half of the 95 % confidence interval of an efficiency; with more there is no answer."""
     parts_within: _Part = 0.02
-    """Part of the step time by which its parts may miss it, on each rank."""
+    """Part of the step time by which its parts may miss it, on each rank; and of the efficiency by
+    which the mean of steps may be below their median before it counts instead."""
     fabric_fraction: Annotated[Fraction, Field(le=1)] = 0.8
     """Of the line rate, reached by all-reduces with nothing else going on, of all gradients at
     once; where it is not, the fabric is to blame for what communication costs."""
