@@ -118,8 +118,8 @@ class Engine(Protocol):
         """The nodes there are now. Raises ClusterError."""
 
     def others(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Of these nodes those that somebody else uses, or has taken out of use, and who or why,
-        in the scheduler's words. Raises ClusterError."""
+        """Of these nodes those that somebody else uses, or has taken out of use, or that do not
+        answer, and who or why, in the scheduler's words. Raises ClusterError."""
 
     def submit(self, ask: Ask) -> tuple[str, ...]:
         """Submit a gang; ids of the jobs it is made of, one where the scheduler knows gangs.

@@ -40,6 +40,7 @@ def lose_a_node(stage: Stage, title: str, power: Power) -> Lost:
         node = plan.order(title, sorted(watch.held(gang)))[0]
         try:
             at = stage.clock.now()
+            watch.strike(node)
             watch.during(lambda: power("off", node))
             struck.append((node, at))
             watch.note(f"{node} switched off")

@@ -59,13 +59,13 @@ def jobs_on(text: str) -> tuple[JobState, ...]:
 def others_of(
     nodes: Sequence[str], jobs: Iterable[JobState], there: Iterable[NodeState], ours: str
 ) -> dict[str, str]:
-    """Of these nodes those that a job has whose name is not `ours`, or that were taken out of use,
-    and by whom or why. A node that is down is lost, and nobody's."""
+    """Of these nodes those that a job has whose name is not `ours`, that were taken out of use, or
+    that are away, and by whom or why."""
     found = {
         node.name: node.text
         for node in there
         # What Slurm drains because our own ranks would not end is no decision of somebody else.
-        if node.flags & _TAKEN_OUT and not node.lost and "Kill task failed" not in node.text
+        if (node.flags & _TAKEN_OUT or not node.usable) and "Kill task failed" not in node.text
     }
     for job in jobs:
         if job.runs and job.name != ours:

@@ -147,10 +147,11 @@ class Window:
 
 
 def unless_others(window: Window, found: Sequence[Finding]) -> list[Finding]:
-    """Findings on what came late or never: nothing is known while others have the nodes."""
+    """Findings on what came late or never: nothing is known while others have the nodes, or they
+    are away."""
     if not window.others:
         return list(found)
-    why = f"{window.title}: somebody else uses these nodes: {listed(window.others)}"
+    why = f"{window.title}: these nodes were not there for it: {listed(window.others)}"
     made: list[Finding] = []
     for one in found:
         if isinstance(one, Wrong):

@@ -55,6 +55,7 @@ class Watch:
         self._others: dict[str, str] = {}
         self._asked_others_s = clock.now()
         self._taken: tuple[str, ...] = ()
+        self._struck: set[str] = set()
         self._engine = engine
         self._clock = clock
         self._title = title
@@ -82,6 +83,10 @@ class Watch:
     def note(self, text: str) -> None:
         """Say what happened now."""
         self._notes.append((self._clock.now(), text))
+
+    def strike(self, node: str) -> None:
+        """Say that a node is away by our own doing from now on."""
+        self._struck.add(node)
 
     def cancel(self, gangs: Iterable[Gang]) -> None:
         """Have them end."""
@@ -206,12 +211,13 @@ class Watch:
         return records is not None and all(r.phase is Phase.OVER for r in records.values())
 
     def _ask_who_else(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
-        """Who else is on these nodes; nobody, where the scheduler does not say."""
+        """Who else is on these nodes, or why they are away; nobody, where nothing is said."""
         self._asked_others_s = self._clock.now()
         try:
-            found = self._engine.others(nodes)
+            said = self._engine.others(nodes)
         except MnodeError:
             return {}
+        found = {node: who for node, who in said.items() if node not in self._struck}
         self._others = {**found, **self._others}
         return found
 

@@ -57,7 +57,7 @@ class SlurmOnRack(OnRack):
         super().__init__("slurm", nodes)
         self.env = {"SLURM_CONF": str(self.directory / "etc" / "slurm.conf")}
         self._down_after_s, self._more = down_after_s, more
-        self._changed = False
+        self._changed = self._booted = False
 
     def __enter__(self) -> SlurmOnRack:
         try:
@@ -69,6 +69,7 @@ class SlurmOnRack(OnRack):
                 self.start_daemon_of(name)
             self.start_switch()
             self.await_idle()
+            self._booted = False
         except BaseException:
             self.close()
             raise
@@ -143,6 +144,12 @@ class SlurmOnRack(OnRack):
             self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
         self.await_that(lambda: not self.queue(), limit_s, "the queue is empty")
         self.await_idle(limit_s)
+        if self._booted:
+            # Nodes that went and came may be idle, and not be given away for half a minute, unless
+            # Slurm counts anew.
+            self.run("scontrol", "reconfigure")
+            self.await_idle(limit_s)
+            self._booted = False
 
     # What goes wrong.
 
@@ -152,6 +159,7 @@ class SlurmOnRack(OnRack):
         self._daemons[name].wait()
 
     def start_daemon_of(self, name: str) -> None:
+        self._booted = True
         self.start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
 
     def down(self, name: str, reason: str = "test") -> None:

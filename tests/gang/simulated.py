@@ -77,7 +77,8 @@ class Scheduler:
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
         foreign = self.faults.get("foreign", ()) if self.jobs else ()
-        return {n: "job 17 of bob" for n in nodes if isinstance(foreign, tuple) and n in foreign}
+        taken = {n: "job 17 of bob" for n in nodes if isinstance(foreign, tuple) and n in foreign}
+        return taken | {n: "DOWN: no answer" for n in nodes if n in self.off}
 
     def submit(self, ask: Ask) -> tuple[str, ...]:
         if ask.nodes > len(self.names) and self.refuses:

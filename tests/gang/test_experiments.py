@@ -94,7 +94,7 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("loss", {"dies_again": 0.5}, {FATE: FAIL}, FATE, "requeued and then over, COMPLETED"),
         # Nodes that others have: nothing is known of what did not come, or is not given back.
         ("race", {"foreign": ("node2", "node3")}, {NEVER: UNKNOWN, NOT_BACK: UNKNOWN}, NEVER,
-         "somebody else uses these nodes: node2: job 17 of bob"),
+         "these nodes were not there for it: node2: job 17 of bob"),
         ("race", {"foreign": ("node3",)}, {NOT_BACK: UNKNOWN}, NOT_BACK,
          "race 1: somebody else has node3: job 17 of bob"),
         # A node may be off although the command that switches it did not end.

@@ -96,10 +96,16 @@ def test_who_else_is_on_the_nodes() -> None:
         NodeState("n2", "IDLE", frozenset({"DRAIN"}), reason="fan"),
         NodeState("n3", "IDLE", frozenset({"DRAIN"}), reason="Kill task failed"),
         NodeState("n4", "DOWN", frozenset({"NOT_RESPONDING"}), reason="Not responding"),
-        NodeState("n5", "DOWN", frozenset({"DRAIN"}), reason="Not responding"),
+        NodeState("n5", "IDLE", frozenset({"NOT_RESPONDING"})),
+        NodeState("n6", "IDLE", frozenset({"PLANNED"})),
     ]
-    found = others_of(("n0", "n1", "n2", "n3", "n4", "n5"), jobs, there, "ours")
-    assert found == {"n1": "job 8 of bob", "n2": "IDLE+DRAIN: fan"}
+    found = others_of(("n0", "n1", "n2", "n3", "n4", "n5", "n6"), jobs, there, "ours")
+    assert found == {
+        "n1": "job 8 of bob",
+        "n2": "IDLE+DRAIN: fan",
+        "n4": "DOWN+NOT_RESPONDING: Not responding",
+        "n5": "IDLE+NOT_RESPONDING",
+    }
 
 
 def start_guard(directory: Path, shows: str, ends: str) -> subprocess.Popen[Any]:
