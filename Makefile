@@ -6,9 +6,9 @@
 
 PYTHON ?= python3
 NODES := 4
-# Tests mostly wait, for links, limits and schedulers: two files at a time. They keep their order:
-# files with the fewest tests take longest, and would come last.
-WORKERS := 2
+# Tests mostly wait, for links, limits and schedulers: three files at a time, on two cores. They keep
+# their order: files with the fewest tests take longest, and would come last.
+WORKERS := 3
 REPORT := mnode-report
 VENV := .venv
 BIN := $(VENV)/bin

@@ -26,7 +26,8 @@ def short_page(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
         "store": {"clients": [64], "within": "10 s"},
     }
     criteria["launch"].pop("deepspeed")
-    criteria["scaling"] |= {"rounds": 2, "most_rounds": 5, "at_most_uncertainty": 0.05}
+    criteria["scaling"] |= {"compute": "300 ms", "rounds": 2, "most_rounds": 3}
+    criteria["scaling"]["at_most_uncertainty"] = 0.05
     # A command on a node takes half a second where cores are few.
     criteria["restart"] |= {"kills": ["node"], "within": "120 s", "pause": "0.3 s"}
     del criteria["restart"]["resharded_tolerance"]
