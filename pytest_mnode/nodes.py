@@ -16,6 +16,13 @@ from pytest_mnode.world.messages import RUN
 if TYPE_CHECKING:
     from pytest_mnode.run import Run
 
+FREE_PORT = (
+    "import socket; at = (%r, 0); "
+    "[(family, *_), *_] = socket.getaddrinfo(*at, type=socket.SOCK_STREAM); "
+    "print(socket.create_server(at, family=family).getsockname()[1])"
+)
+"""A program for a node: a port of an address of it, of IPv4 or IPv6, that is free."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -123,6 +130,14 @@ class Nodes:
     def address(self, node: str) -> str:
         """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
         return str(self._ask("address_of", self._names(node)[0]))
+
+    def free_port(self, node: str) -> int:
+        """A TCP port of a node's address that nothing listens on. Raises ClusterError."""
+        argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
+        [found] = self.run(argv, node)
+        if not found.ok:
+            raise ClusterError(f"no free port on {node}: {found.stderr.strip()}")
+        return int(found.stdout)
 
     def fabric_interface(self, node: str) -> str | None:
         """The interface that collectives should use on a node; None: the backend's choice."""

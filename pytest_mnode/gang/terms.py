@@ -129,6 +129,10 @@ class Window:
         ]
         return waits[-1].said if waits and all(one.barred for one in waits) else ""
 
+    def kept_by(self, gang: Gang, why: str) -> str:
+        """For messages: a gang that no want of nodes kept waiting."""
+        return f"{self.who(gang)} waited for something else than nodes: {why}"
+
     def words(self, gang: Gang) -> str:
         """What the scheduler said of it: that it failed, or the last before it was over."""
         seen = self.seen(gang)

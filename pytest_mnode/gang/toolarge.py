@@ -51,12 +51,8 @@ def _blocked(window: Window, others: list[Gang], terms: Terms, source: str) -> W
         return Wrong(BLOCKED, None, source, note=f"{window.title}: watched for {waited:.1f} s only")
     guilty = [gang for gang in never if not window.barred(gang)]
     if never and not guilty:
-        return Wrong(BLOCKED, None, source, note=_barred(window, never[0]))
+        return Wrong(BLOCKED, None, source, note=window.kept_by(never[0], window.barred(never[0])))
     return found(BLOCKED, source, [f"{window.who(g)}: {window.words(g)}" for g in guilty])
-
-
-def _barred(window: Window, gang: Gang) -> str:
-    return f"{window.who(gang)} waited for something else than nodes: {window.barred(gang)}"
 
 
 def _starts(window: Window, others: list[Gang], terms: Terms) -> Figure:
@@ -95,8 +91,8 @@ def _start(window: Window, gang: Gang, others: list[Gang], terms: Terms) -> Figu
         waited = window.known_until_s - since[1]
         value = waited if waited > limit and not window.beats(gang) else None
         note = f"{window.who(gang)} was never seen whole"
-    if value is not None and value > limit and window.barred(gang):
-        value, note = None, _barred(window, gang)
+    if value is not None and value > limit and (why := window.barred(gang)):
+        value, note = None, window.kept_by(gang, why)
     source = f"{KEY}.next_within"
     return Figure(OTHERS, value, "s", limit, source=source, culprit=gang.name, note=note)
 

@@ -103,7 +103,7 @@ def _barred(window: Window, gang: Gang, waited: Sequence[Seen]) -> str:
     """That a gang, while another had its nodes, never waited for those; "" where it did."""
     if not all(seen.barred for seen in waited):
         return ""
-    return _waited(window, gang, waited[-1].said)
+    return window.kept_by(gang, waited[-1].said)
 
 
 def _whole_at(window: Window, gang: Gang) -> set[int]:
@@ -134,7 +134,7 @@ def _judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong
     never = found(NEVER, _TURNS, [_never(window, gang) for gang in guilty])
     if absent and not never.count:
         notes = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
-        notes += [_waited(window, g, kept[g.name]) for g in absent if kept[g.name]]
+        notes += [window.kept_by(g, kept[g.name]) for g in absent if kept[g.name]]
         never = Wrong(NEVER, None, _TURNS, note=notes[0])
     source = f"{KEY}.next_within"
     second = whole[turn.second.name]
@@ -156,7 +156,7 @@ def _judged_turn(window: Window, turn: Turn, terms: Terms) -> tuple[Wrong, Wrong
         value, note = None, f"{window.title}: there never was room again"
     late = value is not None and value > terms.next_within_s
     if late and (why := window.barred(turn.second, since_s)):
-        value, note = None, _waited(window, turn.second, why)
+        value, note = None, window.kept_by(turn.second, why)
     if (
         absent
         and value is None
@@ -178,10 +178,6 @@ def _never(window: Window, gang: Gang) -> str:
     states = window.states(gang)
     most = max((len(one.nodes) for one in states), default=0)
     return f"{window.who(gang)}: {most} of {gang.size} nodes at most, {window.words(gang)}"
-
-
-def _waited(window: Window, gang: Gang, why: str) -> str:
-    return f"{window.who(gang)} waited for something else than nodes: {why}"
 
 
 def _room(window: Window, turn: Turn) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.job import processes
 from pytest_mnode.job.described import Job
-from pytest_mnode.job.torchrun import FREE_PORT, Start
+from pytest_mnode.job.torchrun import Start
 
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
@@ -43,11 +43,7 @@ class Parts:
     def launch(self, nodes: tuple[str, ...], requeue: int) -> None:
         """Start torchrun on these nodes. Raises ClusterError."""
         address = self._cluster.address(nodes[0])
-        argv = [self._cluster.python, "-S", "-c", FREE_PORT % address]
-        [found] = self._cluster.run(argv, nodes[0])
-        if not found.ok:
-            raise ClusterError(f"no free port on {nodes[0]}: {found.stderr.strip()}")
-        port, python = int(found.stdout), self._cluster.python
+        port, python = self._cluster.free_port(nodes[0]), self._cluster.python
         start = Start(self._id, nodes, requeue, address, port, python)
         given = {**for_nodes(), **self._job.env}
         self.nodes, self._requeue, self._local = nodes, requeue, {}

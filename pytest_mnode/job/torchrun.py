@@ -13,13 +13,6 @@ from pytest_mnode.job.described import Job
 EXIT_PREEMPTED = 75
 """EX_TEMPFAIL: what a rank ends with that saved its state because it was told to end."""
 
-FREE_PORT = (
-    "import socket; at = (%r, 0); "
-    "[(family, *_), *_] = socket.getaddrinfo(*at, type=socket.SOCK_STREAM); "
-    "print(socket.create_server(at, family=family).getsockname()[1])"
-)
-"""A program for the first node: a port of an address of it, of IPv4 or IPv6, that is free."""
-
 _WITHOUT_A_RANK = (
     "env",
     *(word for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") for word in ("-u", name)),

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.job.torchrun import FREE_PORT
+from pytest_mnode.errors import UsageError
 from pytest_mnode.launching import login, styles
 from pytest_mnode.launching.contract import CANARY
 from pytest_mnode.launching.described import LaunchJob
@@ -63,7 +62,9 @@ class Direct:
                 "nodes as they are and runs no images; leave image out, or use one that does"
             )
         names = tuple(nodes)
-        place = styles.Placement(names, self._cluster.address(names[0]), self._free_port(names[0]))
+        place = styles.Placement(
+            names, self._cluster.address(names[0]), self._cluster.free_port(names[0])
+        )
         pins = {name: pins_of(self._cluster, name, job.env) for name in names}
         by_deepspeed = job.style == "deepspeed" and self._has("deepspeed", names)
         notes = list(self._notes)
@@ -100,13 +101,6 @@ class Direct:
     def _has(self, package: str, nodes: Sequence[str]) -> bool:
         asked = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
         return all(result.ok for result in asked)
-
-    def _free_port(self, node: str) -> int:
-        code = FREE_PORT % self._cluster.address(node)
-        [found] = self._cluster.run([self._cluster.python, "-I", "-S", "-c", code], node)
-        if not found.ok:
-            raise ClusterError(f"no free port on {node}: {found.stderr.strip()}")
-        return int(found.stdout)
 
 
 class DirectSubmission:

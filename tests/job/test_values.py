@@ -12,7 +12,8 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.job.described import Job, JobEvent
 from pytest_mnode.job.requeue import WAIT, Decision, Seen, decide
-from pytest_mnode.job.torchrun import FREE_PORT, Start, exit_codes, was_preempted
+from pytest_mnode.job.torchrun import Start, exit_codes, was_preempted
+from pytest_mnode.nodes import FREE_PORT
 
 ALL = ("node0", "node1", "node2", "node3")
 REPORT = """\

@@ -49,17 +49,21 @@ def _same_name(first: str, known: Look, look: Look) -> str:
 
 def _needs_a_scope(address: str) -> bool:
     """Of IPv4, such addresses are good wherever packets get by themselves."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return found.version == 6 and found.is_link_local
+    found = _number(address)
+    return found is not None and found.version == 6 and found.is_link_local
 
 
 def _is_loopback(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
+    found = _number(address)
+    if found is None:
         return address == "localhost" or address.startswith("localhost.")
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
+
+
+def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name."""
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:
+        return None
