@@ -1,8 +1,9 @@
-# make certify   certify the embedded cluster: four nodes on this machine
-# make test      formatting, lint, types, tests
-# make bench     times against other ways to run distributed tests
-# make lint      put right what the tools can, then format
-# make clean     remove the environment and everything built
+# make certify       certify the embedded cluster: four nodes on this machine
+# make test          formatting, lint, types, unit tests, tests on the rack
+# make test-engines  tests with a real Slurm and real sshd
+# make bench         times against other ways to run distributed tests
+# make lint          put right what the tools can, then format
+# make clean         remove the environment and everything built
 
 PYTHON ?= python3
 NODES := 4
@@ -15,12 +16,14 @@ BIN := $(VENV)/bin
 # Written last: an environment without it is half made, and is made anew.
 READY := $(VENV)/.ready
 
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Links, limits and clocks are real, and so are others who use the cores: what failed is tried once
 # more by itself. What fails twice fails, and so does everything but failed tests.
-AGAIN = $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none
+AGAIN = { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
+ENGINES := tests/engines
 
 .DELETE_ON_ERROR:
-.PHONY: certify test lint bench clean environment
+.PHONY: certify test test-engines lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -29,7 +32,10 @@ test: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(AGAIN); }
+	$(PYTEST) --ignore=$(ENGINES) || $(AGAIN)
+
+test-engines: environment
+	$(PYTEST) $(ENGINES) || $(AGAIN)
 
 lint: environment
 	$(BIN)/ruff check --fix .
