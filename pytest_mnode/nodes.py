@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_mnode.cluster.remote.asking import ask
 from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.world.messages import RUN
@@ -68,34 +68,28 @@ class Nodes:
         A command that is not over after `timeout` seconds is killed, and its returncode is None.
         """
         names = self._names(nodes)
-        started = time.monotonic()
-        running = [self.start(argv, name, env=env) for name in names]
-        return [
-            self.finish(process, name, started + timeout - time.monotonic(), started)
-            for name, process in zip(names, running, strict=True)
-        ]
+        commands = zip(names, self.commands(argv, names), strict=True)
+        return self._run_commands(list(commands), timeout, env)
 
-    def finish(
+    def run_each(
+        self, argvs: Mapping[str, Sequence[str]], *, timeout: float = 60.0
+    ) -> list[CommandResult]:
+        """As `run`, with an argv of its own for each node."""
+        commands = [(node, self.commands(argv, node)[0]) for node, argv in argvs.items()]
+        return self._run_commands(commands, timeout, None)
+
+    def _run_commands(
         self,
-        process: subprocess.Popen[str],
-        node: str,
-        timeout: float,
-        started: float | None = None,
-    ) -> CommandResult:
-        """Wait for what `start` started, `timeout` seconds at most, then kill it; how it ended.
-
-        started: when, by the monotonic clock; None: its duration is counted from here.
-        """
-        since = time.monotonic() if started is None else started
-        code: int | None
-        try:
-            out, err = process.communicate(timeout=max(0.0, timeout))
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            code = None
-        return CommandResult(node, code, out, err, time.monotonic() - since)
+        commands: Sequence[tuple[str, list[str]]],
+        limit_s: float,
+        env: Mapping[str, str] | None,
+    ) -> list[CommandResult]:
+        return [
+            CommandResult(node, asked.returncode, asked.stdout, asked.stderr, asked.duration_s)
+            for (node, _), asked in zip(
+                commands, ask(commands, limit_s, self.mark, self._env(env)), strict=True
+            )
+        ]
 
     def start(
         self,
@@ -117,8 +111,11 @@ class Nodes:
             stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**for_nodes(), **(env or {}), RUN: self.mark},
+            env=self._env(env),
         )
+
+    def _env(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        return {**for_nodes(), **(env or {}), RUN: self.mark}
 
     def commands(
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None

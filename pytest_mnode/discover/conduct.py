@@ -46,6 +46,10 @@ class Nodes(Protocol):
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]: ...
 
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]: ...
+
     def address(self, node: str) -> str: ...
 
     @property
@@ -63,28 +67,25 @@ def look_at(nodes: Nodes, launcher: str, reason: str) -> Sight:
         *([UNSCHEDULED] if emulated else []),
     ]
     env = search_path(nodes.python)
-    try:
-        results = nodes.run(argv, timeout=LOOK_LIMIT_S, env=env)
-    except MnodeError:  # no command can be had for one of them: ask each by itself
-        results = [_by_itself(nodes, argv, name, env) for name in nodes.nodes]
+    off: dict[str, Seen] = {}
+    for name in nodes.nodes:
+        try:
+            nodes.commands(argv, name)
+        except MnodeError as error:  # no command can be run there
+            off[name] = Seen(name, _address(nodes, name), None, str(error).splitlines()[0])
+    able = [name for name in nodes.nodes if name not in off]
+    seen = {
+        result.node: seen_of(result, _address(nodes, result.node))
+        for result in nodes.run(argv, able, timeout=LOOK_LIMIT_S, env=env)
+    }
     return Sight(
-        nodes=tuple(seen_of(result, _address(nodes, result.node)) for result in results),
+        nodes=tuple(seen[name] if name in seen else off[name] for name in nodes.nodes),
         launcher=launcher,
         reason=reason,
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         emulated=emulated,
         scheduler_names=scheduler_names(os.environ),
     )
-
-
-def _by_itself(
-    nodes: Nodes, argv: Sequence[str], name: str, env: Mapping[str, str]
-) -> CommandResult:
-    try:
-        [result] = nodes.run(argv, name, timeout=LOOK_LIMIT_S, env=env)
-    except MnodeError as error:
-        return CommandResult(name, 1, "", str(error), 0.0)
-    return result
 
 
 def seen_of(result: CommandResult, address: str) -> Seen:

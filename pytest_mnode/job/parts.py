@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,10 +85,11 @@ class Parts:
                     self._note("killed", name, ended.killed, "", None)
                 left += [f"{pid} on {name}" for pid in ended.left]
         finally:
+            until = time.monotonic() + _FOLLOW_S
             for process in self._local.values():
-                if process.poll() is None:  # it follows those on its node, or its node is gone
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_FOLLOW_S)
+                # It follows those on its node, unless its node is gone.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
                 process.kill()
                 process.wait(_BURY_S)
         if left:

@@ -143,12 +143,12 @@ def alive(nodes: Nodes, known: Mapping[str, Sequence[tuple[int, float]]]) -> dic
     A process that started later than that time is another one that was given the same pid.
     Raises ClusterError where a node does not answer.
     """
-    out = {}
-    for node, processes in known.items():
-        words = [f"{pid}:{before}" for pid, before in processes]
-        [result] = nodes.run([nodes.python, "-S", "-c", _ALIVE, *words], node, timeout=_LIMIT_S)
-        out[node] = set(map(int, _answered(result).stdout.split()))
-    return out
+    argvs = {
+        node: [nodes.python, "-S", "-c", _ALIVE, *(f"{pid}:{before}" for pid, before in processes)]
+        for node, processes in known.items()
+    }
+    found = nodes.run_each(argvs, timeout=_LIMIT_S)
+    return {result.node: set(map(int, _answered(result).stdout.split())) for result in found}
 
 
 def living(nodes: Nodes, names: Iterable[str]) -> list[str]:
@@ -175,14 +175,15 @@ def _run(
 ) -> list[CommandResult]:
     """The code on nodes at the same time, each told its own name."""
     python = [nodes.python, "-S", "-c", code]
-    running = {
-        name: nodes.start([*python, job, name, wanted, *more], name) for name in dict.fromkeys(on)
-    }
-    return [_answered(nodes.finish(process, name, _LIMIT_S)) for name, process in running.items()]
+    argvs = {name: [*python, job, name, wanted, *more] for name in on}
+    return [_answered(result) for result in nodes.run_each(argvs, timeout=_LIMIT_S)]
 
 
 def _answered(result: CommandResult) -> CommandResult:
     if not result.ok:
-        why = result.stderr.strip().splitlines() or [f"status {result.returncode}"]
+        how = f"status {result.returncode}"
+        if result.returncode is None:
+            how = f"no answer within {_LIMIT_S:g} s"
+        why = result.stderr.strip().splitlines() or [how]
         raise ClusterError(f"{result.node}: its processes could not be read: {why[-1]}")
     return result

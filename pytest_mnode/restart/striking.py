@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, TimeLimitError
+from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
 from pytest_mnode.job import JobEvent, JobResult, LaunchedJob, processes
 from pytest_mnode.restart import watching
 from pytest_mnode.restart.evidence import Struck
@@ -180,16 +180,12 @@ class Ordeal:
 
     def _alive(self, life: Life) -> list[str] | None:
         """Processes of a killed life that still run; what was on a lost node went with it."""
-        found = []
-        for node, known in life.processes.items():
-            try:
-                running = processes.alive(self.cluster, {node: known})[node]
-            except NodeLostError:
-                continue
-            except ClusterError:
-                return None
-            found += [f"pid {pid} on {node}" for pid in sorted(running)]
-        return found
+        there = processes.living(self.cluster, life.processes)
+        try:
+            running = processes.alive(self.cluster, {node: life.processes[node] for node in there})
+        except ClusterError:
+            return None
+        return [f"pid {pid} on {node}" for node in there for pid in sorted(running[node])]
 
 
 def _between(first: float, last: float, seen: watching.Seen | None) -> tuple[float, float] | None:

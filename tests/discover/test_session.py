@@ -56,10 +56,17 @@ def test_what_a_node_answers(answer: CommandResult, problem: str) -> None:
 
 
 class Nodes:
-    """Two nodes, the second of which is off."""
+    """Three nodes, the second of which is off; the others are looked at together."""
 
-    nodes = ("node0", "node1")
+    nodes = ("node0", "node1", "node2")
     python = "python3"
+
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]:
+        if nodes != "node1":
+            return [[]]
+        raise NodeLostError("node1", "node1 is not there: powered off")
 
     def run(
         self,
@@ -69,9 +76,8 @@ class Nodes:
         timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]:
-        if nodes != "node0":
-            raise NodeLostError("node1", "node1 is powered off")
-        return [result(ANSWER)]
+        assert nodes == ["node0", "node2"]
+        return [replace(result(ANSWER), node=node) for node in nodes]
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
@@ -79,10 +85,9 @@ class Nodes:
 
 def test_a_node_that_is_off_does_not_hide_the_others() -> None:
     seen = look_at(Nodes(), "rack", "no cluster was named")
-    assert [node.name for node in seen.shown] == ["node0"]
+    assert [node.name for node in seen.shown] == ["node0", "node2"]
     [off] = seen.silent
-    assert off.name == "node1"
-    assert "node1 is powered off" in off.problem
+    assert (off.name, off.problem) == ("node1", "node1 is not there: powered off")
     assert seen.emulated
 
 

@@ -49,7 +49,7 @@ APART = """
         running = [cluster.start(["sleep", "2"], "node0") for _ in range(5)]
         found = cluster.run(["hostname"])
         assert [r.stdout.strip() for r in found] == ["node0", "node1"]
-        assert [cluster.finish(p, "node0", 30).returncode for p in running] == [0] * 5
+        assert [p.wait(30) for p in running] == [0] * 5
         [late] = cluster.run(["sleep", "60"], "node1", timeout=0.5)
         assert late.returncode is None
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from pytest_mnode.errors import ClusterError
 
 LOOK_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow for the first."""
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,57 +25,80 @@ class Asked:
     returncode: int | None
     stdout: str
     stderr: str
+    duration_s: float = 0.0
 
 
 def ask(
-    commands: Mapping[str, list[str]], limit_s: float = LOOK_LIMIT_S, run_dir: str = ""
-) -> dict[str, Asked]:
-    """Run local commands at the same time, by the names of what they are for.
+    commands: Iterable[tuple[str, Sequence[str]]],
+    limit_s: float = LOOK_LIMIT_S,
+    run_dir: str = "",
+    env: Mapping[str, str] | None = None,
+) -> list[Asked]:
+    """Run local commands at the same time, each with the node that it is for; results in order.
 
-    run_dir: what they say is kept there meanwhile; it goes with the run, however that ends.
-    Raises ClusterError where one cannot be started; none that was runs on.
+    run_dir: holds their output meanwhile, so that it is removed with the run. env: None for
+    for_nodes(). Raises ClusterError where one cannot be started; all that were started are ended.
     """
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    name = ""
+    running: list[subprocess.Popen[bytes]] = []
+    files = "this machine: the output of commands cannot be kept in files"
+    what = files
     try:
-        # Files, so that none waits for another to be read, and open for as long as a command takes
-        # to start: a process may have 1024 open, and there may be as many nodes.
+        # Files, because a full pipe stops a command that nobody reads yet. Ours are closed at
+        # once: a process may have 1024 open, and there may be as many nodes.
         with tempfile.TemporaryDirectory(prefix="mnode-ask-", dir=run_dir or None) as made:
-            for number, (name, command) in enumerate(commands.items()):
+            started = time.monotonic()
+            for number, (node, command) in enumerate(commands):
+                what = f"{node}: cannot start {command[0]} on this machine"
                 with (
                     Path(made, f"{number}.out").open("wb") as out,
                     Path(made, f"{number}.err").open("wb") as err,
                 ):
-                    running[name] = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=for_nodes()
+                    running.append(
+                        subprocess.Popen(
+                            command,
+                            stdin=subprocess.DEVNULL,
+                            stdout=out,
+                            stderr=err,
+                            env=for_nodes() if env is None else env,
+                        )
                     )
-            end, name = time.monotonic() + limit_s, ""
-            return {
-                asked: Asked(
-                    _status(program, end),
-                    Path(made, f"{number}.out").read_bytes().decode(errors="replace"),
-                    Path(made, f"{number}.err").read_bytes().decode(errors="replace"),
+            what = files
+            ended = _ends(running, started + limit_s)
+            _end(running)
+            over = time.monotonic()
+            return [
+                Asked(
+                    program.returncode if number in ended else None,
+                    Path(made, f"{number}.out").read_text("utf-8", errors="replace"),
+                    Path(made, f"{number}.err").read_text("utf-8", errors="replace"),
+                    ended.get(number, over) - started,
                 )
-                for number, (asked, program) in enumerate(running.items())
-            }
+                for number, program in enumerate(running)
+            ]
     except OSError as error:
-        raise ClusterError(f"cannot look at {name or 'nodes'}: {error.strerror}") from None
+        raise ClusterError(f"{what}: {error.strerror}") from None
     finally:
-        for program in running.values():
-            _end(program)
+        _end(running)
 
 
-def _status(program: subprocess.Popen[bytes], end: float) -> int | None:
-    try:
-        return program.wait(max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        _end(program)
-        return None
+def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
+    """When each program ended, by its number; those that still ran at `end` are not in it."""
+    ended: dict[int, float] = {}
+    late = False
+    while len(ended) < len(programs) and not late:
+        late = time.monotonic() >= end  # before the last look: what has ended by then counts
+        for number, program in enumerate(programs):
+            if number not in ended and program.poll() is not None:
+                ended[number] = time.monotonic()
+        if not late and len(ended) < len(programs):
+            time.sleep(_POLL_S)
+    return ended
 
 
-def _end(program: subprocess.Popen[bytes]) -> None:
-    if program.poll() is None:
+def _end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
+    for program in programs:
         program.kill()
+    for program in programs:
         program.wait()
 
 
@@ -83,7 +107,7 @@ def look_at(
 ) -> tuple[dict[str, looking.Look], dict[str, str]]:
     """Run looking.argv's commands: what nodes say, and why others cannot be used."""
     ours, looks, problems = looking.here(), {}, {}
-    for name, asked in ask(commands, limit_s, run_dir).items():
+    for name, asked in zip(commands, ask(commands.items(), limit_s, run_dir), strict=True):
         look = looking.read(asked.stdout)
         if look is None:
             problems[name] = why_silent(name, asked, limit_s)
