@@ -69,6 +69,7 @@ class _Running:
     address: str
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
+    unsent: bytes = b""
     buffer: bytes = b""
     problem: str = ""
     answers: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +85,9 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
     promise = spec.criteria.preflight
     assert promise is not None
     with contextlib.ExitStack() as stack:
-        running, off = [], {}
+        running: list[_Running] = []
+        off = {}
+        stack.callback(_end, running)
         for index, name in enumerate(nodes.nodes):
             try:
                 running.append(_start(nodes, index, name, stack))
@@ -124,7 +127,8 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
         env={**for_nodes(), **search_path(nodes.python)},
         start_new_session=True,  # Ctrl-C is for the controller alone, which ends it in order
     )
-    stack.callback(_end, process)
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
     return _Running(index, name, nodes.address(name), process, errors)
 
 
@@ -135,18 +139,20 @@ def search_path(python: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Hang up, which ends it and has it clean up; killed where that does not help."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
+def _end(running: Sequence[_Running]) -> None:
+    """Hang up, which ends them and has them clean up; kill those that do not end in time."""
+    for one in running:
+        assert one.process.stdin is not None
+        assert one.process.stdout is not None
+        one.process.stdin.close()
+        one.process.stdout.close()  # one that still answers would wait for a reader
+    end = time.monotonic() + END_LIMIT_S
+    for one in running:
+        try:
+            one.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
 
 
 def _ask(
@@ -161,24 +167,35 @@ def _ask(
         for one, order in zip(running, orders, strict=True):
             if one.problem:
                 continue
-            line = json.dumps({"do": what, **(asdict(order) if order else {})}) + "\n"
+            one.unsent = json.dumps({"do": what, **(asdict(order) if order else {})}).encode()
+            one.unsent += b"\n"
             assert one.process.stdin is not None
             assert one.process.stdout is not None
-            try:
-                one.process.stdin.write(line.encode())
-                one.process.stdin.flush()
-            except OSError:
-                one.problem = _last_words(one)
-                continue
+            selector.register(one.process.stdin, selectors.EVENT_WRITE, one)
             selector.register(one.process.stdout, selectors.EVENT_READ, one)
         end = time.monotonic() + limit_s
-        while selector.get_map() and (left := end - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        late = False
+        while selector.get_map() and not late:
+            left = end - time.monotonic()
+            late = left <= 0  # before the last look: what has come by then counts
+            for key, _ in selector.select(max(0.0, left)):
                 one = key.data
-                if _read(one, what, kind):
+                sends = key.fileobj is one.process.stdin
+                if _write(one) if sends else _read(one, what, kind):
                     selector.unregister(key.fileobj)
         for key in selector.get_map().values():
-            key.data.problem = f"its survey gave no answer to {what!r} within {limit_s:g} s"
+            if key.fileobj is key.data.process.stdout:
+                key.data.problem = f"its survey gave no answer to {what!r} within {limit_s:g} s"
+
+
+def _write(one: _Running) -> bool:
+    """Whether no more is to be sent; one that has ended says so by its output."""
+    assert one.process.stdin is not None
+    try:
+        one.unsent = one.unsent[os.write(one.process.stdin.fileno(), one.unsent) :]
+    except OSError:
+        return True
+    return not one.unsent
 
 
 def _read(one: _Running, what: str, kind: type[T]) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from pytest_mnode.probes.perftest import Perftest, read_perftest
+from pytest_mnode.probes.perftest import read_perftest
 
 if TYPE_CHECKING:
     from pytest_mnode.nodes import Nodes
@@ -20,6 +21,7 @@ _FIRST_PORT = 18515
 """perftest's own; each pair of a round has another, as a node may serve two."""
 _SERVER_LIMIT_S = 10.0
 _AGAIN_S = 0.3
+_LOOK_S = 0.05
 _SPARE_S = 20.0
 """Beyond the time that is measured: queue pairs, memory registration, the exchange of results."""
 
@@ -81,7 +83,10 @@ def write_bandwidths(
         try:
             for pair in pairs:
                 pair.start()
-            yield from (pair.result() for pair in pairs)
+            # All are looked at in turn, so that one that hangs holds up none of the others.
+            while [pair for pair in pairs if not pair.over()]:
+                time.sleep(_LOOK_S)
+            yield from (pair.result for pair in pairs if pair.result is not None)
         finally:
             for pair in pairs:
                 pair.close()
@@ -113,70 +118,72 @@ class _Pair:
         self._port = port
         self._server: subprocess.Popen[str] | None = None
         self._client: subprocess.Popen[str] | None = None
-        self._deadline = 0.0
+        self._printed = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  until close
+        self._began = self._again = 0.0
+        self.result: PairBandwidth | None = None
 
     def start(self) -> None:
         """Start both sides, where both have the device."""
-        if self._sender.device is None or self._receiver.device is None:
+        self._began = time.monotonic()
+        if missing := [e.node for e in (self._sender, self._receiver) if e.device is None]:
+            self._told(None, f"{' and '.join(missing)} has no device for this rail")
             return
-        self._deadline = time.monotonic() + self._promise.duration_s + _SPARE_S
-        self._server = self._start(self._receiver)
-        self._client = self._start_client()
+        self._server = self._start(self._receiver, subprocess.DEVNULL)
+        self._start_client()
 
-    def _start_client(self) -> subprocess.Popen[str]:
-        return self._start(self._sender, self._cluster.address(self._receiver.node))
+    def _start_client(self) -> None:
+        self._printed.seek(0)
+        self._printed.truncate()
+        server = self._cluster.address(self._receiver.node)
+        self._client = self._start(self._sender, self._printed, server)
 
-    def _start(self, end: _End, *server: str) -> subprocess.Popen[str]:
+    def _start(self, end: _End, output: int | IO[str], *server: str) -> subprocess.Popen[str]:
         promise = self._promise
         argv = [
             *(promise.program, "-d", str(end.device), "-p", str(self._port), "-F"),
             *("-s", str(promise.size_bytes), "-D", str(max(1, round(promise.duration_s)))),
             *("--report_gbits", *promise.arguments, *server),
         ]
-        return self._cluster.start(argv, end.node)
+        return self._cluster.start(argv, end.node, output=output)
 
-    def result(self) -> PairBandwidth:
-        """Wait for both sides, no longer than the test may take."""
-        missing = [e.node for e in (self._sender, self._receiver) if e.device is None]
-        if missing:
-            return self._told(None, f"{' and '.join(missing)} has no device for this rail")
-        found = self._client_report()
-        if found is None:
-            return self._told(None, f"{self._promise.program} was not over within its time")
-        if why := found.why_incomplete:
-            return self._told(None, why)
+    def over(self) -> bool:
+        """Look at the client; whether `result` is known."""
+        now = time.monotonic()
+        if self.result is None and now >= self._again:
+            self._look(now)
+        return self.result is not None
+
+    def _look(self, now: float) -> None:
+        assert self._server is not None
+        if self._client is None:
+            self._start_client()
+            return
+        if self._client.poll() is None:
+            if now > self._began + self._promise.duration_s + _SPARE_S:
+                self._told(None, f"{self._promise.program} was not over within its time")
+            return
+        self._printed.seek(0)
+        found = read_perftest(self._printed.read())
+        refused = any("connect" in fault.lower() for fault in found.faults)
+        if refused and self._server.poll() is None and now < self._began + _SERVER_LIMIT_S:
+            self._client, self._again = None, now + _AGAIN_S  # its server is not up yet
+            return
         rates = [row.average_gbits_s for row in found.bandwidths]
-        if len(rates) != 1 or rates[0] is None:
-            return self._told(None, "no average in its table")
-        return self._told(rates[0])
+        if why := found.why_incomplete:
+            self._told(None, why)
+        elif len(rates) != 1 or rates[0] is None:
+            self._told(None, "no average in its table")
+        else:
+            self._told(rates[0])
 
-    def _told(self, gbits_s: float | None, why: str = "") -> PairBandwidth:
+    def _told(self, gbits_s: float | None, why: str = "") -> None:
         device = self._sender.device or self._receiver.device or f"rail {self._sender.rail}"
-        return PairBandwidth(self._sender.node, self._receiver.node, device, gbits_s, why)
-
-    def _client_report(self) -> Perftest | None:
-        """What the client printed; it is started again while its server is not up yet."""
-        server_limit = time.monotonic() + _SERVER_LIMIT_S
-        while True:
-            assert self._client is not None
-            assert self._server is not None
-            try:
-                out, err = self._client.communicate(
-                    timeout=max(0.1, self._deadline - time.monotonic())
-                )
-            except subprocess.TimeoutExpired:
-                return None
-            found = read_perftest(f"{out}\n{err}")
-            refused = any("connect" in fault.lower() for fault in found.faults)
-            if not (refused and self._server.poll() is None and time.monotonic() < server_limit):
-                return found
-            time.sleep(_AGAIN_S)
-            self._client = self._start_client()
+        self.result = PairBandwidth(self._sender.node, self._receiver.node, device, gbits_s, why)
 
     def close(self) -> None:
         """End what still runs."""
         for process in (self._client, self._server):
-            if process is not None and process.poll() is None:
-                process.kill()
             if process is not None:
-                process.communicate()
+                process.kill()
+                process.wait()
+        self._printed.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import signal
 import subprocess
 import sys
@@ -11,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.preflight import conduct
+from pytest_mnode.preflight.facts import LastFacts, encode
 from pytest_mnode.preflight.questions import clocks, mtu, names, reach, storage
 from pytest_mnode.spec import Spec, load_spec
 from tests.preflight.made import verdicts
 
+PIPE_BYTES = 1 << 16
 PAGE = """
 name: here
 nodes: 4
@@ -83,8 +87,10 @@ def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
 
 
 def test_a_survey_that_does_not_answer_is_told_and_the_others_go_on(
-    spec: Spec, monkeypatch: pytest.MonkeyPatch
+    spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The order is longer than a pipe holds, and the second does not read it."""
+    code = [str(tmp_path / "code")] * (PIPE_BYTES // len(str(tmp_path)))
     monkeypatch.setattr(conduct, "LOOK_LIMIT_S", 3.0)
     monkeypatch.setattr(conduct, "END_LIMIT_S", 0.5)
     silent = "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
@@ -93,7 +99,7 @@ def test_a_survey_that_does_not_answer_is_told_and_the_others_go_on(
         2: "import sys; sys.exit('no such module')",
         3: "print('welcome'); print('{\"hostname\": 1}', flush=True); input(); input()",
     }
-    found = conduct.survey(Here(5, instead), spec, [])
+    found = conduct.survey(Here(5, instead), spec, code)
     assert [node.problem for node in found.nodes] == [
         "",
         "its survey gave no answer to 'look' within 3 s",
@@ -105,6 +111,22 @@ def test_a_survey_that_does_not_answer_is_told_and_the_others_go_on(
     assert verdicts(reach.peers, found, spec) == dict.fromkeys(
         ("here1", "here2", "here3"), "inconclusive"
     )
+
+
+def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a controller that stood still."""
+    answer = encode(LastFacts((), None)) + "\n"
+    nodes = Here(1, {0: f"import os, time; os.write(1, {answer.encode()!r}); time.sleep(60)"})
+    monkeypatch.setattr(conduct, "END_LIMIT_S", 0.0)
+    with contextlib.ExitStack() as stack:
+        one = conduct._start(nodes, 0, "here0", stack)
+        stack.callback(conduct._end, [one])
+        assert one.process.stdout is not None
+        assert select.select([one.process.stdout], [], [], 10.0)[0]
+        conduct._ask([one], "end", [None], LastFacts, 0.0)
+    assert (one.problem, one.answers) == ("", {"end": LastFacts((), None)})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])

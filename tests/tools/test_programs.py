@@ -20,6 +20,7 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.criteria import BusbwPromise
 from pytest_mnode.spec.models import Fabric
 from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
+from pytest_mnode.tools import rdma
 from pytest_mnode.tools.nccl import NcclRun
 from pytest_mnode.verdict import Measurement, Verdict
 
@@ -47,6 +48,8 @@ WRITE_BW = """\
       echo "Couldn't connect to $last:$port" >&2; exit 1
     fi
     rate=$(cat "$DIR/rate-$node-$device" 2>/dev/null || echo 387.42)
+    if [ "$rate" = hangs ]; then exec sleep 60; fi
+    sleep 0.3
     if [ "$rate" = down ]; then echo " Port number 1 state is Down"; exit 1; fi
     echo "                    RDMA_Write BW Test"
     echo " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
@@ -152,6 +155,20 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
     whole = tools.devices_of(nodes, fabric)
     [down] = [p for p in tools.write_bandwidths(nodes, whole, promise) if p.gbits_s is None]
     assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
+
+
+def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
+    nodes: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nodes.directory / "rate-n0-mlx5_9").write_text("hangs")
+    promise = WriteBandwidthPromise.model_validate({"duration": "1 s"})
+    monkeypatch.setattr(rdma, "_SPARE_S", 3.0)
+    pairs = tools.write_bandwidths(nodes, dict.fromkeys(nodes.nodes, ("mlx5_9",)), promise)
+    assert [(pair.sender, pair.gbits_s, pair.why) for pair in pairs] == [
+        ("n0", None, "ib_write_bw was not over within its time"),
+        ("n1", 387.42, ""),
+        ("n2", 387.42, ""),
+    ]
 
 
 TABLE = """\
