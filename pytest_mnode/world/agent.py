@@ -118,7 +118,7 @@ class Agent:
             return  # stopped meanwhile
         try:
             message = connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # OSError: it ended in the middle of a message
             self._stop(world.launch.world.id)
             text = "the elastic launcher of this node ended"
             self._send(PartLost(self.entry.name, world.launch.world.id, text))

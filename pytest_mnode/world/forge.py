@@ -143,13 +143,19 @@ class Forge:
         for entry in self.order.nodes:
             self.boot(entry)
         while True:
-            for ready in wait([self.gate, *self.agents.values()]):
-                assert isinstance(ready, Connection)
-                if ready is self.gate:
-                    self._from_gate(self.gate.recv_bytes())
-                else:
-                    self._from_agent(ready)
+            self.turn()
             process.reap()
+
+    def turn(self) -> None:
+        """Wait for messages, and relay them."""
+        for ready in wait([self.gate, *self.agents.values()]):
+            if ready is self.gate:
+                self._from_gate(self.gate.recv_bytes())
+                continue
+            # None: the agent was lost, or replaced, earlier in this turn.
+            node = next((name for name, its in self.agents.items() if its is ready), None)
+            if node is not None:
+                self._from_agent(node)
 
     def _from_gate(self, payload: bytes) -> None:
         message = pickle.loads(payload)
@@ -166,12 +172,13 @@ class Forge:
                     except OSError:
                         self._lost(node)
 
-    def _from_agent(self, connection: Connection) -> None:
+    def _from_agent(self, node: str) -> None:
         try:
-            self.gate.send_bytes(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            for node in [n for n, c in self.agents.items() if c is connection]:
-                self._lost(node)
+            payload = self.agents[node].recv_bytes()
+        except (EOFError, OSError):  # OSError: it ended in the middle of a message
+            self._lost(node)
+            return
+        self.gate.send_bytes(payload)
 
     def _lost(self, node: str) -> None:
         self.agents.pop(node).close()

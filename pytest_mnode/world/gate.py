@@ -6,6 +6,7 @@ standard input ends) and takes everything below it down.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -131,7 +132,8 @@ def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
             payload = line.socket.recv_multipart()[-1]
             heard = time.monotonic()
             if forge_alive and payload != BEAT:
-                forge.send_bytes(payload)
+                with contextlib.suppress(OSError):  # it ended: what is read of it says how
+                    forge.send_bytes(payload)
         if order.remote and heard is not None and time.monotonic() > heard + _SILENCE_S:
             sys.stderr.write(f"nothing heard of the controller for {_SILENCE_S:g} s\n")
             return
