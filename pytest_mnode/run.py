@@ -164,11 +164,13 @@ class Run:
         """What a reader must know to judge the results that follow."""
         assert self.nodes is not None
         per_node = self.procs_per_node
+        logs = self.pool.kept_logs if self.pool else None
         return (
             f"mnode: launcher {self.launcher} ({self.reason}), {self.nodes} nodes × {per_node} = "
             f"{self.nodes * per_node} ranks, backend {self.backend}, "
             f"spec {self.spec.name} ({_shown(self.spec_path, self.config)})"
             + (f", fault injected: {self.settings.faults}" if self.settings.faults else "")
+            + (f", logs in {logs}" if logs else "")
         )
 
     def close(self) -> None:

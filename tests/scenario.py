@@ -53,7 +53,8 @@ class Scenario:
 
     @property
     def logs(self) -> Path:
-        return self.directory / "logs"
+        (logs,) = (self.directory / "logs").iterdir()
+        return logs
 
     def shown_of_next(self, name: str) -> str:
         """What the terminal showed, under -rA, of the healthy test after a broken one."""

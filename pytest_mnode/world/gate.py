@@ -36,6 +36,7 @@ from pytest_mnode.world.messages import (
     GateOrder,
     NodeEntry,
 )
+from pytest_mnode.world.traces import gate_log
 
 _BEAT_S = 1.0
 _SILENCE_S = 15.0
@@ -155,7 +156,7 @@ def _how_it_ended(ended: dict[int, int], forge_pid: int, order: GateOrder) -> st
         time.sleep(0.01)
     code = os.waitstatus_to_exitcode(ended[forge_pid]) if forge_pid in ended else None
     how = "ended" if code is None else returncode_text(code)
-    log = Path(order.log_dir) / f"gate{order.gate}.log"
+    log = gate_log(order.log_dir, order.gate, order.life)
     tail = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""
     return f"the process that imports torch and the tests {how}" + (f":\n{tail}" if tail else "")
 

@@ -19,6 +19,7 @@ from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.world.channel import Keys
 from pytest_mnode.world.describe import returncode_text
 from pytest_mnode.world.messages import RUN, GateOrder, NodeEntry
+from pytest_mnode.world.traces import gate_log
 
 _STOP_LIMIT_S = 10.0
 _FIRST_WORD_S = 60.0
@@ -48,6 +49,7 @@ class Place:
 @dataclass(slots=True)
 class _Gate:
     program: subprocess.Popen[bytes]
+    log: Path
     heard: float
     peer: str
     life: int
@@ -116,7 +118,8 @@ class Gates:
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         order = self._order(number, life)
-        with self._log(number).open("ab") as file:
+        log = gate_log(self.place_of_run.log_dir, number, life)
+        with log.open("ab") as file:
             program = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -129,10 +132,7 @@ class Gates:
         with contextlib.suppress(OSError):  # it ended at once, and says so by its status
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
-        return _Gate(program, time.monotonic(), order.peer, life)
-
-    def _log(self, number: int) -> Path:
-        return Path(self.place_of_run.log_dir) / f"gate{number}.log"
+        return _Gate(program, log, time.monotonic(), order.peer, life)
 
     def _order(self, number: int, life: int) -> GateOrder:
         place, remote = self.place_of_run, not self.launcher.shared_kernel
@@ -199,7 +199,7 @@ class Gates:
     def last_words(self, number: int) -> str:
         """The last line of what a gate, or what leads to it, printed."""
         try:
-            text = self._log(number).read_text(errors="replace")[-4096:]
+            text = self._gates[number].log.read_text(errors="replace")[-4096:]
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from pytest_mnode.cluster.choose import Elsewhere, by_ssh, choose
@@ -61,6 +62,7 @@ class Pool:
 
     def __init__(self, settings: Settings, spec: Spec, nodes: int, root: Path) -> None:
         self.run_dir = Path(_short_temporary_directory())
+        self.kept_logs: Path | None = None
         with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
             elsewhere = Elsewhere.of(settings, root)
@@ -74,11 +76,11 @@ class Pool:
             # Of this process alone: what nodes are reached by was told of the limit before.
             before = open_files.allow(nodes, procs, idle_worlds)
             undo.callback(open_files.give_back, before)
-            log_dir = settings.log_dir or self.run_dir / "logs"
-            try:
-                log_dir.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"--mnode-log-dir={log_dir}: {error.strerror}") from None
+            log_dir = self.run_dir / "logs"
+            if settings.log_dir is None:
+                log_dir.mkdir()
+            else:
+                log_dir = self.kept_logs = new_log_dir(settings.log_dir)
             secret, keys = new_keys()
             switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
             undo.callback(switchboard.close)
@@ -87,14 +89,14 @@ class Pool:
                 endpoint=switchboard.endpoint,
                 endpoints=_endpoints(self.launcher, switchboard),
                 run_dir=str(self.run_dir),
-                log_dir=str(log_dir.absolute()),
+                log_dir=str(log_dir),
                 logs_are_temporary=settings.log_dir is None,
                 open_files=before,
             )
             facts = PoolFacts(
                 backend=backend_of(settings, spec),
                 env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
-                log_dir=str(log_dir.absolute()),
+                log_dir=str(log_dir),
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
             )
@@ -142,6 +144,25 @@ def _started(
         launcher, reason = Local(nodes), f"no rack: {error}"
         launcher.start()
     return launcher, reason
+
+
+def new_log_dir(parent: Path) -> Path:
+    """A new directory for the logs of one run, below --mnode-log-dir; names sort by time.
+
+    World and rank numbers start anew in every run: in a directory of another run, what its ranks
+    wrote would be taken for what these did.
+    """
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+            with contextlib.suppress(FileExistsError):
+                made = parent / f"{name}{suffix}"
+                made.mkdir()
+                return made.absolute()
+    except OSError as error:
+        raise UsageError(f"--mnode-log-dir={parent}: {error.strerror}") from None
+    raise UsageError(f"--mnode-log-dir={parent}: {name} to {name}-999 are taken; name another")
 
 
 def _short_temporary_directory() -> str:

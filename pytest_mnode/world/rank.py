@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -98,6 +99,7 @@ class Rank:
         self.follower = follower
         self.pid = os.getpid()
         self.mark = Mark(traces.mark_file(launch.world, world.rank))
+        self.fault_file = traces.fault_file(launch.world, world.rank)
         self.contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
         follower.become(self)
 
@@ -117,14 +119,19 @@ class Rank:
             message = self.line.receive(None)
             match message:
                 case RunItem():
-                    self.reply_to, self.ordinal = message.reply_to, message.ordinal
+                    self._begin(message)
                     self.follower.run(message)
                 case CallFunction():
-                    self.reply_to, self.ordinal = message.reply_to, message.ordinal
+                    self._begin(message)
                     self.mark.place(self.ordinal, "call")
                     self._call(message)
                 case Ping(ordinal):
                     self.tell(Pong(self.world.rank, ordinal))
+
+    def _begin(self, message: RunItem | CallFunction) -> None:
+        self.reply_to, self.ordinal = message.reply_to, message.ordinal
+        with contextlib.suppress(OSError):  # what crashed in an earlier test explains nothing here
+            os.truncate(self.fault_file, 0)
 
     def wait_for(self, kind: type[Any]) -> Any:
         """The next message, which must be of `kind`; pings in between are answered."""

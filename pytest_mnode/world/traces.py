@@ -19,6 +19,11 @@ def world_dir(world: WorldInfo) -> Path:
     return Path(world.log_dir) / world.id
 
 
+def gate_log(log_dir: str, gate: int, life: int) -> Path:
+    """What a gate prints, a file for each time that it is started."""
+    return Path(log_dir, f"gate{gate}.{life}.log")
+
+
 def stack_file(world: WorldInfo, rank: int) -> Path:
     """Where faulthandler of this rank writes when asked for its stacks."""
     return world_dir(world) / f"rank{rank}.stacks"

@@ -57,7 +57,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gates]:
 
 
 def told(opened: Gates, number: int) -> dict[str, Any]:
-    path = Path(opened.place_of_run.log_dir) / f"gate{number}.log"
+    path = Path(opened.place_of_run.log_dir) / f"gate{number}.0.log"
     end = time.monotonic() + 10.0
     while not path.read_text().count("\n"):
         assert time.monotonic() < end
@@ -123,3 +123,17 @@ def test_one_that_is_started_again_has_another_name(opened: Gates) -> None:
     assert not opened.is_current(1, 0)
     assert opened.is_current(1, 1)
     assert opened.ended() == {}
+
+
+@pytest.mark.parametrize(
+    "opened", [{"n0": WELL, "n1": ["sh", "-c", "echo gone; exit 1"]}], indirect=True
+)
+def test_the_last_words_are_of_the_gate_that_was_started_last(opened: Gates) -> None:
+    end = time.monotonic() + 10.0
+    while not opened.ended():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert opened.last_words(1) == "gone"
+    opened.launcher.runs["n1"] = ["true"]  # type: ignore[attr-defined]
+    opened.open_again(1)
+    assert opened.last_words(1) == ""
