@@ -89,6 +89,13 @@ class Cluster(Nodes):
 
     def close(self) -> None:
         """End what the test left running, undo what it changed, give the nodes back."""
+        try:
+            self._undo()
+        finally:
+            if self._run.client is not None:
+                self._run.client.release(self._lease)
+
+    def _undo(self) -> None:
         for job in self._jobs:
             with contextlib.suppress(MnodeError, OSError):
                 job.close()
@@ -101,8 +108,6 @@ class Cluster(Nodes):
         for node in list(self._off):
             with contextlib.suppress(MnodeError):
                 self.power_on(node)
-        if self._run.client is not None:
-            self._run.client.release(self._lease)
 
 
 class RankWorld:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from pytest_mnode.world.messages import (
     ReleaseNodes,
     StopHub,
     TakeStacks,
+    Withdraw,
     WorldInfo,
 )
 
@@ -82,10 +85,10 @@ class Client:
 
     def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
         """Wait until nodes are this client's. Raises what the hub says where they cannot be."""
-        seq = next(self._seq)
-        self.tell(LeaseNodes(seq, nodes, exclusive, label))
-        granted = self._answer(seq, LEASE_LIMIT_S, f"{nodes or 'all'} nodes for {label}")
-        return Lease(granted.lease, granted.nodes)
+        with self._request() as seq:
+            self.tell(LeaseNodes(seq, nodes, exclusive, label))
+            granted = self._answer(seq, LEASE_LIMIT_S, f"{nodes or 'all'} nodes for {label}")
+            return Lease(granted.lease, granted.nodes)
 
     def release(self, lease: Lease) -> None:
         self.tell(ReleaseNodes(lease.id))
@@ -98,11 +101,21 @@ class Client:
         nodes: tuple[str, ...] | None = None,
     ) -> WorldInfo:
         """A world on nodes of the lease, its ranks up. Raises WorldError naming who is missing."""
+        with self._request() as seq:
+            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes))
+            world = self._answer(seq, ANSWER_LIMIT_S, "a world").world
+            assert isinstance(world, WorldInfo)
+            return world
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[int]:
+        """The number of a request; the hub takes back what it gave where the wait is cut short."""
         seq = next(self._seq)
-        self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes))
-        world = self._answer(seq, ANSWER_LIMIT_S, "a world").world
-        assert isinstance(world, WorldInfo)
-        return world
+        try:
+            yield seq
+        except BaseException:
+            self.tell(Withdraw(seq))
+            raise
 
     def close_world(self, world: WorldInfo, reusable: bool) -> None:
         self.tell(CloseWorld(world.id, reusable))

@@ -51,6 +51,7 @@ from pytest_mnode.world.messages import (
     StopWorld,
     StorePort,
     TakeStacks,
+    Withdraw,
 )
 from pytest_mnode.world.worlds import PoolFacts, Worlds
 
@@ -203,8 +204,9 @@ class Hub(threading.Thread):
             case AskLauncher():
                 self._send(source, Answer(message.seq, self._ask_launcher(message)))
             case ClientGone(client):
-                for lease in self.leases.forget(client):
-                    self._release(lease)
+                self._forget(client)
+            case Withdraw(seq):
+                self._forget(source, seq)
             case StopHub():
                 self._running = False
             case TakeStacks() | StopWorld():
@@ -325,6 +327,13 @@ class Hub(threading.Thread):
         self.worlds.stop_leased(lease)
         self.leases.give_back(lease)
         self._grant()
+
+    def _forget(self, client: str, seq: int | None = None) -> None:
+        """A client is gone, or waits for the answer to request `seq` no more."""
+        self.worlds.forget(client, seq)
+        for lease in self.leases.forget(client, seq):
+            self._release(lease)
+        self._grant()  # the next in the queue may have waited behind it
 
     def _node_lost(self, name: str, reason: str) -> None:
         state = self.nodes.get(name)

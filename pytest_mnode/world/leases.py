@@ -41,6 +41,7 @@ class NodeState:
 class LeaseState:
     id: int
     client: str
+    seq: int
     nodes: tuple[str, ...]
     exclusive: bool
 
@@ -64,10 +65,14 @@ class Leases:
             if state.lease == lease_id:
                 state.lease = None
 
-    def forget(self, client: str) -> list[int]:
-        """Drop what a client waits for; the leases that it holds."""
-        self.queue = deque((c, m) for c, m in self.queue if c != client)
-        return [lease.id for lease in self.out.values() if lease.client == client]
+    def forget(self, client: str, seq: int | None = None) -> list[int]:
+        """Drop what a client waits for; the leases that it holds. With seq: of this request."""
+
+        def meant(who: str, request: int) -> bool:
+            return who == client and seq in (None, request)
+
+        self.queue = deque((c, m) for c, m in self.queue if not meant(c, m.seq))
+        return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
 
     def answers(self) -> list[tuple[str, Granted | Refused]]:
         """What can be said now to those who ask, by client."""
@@ -94,7 +99,7 @@ class Leases:
         if len(free) < wanted or occupied or (request.exclusive and self.out):
             return None
         names = tuple(s.node.name for s in free[:wanted])
-        lease = LeaseState(next(self._ids), client, names, request.exclusive)
+        lease = LeaseState(next(self._ids), client, request.seq, names, request.exclusive)
         self.out[lease.id] = lease
         for state in free[:wanted]:
             state.lease = lease.id

@@ -112,6 +112,13 @@ class AskLauncher:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Nobody waits for the answer to this client's request `seq` any more."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientGone:
     """A pytest-xdist worker ended; what it held is free."""
 

@@ -103,7 +103,7 @@ class Worlds:
             shape = Shape(len(names), request.procs_per_node)
             idle = None if request.fresh else self._find_idle(shape, names)
             if idle is not None:
-                idle.lease = lease.id
+                idle.lease, idle.asked = lease.id, (client, request)
                 self._send(client, Opened(request.seq, idle.info))
             elif lost := [n for n in names if self.nodes[n].lost]:
                 text = f"node {lost[0]} is lost: {self.nodes[lost[0]].lost}"
@@ -185,6 +185,16 @@ class Worlds:
 
     def stop_leased(self, lease: int) -> None:
         for world in [w for w in self.worlds.values() if w.lease == lease]:
+            self.stop(world.info.id)
+
+    def forget(self, client: str, seq: int | None) -> None:
+        """Stop what a client asked for, by request `seq` where given, and will not use."""
+
+        def meant(asked: tuple[str, OpenWorld]) -> bool:
+            return asked[0] == client and seq in (None, asked[1].seq)
+
+        self.opening = [asked for asked in self.opening if not meant(asked)]
+        for world in [w for w in self.worlds.values() if w.lease is not None and meant(w.asked)]:
             self.stop(world.info.id)
 
     def broke(self, message: Death | PartLost) -> None:

@@ -20,8 +20,10 @@ def leases(count: int = 4) -> Leases:
     return Leases(nodes)
 
 
-def ask(desk: Leases, client: str, nodes: int | None, exclusive: bool = False) -> None:
-    desk.ask(client, LeaseNodes(1, nodes, exclusive, f"test of {client}"))
+def ask(
+    desk: Leases, client: str, nodes: int | None, exclusive: bool = False, seq: int = 1
+) -> None:
+    desk.ask(client, LeaseNodes(seq, nodes, exclusive, f"test of {client}"))
 
 
 def granted(desk: Leases) -> dict[str, tuple[str, ...]]:
@@ -79,6 +81,32 @@ def test_what_a_gone_client_waited_for_is_forgotten() -> None:
     assert desk.forget("gone") == []
     desk.give_back(1)
     assert granted(desk) == {}
+
+
+def test_a_request_that_is_withdrawn_holds_up_nobody() -> None:
+    desk = leases()
+    ask(desk, "a", 2)
+    granted(desk)
+    ask(desk, "large", None, seq=7)
+    ask(desk, "small", 1, seq=7)
+    assert granted(desk) == {}
+    assert desk.forget("large", 6) == []
+    assert granted(desk) == {}, "request 7 was withdrawn for request 6"
+    assert desk.forget("large", 7) == []
+    assert granted(desk) == {"small": ("node2",)}
+
+
+def test_a_grant_that_comes_too_late_is_given_back() -> None:
+    desk = leases()
+    ask(desk, "a", 1, seq=1)
+    ask(desk, "b", 1, seq=1)
+    ask(desk, "a", 1, seq=2)
+    assert granted(desk) == {"a": ("node2",), "b": ("node1",)}  # the last of each
+    [late] = desk.forget("a", 2)
+    assert desk.out[late].nodes == ("node2",)
+    desk.give_back(late)
+    ask(desk, "c", 2, seq=1)
+    assert granted(desk) == {"c": ("node2", "node3")}
 
 
 @given(
