@@ -1,4 +1,4 @@
-"""What control groups allow a process: CPUs, NUMA nodes, a share of CPU time. Version 1 and 2."""
+"""What control groups allow a process, and whom the kernel killed there. Version 1 and 2."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _MOUNT = "sys/fs/cgroup"
 _UNIFIED = ("", "unified")
 _CPUSET = ("cpuset",)
 _CPU = ("cpu,cpuacct", "cpu", "cpuacct,cpu")
+_MEMORY = ("memory",)
+_OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,51 @@ class CpuLimits:
     quota_cpus: float | None = None
     quota_group: str | None = None
     throttled_periods: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """How many processes the kernel's out-of-memory killer has killed; None where not told.
+
+    group: the memory cgroup of `in_group`; "" where there is none, or only the root of all.
+    """
+
+    on_machine: int | None = None
+    group: str = ""
+    in_group: int | None = None
+
+    def since(self, before: OomKills) -> OomKills:
+        """How many more than `before`; of the group only where it is still the same."""
+        same = self.group == before.group
+        return OomKills(
+            _more(before.on_machine, self.on_machine),
+            self.group if same else "",
+            _more(before.in_group, self.in_group) if same else None,
+        )
+
+
+def _more(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(0, now - before)
+
+
+def read_oom_kills(root: Path = Path("/")) -> OomKills:
+    """Kills in the reader's own memory cgroup, and on the whole machine.
+
+    The kernel counts a kill in the group of the killed process, whatever limit was reached.
+
+    Source: Linux, mm/oom_kill.c; Documentation/admin-guide/cgroup-v2.rst, memory.events;
+    cgroup-v1/memory.rst, memory.oom_control. /proc/vmstat counts for all groups.
+    """
+    groups = _groups(sysfs.text(root / "proc/self/cgroup") or "")
+    version1 = _folders(root, groups.get("memory"), _MEMORY)
+    # Version 2 counts where the controller is enabled, which may be above; 1 in the group itself.
+    for folder in version1[:1] or _folders(root, groups.get(""), _UNIFIED):
+        files = [folder / name for name in _OOM_FILES if (folder / name).exists()]
+        if files and not (folder / "release_agent").exists():  # which only a root has
+            count = _field(files[0], "oom_kill")
+            group = f"/{folder.relative_to(root)}" if count is not None else ""
+            return OomKills(_field(root / "proc/vmstat", "oom_kill"), group, count)
+    return OomKills(_field(root / "proc/vmstat", "oom_kill"))
 
 
 def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits:
@@ -53,7 +100,7 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
         mems=_cpuset(root, groups, "mems"),
         quota_cpus=least,
         quota_group=f"/{folder.relative_to(root)}" if limited else None,
-        throttled_periods=_throttled(folder) if limited else None,
+        throttled_periods=_field(folder / "cpu.stat", "nr_throttled") if limited else None,
     )
 
 
@@ -114,9 +161,10 @@ def _cpuset(root: Path, groups: dict[str, str], what: str) -> frozenset[int] | N
     return None
 
 
-def _throttled(folder: Path) -> int | None:
-    for line in (sysfs.text(folder / "cpu.stat") or "").splitlines():
+def _field(path: Path, field: str) -> int | None:
+    """A number of a file of lines "name number"."""
+    for line in (sysfs.text(path) or "").splitlines():
         name, _, value = line.partition(" ")
-        if name == "nr_throttled":
+        if name == field:
             return sysfs.number_of(value)
     return None

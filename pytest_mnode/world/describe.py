@@ -89,6 +89,11 @@ def died_of(death: Death) -> str:
         return text
     peak = death.peak_rss_bytes
     memory = f", its memory at most {peak / 2**20:.0f} MiB" if peak else ""
-    if death.oom_kills > 0:
-        return f"{text} by the kernel: out of memory{memory}"
+    kills = death.oom_kills
+    if kills.in_group:
+        counted = f"OOM kills in {kills.group}: {kills.in_group}"
+        return f"{text} by the kernel: out of memory ({counted}){memory}"
+    if kills.in_group is None and kills.on_machine:
+        counted = f"OOM kills on the whole machine: {kills.on_machine}"
+        return f"{text}, probably by the kernel: out of memory ({counted}){memory}"
     return f"{text} (not by pytest-mnode){memory}"

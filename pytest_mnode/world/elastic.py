@@ -41,6 +41,7 @@ from torch.distributed.launcher import api
 
 from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.cluster.remote.pidfd import pidfd_open
+from pytest_mnode.probes.cgroup import read_oom_kills
 from pytest_mnode.world import binding, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
@@ -124,7 +125,7 @@ class WatchfulAgent(LocalElasticAgent):
         self._captured_r, self._captured_w = os.pipe()
         os.set_blocking(self._captured_r, False)
         os.environ["MNODE_CAPTURED_FD"] = str(self._captured_w)
-        self._oom_before = traces.oom_kills()
+        self._oom_before = read_oom_kills()
         ids: dict[int, Any] = super()._start_workers(worker_group)
         os.close(self._captured_w)
         if self.listening is not None:
@@ -201,7 +202,7 @@ class WatchfulAgent(LocalElasticAgent):
                 log=log,
                 fault=traces.head(traces.fault_file(world, rank)),
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-                oom_kills=traces.oom_kills() - self._oom_before,
+                oom_kills=read_oom_kills().since(self._oom_before),
                 error=traces.error_message(Path(ranks.error_files[local])),
                 ordinal=place.ordinal,
                 phase=place.phase,

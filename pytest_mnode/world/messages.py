@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.curve import Curve
+from pytest_mnode.probes.cgroup import OomKills
 from pytest_mnode.verdict import Measurement
 from pytest_mnode.world.binding import BindingOrder
 from pytest_mnode.world.mark import Place
@@ -272,6 +273,7 @@ class Death:
 
     output: end of what the test printed; log: end of the rank's own log; fault: the stacks that
     faulthandler wrote; peak_rss_bytes: its resident memory at its largest, None where not known;
+    oom_kills: on its node since the world started;
     ordinal, phase: of the test that it had begun last, None and "" before its first.
     """
 
@@ -285,7 +287,7 @@ class Death:
     log: str = ""
     fault: str = ""
     peak_rss_bytes: int | None = None
-    oom_kills: int = 0
+    oom_kills: OomKills = field(default_factory=OomKills)
     error: str = ""
     ordinal: int | None = None
     phase: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -42,15 +41,6 @@ def mark_file(world: WorldInfo, rank: int) -> Path:
 def nccl_file(world: WorldInfo, rank: int) -> Path:
     """Where NCCL of this rank writes what it does."""
     return world_dir(world) / f"rank{rank}.nccl.log"
-
-
-def oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has killed on this machine."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 def tail(path: Path) -> str:

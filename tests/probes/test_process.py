@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_mnode.probes.cgroup import read_cpu_limits
+from pytest_mnode.probes.cgroup import OomKills, read_cpu_limits, read_oom_kills
 from pytest_mnode.probes.cpus import parse_cpulist as listed
 from pytest_mnode.probes.numa_maps import Kind, bytes_by_node, parse_numa_maps
 from pytest_mnode.probes.process import parse_last_cpu, parse_status, read_process
@@ -176,3 +176,66 @@ def test_quota_and_cpus_of_version_1_as_a_container_sees_them(tmp_path: Path) ->
 
 def test_no_control_groups_is_not_no_limit(tmp_path: Path) -> None:
     assert read_cpu_limits(7, tmp_path).quota_cpus is None
+
+
+V1, V2 = "memory.oom_control", "memory.events.local"
+GROUPS = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "group"),
+    [
+        ("4:memory:/job/task\n0::/", (f"memory/job/task/{V1}", f"memory/{V1}"), "memory/job/task"),
+        ("4:memory:/docker/ab", (f"memory/{V1}",), "memory"),
+        ("4:memory:/docker/ab\n0::/", (f"memory/{V1}", f"unified/{V2}"), "memory"),
+        ("4:memory:/", (f"memory/{V1}", "memory/release_agent"), ""),
+        ("4:memory:/old", ("memory/old/memory.usage_in_bytes", f"memory/{V1}"), ""),
+        ("0::/pod/rank", (f"pod/rank/{V2}", f"pod/{V2}"), "pod/rank"),
+        ("0::/pod/rank", (f"pod/{V2}", "pod/rank/cgroup.procs"), "pod"),
+        ("0::/pod", ("pod/memory.events",), "pod"),
+        ("0::/", (V2,), "."),
+        ("0::/", (), ""),
+        ("0::/pod", ("pod/cgroup.procs",), ""),
+        ("5:cpu:/\n0::/job", (f"unified/job/{V2}", "cpu/cpu.shares"), "unified/job"),
+        ("5:cpu:/job", ("cpu/job/cpu.shares",), ""),
+        ("", (), ""),
+    ],
+    ids=[
+        *("v1 nested", "v1 container", "hybrid", "v1 root", "v1 before Linux 4.13"),
+        *("v2 nested", "v2 counted above", "v2 before Linux 5.2", "v2 container", "v2 root"),
+        *("v2 without memory", "hybrid by v2", "v1 without memory", "none"),
+    ],
+)
+def test_kills_are_counted_in_the_groups_of_every_version(
+    tmp_path: Path, cgroup: str, files: tuple[str, ...], group: str
+) -> None:
+    tree = Tree(tmp_path)
+
+    def kills(mine: int, elsewhere: int) -> None:
+        """Only the group that is meant has the right number."""
+        for file in files:
+            counts = file in (f"{group}/{V1}", f"{group}/{V2}", f"{group}/memory.events")
+            counts = counts or (group == "." and file == V2)
+            told = mine if counts else 77
+            tree.write(f"{GROUPS}/{file}", f"low 0\noom 90\noom_kill {told}\noom_group_kill 91")
+        tree.write("proc/vmstat", f"nr_free_pages 5\noom_kill {mine + elsewhere}")
+
+    tree.write("proc/self/cgroup", cgroup)
+    tree.write(f"{GROUPS}/{'unified/' if 'unified' in str(files) else ''}cgroup.procs", "")
+    if "memory" in cgroup:
+        (tmp_path / GROUPS / "cgroup.procs").unlink(missing_ok=True)
+    kills(3, 10)
+    before = read_oom_kills(tmp_path)
+    where = f"/{GROUPS}/{group}".removesuffix("/.") if group else ""
+    assert before == OomKills(13, where, 3 if group else None)
+    kills(3, 11)
+    unrelated = read_oom_kills(tmp_path).since(before)
+    assert unrelated == OomKills(1, where, 0 if group else None)
+    kills(5, 11)
+    assert read_oom_kills(tmp_path).since(before) == OomKills(3, where, 2 if group else None)
+
+
+def test_kills_in_a_group_that_was_entered_since_are_those_of_the_machine() -> None:
+    before = OomKills(4, "/sys/fs/cgroup/memory/a", 2)
+    assert OomKills(5, "/sys/fs/cgroup/memory/b", 9).since(before) == OomKills(1)
+    assert OomKills(None, "/a", 1).since(OomKills(3, "/a", 1)) == OomKills(None, "/a", 0)

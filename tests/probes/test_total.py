@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.placement.facts import read_machine
-from pytest_mnode.probes.cgroup import read_cpu_limits
+from pytest_mnode.probes.cgroup import read_cpu_limits, read_oom_kills
 from pytest_mnode.probes.process import read_process
 from tests.trees import Tree, gpu_server
 
@@ -34,6 +34,7 @@ def test_nonsense_in_every_attribute_is_nothing_known(tree: Tree, content: bytes
     machine = read_machine(tree.root)
     read_process(7, tree.root)
     read_cpu_limits(7, tree.root)
+    read_oom_kills(tree.root)
     numbers = [value for value in _values(machine) if isinstance(value, int)]
     known = {number for number in numbers if not isinstance(number, bool)}
     assert not any(number < 0 for number in known), "−1 is unknown"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_mnode.probes.cgroup import OomKills
 from pytest_mnode.world.describe import (
     compact,
     death_line,
@@ -19,13 +20,13 @@ from pytest_mnode.world.describe import (
 )
 from pytest_mnode.world.messages import Death
 
+NO_KILLS = OomKills(0)
+
 
 def death(
-    code: int | None, number: int | None, oom_kills: int = 0, peak: int | None = None
+    code: int | None, number: int | None, kills: OomKills = NO_KILLS, peak: int | None = None
 ) -> Death:
-    return Death(
-        "node1", "w1", 2, 99, code, number, oom_kills=oom_kills, peak_rss_bytes=peak
-    )  # fmt: skip
+    return Death("node1", "w1", 2, 99, code, number, oom_kills=kills, peak_rss_bytes=peak)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,30 @@ def test_how_a_process_ended(code: int | None, number: int | None, text: str) ->
     assert ended_text(code, number) == text
 
 
-def test_who_killed() -> None:
+@pytest.mark.parametrize(
+    ("kills", "who"),
+    [
+        (OomKills(0), " (not by pytest-mnode)"),
+        (OomKills(None), " (not by pytest-mnode)"),
+        (OomKills(1, "/c", 0), " (not by pytest-mnode)"),  # somebody else's
+        (OomKills(2, "/c", 1), " by the kernel: out of memory (OOM kills in /c: 1)"),
+        (OomKills(None, "/c", 1), " by the kernel: out of memory (OOM kills in /c: 1)"),
+        (
+            OomKills(2),
+            ", probably by the kernel: out of memory (OOM kills on the whole machine: 2)",
+        ),
+    ],
+)
+def test_who_killed(kills: OomKills, who: str) -> None:
     kill = int(signal.SIGKILL)
-    assert died_of(death(None, kill)) == "killed by SIGKILL (not by pytest-mnode)"
-    assert died_of(death(None, kill, 1, 3 * 2**20)) == (
-        "killed by SIGKILL by the kernel: out of memory, its memory at most 3 MiB"
-    )
+    assert died_of(death(None, kill, kills)) == f"killed by SIGKILL{who}"
+    measured = died_of(death(None, kill, kills, 3 * 2**20))
+    assert measured == f"killed by SIGKILL{who}, its memory at most 3 MiB"
     # A machine short of memory explains a SIGKILL and nothing else.
-    assert died_of(death(None, 11, 1)) == "killed by SIGSEGV"
+    assert died_of(death(None, 11, kills)) == "killed by SIGSEGV"
+
+
+def test_a_death_names_rank_and_node() -> None:
     assert death_line(death(3, None)) == "rank 2 on node1 exited with code 3"
 
 
