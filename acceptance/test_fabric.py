@@ -53,9 +53,31 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
     )
     print(found.tables())
     found.record(measure)
-    first = next(name for name in COLLECTIVES if fabric.busbw(name))
-    if pytestconfig.getoption("mnode_locate") and collective == first and not found.culprit:
-        found.located(world, device, budget_s).record(measure)
+
+
+@needs_group
+def test_every_path_reaches_the_line_rate(
+    world: World, device: torch.device, spec: Spec, measure: Measure, pytestconfig: pytest.Config
+) -> None:
+    """Does every path between two nodes reach the line rate promised, in each direction?"""
+    fabric = spec.criteria.fabric
+    promises = [fabric.busbw(name) for name in ("send_recv", *COLLECTIVES)] if fabric else []
+    promise = next((promise for promise in promises if promise), None)
+    if fabric is None or promise is None:
+        not_promised("send_recv_busbw, nor any other from which the rate of a path follows")
+    if len(world.nodes) < 2:
+        pytest.skip("one node has no path to another; give --mnode-nodes=2 or more")
+    found = bench.located(
+        world,
+        spec,
+        (),
+        promise.nic_mbits_s(spec.fabric),
+        device,
+        budget_s=locate_budget_s(pytestconfig),
+        kept=fabric.send_recv_busbw is None,  # one pair may not fill the line
+        every_path=pytestconfig.getoption("mnode_locate"),
+    )
+    found.record(measure)
 
 
 @needs_group

@@ -107,7 +107,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--mnode-locate",
         action="store_true",
-        help="measure pairs of nodes, nodes and rails even where the fabric is fast",
+        help="measure every path between two nodes, of more than 16 nodes as well",
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_mnode.bench.devices import compare_copy, compare_matmul, wrong_products
     from pytest_mnode.bench.fabric import measured_busbw
     from pytest_mnode.bench.findings import Findings
+    from pytest_mnode.bench.locate import located
     from pytest_mnode.bench.mesh import exchange
     from pytest_mnode.bench.numa import placement
     from pytest_mnode.bench.sweep import wrong_values
@@ -41,6 +42,7 @@ __all__ = [
     "compare_copy",
     "compare_matmul",
     "exchange",
+    "located",
     "measured_busbw",
     "near_and_far",
     "placement",
@@ -48,7 +50,17 @@ __all__ = [
     "wrong_values",
 ]
 
-_MODULES = ("collectives", "sweep", "mesh", "fabric", "findings", "numa", "copies", "devices")
+_MODULES = (
+    "collectives",
+    "sweep",
+    "mesh",
+    "fabric",
+    "findings",
+    "locate",
+    "numa",
+    "copies",
+    "devices",
+)
 
 
 def __getattr__(name: str) -> Any:

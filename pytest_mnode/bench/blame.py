@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_mnode.bench.rates import STANDS_OUT, Rates
+from pytest_mnode.bench.rounds import Flow
 
 CONFIRMED_BY = 2
 """Healthy partners with whom a suspect must be slow, alone on the fabric, before it is named."""
@@ -60,6 +62,8 @@ class Blamed:
     fabric, as a whole. reference_mbits_s: what healthy links reach, None where nothing was
     measured.
     slowest_rail_mbits_s: what links of the slowest of the too slow rails reach.
+    unsteady_mbits_s: where links do not keep a rate, lowest and highest reading of one; then
+    something is slow, and nobody is blamed for it.
     """
 
     nodes: tuple[SlowNode, ...]
@@ -67,26 +71,55 @@ class Blamed:
     too_slow_rails: tuple[int, ...]
     reference_mbits_s: float | None
     slowest_rail_mbits_s: float | None = None
+    unsteady_mbits_s: tuple[float, float] | None = None
 
     @property
     def nobody(self) -> bool:
         """Whether no fault was seen, not even an unconfirmed one."""
-        return not (self.nodes or self.paths or self.too_slow_rails)
+        return not (self.nodes or self.paths or self.too_slow_rails or self.unsteady_mbits_s)
 
 
 def blamed(rates: Rates) -> Blamed:
-    """Judge the rates. Two nodes cannot be told apart: what is slow there is their path."""
+    """Judge the rates. Two nodes cannot be told apart: what is slow there is their path.
+
+    Nobody is blamed by readings of links that do not keep a rate.
+    """
     known = rates.reference[np.isfinite(rates.reference)]
     reference = float(np.median(known)) if known.size else None
     if rates.nodes == 2:
-        return Blamed((), _between_two(rates), (), reference)
-    return Blamed(
-        slow_nodes(rates),
-        _paths(rates, rates.slow_links),
-        rates.too_slow_rails,
-        reference,
-        float(known.min()) if rates.too_slow_rails else None,
-    )
+        found = Blamed((), _between_two(rates), (), reference)
+    else:
+        found = Blamed(
+            slow_nodes(rates),
+            _paths(rates, rates.slow_links),
+            rates.too_slow_rails,
+            reference,
+            float(known.min()) if rates.too_slow_rails else None,
+        )
+    if not found.nobody and (unsteady := rates.unsteady):
+        return Blamed((), (), (), reference, unsteady_mbits_s=unsteady)
+    return found
+
+
+def suspected(rates: Rates) -> list[Flow]:
+    """Links that are to be blamed as it is; of a slow node the best one of each slow direction."""
+    found, flows = blamed(rates), []
+    for node in found.nodes:
+        slowest = slowest_rail(rates.best[list(node.rails)])
+        for sends in node.directions:
+            other = int(np.argmax(slowest[node.node] if sends else slowest[:, node.node]))
+            ends = (node.node, other) if sends else (other, node.node)
+            flows.append(Flow(*ends, node.rails))
+    for path in found.paths:
+        ways = [(path.sender, path.receiver), (path.receiver, path.sender)]
+        flows += [Flow(*way, path.rails) for way in ways[: 1 + path.both_ways]]
+    return flows
+
+
+def slowest_rail(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By sender and receiver; 0 where nothing was measured."""
+    slowest: NDArray[np.float64] = np.nan_to_num(np.fmin.reduce(rates, axis=0))
+    return slowest
 
 
 def slow_nodes(rates: Rates) -> tuple[SlowNode, ...]:
@@ -123,7 +156,12 @@ def _of_node(rates: Rates, node: int) -> list[SlowNode]:
 
 
 def is_confirmed(rates: Rates, rail: int, sender: int, receiver: int) -> bool:
-    """Whether a link was slow alone and again, and each end fast alone with somebody else."""
+    """Whether a link was slow alone and again, and each end fast alone with somebody else.
+
+    Of two nodes neither end has anybody else.
+    """
+    if rates.nodes == 2:
+        return bool(rates.times_alone[rail, sender, receiver] >= CONFIRMED_BY * REPEATS)
     alone, enough = rates.best_alone[rail], contrast_mbits_s(rates, rail, sender, receiver)
     return bool(
         rates.times_alone[rail, sender, receiver] >= CONFIRMED_BY * REPEATS
@@ -156,8 +194,4 @@ def _paths(rates: Rates, links: Sequence[tuple[int, int, int]]) -> tuple[SlowPat
 
 def _between_two(rates: Rates) -> tuple[SlowPath, ...]:
     links = np.argwhere(np.less(rates.best, rates.slow_below_mbits_s))
-    slow = [(int(rail), int(a), int(b)) for rail, a, b in links]
-    return tuple(
-        SlowPath(p.sender, p.receiver, p.rails, p.both_ways, p.mbits_s, True)
-        for p in _paths(rates, slow)
-    )
+    return _paths(rates, [(int(rail), int(a), int(b)) for rail, a, b in links])

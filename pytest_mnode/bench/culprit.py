@@ -28,15 +28,21 @@ class Naming:
 
     @classmethod
     def of(cls, nodes: Sequence[str], spec: Spec, rails: int) -> Self:
-        """NICs by their name where the spec lists as many, else by their number."""
+        """NICs of a rail by their names where the spec lists them, else by its number."""
         names = spec.fabric.interfaces
-        listed = len(names) == rails and not any(_WILD & set(name) for name in names)
+        each = len(names) // rails
+        listed = 0 < len(names) == rails * each and not any(_WILD & set(name) for name in names)
         together = "+".join(names)
         management = spec.management
         return cls(
             tuple(nodes),
             together,
-            names if listed else tuple(f"{together} rail {rail}" for rail in range(rails)),
+            tuple(
+                "+".join(names[rail * each : (rail + 1) * each])
+                if listed
+                else f"{together} rail {rail}"
+                for rail in range(rails)
+            ),
             management.line_rate_mbits_s if management else None,
         )
 
@@ -60,7 +66,8 @@ def culprits(found: Blamed, naming: Naming) -> str | None:
     nodes, paths = naming.nodes, found.paths
     parts = []
     if len(nodes) == 2:
-        parts += [_between(path, naming) for path in paths]
+        parts += [_between(path, naming) for path in paths if path.confirmed]
+        parts += _suspected(found, naming)
     else:
         reference = found.reference_mbits_s or 0.0
         parts += _too_slow(found, naming)

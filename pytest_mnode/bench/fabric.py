@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pytest_mnode.bench.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
 from pytest_mnode.bench.collectives import COLLECTIVES
 from pytest_mnode.bench.findings import Findings
-from pytest_mnode.bench.locate import BUDGET_S, Located, located
+from pytest_mnode.bench.locate import BUDGET_S, located
 from pytest_mnode.bench.sweep import Row, Sweep, Unmeasured, sweep
 from pytest_mnode.bench.table import table
 from pytest_mnode.bench.traffic import Counted, NodeTraffic, astray
@@ -146,13 +146,6 @@ class Busbw:
         """The same as the outcome of this trial."""
         judged = tuple(replace(j, culprit=culprit, trial=trial) for j in self.judged)
         return replace(self, judged=judged)
-
-    def located(self, world: World, device: torch.device, budget_s: float = BUDGET_S) -> Located:
-        """Whether a node, a rail or a path is slower than others, though the promise was kept."""
-        slow_below_mbits_s = self.judged[0].promise.nic_mbits_s(self.spec.fabric)
-        return located(
-            world, self.spec, self.traffic, slow_below_mbits_s, device, budget_s=budget_s, kept=True
-        )
 
     def tables(self) -> str:
         """Each sweep as nccl-tests prints it, under the algorithm it was made with."""

@@ -14,7 +14,7 @@ from pytest_mnode.bench.culprit import Naming, culprits
 from pytest_mnode.bench.pairs import Measured, Pairs, Rails, chunk_bytes
 from pytest_mnode.bench.rates import STANDS_OUT, Rates
 from pytest_mnode.bench.rounds import Reading, Round, both_ways
-from pytest_mnode.bench.search import Search, search
+from pytest_mnode.bench.search import EVERY_PAIR_UP_TO, Search, search
 from pytest_mnode.bench.traffic import NodeTraffic, astray
 from pytest_mnode.spec import Spec
 from pytest_mnode.world.contract import World
@@ -34,6 +34,8 @@ class Located:
     time for; empty where nothing was left out. silent: links that gave no reading when they were
     tried, in words. alike: pairs are all below the bound, which is no
     fault where the collective kept it. tests: as `Round.tests` counts them.
+    bound_mbits_s: what a link must carry. paths: ordered pairs of nodes. unmeasured: why not all
+    of them were measured, with counts; empty where all were. every_path: whether all had to be.
     """
 
     blamed: Blamed
@@ -45,8 +47,15 @@ class Located:
     spent_s: float
     alike: bool = False
     silent: str = ""
+    bound_mbits_s: float = 0.0
+    paths: int = 0
+    paths_measured: int = 0
+    unmeasured: str = ""
+    every_path: bool = True
 
     def __str__(self) -> str:
+        if self.unsteady:
+            return "; ".join(filter(None, (self.unsteady, self.silent, self.cut_off)))
         fast = "are alike, if slow by themselves" if self.alike else "keep the rate by themselves"
         nobody = f"no culprit: pairs {fast} (slowest {self.slowest})"
         found = self.culprit or (nobody if self.slowest else "no pair of nodes could be tried")
@@ -55,14 +64,25 @@ class Located:
         return "; ".join(filter(None, (found, self.silent, self.cut_off)))
 
     @property
+    def unsteady(self) -> str:
+        """Why nobody can be blamed though something is slow; empty where somebody can."""
+        if self.blamed.unsteady_mbits_s is None:
+            return ""
+        low, high = self.blamed.unsteady_mbits_s
+        return (
+            "pairs of nodes do not keep a rate: with nothing else on the fabric the same pair "
+            f"carried {low:.0f} and {high:.0f} Mbit/s; free the nodes of other work and run again"
+        )
+
+    @property
     def faults(self) -> int | None:
         """How many nodes, rails and paths are slow; None where that is not known for sure."""
         sure = [node.confirmed for node in self.blamed.nodes]
         sure += [path.confirmed for path in self.blamed.paths]
         if named := sum(sure) + len(self.blamed.too_slow_rails):
             return named
-        unsure = bool(sure or self.cut_off or self.culprit or self.silent) or not self.slowest
-        return None if unsure else 0
+        doubts = sure or self.cut_off or self.culprit or self.silent or self.unsteady
+        return None if doubts or not self.slowest else 0
 
     def record(self, measure: Measure) -> None:
         """What was found, with how; a search that was cut off, or is unsure, is inconclusive."""
@@ -70,10 +90,19 @@ class Located:
             "slow nodes, rails and paths",
             self.faults,
             equals=0,
-            source="each pair, alone, carries at_least_fraction × fabric.line_rate, "
-            f"or {STANDS_OUT:g} of what its peers do",
+            source=f"each pair, alone, carries {self.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
+            "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
+            f"{STANDS_OUT:g} of what the fast pairs carry",
             culprit=self.culprit or self.silent or self.cut_off or None,
             note=f"{self}; {self.effort}",
+        )
+        measure(
+            "ordered paths measured",
+            None if self.paths_measured < self.paths and self.every_path else self.paths_measured,
+            equals=self.paths if self.every_path else None,
+            source="n(n-1) ordered pairs of n nodes" if self.every_path else "",
+            note=f"{self.paths_measured} of {self.paths} ordered paths measured"
+            + (f"; not measured: {self.unmeasured}" if self.unmeasured else ""),
         )
 
     @property
@@ -91,28 +120,35 @@ def located(
     *,
     budget_s: float = BUDGET_S,
     kept: bool = False,
+    every_path: bool = True,
 ) -> Located:
     """Measure pairs until it is known who is slow. All ranks call this, with the same arguments.
 
     traffic: what the nodes sent when the fabric was slow; empty where that is not known.
     slow_below_mbits_s: what one NIC must carry. kept: a collective did reach it; then only those
     are to blame who are slower than others: one pair may not fill the line at all. budget_s: no
-    round begins after so long.
+    round begins after so long. every_path: measure all pairs of more than 16 nodes as well.
     """
     fabric = spec.fabric
     rails = Rails.of(world, fabric.nics_per_node)
-    rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s)
+    rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s * rails.nics_each)
     gone_astray = bool(traffic) and all(node.astray(fabric) for node in traffic)
     # Then there is nothing more to learn from more pairs.
-    steps = _one_pair(rates) if gone_astray else search(rates)
-    if len(world.nodes) < 2:
-        return conclude(rates, Naming.of(world.nodes, spec, rails.count), None, Effort(), "")
-    pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s), device)
+    steps = _one_pair(rates) if gone_astray else search(rates, every_path=every_path)
     naming = Naming.of(world.nodes, spec, rails.count)
+    if len(world.nodes) < 2:
+        return conclude(rates, naming, None, Effort(), "")
+    pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s * rails.nics_each), device)
     told = _told_by(naming) if world.rank == 0 else lambda *_: None
     effort = run(steps, pairs.measure, budget_s, told)
     late = None if effort.complete else budget_s
-    return conclude(rates, naming, late, effort, astray(traffic, fabric) or "", kept=kept)
+    told_astray = astray(traffic, fabric) or ""
+    found = conclude(rates, naming, late, effort, told_astray, kept=kept, every_path=every_path)
+    if (used := rails.count * rails.nics_each) < fabric.nics_per_node:
+        left_out = f"paths of {fabric.nics_per_node - used} of {fabric.nics_per_node} NICs a node, "
+        left_out += f"over which {world.local_size} ranks cannot be spread evenly"
+        return replace(found, unmeasured="; ".join(filter(None, (found.unmeasured, left_out))))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +192,14 @@ def conclude(
     gone_astray: str,
     *,
     kept: bool = False,
+    every_path: bool = True,
 ) -> Located:
     """What the rates say, in words. late_s: the budget where it was spent."""
     found = blamed(rates)
     alike = kept and bool(rates.too_slow_rails)
     if alike:
-        told_apart = found.paths if rates.nodes > 2 else ()
+        fast = STANDS_OUT * (found.reference_mbits_s or 0.0)
+        told_apart = tuple(p for p in found.paths if rates.nodes > 2 or p.mbits_s < fast)
         found = replace(found, too_slow_rails=(), paths=told_apart)
     named = "; ".join(filter(None, (gone_astray, culprits(found, naming)))) or None
     cut_off = "" if late_s is None else _cut_off(rates, late_s)
@@ -176,6 +214,11 @@ def conclude(
         effort.spent_s,
         alike,
         _silent(rates, naming),
+        rates.slow_below_mbits_s,
+        rates.nodes * (rates.nodes - 1),
+        rates.paths_measured,
+        _unmeasured(rates, late_s, gone_astray, every_path=every_path),
+        every_path or rates.nodes <= EVERY_PAIR_UP_TO,
     )
 
 
@@ -202,10 +245,26 @@ def _silent(rates: Rates, naming: Naming) -> str:
 
 
 def _cut_off(rates: Rates, late_s: float) -> str:
-    total = rates.nodes * (rates.nodes - 1) // 2
-    if rates.pairs_tried < total:
-        return f"not all pairs were tried within {late_s:g} s: {rates.pairs_tried} of {total}"
+    total, measured = rates.nodes * (rates.nodes - 1), rates.paths_measured
+    if measured < total:
+        return f"not all paths were measured within {late_s:g} s: {measured} of {total}"
     return f"not all was confirmed within {late_s:g} s"
+
+
+def _unmeasured(rates: Rates, late_s: float | None, gone_astray: str, *, every_path: bool) -> str:
+    """How many ordered paths were not measured, and why; empty where all were."""
+    silent = int(rates.silent.any(axis=0).sum())
+    rest = rates.nodes * (rates.nodes - 1) - rates.paths_measured - silent
+    if late_s is not None:
+        why = f"the {late_s:g} s of --mnode-locate-budget were spent"
+    elif gone_astray:
+        why = "traffic was not on the fabric"
+    elif rates.nodes > EVERY_PAIR_UP_TO and not every_path:
+        why = f"more than {EVERY_PAIR_UP_TO} nodes (--mnode-locate measures every path)"
+    else:
+        why = "an end was slow with every partner"
+    parts = [f"{silent}, no reading"] * bool(silent) + [f"{rest}, {why}"] * bool(rest)
+    return "; ".join(parts)
 
 
 def _one_pair(rates: Rates) -> Search:

@@ -47,12 +47,18 @@ class Rails:
 
     world: World
     count: int
+    nics_per_node: int = 1
 
     @classmethod
     def of(cls, world: World, nics_per_node: int) -> Rails:
         """As many as there are ranks to use them; one where the ranks cannot be spread evenly."""
         count = min(nics_per_node, world.local_size)
-        return cls(world, count if world.local_size % count == 0 else 1)
+        return cls(world, count if world.local_size % count == 0 else 1, nics_per_node)
+
+    @property
+    def nics_each(self) -> int:
+        """How many NICs of its node the rank of a rail uses: what the rail must carry follows."""
+        return max(1, self.nics_per_node // self.world.local_size)
 
     def rank(self, node: int, rail: int) -> int:
         """The first of the ranks beside the NIC."""

@@ -12,6 +12,10 @@ from pytest_mnode.bench.rounds import Reading
 STANDS_OUT = 0.8
 """Slow is what is below the bound, and below this part of what healthy peers reach."""
 _TOLD_BY_TWO = 4
+_DIP = 0.6
+"""Of the best reading of a link alone: below it the link did not keep its rate."""
+_FEW_DIPS = 0.1
+"""Of all readings alone; one dip at least is forgiven on any machine."""
 
 
 class Rates:
@@ -19,7 +23,7 @@ class Rates:
 
     The best, because whatever else a machine does makes a link look slow, and never fast. Arrays
     are indexed by rail, then by sender and receiver, or by node; nan is not measured.
-    slow_below_mbits_s: the spec's bound for one NIC.
+    slow_below_mbits_s: the spec's bound for the NICs of one rail together.
     """
 
     def __init__(self, nodes: int, rails: int, slow_below_mbits_s: float) -> None:
@@ -29,6 +33,7 @@ class Rates:
         self.best = np.full((rails, nodes, nodes), np.nan)
         self.best_alone = np.full((rails, nodes, nodes), np.nan)
         self.times_alone = np.zeros((rails, nodes, nodes), dtype=np.int32)
+        self._alone: dict[tuple[int, int, int], list[float]] = {}
         self.in_vain = np.zeros((rails, nodes, nodes), dtype=np.bool_)
         """Which links were tried once at least with nothing measured."""
         self.tx = np.full((rails, nodes), np.nan)
@@ -52,6 +57,24 @@ class Rates:
             if reading.alone:
                 _raise(self.best_alone, link, rate)
                 self.times_alone[link] += 1
+                self._alone.setdefault(link, []).append(rate)
+
+    @property
+    def unsteady(self) -> tuple[float, float] | None:
+        """Lowest and highest reading, alone, of the most unsteady link; None if links are steady.
+
+        Slow hardware keeps its lower rate. Links whose rate falls now and then with nothing else on
+        the fabric are slowed by something else, such as cores that other programs take.
+        """
+        dips = [
+            (min(all_), max(all_))
+            for all_ in self._alone.values()
+            for one in all_
+            if one < _DIP * max(all_)
+        ]
+        if len(dips) <= max(1.0, _FEW_DIPS * self.times_alone.sum()):
+            return None
+        return min(dips, key=lambda dip: dip[0] / dip[1])
 
     @property
     def silent(self) -> NDArray[np.bool_]:
@@ -111,10 +134,9 @@ class Rates:
         return tuple(r for r in self.each_rail if self.reference[r] < self.slow_below_mbits_s)
 
     @property
-    def pairs_tried(self) -> int:
-        """Pairs of nodes that were measured both ways, on whatever rails."""
-        measured = np.isfinite(self.best).any(axis=0)
-        return int(np.triu(measured & measured.T).sum())
+    def paths_measured(self) -> int:
+        """Ordered pairs of nodes that were measured on every rail."""
+        return int(np.isfinite(self.best).all(axis=0).sum())
 
     def partners(self, node: int, rails: Sequence[int], sends: bool, times_alone: int) -> list[int]:
         """Whom a node was tried with in one direction on all of `rails`, who are fast themselves.

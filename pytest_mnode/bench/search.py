@@ -22,6 +22,8 @@ from pytest_mnode.bench.blame import (
     contrast_mbits_s,
     is_confirmed,
     slow_nodes,
+    slowest_rail,
+    suspected,
 )
 from pytest_mnode.bench.rates import Rates
 from pytest_mnode.bench.rounds import Flow, Pair, Reading, Round
@@ -35,6 +37,9 @@ _FEW_PATHS = 8
 """So many are tried alone at once; more are measured again together first."""
 _ALONE_PAIRS = 4
 """Tried before the fabric is blamed as a whole."""
+_CONTROLS = 3
+"""Times that who would be blamed is tried again, each time followed by a fast link."""
+_MOST_CONTROLLED = 4
 
 Steps = Generator[Round, Sequence[Reading] | None, None]
 Search = Generator[Round, Sequence[Reading] | None, bool]
@@ -44,14 +49,15 @@ class _TimeIsUp(Exception):
     """The caller has no time for another round."""
 
 
-def search(rates: Rates) -> Search:
+def search(rates: Rates, *, every_path: bool = True) -> Search:
     """Rounds to measure, one after another; send what was read, or None when time is up.
 
-    `rates` collects the readings; `blame.findings(rates)` judges them at any time. The same
-    readings always ask for the same rounds. Returns whether all was measured that was needed.
+    `rates` collects the readings; `blame.blamed(rates)` judges them at any time. The same
+    readings always ask for the same rounds. every_path: of more than 16 nodes too, measure every
+    pair at last. Returns whether all was measured that was needed.
     """
     try:
-        yield from _Search(rates).steps()
+        yield from _Search(rates).steps(every_path)
     except _TimeIsUp:
         return False
     return True
@@ -63,7 +69,7 @@ class _Search:
         self._rails = tuple(rates.each_rail)
         self._times_tried: Counter[Pair] = Counter()
 
-    def steps(self) -> Steps:
+    def steps(self, every_path: bool) -> Steps:
         nodes = range(self._rates.nodes)
         if len(nodes) <= EVERY_PAIR_UP_TO:
             yield from self._all_pairs(nodes)
@@ -71,9 +77,10 @@ class _Search:
             return
         yield from self._groups(nodes)
         yield from self._confirm()
-        slow = set(self._rates.slow_nodes)
-        yield from self._all_pairs([node for node in nodes if node not in slow])
-        yield from self._confirm()
+        if every_path:
+            slow = set(self._rates.slow_nodes)
+            yield from self._all_pairs([node for node in nodes if node not in slow])
+            yield from self._confirm()
 
     def _measure(self, steps: Iterable[Round]) -> Steps:
         for step in steps:
@@ -147,6 +154,9 @@ class _Search:
 
     def _confirm(self) -> Steps:
         yield from self._any_alone()
+        if self._rates.nodes == 2:
+            for flow in suspected(self._rates) * CONFIRMED_BY:
+                yield from self._alone(flow, 0)
         yield from self._confirm_nodes()
         for _ in range(REPEATS):
             pairs = self._doubted_pairs()
@@ -160,6 +170,18 @@ class _Search:
                 self._times_tried[pair] += 1
                 yield from self._try_path(ways, rails)
             yield from self._confirm_nodes()  # another partner may be known to be healthy now
+        yield from self._control()
+
+    def _control(self) -> Steps:
+        """Do pairs keep a rate? Suspects stay slow, and a fast link fast, in turn."""
+        suspects = suspected(self._rates)[:_MOST_CONTROLLED]
+        if not suspects:
+            return
+        fastest = int(np.argmax(slowest_rail(self._rates.best)))
+        control = Flow(*divmod(fastest, self._rates.nodes), self._rails)
+        for _ in range(_CONTROLS):
+            for flow in (*suspects, control):
+                yield from self._measure([Round((flow,), 0, "control", alone=True)])
 
     def _confirm_nodes(self) -> Steps:
         while flows := self._next_trial():

@@ -170,7 +170,7 @@ def test_a_reading_too_fast_makes_nobody_slow() -> None:
 def test_what_was_not_measured_blames_nobody(nothing: float) -> None:
     rates = _rates(lambda a, b, r: nothing if 2 in (a, b) else 190)
     assert blamed(rates).nobody
-    assert rates.pairs_tried == 3
+    assert rates.paths_measured == 6
 
 
 def test_many_are_not_all_named() -> None:

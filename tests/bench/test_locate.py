@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +17,7 @@ from pytest_mnode.bench.rounds import Reading, Round
 from pytest_mnode.bench.search import search
 from pytest_mnode.bench.traffic import NodeTraffic
 from pytest_mnode.measure import Measure
-from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.verdict import Measurement, Verdict
 from pytest_mnode.world.contract import World
 
@@ -38,32 +40,45 @@ class Nodes:
         self.rounds += 1
         self.tried += [(flow.sender, flow.receiver) for flow in step.flows]
         readings = tuple(
-            Reading(f.sender, f.receiver, 0, self.rate({f.sender, f.receiver}), step.alone)
+            Reading(f.sender, f.receiver, rail, self.rate({f.sender, f.receiver}), step.alone)
             for f in step.flows
+            for rail in f.rails
         )
         return Measured(readings, self.rounds * self.seconds_each)
 
 
 def _located(
     monkeypatch: pytest.MonkeyPatch,
-    ranks: Nodes,
+    measured: Nodes,
     nodes: int = 4,
     carrier: str = "fab0",
     *,
     kept: bool = False,
+    every_path: bool = True,
+    spec: Spec = SPEC,
+    ranks: int = 1,
+    slow_below_mbits_s: float = 170.0,
 ) -> module.Located:
-    monkeypatch.setattr(module, "Pairs", ranks)
+    monkeypatch.setattr(module, "Pairs", measured)
     names = tuple(f"node{i}" for i in range(nodes))
     traffic = tuple(NodeTraffic(name, {carrier: 100}, 100) for name in names)
-    world = World(0, nodes, 0, 1, "node0", names)
-    return module.located(world, SPEC, traffic, 170.0, torch.device("cpu"), kept=kept)
+    world = World(0, nodes * ranks, 0, ranks, "node0", names)
+    return module.located(
+        world,
+        spec,
+        traffic if carrier != "fab0" else (),
+        slow_below_mbits_s,
+        torch.device("cpu"),
+        kept=kept,
+        every_path=every_path,
+    )
 
 
 def test_one_slow_node(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _located(monkeypatch, Nodes(lambda pair: 48 if 2 in pair else 190))
     assert str(found) == found.culprit
     assert found.culprit == "node2 fab0 (48 Mbit/s, alone with node0 or node3; other nodes 190)"
-    assert found.effort == "8 tests in 14 rounds, 0.0 s"
+    assert found.effort == "8 tests in 23 rounds, 0.0 s"
 
 
 def test_two_slow_nodes_and_a_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +143,7 @@ def test_pairs_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Nodes(lambda pair: 190, seconds_each=module.BUDGET_S / 3)
     assert str(_located(monkeypatch, ranks)) == (
         "no culprit: pairs keep the rate by themselves (slowest node0→node2 190 Mbit/s); "
-        "not all pairs were tried within 20 s: 4 of 6"
+        "not all paths were measured within 20 s: 8 of 12"
     )
 
 
@@ -151,8 +166,98 @@ def test_what_was_found_is_judged(
     kept: list[Measurement] = []
     found = _located(monkeypatch, Nodes(lambda pair: rate if 2 in pair else 190, seconds_each))
     found.record(Measure(kept, ""))
-    assert [(m.value, m.verdict) for m in kept] == [(value, verdict)]
+    assert (kept[0].value, kept[0].verdict) == (value, verdict)
     assert kept[0].note == f"{found}; {found.effort}"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "every_path", "seconds_each", "value", "verdict", "note"),
+    [
+        (16, False, 0.0, 240, Verdict.PASS, "240 of 240 ordered paths measured"),
+        (
+            *(16, False, 1.0, None, Verdict.INCONCLUSIVE),
+            "168 of 240 ordered paths measured; not measured: "
+            "72, the 20 s of --mnode-locate-budget were spent",
+        ),
+        (
+            *(17, False, 0.0, 34, None),
+            "34 of 272 ordered paths measured; not measured: "
+            "238, more than 16 nodes (--mnode-locate measures every path)",
+        ),
+        (17, True, 0.0, 272, Verdict.PASS, "272 of 272 ordered paths measured"),
+    ],
+)
+def test_paths_that_were_not_measured_are_counted_with_the_reason(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    every_path: bool,
+    seconds_each: float,
+    value: float | None,
+    verdict: Verdict | None,
+    note: str,
+) -> None:
+    kept: list[Measurement] = []
+    ranks = Nodes(lambda pair: 190, seconds_each)
+    _located(monkeypatch, ranks, nodes, every_path=every_path).record(Measure(kept, ""))
+    assert (kept[1].name, kept[1].value, kept[1].verdict, kept[1].note) == (
+        *("ordered paths measured", value, verdict),
+        note,
+    )
+
+
+def test_a_path_without_reading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Measurement] = []
+    ranks = Nodes(lambda pair: 0.0 if pair == {0, 2} else 190)
+    _located(monkeypatch, ranks).record(Measure(kept, ""))
+    assert (kept[1].verdict, kept[1].note) == (
+        Verdict.INCONCLUSIVE,
+        "10 of 12 ordered paths measured; not measured: 2, no reading",
+    )
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 16, 40])
+@pytest.mark.parametrize("busy", [0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_that_keep_no_rate_accuse_nobody(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, busy: float, seed: int
+) -> None:
+    """Cores are taken away for a part of the time: pairs then carry 45 Mbit/s to the line rate."""
+    chance = random.Random(seed)
+
+    def rate(_: object) -> float:
+        return chance.uniform(45, 200) if chance.random() < busy else 190
+
+    found = _located(monkeypatch, Nodes(rate), nodes)
+    assert found.culprit is None, found
+    assert not found.faults
+    if found.faults is None:
+        assert re.search(r"pairs of nodes do not keep a rate: .* \d+ and \d+ Mbit/s", str(found))
+        assert "node0" not in str(found).partition(";")[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("nics", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("rate_of_line", [0.5, 0.95])
+def test_a_rail_carries_the_sum_of_its_nics(
+    monkeypatch: pytest.MonkeyPatch, nics: int, ranks: int, rate_of_line: float
+) -> None:
+    """NICs × ranks of a node at a part of 100 Gbit/s per NIC; one node at half is named."""
+    nics_of_a_rank = max(1, nics // ranks)
+    line_mbits_s = 100_000.0 * nics_of_a_rank
+    fabric = SPEC.fabric.model_copy(
+        update={"nics_per_node": nics, "line_rate_bits_s": 100e9,
+                "interfaces": tuple(f"eth{i}" for i in range(nics))}
+    )  # fmt: skip
+    spec = SPEC.model_copy(update={"fabric": fabric})
+    nodes = Nodes(lambda pair: line_mbits_s * (rate_of_line if 2 in pair else 0.95))
+    found = _located(monkeypatch, nodes, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
+    assert found.bound_mbits_s == 0.85 * line_mbits_s
+    assert found.faults == (rate_of_line < 0.85)
+    assert (found.culprit or "node2").startswith("node2")
+    # All alike at half of the sum is the fabric as a whole, however many NICs that is.
+    slow = Nodes(lambda pair: line_mbits_s * rate_of_line)
+    found = _located(monkeypatch, slow, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
+    assert found.faults == (0 if rate_of_line > 0.85 else min(nics, ranks))
 
 
 def test_progress_is_a_line_a_round(
