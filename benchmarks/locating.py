@@ -102,10 +102,24 @@ def _page(cases: int) -> str:
     noise = Noise()
     return f"""# Who slows the fabric
 
-When a collective falls short of its promise, or with `--mnode-locate`, pairs of nodes send to each
-other until it is known who is slow: a node, one direction of it (tx or rx), one of its NICs (a
-rail), the path between two nodes, or the fabric as a whole. It takes at most
-`--mnode-locate-budget` seconds (20), prints a line a round, and says what it had no time for.
+When a collective falls short of its promise, pairs of nodes send to each other until it is known
+who is slow: a node, one direction of it (tx or rx), one of its NICs (a rail), the path between two
+nodes, or the fabric as a whole. It takes at most `--mnode-locate-budget` seconds (20), prints a
+line a round, and says what it had no time for.
+
+## Every path
+
+A collective sends along a ring, so it does not notice a slow path between two nodes that are not
+neighbours in it. The fabric criterion therefore measures every ordered pair of nodes by itself, up
+to 16 nodes (on four nodes of the rack in under a second), within the same budget. Of more nodes it
+measures neighbours and suspects; `--mnode-locate` makes it measure every path there too. A slow
+path fails with its name and direction, `the path node1→node3 (95 Mbit/s)`. The certificate says how
+many paths were measured, and how many were not and why: `240 of 240 ordered paths measured`.
+
+A rank's path must carry `at_least_fraction` (less `tolerance_fraction`) of `send_recv_busbw` × the
+line rate of all NICs that the rank uses. Where only other collectives are promised, the first of
+them gives the fraction, and paths that are all slow alike are not a fault: one pair may not fill
+the line by itself.
 
 ## How
 
@@ -122,6 +136,10 @@ rail), the path between two nodes, or the fabric as a whole. It takes at most
    is sent; a path when it is slow alone, time and again, and its two ends are fast alone with
    others. Of each such trial the better of two readings counts. All else is *suspected, not
    confirmed*, and said as that.
+   Before anybody is named, suspects and a fast link are tried three times more, in turn. If the
+   same pair, alone, falls below 0.6 of its best reading in more than one reading of ten, pairs do
+   not keep a rate (other programs take the cores, for example): the answer is inconclusive and
+   names nobody.
 4. **All other pairs.** With what time is left, clusters of more than 16 nodes go through the pairs
    that were not tried, by the circle method again.
 
@@ -130,7 +148,7 @@ rail), the path between two nodes, or the fabric as a whole. It takes at most
 - Of two nodes, which one is slow: their path is named. Nor where no two nodes are fast with each
   other: that is the fabric as a whole.
 - A slow path between nodes that are no neighbours in the ring shows only when that pair is tried;
-  see the third table for what that takes. In the collective it slowed, it was in a ring.
+  see the third table for what that takes.
 - A node that is slower than its peers by less than a fifth.
 - Why a link gave no reading at all: it is named, and the answer stays open.
 

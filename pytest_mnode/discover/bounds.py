@@ -118,7 +118,7 @@ def _questions(machine: Machine) -> Iterator[Entry]:
 
 
 def _parts(machine: Machine) -> list[str]:
-    parts = ["code", "python", "torch", "packages", "kernel"]
+    parts = ["code", "python", "torch", "packages", "kernel", "sysctl"]
     if machine.nvml:
         parts += ["nccl", "driver"]
     return parts + ["firmware"] * (machine.fabric.kind in ("infiniband", "roce"))

@@ -109,6 +109,13 @@ def add(path: str) -> None:
         namespaces.mount(f"/proc/self/fd/{fd}", point, flags=MS_BIND | namespaces.MS_REC)
 
 
+def sysctl(name: str) -> None:
+    """A kernel setting of the node's own network, from standard input; prints the old value."""
+    path = Path("/proc/sys", name)
+    print(path.read_text().strip())
+    path.write_bytes(sys.stdin.buffer.read())
+
+
 def unmount(path: str) -> None:
     """Take the uppermost mount off."""
     namespaces.unmount(path)
@@ -143,7 +150,7 @@ ACTS = {
     act.__name__: act
     for act in (
         *(replace, edit, write, remove, read_only),
-        *(full, resize, add, unmount, neighbour),
+        *(full, resize, add, sysctl, unmount, neighbour),
     )
 }
 

@@ -8,11 +8,12 @@ import resource
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults.acting import processes_of, undone_once
+from pytest_mnode.faults.acting import inside, processes_of, undone_once
 from pytest_mnode.faults.registry import Undo, fault, size, whole
 
 LOW_MEMLOCK_BYTES = 64 << 10
 LOW_NOFILE = 256
+SMALL_BUFFERS_BYTES = 4 << 10
 
 
 @fault(size("SIZE", "64 KiB"))
@@ -25,6 +26,21 @@ def low_memlock(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
 def low_nofile(rack: Rack, node: Node, count: int | None) -> Undo:
     """Processes of a node may have few files open (RLIMIT_NOFILE)."""
     return _limited(rack, node, resource.RLIMIT_NOFILE, count or LOW_NOFILE)
+
+
+@fault(size("SIZE", "4 KiB"))
+def small_buffers(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
+    """New TCP connections of a node send and receive with small buffers (tcp_rmem, tcp_wmem)."""
+    size = size_bytes or SMALL_BUFFERS_BYTES
+    text = f"{min(size, 4096)} {size} {size}".encode()
+    names = ("tcp_rmem", "tcp_wmem")
+    before = {name: inside(rack, node, "sysctl", f"net/ipv4/{name}", data=text) for name in names}
+
+    def undo() -> None:
+        for name, old in before.items():
+            inside(rack, node, "sysctl", f"net/ipv4/{name}", data=old.encode())
+
+    return undone_once(rack, undo, node)
 
 
 def _limited(rack: Rack, node: Node, kind: int, limit: int) -> Undo:

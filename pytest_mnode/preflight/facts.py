@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid"}
@@ -117,7 +117,10 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Versions, None where there is no such thing. code and packages: digest or version by name."""
+    """Versions, None where there is no such thing. code and packages: digest or version by name.
+
+    sysctl: kernel settings by name, without those that cannot be read there.
+    """
 
     __pydantic_config__ = _STRICT
     python: str
@@ -130,6 +133,7 @@ class Software:
     firmware: dict[str, str]
     packages: dict[str, str]
     code: dict[str, str]
+    sysctl: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

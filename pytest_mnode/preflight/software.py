@@ -10,6 +10,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_mnode.preflight.facts import Software
@@ -19,6 +20,17 @@ _VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", 
 _GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
 _METADATA_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _DRIVER = re.compile(r"(?:Kernel Module[^\n]*?)\s(\d+\.\d+(?:\.\d+)?)\b")
+_SETTINGS = (
+    *("ipv4/tcp_rmem", "ipv4/tcp_wmem", "core/rmem_max", "core/wmem_max", "core/rmem_default"),
+    *("core/wmem_default", "core/netdev_max_backlog", "core/somaxconn", "core/default_qdisc"),
+    *("ipv4/tcp_congestion_control", "ipv4/tcp_mtu_probing", "ipv4/tcp_window_scaling"),
+    *("ipv4/tcp_sack", "ipv4/tcp_timestamps", "ipv4/tcp_moderate_rcvbuf"),
+    *("ipv4/tcp_slow_start_after_idle", "ipv4/ip_local_port_range"),
+    "ipv6/conf/all/disable_ipv6",
+)
+"""Not tcp_mem, which the kernel derives from the memory that it found."""
+_OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce")
+"""Settings that decide which NIC of several answers and sends."""
 NOT_THERE, UNREADABLE = "not there", "unreadable"
 """In place of a digest."""
 _PROGRAMS = (".py", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".sh")
@@ -29,8 +41,11 @@ _NCCL_PLACES = (
 )
 
 
-def read(code: Sequence[str]) -> Software:
-    """What this interpreter would use; `code`: further directories whose programs are compared."""
+def read(code: Sequence[str], interfaces: Sequence[str] = ()) -> Software:
+    """What this interpreter would use; `code`: further directories whose programs are compared.
+
+    interfaces: shell patterns of those whose kernel settings are compared.
+    """
     driver_text = sysfs.text(Path("/proc/driver/nvidia/version"))
     digests = code_digests(Path(__file__).parents[1], "pytest_mnode")
     for directory in code:
@@ -47,7 +62,30 @@ def read(code: Sequence[str]) -> Software:
         firmware={d.name: d.firmware for d in rdma.read_rdma() or () if d.firmware},
         packages=dict(packages(sys.path)),
         code=digests,
+        sysctl=kernel_settings(interfaces),
     )
+
+
+def kernel_settings(
+    interfaces: Sequence[str], root: Path = Path("/proc/sys/net")
+) -> dict[str, str]:
+    """Settings that the speed of a network depends on, by name; without those not readable here."""
+    conf = root / "ipv4/conf"
+    try:
+        names = sorted(path.name for path in conf.iterdir())
+    except OSError:
+        names = []
+    chosen = ["all", *(n for n in names if any(fnmatchcase(n, p) for p in interfaces))]
+    wanted = [
+        *_SETTINGS,
+        *(f"ipv4/conf/{n}/{setting}" for n in chosen for setting in _OF_INTERFACES),
+    ]
+    read = {name: sysfs.text(root / name) for name in wanted}
+    return {
+        f"net.{name.replace('/', '.')}": " ".join(text.split())
+        for name, text in read.items()
+        if text is not None
+    }
 
 
 def code_digests(root: Path, name: str) -> dict[str, str]:

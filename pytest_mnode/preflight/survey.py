@@ -107,9 +107,10 @@ class SurveyOfNode:
 
     async def look(self, order: LookOrder) -> NodeFacts:
         self.order = order
+        patterns = [one for of_network in order.networks.values() for one in of_network]
         parts = asyncio.gather(
             self.part("interfaces", machine.interfaces),
-            self.part("software", lambda: software.read(order.code)),
+            self.part("software", lambda: software.read(order.code, patterns)),
             self.part("rdma", machine.rdma_devices),
             self.part("accelerators", machine.accelerators) if order.accelerators else _nothing(),
         )

@@ -9,7 +9,9 @@ from pydantic import Field, field_validator
 from pytest_mnode.spec.fields import AbsolutePath, Bytes, Count, Page, Seconds, Setting, Some
 
 Network = Literal["fabric", "management"]
-Part = Literal["code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel"]
+Part = Literal[
+    "code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"
+]
 Place = Literal["datasets", "checkpoints", "scratch"]
 
 
@@ -130,7 +132,7 @@ class PreflightCriterion(Page):
     mtu: MtuPromise | None = None
     clocks: Clocks | None = None
     same: tuple[Part, ...] | None = Field(None, min_length=1)
-    """What is the same on all nodes."""
+    """What is the same on all nodes; sysctl: kernel settings that networks depend on."""
     accelerators: AcceleratorHealth | None = None
     rdma: RdmaPromise | None = None
     gpudirect: Literal["peermem", "dma-buf", "either"] | None = None

@@ -79,7 +79,8 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
         f"mtu_hole:node1,port_dropped:node0,slow_names:node2,small_shm:node3,skewed_clock:node2:-2,"
         f"low_nofile:node1,low_memlock:node0,other_package:node3:numpy,"
         f"read_only_path:node1:{base}/checkpoints,full_disk:node3:{base}/scratch,"
-        f"other_code:node2:{base}/datasets/part1.bin,link_down:node3,wrong_hosts:node1:node1"
+        f"other_code:node2:{base}/datasets/part1.bin,link_down:node3,wrong_hosts:node1:node1,"
+        "small_buffers:node2"
     )
     env = {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "mgmt0"}
     found = _preflight(tmp_path, faults, spec, env=env)
@@ -93,6 +94,7 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
         "test_names_are_found[node2]",
         "test_full_size_packets_pass[node1]",
         "test_clocks_agree[node2]",
+        "test_nodes_are_the_same[node2-sysctl]",
         "test_nodes_are_the_same[node3-packages]",
         "test_storage_can_be_used[node1]",
         "test_storage_can_be_used[node3]",
@@ -123,6 +125,9 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
     assert "node2 is behind node" in skew["note"]
     assert "± " in skew["note"]
     assert "+other" in found.notes("test_nodes_are_the_same[node3-packages]")
+    assert "net.ipv4.tcp_rmem 4096 4096 4096, " in found.notes(
+        "test_nodes_are_the_same[node2-sysctl]"
+    )
     [read_only] = found.culprits("test_storage_can_be_used[node1]")
     assert read_only == f"node1 {base}/checkpoints: read-only file system"
     [full] = found.culprits("test_storage_can_be_used[node3]")

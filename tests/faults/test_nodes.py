@@ -91,6 +91,16 @@ def test_a_limit_is_low(rack: Rack, fault: str, ask: str, low: str) -> None:
     assert shell(rack, 1, ask) == before
 
 
+def test_buffers_of_connections_are_small(rack: Rack) -> None:
+    ask = "cat /proc/sys/net/ipv4/tcp_rmem /proc/sys/net/ipv4/tcp_wmem"
+    before = shell(rack, 1, ask)
+    undo = faults.inject(rack, "small_buffers:node1:8 KiB")
+    assert shell(rack, 1, ask).split() == ["4096", "8192", "8192"] * 2
+    assert shell(rack, 0, ask) == before
+    undo()
+    assert shell(rack, 1, ask) == before
+
+
 def test_a_clock_is_wrong(rack: Rack) -> None:
     need(_faketime(), "libfaketime")
     now, names = "date +%s", "getent hosts node2"

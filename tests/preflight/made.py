@@ -77,6 +77,7 @@ SOFTWARE = Software(
     firmware={"mlx5_0": "28.39.1002"},
     packages={"numpy": "2.1.0", "torch": "2.6.0"},
     code={"train/main.py": "0a1b2c3d4e5f"},
+    sysctl={"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "212992"},
 )
 
 

@@ -53,6 +53,7 @@ OTHER: dict[Part, dict[str, Any]] = {
     "driver": {"driver": "535.1"},
     "firmware": {"firmware": {"mlx5_0": "28.36.0"}},
     "kernel": {"kernel": "5.15.0"},
+    "sysctl": {"sysctl": {**SOFTWARE.sysctl, "net.ipv4.tcp_rmem": "4096 8192 16384"}},
 }
 
 
@@ -66,7 +67,7 @@ def test_the_odd_one_out_is_named_with_both_values(tmp_path: Path, part: Part) -
     assert " on 3 of 4 nodes" in found.note
     none = healthy(2)
     for index in range(2):
-        empty: Any = {} if part in ("code", "packages", "firmware") else None
+        empty: Any = {} if part in ("code", "packages", "firmware", "sysctl") else None
         none = with_facts(none, index, software=replace(SOFTWARE, **{part: empty}))
     assert set(verdicts(_same(part), none, spec).values()) == {"inconclusive"}
 
@@ -79,6 +80,24 @@ def test_without_a_majority_all_differ(tmp_path: Path) -> None:
     [found] = asked(_same("kernel"), two, spec)["gpu0"]
     assert "6.1.0, 5.15.0 on gpu1, and no majority says who is right" in found.note
     assert isinstance(same.same(healthy(1), spec, "gpu0", "kernel"), NotPromised)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("setting", sorted(SOFTWARE.sysctl))
+def test_a_kernel_setting_that_a_node_does_not_show_is_no_difference(
+    tmp_path: Path, nodes: int, setting: str
+) -> None:
+    spec = spec_of(tmp_path, "{same: [sysctl]}")
+    shown = {name: value for name, value in SOFTWARE.sysctl.items() if name != setting}
+    some = with_facts(healthy(nodes), 1, software=replace(SOFTWARE, sysctl=shown))
+    assert verdicts(_same("sysctl"), some, spec) == {}
+    assert "1 not readable here" in asked(_same("sysctl"), some, spec)["gpu1"][0].note
+    mute = with_facts(healthy(nodes), 1, software=replace(SOFTWARE, sysctl={}))
+    expected = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]  # nobody to compare with
+    assert verdicts(_same("sysctl"), mute, spec) == dict.fromkeys(expected, "inconclusive")
+    other = replace(SOFTWARE, sysctl={**SOFTWARE.sysctl, setting: "1"})
+    odd = culprits(_same("sysctl"), with_facts(healthy(nodes), 1, software=other), spec)
+    assert sorted(odd) == (["gpu1"] if nodes > 2 else ["gpu0", "gpu1"])  # no majority of two
 
 
 def _place(key: str, path: str, **changes: Any) -> PlaceFacts:

@@ -19,7 +19,7 @@ from pytest_mnode.spec.preflight import Part
 from pytest_mnode.verdict import Measurement, equals
 
 PARTS: tuple[Part, ...] = (
-    *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel"),
+    *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"),
 )
 _NONE = "none"
 
@@ -46,18 +46,28 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> Answer:
         why = alone if any(told.values()) else f"no node has any {part}, or none can be read"
         return unknown(label, "", bound, source, why)
     items = sorted({item for mine in told.values() for item in mine})
-    found = {}
+    found, compared = {}, 0
     for item in items:
-        values = {node: mine.get(item, _NONE) for node, mine in told.items()}
+        values = {
+            node: mine.get(item, _NONE)
+            for node, mine in told.items()
+            if part != "sysctl" or item in mine  # what a namespace does not show is not known
+        }
+        if name not in values or len(values) == 1:
+            continue
+        compared += 1
         if (odd := difference(values, name)) is not None:
             found[item] = f"{_named(item, part)}{values[name]}, {odd.usual} on {odd.who}"
     unread = [i for i, v in told[name].items() if v.startswith((NOT_THERE, UNREADABLE))]
-    if unread and not found:
+    if (unread and not found) or not compared:
         # The same words on all nodes say nothing of what is in the files.
-        why = f"{name}: {listed([f'{item} is {told[name][item]}' for item in unread], 3)}"
-        return unknown(label, "", bound, source, why)
+        why = listed([f"{item} is {told[name][item]}" for item in unread], 3)
+        why = why or f"no {part} that another node shows too"
+        return unknown(label, "", bound, source, f"{name}: {why}")
     mute = len(survey.nodes) - len(told)
-    note = listed(list(found.values()), 3) or f"{len(items)} compared on {len(told)} nodes"
+    note = listed(list(found.values()), 3) or f"{compared} compared on {len(told)} nodes"
+    if compared < len(items):
+        note += f"; {len(items) - compared} not readable here, or on no other node"
     if mute:
         note += f"; {mute} nodes told nothing"
     culprit = f"{name} {part}"
@@ -77,5 +87,7 @@ def items_of(software: Software, part: Part) -> Mapping[str, str]:
             return software.packages
         case "firmware":
             return software.firmware
+        case "sysctl":
+            return software.sysctl
     value: str | None = getattr(software, part)
     return {part: value} if value is not None else {}
