@@ -140,7 +140,10 @@ the line by itself.
    same pair, alone, falls below 0.6 of its best reading in more than one reading of ten, pairs do
    not keep a rate (other programs take the cores, for example): the answer is inconclusive and
    names nobody.
-4. **All other pairs.** With what time is left, clusters of more than 16 nodes go through the pairs
+4. **Without each node.** Where every pair is fast, a node may be slow only in company, as with
+   tiny TCP buffers. Of 4 to 16 nodes, all_reduce is then measured without each of them in turn,
+   twice; the one node whose absence brings the rate back is named.
+5. **All other pairs.** With what time is left, clusters of more than 16 nodes go through the pairs
    that were not tried, by the circle method again.
 
 ## What it cannot tell

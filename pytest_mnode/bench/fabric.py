@@ -11,6 +11,7 @@ import torch.distributed as dist
 from pytest_mnode.bench.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
 from pytest_mnode.bench.collectives import COLLECTIVES
 from pytest_mnode.bench.findings import Findings
+from pytest_mnode.bench.leave_one_out import slow_in_company
 from pytest_mnode.bench.locate import BUDGET_S, located
 from pytest_mnode.bench.sweep import Row, Sweep, Unmeasured, sweep
 from pytest_mnode.bench.table import table
@@ -265,7 +266,21 @@ def _located(  # noqa: PLR0917  what `located` takes
         return known.culprit, True
     slow_below_mbits_s = told_by.promise.nic_mbits_s(spec.fabric)
     found = located(world, spec, traffic, slow_below_mbits_s, device, budget_s=budget_s)
+    culprit = str(found) if found.culprit is not None else None
+    if found.faults == 0:
+        culprit = _in_company(world, spec, told_by, device, budget_s)
     # That nobody was found explains nothing, least of all a fault that came later.
-    if findings is not None and found.culprit is not None:
-        findings.keep(world, instead, str(found), collective)
-    return str(found), found.culprit is not None
+    if findings is not None and culprit:
+        findings.keep(world, instead, culprit, collective)
+    return culprit or str(found), bool(culprit)
+
+
+def _in_company(
+    world: World, spec: Spec, told_by: Judged, device: torch.device, budget_s: float
+) -> str:
+    """Who slows collectives though every pair that it is in is fast; "" where nobody is found."""
+    fabric = spec.criteria.fabric
+    promise = (fabric.all_reduce_busbw if fabric else None) or told_by.promise
+    bound = promise.bound_gbytes_s(spec.fabric)
+    size_bytes = promise.plateau_sizes_bytes[-1]
+    return slow_in_company(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)

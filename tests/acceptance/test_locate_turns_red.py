@@ -1,4 +1,4 @@
-"""A path between two nodes that no collective's ring goes over: measured, and named where slow."""
+"""Faults that no collective or no pair of nodes shows by itself: found, and named."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def test_a_slow_path_beside_the_ring_is_named(
         assert "locate: round 1 (all pairs), 2 pairs at once, slowest node" in done.run.output
         assert (slow["value"], slow["verdict"], slow["where"]) == (1, "fail", "all 4 ranks")
         assert re.fullmatch(rf"{culprit}: both nodes are fast with others", slow["culprit"])
+
+
+def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
+    need_rack()
+    fault = "--mnode-fault=small_buffers:node2"
+    done = certify(tmp_path, "-k", "line_rate and all_reduce", fault, files=["test_fabric.py"])
+    [culprit] = done.culprits("fabric")
+    assert re.match(
+        r"node2, slow only in company: every pair of nodes keeps the rate, and so does all_reduce "
+        r"without node2 \(0\.02\d* GB/s; with it 0\.01\d*\)$",
+        culprit,
+    )

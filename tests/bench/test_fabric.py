@@ -193,6 +193,10 @@ class _Located:
     def __init__(self, culprit: str | None) -> None:
         self.culprit = culprit
 
+    @property
+    def faults(self) -> int:
+        return self.culprit is not None
+
     def __str__(self) -> str:
         return self.culprit or "nobody"
 
