@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
-from pytest_mnode.probes.nic import port_bytes, sent_bytes
-from pytest_mnode.probes.rdma import read_rdma
+from pytest_mnode.probes.nic import grown_by, sent_so_far
 from pytest_mnode.world.contract import World
 
 _BYTES = 2 << 20
@@ -26,12 +25,12 @@ def nics_of_this_rank(world: World, device: torch.device) -> tuple[tuple[str, ..
     carried: dict[str, int] = {}
     for turn in range(world.local_size):
         by_rank([0.0], device)  # everybody is here, and whoever sent before has been heard
-        before = _counted()
+        before = sent_so_far()
         if turn == world.local_rank:
             _pass_on(world, device)
         by_rank([0.0], device)
         if turn == world.local_rank:
-            carried = {n: c - before.get(n, 0) for n, c in _counted().items()}
+            carried = grown_by(before, sent_so_far())
     return carriers(carried)
 
 
@@ -54,13 +53,3 @@ def _pass_on(world: World, device: torch.device) -> None:
         [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, got, of)]
     ):
         work.wait()
-
-
-def _counted() -> dict[str, int]:
-    counts = sent_bytes()
-    for rdma in read_rdma() or ():
-        for port in rdma.ports:
-            sent = port_bytes(port)
-            if sent is not None:
-                counts[port.name] = sent
-    return counts

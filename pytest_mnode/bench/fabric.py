@@ -167,7 +167,7 @@ class Busbw:
         senders = [node for node in self.traffic if node.least_bytes]
         shares = [node.share(fabric) for node in senders]
         past = [100 * (1 - share) for share in shares if share is not None]
-        judged = fabric.kind == "ethernet"  # the kernel does not count what RDMA moves
+        judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
         measure(
             "sent past the fabric, by the node that did most",
             max(past) if past and len(past) == len(shares) else None,

@@ -1,14 +1,16 @@
-"""Which interfaces the nodes sent over while something was measured."""
+"""Which interfaces and RDMA devices the nodes sent over while something was measured."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.bench.wires import Beneath, all_beneath, beneath_of, own_bytes
 from pytest_mnode.probes.netdev import read_interfaces
-from pytest_mnode.probes.nic import sent_bytes
+from pytest_mnode.probes.nic import grown_by, sent_so_far
+from pytest_mnode.probes.rdma import read_rdma
 from pytest_mnode.spec.models import Network
 from pytest_mnode.world.contract import World
 
@@ -17,11 +19,11 @@ _LOOPBACK = "lo"
 
 @dataclass(frozen=True, slots=True)
 class NodeTraffic:
-    """Bytes that each interface of a node sent, headers included, by the kernel's counters.
+    """Bytes that each interface and RDMA device of a node sent, headers included, as both count.
 
     least_bytes: what the node must have sent to the others; less than half of it on all interfaces
-    of a network together, and on all others, means that the kernel did not see the traffic, as with
-    RDMA. 0 where it need not send anything. beneath: which of them count the same bytes.
+    of a network together, and on all others, means that no counter saw the traffic, as with
+    soft-RoCE. 0 where it need not send anything. beneath: which of them count the same bytes.
     """
 
     node: str
@@ -84,6 +86,11 @@ def astray(traffic: Sequence[NodeTraffic], network: Network) -> str | None:
     return f"{who} sent over {over} instead of {'+'.join(network.interfaces)}"
 
 
+def same_bytes() -> Beneath:
+    """Which interfaces and RDMA devices of this node count the same bytes."""
+    return beneath_of(read_interfaces() or (), read_rdma() or ())
+
+
 class Counted:
     """Context manager that reads the counters around what it encloses; all ranks enter it."""
 
@@ -91,22 +98,21 @@ class Counted:
         self._world = world
 
     def __enter__(self) -> Counted:
-        self._before = sent_bytes()
+        self._before = sent_so_far()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._after = sent_bytes()
+        self._after = sent_so_far()
 
     def by_node(self, least_bytes: Sequence[int]) -> tuple[NodeTraffic, ...]:
         """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
         import torch.distributed as dist
 
-        sent = {
-            name: count - self._before[name]
-            for name, count in self._after.items()
-            if name in self._before and (name != _LOOPBACK or self._world.local_size == 1)
-        }
-        mine: tuple[dict[str, int], Beneath] = sent, beneath_of(read_interfaces() or (), ())
+        sent = Counter[str]()
+        for name, count in grown_by(self._before, self._after).items():
+            if name != _LOOPBACK or self._world.local_size == 1:
+                sent[name.partition(":")[0]] += count  # ports of one device together
+        mine: tuple[dict[str, int], Beneath] = dict(sent), same_bytes()
         every = [mine] * self._world.size
         dist.all_gather_object(every, mine)
         first_ranks = every[:: self._world.local_size]

@@ -1,4 +1,7 @@
-"""What RDMA ports carried and what went wrong between two readings of their counters. Pure."""
+"""What went wrong on RDMA ports between two readings of their counters. Pure.
+
+What they carried, in bytes: `probes.nic`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from enum import StrEnum
 
 from pytest_mnode.probes.rdma import Port, RdmaDevice
 
-_LANES = 4
-"""port_xmit_data and port_rcv_data count units of 4 bytes, whatever the link's width."""
 _BITS = {
     "symbol_error": 16,
     "link_error_recovery": 8,
@@ -31,10 +32,6 @@ _BITS = {
     "port_xmit_wait": 32,
 }
 """Widths of the PMA's counters, which stop at their largest value instead of beginning again."""
-_SENT = ("tx_bytes", "rdma_write_bytes", "rdma_read_resp_bytes")
-_RECEIVED = ("rx_bytes", "rdma_read_bytes", "rdma_write_recv_bytes")
-_SENT_PACKETS = ("sent_pkts", "tx_pkts")
-_RECEIVED_PACKETS = ("rcvd_pkts", "rx_pkts")
 _CONGESTION = re.compile(r"port_xmit_wait|.*(?:cnp|ecn|congestion|pause).*|.*_throttled?$")
 _LOSS = re.compile(
     r"out_of_seq\w*|packet_seq_err|duplicate_request|implied_nak_seq_err|local_ack_timeout_err"
@@ -84,20 +81,12 @@ def meaning(counter: str) -> Means:
 class Moved:
     """What one port did between two readings.
 
-    sent_bytes, received_bytes: None where the port has no such counter, it could not be read, stood
-    still at its largest value, or went back, as after a reset. Headers included; soft-RoCE as
-    shipped counts packets only. EFA counts messages, RDMA writes and reads apart: the largest of
-    them is taken, which is no more than what was moved. wait_ticks: for how long data waited to be
-    sent, in ticks of the port. errors, losses, congestion: counters that rose, by how much.
-    unknown: counters whose rise is not known, which may be any.
+    errors, losses, congestion: counters that rose, by how much. unknown: counters whose rise is not
+    known, which may be any: they could not be read, stood still at their largest value, or went
+    back, as after a reset.
     """
 
     port: str
-    sent_bytes: int | None
-    received_bytes: int | None
-    sent_packets: int | None
-    received_packets: int | None
-    wait_ticks: int | None
     errors: Mapping[str, int]
     losses: Mapping[str, int]
     congestion: Mapping[str, int]
@@ -113,16 +102,12 @@ def moved(before: Port, after: Port) -> Moved:
     """What a port did from `before` to `after`; both of the same port, else ValueError."""
     if before.name != after.name:
         raise ValueError(f"readings of two ports: {before.name} and {after.name}; give one port's")
-    port = _rises(before.counters, after.counters)
-    driver = _rises(before.hw_counters, after.hw_counters)
-    both = {**driver, **port}
+    both = {
+        **_rises(before.hw_counters, after.hw_counters),
+        **_rises(before.counters, after.counters),
+    }
     return Moved(
         port=after.name,
-        sent_bytes=_times(port.get("port_xmit_data"), _largest(driver, _SENT)),
-        received_bytes=_times(port.get("port_rcv_data"), _largest(driver, _RECEIVED)),
-        sent_packets=_first(port.get("port_xmit_packets"), _largest(driver, _SENT_PACKETS)),
-        received_packets=_first(port.get("port_rcv_packets"), _largest(driver, _RECEIVED_PACKETS)),
-        wait_ticks=port.get("port_xmit_wait"),
         errors=_those(both, Means.ERROR),
         losses=_those(both, Means.LOSS),
         congestion=_those(both, Means.CONGESTION),
@@ -160,16 +145,3 @@ def _rise(name: str, before: int | None, after: int | None) -> int | None:
 
 def _those(rises: Mapping[str, int | None], means: Means) -> dict[str, int]:
     return {n: rise for n, rise in rises.items() if rise and meaning(n) is means}
-
-
-def _largest(rises: Mapping[str, int | None], names: Iterable[str]) -> int | None:
-    known = [rise for name in names if (rise := rises.get(name)) is not None]
-    return max(known, default=None)
-
-
-def _times(units: int | None, otherwise: int | None) -> int | None:
-    return units * _LANES if units is not None else otherwise
-
-
-def _first(one: int | None, other: int | None) -> int | None:
-    return one if one is not None else other

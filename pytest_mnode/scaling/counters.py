@@ -1,29 +1,10 @@
-"""What this node has sent, and this process has waited for, so far."""
+"""How long this process has waited for CPUs so far."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_mnode.bench.wires import Beneath, beneath_of
 from pytest_mnode.probes import sysfs
-from pytest_mnode.probes.netdev import read_interfaces
-from pytest_mnode.probes.nic import port_bytes, sent_bytes
-from pytest_mnode.probes.rdma import read_rdma
-
-
-def sent_so_far() -> dict[str, int]:
-    """Bytes sent so far by each interface and RDMA port of this node."""
-    counts = sent_bytes()
-    for device in read_rdma() or ():
-        for port in device.ports:
-            if (sent := port_bytes(port)) is not None:
-                counts[port.name] = sent
-    return counts
-
-
-def same_bytes() -> Beneath:
-    """Which interfaces and RDMA devices of this node count the same bytes."""
-    return beneath_of(read_interfaces() or (), read_rdma() or ())
 
 
 def starved_so_far_s(root: Path = Path("/")) -> float | None:

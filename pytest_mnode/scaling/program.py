@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.timing import elapsed_s, finish
-from pytest_mnode.scaling.counters import grown, same_bytes, sent_so_far, starved_so_far_s
+from pytest_mnode.bench.traffic import same_bytes
+from pytest_mnode.probes.nic import grown_by, sent_so_far
+from pytest_mnode.scaling.counters import grown, starved_so_far_s
 from pytest_mnode.scaling.efficiency import settled
 from pytest_mnode.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.scaling.plan import Group, Plan, Turn
@@ -86,7 +88,7 @@ class Program:
             steps=(tuple(step for step, _ in steps),),
             samples=self.plan.group_batch(turn.count),
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
-            sent_bytes=({n: c - before[n] for n, c in after.items() if n in before},),
+            sent_bytes=(grown_by(before, after),),
             starved_s=(grown(waited_s, waited_until_s),),
             beneath=(same_bytes(),),
         )

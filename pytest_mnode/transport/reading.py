@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_mnode.probes import connections, nccl_files, netdev, rdma
 from pytest_mnode.probes.nccl_log import read_nccl_log
-from pytest_mnode.probes.nic import port_bytes
+from pytest_mnode.probes.nic import grown, port_bytes
 from pytest_mnode.transport.facts import Nic, NodeFacts, Port, RankFacts, Socket
 from pytest_mnode.transport.settings import of_networks
 from pytest_mnode.transport.why import Silence
@@ -50,8 +50,8 @@ def _nic(after: netdev.Interface, before: netdev.Interface | None) -> Nic:
     rides_on = [*after.slaves, after.master, after.parent]
     return Nic(
         name=after.name,
-        sent_bytes=_grown(before.sent_bytes if before else None, after.sent_bytes),
-        received_bytes=_grown(before.received_bytes if before else None, after.received_bytes),
+        sent_bytes=grown(before.sent_bytes if before else None, after.sent_bytes),
+        received_bytes=grown(before.received_bytes if before else None, after.received_bytes),
         up=after.up,
         infiniband=after.kind is netdev.Kind.IPOIB,
         rides_on=tuple(name for name in rides_on if name),
@@ -68,8 +68,8 @@ def _port(device: rdma.RdmaDevice, after: rdma.Port, before: rdma.Port | None) -
     return Port(
         device=device.name,
         port=after.number,
-        sent_bytes=_grown(*sent),
-        received_bytes=_grown(*received),
+        sent_bytes=grown(*sent),
+        received_bytes=grown(*received),
         state=state,
         link_layer=after.link_layer,
         gid_types=None if after.gids is None else types,
@@ -77,10 +77,6 @@ def _port(device: rdma.RdmaDevice, after: rdma.Port, before: rdma.Port | None) -
         in_software=device.virtual,
         pci_address=device.pci_address,
     )
-
-
-def _grown(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None or after < before else after - before
 
 
 def _gid_type(told: str | None) -> str:
