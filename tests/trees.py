@@ -86,6 +86,8 @@ class Tree:
         counters: Mapping[str, int] | None = None,
         hw_counters: Mapping[str, int] | None = None,
         gids: Iterable[tuple[str, str, str]] = (),
+        *,
+        node_type: str = "1: CA",
         **attributes: str,
     ) -> None:
         """An RDMA device with one port on a device's path. gids: GID, type, interface."""
@@ -94,6 +96,7 @@ class Tree:
         told |= {"link_layer": "InfiniBand", "lid": "0x1a", "sm_lid": "0x1"}
         for attribute, text in {**told, **attributes}.items():
             self.write(f"{folder}/ports/1/{attribute}", text)
+        self.write(f"{folder}/node_type", node_type)
         for kind, values in (("counters", counters), ("hw_counters", hw_counters)):
             for counter, value in (values or {}).items():
                 self.write(f"{folder}/ports/1/{kind}/{counter}", value)

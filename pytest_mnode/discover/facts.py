@@ -51,7 +51,7 @@ class RdmaPort:
     port: int
     active: bool | None
     state: str | None
-    link_layer: str | None
+    protocol: str | None
     rate_gbits_s: float | None
     driver: str | None
     virtual: bool

@@ -155,7 +155,7 @@ def rdma_ports(
             port=port.number,
             active=port.active,
             state=port.state,
-            link_layer=port.link_layer,
+            protocol=port.protocol,
             rate_gbits_s=port.rate_gbits_s,
             driver=device.driver,
             virtual=device.virtual,

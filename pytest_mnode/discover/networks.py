@@ -24,7 +24,7 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 _NEAR = ("PIX", "PXB")
 """Below the same PCI switch. Source: nvidia-smi topo --matrix, legend."""
-_LAYERS: dict[str, Kind] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+_KINDS: dict[str, Kind] = {"InfiniBand": "infiniband", "RoCE": "roce", "EFA": "efa"}
 
 
 def networks_of(node: Seen, shared: frozenset[str] = frozenset()) -> Networks:
@@ -52,6 +52,11 @@ def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
         return None  # ranks on CPUs speak TCP
     aside = [
         f"{p.device}:{p.port} is {p.state or 'of unknown state'}" for p in real if not p.active
+    ]
+    aside += [
+        f"{p.device}:{p.port} speaks {p.protocol or 'an unknown protocol'}"
+        for p in real
+        if p.active and _kind(p) is None
     ]
     ports, left = _apart(ports, [p for p in ports if _carries(p, node, look)])
     aside += [f"{p.device} has the address for control" for p in left]
@@ -94,9 +99,7 @@ def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
 
 
 def _kind(port: RdmaPort) -> Kind | None:
-    if port.driver == "efa":
-        return "efa"
-    return _LAYERS.get(port.link_layer or "")
+    return _KINDS.get(port.protocol or "")
 
 
 def _carries(port: RdmaPort, node: Seen, look: NodeLook) -> bool:

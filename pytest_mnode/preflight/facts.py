@@ -170,14 +170,17 @@ class PlaceFacts:
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """A port of an RDMA device. state: such as "ACTIVE". gid_types: UNKNOWN_GID may be one."""
+    """A port of an RDMA device. state: such as "ACTIVE". protocol: such as "RoCE".
+
+    gid_types: UNKNOWN_GID may be one.
+    """
 
     __pydantic_config__ = _STRICT
     device: str
     port: int
     state: str | None
     physical_state: str | None
-    link_layer: str | None
+    protocol: str | None
     rate_gbits_s: float | None
     gid_types: tuple[str, ...]
 

@@ -22,8 +22,8 @@ from pytest_mnode.probes import netdev, nvml, rdma, rdma_counters, shaping
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _WATCHED = (rdma_counters.Means.ERROR, rdma_counters.Means.LOSS)
-_FIRST_GIDS = {"Ethernet": "RoCE v1", "InfiniBand": "IB", "Unspecified": "IB"}
-"""What the kernel calls "IB/RoCE v1", by link layer."""
+_FIRST_GIDS = {"RoCE": "RoCE v1", "InfiniBand": "IB", "EFA": "IB", "iWARP": "iWARP"}
+"""What the kernel calls "IB/RoCE v1", by protocol."""
 
 
 def limits() -> ProcessLimits:
@@ -94,7 +94,7 @@ def rdma_ports(devices: Sequence[rdma.RdmaDevice]) -> tuple[RdmaPort, ...]:
             port=port.number,
             state=port.state,
             physical_state=port.phys_state,
-            link_layer=port.link_layer,
+            protocol=port.protocol,
             rate_gbits_s=port.rate_gbits_s,
             gid_types=gid_types(port),
         )
@@ -131,14 +131,14 @@ def rdma_rises(
 
 
 def gid_types(port: rdma.Port) -> tuple[str, ...]:
-    """IB, RoCE v1, RoCE v2: what a port's GIDs are, each once; UNKNOWN_GID where it is not told.
+    """IB, RoCE v1, RoCE v2, iWARP: a port's types of GIDs, each once; UNKNOWN_GID where not known.
 
-    The kernel has one word for GIDs of InfiniBand and of RoCE v1; the link layer tells them apart.
+    The kernel has one word for those of InfiniBand, RoCE v1 and iWARP; the protocol tells more.
     """
     if port.gids is None:
         return (UNKNOWN_GID,)
-    first = _FIRST_GIDS.get(port.link_layer or "", UNKNOWN_GID)
-    untold = "IB" if port.link_layer == "InfiniBand" else UNKNOWN_GID  # it has no other
+    first = _FIRST_GIDS.get(port.protocol or "", UNKNOWN_GID)
+    untold = "IB" if port.protocol == "InfiniBand" else UNKNOWN_GID  # it has no other
     told = {"IB/RoCE v1": first, None: untold}
     return tuple(dict.fromkeys(told.get(gid.type) or str(gid.type) for gid in port.gids))
 

@@ -11,6 +11,8 @@ from pytest_mnode.probes import sysfs
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec(?:\s*\((\d+)X(?:\s+(\w+))?\))?", re.IGNORECASE)
 _NUMBERED = re.compile(r"\d+\s*:\s*(\S.*)", re.ASCII)
+_PROTOCOLS = {"RNIC": "iWARP", "usNIC": "usNIC", "usNIC UDP": "usNIC", "unspecified": "EFA"}
+"""By node type, where it alone tells."""
 _ZERO_GID = re.compile(r"[0:]*")
 _NO_GUID = re.compile(r"[0:]*")
 
@@ -32,8 +34,8 @@ class Port:
     state: ACTIVE, DOWN, INIT, ARMED, …, as in state_raw "4: ACTIVE"; phys_state likewise: LinkUp,
     Disabled, Polling, …. rate_gbits_s: of the link, in rate_raw "400 Gb/sec (4X NDR)"; a port that
     is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet, or Unspecified as EFA
-    has it. lid, sm_lid: 0 where there is none. gids: without the empty ones; None where the table
-    cannot be listed.
+    has it. node_type: of its device, such as CA or RNIC. lid, sm_lid: 0 where there is none. gids:
+    without the empty ones; None where the table cannot be listed.
     counters: the port's own, by the kernel's names and in its units (port_xmit_data counts 4 bytes
     each); hw_counters: the driver's. None where the device has no such folder; a counter that
     cannot be read is absent, and named in `unreadable`.
@@ -54,6 +56,20 @@ class Port:
     counters: Mapping[str, int] | None
     hw_counters: Mapping[str, int] | None
     unreadable: tuple[str, ...] = ()
+    node_type: str | None = None
+
+    @property
+    def protocol(self) -> str | None:
+        """InfiniBand, RoCE, iWARP, usNIC or EFA; None where node type and link layer do not tell.
+
+        iWARP has the link layer of RoCE, and the kernel calls its GID "IB/RoCE v1": the node type
+        alone tells them apart. Source: Linux, drivers/infiniband/core/sysfs.c, node_type_show.
+        """
+        if self.node_type in _PROTOCOLS:
+            return _PROTOCOLS[self.node_type]
+        if self.link_layer == "InfiniBand":
+            return "InfiniBand"
+        return "RoCE" if (self.node_type, self.link_layer) == ("CA", "Ethernet") else None
 
     @property
     def name(self) -> str:
@@ -135,8 +151,9 @@ def read_rdma(root: Path = Path("/")) -> tuple[RdmaDevice, ...] | None:
 def _device(path: Path, root: Path) -> RdmaDevice:
     device = path / "device"
     virtual = not device.exists()
+    node_type = parse_state(sysfs.text(path / "node_type"))
     ports = tuple(
-        _port(path.name, port)
+        _port(path.name, port, node_type)
         for port in sysfs.entries(path / "ports")
         if port.name.isascii() and port.name.isdigit()
     )
@@ -153,7 +170,7 @@ def _device(path: Path, root: Path) -> RdmaDevice:
         ports=ports,
         node_guid=guid or None,
         sys_image_guid=sysfs.text(path / "sys_image_guid") or None,
-        node_type=parse_state(sysfs.text(path / "node_type")),
+        node_type=node_type,
         node_desc=sysfs.text(path / "node_desc") or None,
         firmware=sysfs.text(path / "fw_ver") or None,
         board_id=sysfs.text(path / "board_id") or None,
@@ -191,7 +208,7 @@ def _made_of(guid: str | None, root: Path) -> tuple[str, ...]:
     return tuple(found) if len(found) == 1 else ()
 
 
-def _port(device: str, path: Path) -> Port:
+def _port(device: str, path: Path, node_type: str | None) -> Port:
     state, phys_state = sysfs.text(path / "state"), sysfs.text(path / "phys_state")
     rate = sysfs.text(path / "rate")
     counters, unreadable = _counters(path / "counters")
@@ -214,6 +231,7 @@ def _port(device: str, path: Path) -> Port:
         counters=counters,
         hw_counters=hw_counters,
         unreadable=(*[n for n, text in told.items() if text is None], *unreadable, *unreadable_hw),
+        node_type=node_type,
     )
 
 

@@ -77,6 +77,11 @@ class Fabric(Network):
     gpudirect: Annotated[bool, Field(strict=True)] | None = None
     """Whether NICs must read and write the accelerators' memory by themselves (GPUDirect RDMA)."""
 
+    @property
+    def protocol(self) -> str | None:
+        """What its RDMA ports must speak, as `probes.rdma` calls it; None without RDMA."""
+        return {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}.get(self.kind)
+
 
 class Management(Network):
     """The network for everything else: ssh, the scheduler, this controller."""

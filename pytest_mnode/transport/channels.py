@@ -142,7 +142,7 @@ class RankChannels:
     def _rdma(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Finding]:
         kind = self.spec.fabric.kind
         devices = [device for c in channels if (device := log.device_of(c)) is not None]
-        ports = {port.device: port.link_layer or "" for port in self.node.ports or ()}
+        ports = {port.device: port.protocol or "" for port in self.node.ports or ()}
         told = {d.link_layer or ports.get(name, "") for d in devices for name in d.members}
         layers = {_LAYERS.get(layer.upper()) for layer in told} - {None}
         providers = set(log.providers_of(channels[0].process)) if channels else set()

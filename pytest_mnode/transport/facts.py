@@ -28,8 +28,9 @@ class Nic:
 class Port:
     """A port of an RDMA device of a node, with what it carried meanwhile.
 
-    state: as the kernel says it, such as "ACTIVE". gid_types: by index, "v1" and "v2" for RoCE,
-    "IB" for InfiniBand; None where they could not be read. netdevs: interfaces of the same port.
+    state: as the kernel says it, such as "ACTIVE". protocol: such as "RoCE". gid_types: by index,
+    "v1" and "v2" for RoCE, "IB" for InfiniBand; None where they could not be read. netdevs:
+    interfaces of the same port.
     in_software: soft-RoCE or soft-iWARP, whose bytes the netdev counts as well. pci_address: what
     libfabric calls it, such as 0000:53:00.0.
     """
@@ -39,7 +40,7 @@ class Port:
     sent_bytes: int | None
     received_bytes: int | None = None
     state: str | None = None
-    link_layer: str | None = None
+    protocol: str | None = None
     gid_types: Mapping[int, str] | None = None
     netdevs: tuple[str, ...] = ()
     in_software: bool = False

@@ -69,8 +69,8 @@ def pinned(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
         else:
             found += _nccl(one)
         found += _others(one)
-    if facts.backend != "gloo" and spec.fabric.kind == "roce":
-        found += [f for node in facts.nodes for f in _without_gid(node, spec, roce_version)]
+    if facts.backend != "gloo" and spec.fabric.protocol is not None:
+        found += [f for node in facts.nodes for f in _ports(node, spec, roce_version)]
     found += differing(facts.ranks)
     return FactVerdict(Fact.PINNED, tuple(found))
 
@@ -191,21 +191,35 @@ def _gids(one: _Rank) -> Iterator[Finding]:
         )
 
 
-def _without_gid(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Finding]:
+def _ports(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Finding]:
+    """Ports of the fabric that speak another protocol than promised, or have no GID of RoCE's."""
+
+    def finding(answer: Answer, case: Case, text: str) -> Finding:
+        return Finding(fact=Fact.PINNED, answer=answer, case=case, text=text, node=node.name)
+
+    wanted = spec.fabric.protocol
+    others: dict[str | None, list[str]] = {}
     for port in node.ports or ():
-        if (
-            spec.fabric.has_interface(port.device)
-            and port.active is not False
+        name = f"{port.device}:{port.port}"
+        if not spec.fabric.has_interface(port.device) or port.active is False:
+            continue
+        if port.protocol != wanted:
+            others.setdefault(port.protocol, []).append(name)
+        elif (
+            wanted == "RoCE"
             and port.gid_types is not None
             and roce_version not in port.gid_types.values()
         ):
-            yield Finding(
-                fact=Fact.PINNED,
-                answer=Answer.DISAGREES,
-                case=Case.GID_TYPE,
-                text=f"{port.device}:{port.port} has no GID of RoCE {roce_version}",
-                node=node.name,
-            )
+            text = f"{name} has no GID of RoCE {roce_version}"
+            yield finding(Answer.DISAGREES, Case.GID_TYPE, text)
+    for protocol, names in others.items():
+        shown = ", ".join(names)
+        if protocol is None:
+            text = f"node type or link layer of {shown} could not be read, promised is {wanted}"
+            yield finding(Answer.MISSING, Case.UNREADABLE, text)
+        else:
+            text = f"protocol of {shown} is {protocol}, promised is {wanted}"
+            yield finding(Answer.DISAGREES, Case.OTHER_NETWORK, text)
 
 
 def _interfaces(one: _Rank) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ def _port(device: rdma.RdmaDevice, after: rdma.Port, before: rdma.Port | None) -
         sent_bytes=grown(*sent),
         received_bytes=grown(*received),
         state=state,
-        link_layer=after.link_layer,
+        protocol=after.protocol,
         gid_types=None if after.gids is None else types,
         netdevs=after.netdevs or device.netdevs,
         in_software=device.virtual,

@@ -38,7 +38,7 @@ def port(device: str, **changes: Any) -> RdmaPort:
         port=1,
         active=True,
         state="ACTIVE",
-        link_layer="InfiniBand",
+        protocol="InfiniBand",
         rate_gbits_s=400.0,
         driver="mlx5_core",
         virtual=False,
@@ -132,7 +132,7 @@ def roce_node(index: int) -> NodeLook:
         for i in range(8)
     )
     ports = tuple(
-        port(f"mlx5_{i}", link_layer="Ethernet", netdevs=(f"rdma{i}",), gid_types=("RoCE v2",))
+        port(f"mlx5_{i}", protocol="RoCE", netdevs=(f"rdma{i}",), gid_types=("RoCE v2",))
         for i in range(8)
     )
     control = nic("eth0", f"10.1.0.{index + 1}")
@@ -142,8 +142,7 @@ def roce_node(index: int) -> NodeLook:
 def efa_node(index: int) -> NodeLook:
     """Eight H100, and NICs whose driver is efa."""
     ports = tuple(
-        port(f"rdmap{i}s0", link_layer="Unspecified", driver="efa", rate_gbits_s=100.0)
-        for i in range(32)
+        port(f"rdmap{i}s0", protocol="EFA", driver="efa", rate_gbits_s=100.0) for i in range(32)
     )
     control = nic("ens32", f"10.1.0.{index + 1}", rate_mbits_s=None, driver="ena", mtu_bytes=9001)
     return replace(LOOK, nics=(control,), rdma=ports, accelerators=gpus())

@@ -346,7 +346,7 @@ def _sights(make: st.DrawFn) -> Sight:
                         port,
                         _WORDS,
                         rate_gbits_s=st.none() | st.floats(0, 1e6),
-                        link_layer=st.none() | _WORDS,
+                        protocol=st.none() | _WORDS,
                         active=st.sampled_from([None, True, False]),
                         mtu_bytes=_COUNTS,
                     ),

@@ -51,13 +51,13 @@ def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
     assert "mlx5_1:1 is DOWN" in fabric.aside
 
 
-@pytest.mark.parametrize(("layer", "kind"), [("Ethernet", "roce"), ("InfiniBand", "infiniband")])
+@pytest.mark.parametrize(("layer", "kind"), [("RoCE", "roce"), ("InfiniBand", "infiniband")])
 def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, kind: str) -> None:
     nics = (
         nic("eth0", CONTROL, rate_mbits_s=1000.0),
         nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0, rdma_devices=("mlx5_0",)),
     )
-    ports = (port("mlx5_0", link_layer=layer, netdevs=("eth1",), rate_gbits_s=100.0),)
+    ports = (port("mlx5_0", protocol=layer, netdevs=("eth1",), rate_gbits_s=100.0),)
     with_them, without = seen_with(nics, ports, accelerators=8), seen_with(nics, ports)
     assert with_them.fabric is not None
     assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
@@ -68,16 +68,23 @@ def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, ki
 
 def test_software_rdma_is_no_fabric() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))
-    fabric = seen_with(nics, (port("rxe0", virtual=True, link_layer="Ethernet"),)).fabric
+    fabric = seen_with(nics, (port("rxe0", virtual=True, protocol="RoCE"),)).fabric
     assert fabric is not None
     assert fabric.interfaces == ("eth1",)
+
+
+def test_iwarp_is_no_fabric_of_roce() -> None:
+    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))
+    ports = (port("irdma0", protocol="iWARP", netdevs=("eth1",)),)
+    fabric = seen_with(nics, ports, accelerators=8).fabric
+    assert fabric is not None
+    assert (fabric.kind, fabric.interfaces) == ("ethernet", ("eth1",))
 
 
 def test_the_rdma_nic_that_control_uses_is_left_to_it() -> None:
     nics = (nic("eth0", CONTROL, rdma_devices=("mlx5_0",)),)
     ports = tuple(
-        port(f"mlx5_{i}", link_layer="Ethernet", netdevs=("eth0",) if not i else ())
-        for i in range(3)
+        port(f"mlx5_{i}", protocol="RoCE", netdevs=("eth0",) if not i else ()) for i in range(3)
     )
     networks = seen_with(nics, ports, accelerators=2)
     assert networks.fabric is not None
@@ -198,7 +205,7 @@ def test_one_wire_is_not_two_networks() -> None:
 def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
     nics = tuple(nic(f"eth{i}", rdma_devices=(f"mlx5_{i}",)) for i in range(3))
     nics += (on("eth0", "eth0.7", CONTROL),)
-    ports = tuple(port(f"mlx5_{i}", link_layer="Ethernet", netdevs=(f"eth{i}",)) for i in range(3))
+    ports = tuple(port(f"mlx5_{i}", protocol="RoCE", netdevs=(f"eth{i}",)) for i in range(3))
     networks = seen_with(nics, ports, accelerators=2)
     assert networks.fabric is not None
     assert networks.fabric.interfaces == ("mlx5_1", "mlx5_2")

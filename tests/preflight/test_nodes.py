@@ -289,7 +289,7 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told
     assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
 
 
-PORT = RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "Ethernet", 400.0, ("RoCE v1", "RoCE v2"))
+PORT = RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "RoCE", 400.0, ("RoCE v1", "RoCE v2"))
 
 
 def _rdma(port: RdmaPort, rise: RdmaRise) -> Survey:

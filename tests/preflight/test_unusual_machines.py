@@ -39,6 +39,7 @@ from tests.preflight.made import (
     with_node,
     with_paths,
 )
+from tests.recorded import Recorded
 from tests.trees import gpu_server
 
 IB = RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", 400.0, ("IB",))
@@ -87,11 +88,11 @@ def test_a_card_with_a_second_port_that_has_no_cable_is_well(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "verdict", "told"),
     [
-        ({"link_layer": "Ethernet"}, "fail", "gpu1 mlx5_0:1 is Ethernet, not InfiniBand"),
+        ({"protocol": "RoCE"}, "fail", "gpu1 mlx5_0:1 is RoCE, not InfiniBand"),
         ({"state": "ARMED"}, "fail", "gpu1 mlx5_0:1 ARMED"),
         ({"physical_state": "Disabled"}, "fail", "gpu1 mlx5_0:1 ACTIVE, Disabled"),
-        ({"state": None}, "inconclusive", "mlx5_0:1 does not tell its state or link layer"),
-        ({"link_layer": None}, "inconclusive", "mlx5_0:1 does not tell its state or link layer"),
+        ({"state": None}, "inconclusive", "mlx5_0:1 does not tell its state or protocol"),
+        ({"protocol": None}, "inconclusive", "mlx5_0:1 does not tell its state or protocol"),
         ({"gid_types": (UNKNOWN_GID,)}, "inconclusive", "not every GID of mlx5_0:1 tells its type"),
         ({"gid_types": ()}, "fail", "mlx5_0:1 has none"),
         ({"gid_types": (UNKNOWN_GID, "IB")}, "pass", ""),
@@ -149,26 +150,49 @@ def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("layer", "types", "expected"),
+    ("node_type", "layer", "types", "expected"),
     [
-        ("Ethernet", ["IB/RoCE v1", "RoCE v2"], ("RoCE v1", "RoCE v2")),
-        ("Ethernet", [None], (UNKNOWN_GID,)),
-        ("InfiniBand", ["IB/RoCE v1"], ("IB",)),
-        ("InfiniBand", [None], ("IB",)),
-        ("Unspecified", ["IB/RoCE v1"], ("IB",)),
-        (None, ["IB/RoCE v1"], (UNKNOWN_GID,)),
-        ("Ethernet", [], ()),
-        ("Ethernet", None, (UNKNOWN_GID,)),
+        ("CA", "Ethernet", ["IB/RoCE v1", "RoCE v2"], ("RoCE v1", "RoCE v2")),
+        ("CA", "Ethernet", [None], (UNKNOWN_GID,)),
+        ("CA", "InfiniBand", ["IB/RoCE v1"], ("IB",)),
+        (None, "InfiniBand", [None], ("IB",)),
+        ("unspecified", "Unspecified", ["IB/RoCE v1"], ("IB",)),
+        ("RNIC", "Ethernet", ["IB/RoCE v1"], ("iWARP",)),
+        ("CA", None, ["IB/RoCE v1"], (UNKNOWN_GID,)),
+        (None, "Ethernet", ["IB/RoCE v1"], (UNKNOWN_GID,)),
+        ("CA", "Ethernet", [], ()),
+        ("CA", "Ethernet", None, (UNKNOWN_GID,)),
     ],
 )
 def test_types_of_gids(
-    layer: str | None, types: list[str | None] | None, expected: tuple[str, ...], tmp_path: Path
+    node_type: str | None,
+    layer: str | None,
+    types: list[str | None] | None,
+    expected: tuple[str, ...],
+    tmp_path: Path,
 ) -> None:
     port: Port = (read_rdma(gpu_server(tmp_path).root) or ())[0].ports[0]
     gids = None
     if types is not None:
         gids = tuple(Gid(index=i, gid="fe80::1", type=t, netdev=None) for i, t in enumerate(types))
-    assert machine.gid_types(replace(port, link_layer=layer, gids=gids)) == expected
+    port = replace(port, node_type=node_type, link_layer=layer, gids=gids)
+    assert machine.gid_types(port) == expected
+
+
+def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
+    """Of the same link layer, with a GID of the name of RoCE v1; its node type tells."""
+    devices_there = read_rdma(recorded("numa2-e1000e-siw")) or ()
+    active = [
+        replace(port, state="ACTIVE", phys_state="LinkUp")
+        for d in devices_there
+        for port in d.ports
+    ]
+    ports = machine.rdma_ports([replace(devices_there[0], ports=tuple(active))])
+    spec = spec_of(tmp_path, "{rdma: {gid_types: [RoCE v1]}}", "roce", '"siw*"')
+    survey = _everywhere(healthy(2), *ports, interfaces=())
+    assert set(verdicts(devices.rdma_ports, survey, spec)) == {"gpu0", "gpu1"}
+    first, _ = asked(devices.rdma_ports, survey, spec)["gpu1"]
+    assert first.culprit == "gpu1 siw0:1 is iWARP, not RoCE, siw1:1 is iWARP, not RoCE"
 
 
 def test_what_no_node_can_read_is_not_the_same(tmp_path: Path) -> None:
@@ -316,7 +340,7 @@ def test_a_fabric_without_ip_blames_nobody_for_it(tmp_path: Path) -> None:
 def test_rdma_over_a_link_says_nothing_of_tcp_on_it(tmp_path: Path) -> None:
     """Soft-iWARP shows a port of 2.5 Gb/sec on whatever it is put."""
     spec = spec_of(tmp_path, "{speed: {}}")
-    port = replace(IB, device="siw0", link_layer="Ethernet", rate_gbits_s=2.5)
+    port = replace(IB, device="siw0", protocol="iWARP", rate_gbits_s=2.5)
     links_there = (interface("fab0", "10.2.0.1", rdma_device="siw0"),)
     survey = _everywhere(healthy(2), port, interfaces=links_there)
     assert verdicts(links.speed, survey, spec) == {}

@@ -104,7 +104,7 @@ def test_interfaces_and_ports_together(tmp_path: Path) -> None:
 
     def reading(name: str, counts: dict[str, int]) -> dict[str, int]:
         tree = Tree(tmp_path / name)
-        tree.interface("eth0", **{"statistics/tx_bytes": counts["eth0"]})
+        tree.interface("eth0", None, **{"statistics/tx_bytes": counts["eth0"]})
         for index, counter in enumerate(("port_xmit_data", "tx_bytes", "tx_pkts")):
             on = f"pci0000:10/0000:10:{index:02x}.0"
             tree.pci(on, NIC, MELLANOX)

@@ -77,6 +77,39 @@ def test_soft_iwarp_has_no_counters_and_is_found_by_its_address(recorded: Record
     assert devices["siw1"].numa_node == 1
 
 
+@pytest.mark.parametrize(
+    ("node_type", "link_layer", "protocol"),
+    [
+        ("1: CA", "InfiniBand", "InfiniBand"),
+        ("1: CA", "Ethernet", "RoCE"),
+        ("4: RNIC", "Ethernet", "iWARP"),  # irdma and erdma as iWARP, cxgb4, soft-iWARP
+        ("5: usNIC", "Ethernet", "usNIC"),
+        ("6: usNIC UDP", "Ethernet", "usNIC"),
+        ("7: unspecified", "Unspecified", "EFA"),
+        ("", "InfiniBand", "InfiniBand"),  # iWARP never has it
+        ("", "Ethernet", None),
+        ("1: CA", "", None),
+        ("9: later", "Ethernet", None),
+    ],
+)
+def test_what_a_port_speaks(
+    tmp_path: Path, node_type: str, link_layer: str, protocol: str | None
+) -> None:
+    tree, on = Tree(tmp_path), "pci0000:10/0000:10:01.0"
+    tree.pci(on, NIC, MELLANOX)
+    gids = [("5254:0000:0001:0000:0000:0000:0000:0000", "IB/RoCE v1", "eth0")]
+    tree.rdma("rdma0", on, gids=gids, node_type=node_type, link_layer=link_layer)
+    (device,) = read_rdma(tmp_path) or ()
+    assert device.ports[0].protocol == protocol
+
+
+def test_the_recorded_devices_speak(recorded: Recorded) -> None:
+    told = {p.protocol for d in _devices(recorded("numa2-e1000e-siw")).values() for p in d.ports}
+    assert told == {"iWARP"}
+    told = {p.protocol for d in _devices(recorded("numa2-e1000e-rxe-up")).values() for p in d.ports}
+    assert told == {"RoCE"}
+
+
 def test_soft_roce_on_veth_has_no_node(recorded: Recorded) -> None:
     device = _devices(recorded("numa1-veth-rxe"))["rxe0"]
     assert (device.numa_node, device.pci_address, device.netdevs) == (None, None, ("veth0",))

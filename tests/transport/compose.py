@@ -138,6 +138,7 @@ def _node(name: str, kind: str, each: int) -> NodeFacts:
                 sent_bytes=each,
                 received_bytes=each,
                 state="ACTIVE",
+                protocol=spec_of(kind).fabric.protocol,
                 gid_types={0: "v1", 1: "v2", 3: "v2"} if kind == "roce" else {0: "IB"},
                 netdevs=netdevs,
             )

@@ -395,6 +395,29 @@ def test_more_bytes_than_the_algorithm_moves() -> None:
     assert "something else used it" in str(proof.culprit)
 
 
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
+@pytest.mark.parametrize("protocol", ["InfiniBand", "RoCE", "iWARP", "usNIC", "EFA", None])
+def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
+    """Even where log and counters agree, as those of iWARP do, whose log says RoCE."""
+
+    def other(node: NodeFacts) -> NodeFacts:
+        first, *rest = node.ports or ()
+        return replace(node, ports=(replace(first, protocol=protocol), *rest))
+
+    proof = judged(kind, on_node(healthy(kind), "birch1", other))
+    wanted = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}[kind]
+    name = f"{device(kind, 0)}:1"
+    if protocol == wanted:
+        assert proof.verdict is Verdict.PASS
+    elif protocol is None:
+        assert proof.verdict is Verdict.INCONCLUSIVE
+        assert f"birch1: node type or link layer of {name} could not be read" in str(proof.culprit)
+    else:
+        assert proof.cases == {Case.OTHER_NETWORK}
+        told = f"birch1: protocol of {name} is {protocol}, promised is {wanted}"
+        assert str(proof.culprit).startswith(told)
+
+
 def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
     facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     assert judged("infiniband", facts).cases == {Case.NOT_ON_FABRIC}

@@ -41,6 +41,7 @@ def _tree(root: Path, kind: str, words: int, *, drop: str = "") -> None:
     for rail in range(RAILS):
         name = device(kind, rail)
         port = root / "sys/class/infiniband" / name / "ports/1"
+        _write(port.parents[1], node_type="1: CA")
         counters = {"port_xmit_data": str(words), "port_rcv_data": str(words)}
         _write(
             port,

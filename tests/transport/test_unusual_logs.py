@@ -131,11 +131,16 @@ def test_a_link_layer_that_only_the_kernel_tells() -> None:
     on_ethernet = on_node(
         facts,
         "birch1",
-        lambda n: replace(n, ports=tuple(replace(p, link_layer="Ethernet") for p in n.ports or ())),
+        lambda n: replace(n, ports=tuple(replace(p, protocol="RoCE") for p in n.ports or ())),
     )
     proof = judged("infiniband", on_ethernet)
     assert proof.cases == {Case.OTHER_NETWORK}
-    assert str(proof.culprit).startswith("ranks 8-15 on birch1: channels run over NET/IB (roce)")
+    culprit = str(proof.culprit)
+    assert culprit.startswith("birch1: protocol of mlx5_0:1, mlx5_1:1, ")
+    assert (
+        "is RoCE, promised is InfiniBand; ranks 8-15 on birch1: channels run over NET/IB (roce)"
+        in culprit
+    )
 
 
 @pytest.mark.parametrize(

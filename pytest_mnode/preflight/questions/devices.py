@@ -17,9 +17,6 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 from pytest_mnode.verdict import Bound, Measurement, at_least, at_most, equals
 
-_LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet", "efa": "Unspecified"}
-"""Link layer of the ports of a kind of fabric."""
-
 
 def accelerators(survey: Survey, spec: Spec, name: str) -> Answer:
     """Count, model, memory and state of this node's accelerators; one measurement each."""
@@ -144,12 +141,12 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> Answer:
     if me.facts is None or me.facts.rdma is None:
         return unknown(label, "", bound, source, why_unread(me, "rdma"))
     there = ports(me, spec.fabric)
-    faults = {port: _port_fault(port, spec.fabric.kind) for port in there}
+    faults = {port: _port_fault(port, spec.fabric.protocol) for port in there}
     active = [port for port, fault in faults.items() if fault == ""]
     mute = [port for port, fault in faults.items() if fault is None]
     dull = [f"{_name(p)} {fault}" for p, fault in faults.items() if fault]
     if len(active) < count <= len(active) + len(mute):
-        why = f"{name}: {listed([_name(p) for p in mute])} does not tell its state or link layer"
+        why = f"{name}: {listed([_name(p) for p in mute])} does not tell its state or protocol"
         found = list(unknown(label, "", bound, source, why))
     else:
         told = listed(dull) or f"{len(there)} ports"
@@ -187,19 +184,18 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> Answer:
     return tuple(found)
 
 
-def _port_fault(port: RdmaPort, kind: str) -> str | None:
-    """Why a port does not carry a fabric of this kind; "" where it does, None where not told.
+def _port_fault(port: RdmaPort, wanted: str | None) -> str | None:
+    """Why a port does not carry a fabric of this protocol; "" where it does, None where not told.
 
-    A card that can be either may have come up as the other: InfiniBand as Ethernet.
+    A card that can be either may have come up as the other: InfiniBand as RoCE, or RoCE as iWARP.
     """
-    layer = _LAYERS.get(kind)
-    if port.link_layer is not None and layer is not None and port.link_layer != layer:
-        return f"is {port.link_layer}, not {layer}"
+    if port.protocol is not None and wanted is not None and port.protocol != wanted:
+        return f"is {port.protocol}, not {wanted}"
     if port.state is not None and port.state != "ACTIVE":
         return port.state
     if port.physical_state not in (None, "LinkUp"):
         return f"{port.state or 'of unknown state'}, {port.physical_state}"
-    return None if port.state is None or (layer and port.link_layer is None) else ""
+    return None if port.state is None or (wanted and port.protocol is None) else ""
 
 
 def _name(port: RdmaPort) -> str:
