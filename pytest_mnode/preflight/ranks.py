@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from pytest_mnode.preflight import software
+from pytest_mnode.probes import nccl_files
 
 if TYPE_CHECKING:
     from pytest_mnode.world.contract import World
@@ -29,6 +33,7 @@ class RankEnvironment:
 
     number: which rank it is, by its place in the world. variables: of torchrun. settings: of
     backends, each with its value and where it comes from (" in FILE"; "" for the environment).
+    nccl: version of the library that torch loads; None where there is none, or it does not tell.
     """
 
     number: int
@@ -36,52 +41,30 @@ class RankEnvironment:
     hostname: str
     variables: Mapping[str, str]
     settings: Mapping[str, tuple[str, str]]
+    nccl: str | None = None
 
 
 def read_environment(*, world: World) -> RankEnvironment:
     """Runs in a rank."""
-    return environment_of(os.environ, world.rank, world.node, nccl_files(os.environ))
-
-
-def nccl_files(env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Files that NCCL reads settings from: its own choice of the user's, and the system's.
-
-    Source: NCCL user guide, "System configuration"; NCCL_CONF_FILE since 2.23.
-    """
-    own = env.get("NCCL_CONF_FILE")
-    home = env.get("HOME", "")
-    user = Path(own) if own else Path(home, ".nccl.conf")
-    return (Path("/etc/nccl.conf"), user)
+    nccl = None
+    with contextlib.suppress(OSError, AttributeError):
+        nccl = software.nccl_version()
+    files = nccl_files.settings_of_files(os.environ)
+    return environment_of(os.environ, world.rank, world.node, files, nccl)
 
 
 def environment_of(
-    env: Mapping[str, str], number: int, node: str, files: tuple[Path, ...] = ()
+    env: Mapping[str, str],
+    number: int,
+    node: str,
+    files: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    nccl: str | None = None,
 ) -> RankEnvironment:
-    """What of an environment and of NCCL's files, the later ones stronger, concerns a world."""
-    settings: dict[str, tuple[str, str]] = {}
-    for file in files:
-        for name, value in parse_settings(_text(file)).items():
-            settings[name] = (value, f" in {file}")
+    """What of an environment concerns a world. files: value and file of what NCCL's files set."""
+    settings = {name: (value, f" in {file}") for name, (value, file) in files.items()}
     for name, value in env.items():
         concerns = _SETTINGS.fullmatch(name) or name in _SETTING_TOO
         if concerns and name not in _TORCHRUN_PRIVATE:
             settings[name] = (value, "")
     variables = {name: env[name] for name in _TORCHRUN if name in env}
-    return RankEnvironment(number, node, socket.gethostname(), variables, settings)
-
-
-def parse_settings(text: str) -> dict[str, str]:
-    """NAME=VALUE lines; comments and what is no setting are left out."""
-    found = {}
-    for line in text.splitlines():
-        name, separator, value = line.partition("#")[0].partition("=")
-        if separator and re.fullmatch(r"[A-Z][A-Z0-9_]*", name.strip()):
-            found[name.strip()] = value.strip()
-    return found
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return RankEnvironment(number, node, socket.gethostname(), variables, settings, nccl)

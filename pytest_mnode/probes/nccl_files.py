@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,14 @@ SYSTEM_FILE = "/etc/nccl.conf"
 def settings_in(text: str) -> dict[str, str]:
     """NAME=value of each line of an nccl.conf; lines that begin with # are none.
 
-    Source: NCCL user guide, environment variables, first section.
+    NCCL takes the name as it stands: one with a blank before or behind it sets nothing. A # behind
+    the value belongs to it. Source: NCCL, src/misc/param.cc, setEnvFile.
     """
-    found = {}
+    found: dict[str, str] = {}
     for line in text.splitlines():
         name, sign, value = line.partition("=")
-        if sign and not line.lstrip().startswith("#") and name.strip():
-            found[name.strip()] = value.strip()
+        if sign and re.fullmatch(r"\w+", name):
+            found.setdefault(name, value.strip())
     return found
 
 

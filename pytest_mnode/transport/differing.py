@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_mnode.transport.facts import RankFacts
 from pytest_mnode.transport.proof import Answer, Case, Fact, Finding
-from pytest_mnode.transport.settings import MUST_BE_EQUAL, OFF_UNLESS_SET, is_off
+from pytest_mnode.transport.settings import MUST_BE_EQUAL, is_default
 
 
 def differing(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -15,8 +15,7 @@ def differing(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
         holders: dict[str | None, list[RankFacts]] = {}
         for rank in ranks:
             value = rank.environment.get(name)
-            unset = name in OFF_UNLESS_SET and is_off(value)
-            holders.setdefault(None if unset else value, []).append(rank)
+            holders.setdefault(None if is_default(name, value) else value, []).append(rank)
         if len(holders) < 2:
             continue
         usual = max(holders, key=lambda value: len(holders[value]))

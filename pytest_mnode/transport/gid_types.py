@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_mnode.probes.nccl_log import Gid
 from pytest_mnode.transport.facts import Port
+from pytest_mnode.transport.settings import version_numbers
 
 _GID_CHOSEN_FROM = (2, 21)
 """Until then NCCL takes GID 0 unless told; since then the one of the RoCE version asked for.
@@ -40,7 +41,7 @@ def wrong_gids(
                 f"connections use GID {number}, which is RoCE {type_} on {', '.join(names)}, "
                 f"promised {roce_version}"
             )
-    version = _two_numbers(nccl_version)
+    version = version_numbers(nccl_version)
     if used or version is None or version >= _GID_CHOSEN_FROM:
         return
     wrong: dict[str, list[str]] = {}
@@ -73,8 +74,3 @@ def _used(gids: Sequence[Gid], ports: Sequence[Port]) -> dict[tuple[int, str], l
 def _version(told: str | None) -> str | None:
     digits = re.search(r"[12]", told or "")
     return f"v{digits[0]}" if digits else None
-
-
-def _two_numbers(version: str | None) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2])) if found else None

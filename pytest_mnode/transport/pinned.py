@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,12 +11,7 @@ from pytest_mnode.transport.differing import differing
 from pytest_mnode.transport.facts import Facts, NodeFacts, RankFacts
 from pytest_mnode.transport.proof import Answer, Case, Fact, FactVerdict, Finding
 from pytest_mnode.transport.selection import Selection
-from pytest_mnode.transport.settings import (
-    TIES_HANDS,
-    is_off,
-    is_on,
-    number,
-)
+from pytest_mnode.transport.settings import cost, is_off, is_on, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +59,8 @@ def pinned(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
     found: list[Finding] = []
     for rank in facts.ranks:
         one = _Rank(spec, roce_version, rank, facts.node(rank.node))
-        if facts.backend == "gloo":
-            found += _gloo(one)
-        else:
-            found += _nccl(one)
-        found += _others(one)
+        mine = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
+        found += [*mine, *_costs(one, mine)]
     if facts.backend != "gloo" and spec.fabric.protocol is not None:
         found += [f for node in facts.nodes for f in _ports(node, spec, roce_version)]
     found += differing(facts.ranks)
@@ -250,14 +242,12 @@ def _gpudirect(one: _Rank) -> Iterator[Finding]:
         yield against(f"{one.shown(name)} switches GPUDirect off, which is promised")
     if is_off(one.value("NCCL_NET_GDR_READ")):
         yield against(f"{one.shown('NCCL_NET_GDR_READ')} sends through the host")
-    if is_off(one.value("NCCL_IB_CUDA_SUPPORT")):
-        yield against(f"{one.shown('NCCL_IB_CUDA_SUPPORT')} switches GPUDirect off")
     if one.spec.fabric.kind == "efa" and is_off(one.value("FI_EFA_USE_DEVICE_RDMA")):
         yield against(f"{one.shown('FI_EFA_USE_DEVICE_RDMA')} switches RDMA reads off")
 
 
 def _others(one: _Rank) -> Iterator[Finding]:
-    """Settings of other libraries, and those that tie hands: told, and left to other facts."""
+    """Settings of other libraries: told, and left to other facts."""
     pipe = one.value("TP_SOCKET_IFNAME")
     if pipe and not one.spec.fabric.has_interface(pipe.strip()):
         yield one.note(f"{one.shown('TP_SOCKET_IFNAME')}: RPC does not run on the fabric")
@@ -270,9 +260,16 @@ def _others(one: _Rank) -> Iterator[Finding]:
     rdma = one.spec.fabric.kind != "ethernet"
     if rdma and "tcp" in transports and not transports & {"all", "ib", "rc", "dc", "rc_x"}:
         yield one.note(f"{one.shown('UCX_TLS')}: UCX is kept to sockets")
-    for name in TIES_HANDS:
-        if one.value(name):
-            yield one.note(f"{one.shown(name)} ties NCCL's hands")
+
+
+def _costs(one: _Rank, told: Sequence[Finding]) -> Iterator[Finding]:
+    """Settings that cost speed and of which nothing is told yet: they change no path."""
+    version = one.rank.log.nccl_version if one.rank.log else None
+    for name in {**one.rank.environment, **one.rank.logged_settings}:
+        why = cost(name, one.value(name) or "", one.spec.fabric.kind, version)
+        shown = one.shown(name)
+        if why is not None and not any(finding.text.startswith(shown) for finding in told):
+            yield one.note(f"{shown}: {why}")
 
 
 def _fabric(spec: Spec) -> str:

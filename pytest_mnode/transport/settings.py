@@ -1,8 +1,10 @@
-"""Variables that networks obey: which they are, and what their values mean."""
+"""Variables that networks obey: which they are, what their values mean, and what they cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_GLOO_", "TP_", "UCX_", "UCC_", "FI_", "OFI_NCCL_")
 """What a rank's environment is read for."""
@@ -15,19 +17,6 @@ MUST_BE_EQUAL = (
 )
 """Ranks that differ in one of these do not run the same way. Names of interfaces and devices, and
 indices of GIDs, may differ where nodes do."""
-
-OFF_UNLESS_SET = (
-    *("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_COLLNET_ENABLE"),
-)
-"""Switches of which 0 says what is so anyway. Source: NCCL user guide, environment variables."""
-
-TIES_HANDS = (
-    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL"),
-    *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MIN_NRINGS"),
-    *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC", "NCCL_BUFFSIZE"),
-    *("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_NET_DISABLE_INTRA", "NCCL_IGNORE_CPU_AFFINITY"),
-)
-"""Settings that take from NCCL what it would choose: no other path, perhaps another rate."""
 
 
 def of_networks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -52,3 +41,230 @@ def is_on(value: str | None) -> bool:
 def is_off(value: str | None) -> bool:
     """Whether a switch is set to 0."""
     return number(value) == 0
+
+
+def version_numbers(text: str | None) -> tuple[int, ...] | None:
+    """(2, 27, 5) of "2.27.5+cuda12.9"; None where it is no version."""
+    found = re.match(r"\d+(?:\.\d+)+", text or "")
+    return tuple(map(int, found[0].split("."))) if found else None
+
+
+def _is_on_for_torch(value: str) -> bool:
+    return value.strip().lower() in ("1", "t", "true", "y", "yes")
+
+
+def _is_set(_: str) -> bool:
+    return True
+
+
+def _one_of(*words: str) -> Callable[[str], bool]:
+    return lambda value: value.strip().lower() in words
+
+
+def _from_to(least: int, most: int) -> Callable[[str], bool]:
+    return lambda value: least <= (number(value) or least - 1) <= most
+
+
+def _up_to(most: int) -> Callable[[str], bool]:
+    """Whether a distance between devices is no larger than this: by number, or by name."""
+
+    def near(value: str) -> bool:
+        level = number(value)
+        level = _DISTANCES.get(value.strip().upper()) if level is None else level
+        return level is not None and level <= most
+
+    return near
+
+
+_DISTANCES = {"LOC": 0, "NVL": 0, "PIX": 1, "PXB": 2, "PHB": 3, "SYS": 4}
+
+
+def _lacks_a_protocol(value: str) -> bool:
+    return not {"ll", "ll128", "simple"} <= {part.strip() for part in value.lower().split(",")}
+
+
+def _lacks_efa(value: str) -> bool:
+    providers = value.strip().lower()
+    return ("efa" in providers) is providers.startswith("^")
+
+
+_VERBS = frozenset({"infiniband", "roce"})
+_RDMA = _VERBS | {"efa"}
+_ALL = _RDMA | {"ethernet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A variable, and which of its values cost speed.
+
+    costs: asked of values that are neither empty nor the default. kinds: of fabric where they cost.
+    defaults: from which version of NCCL on, and the value. since, before: versions that read it.
+    """
+
+    name: str
+    costs: Callable[[str], bool]
+    why: str
+    kinds: frozenset[str] = _ALL
+    defaults: tuple[tuple[tuple[int, ...], str], ...] = ()
+    since: tuple[int, ...] = ()
+    before: tuple[int, ...] | None = None
+
+
+_OFF = (((), "0"),)
+_CHANNELS = _from_to(1, 31)
+"""Of which NCCL would choose up to 32, since 2.5."""
+
+SETTINGS = (
+    # Another network
+    Setting("NCCL_IB_DISABLE", is_on, "no RDMA", _VERBS, _OFF),
+    Setting("NCCL_NET", _one_of("socket", "fastsocket"), "sockets instead of RDMA", _RDMA),
+    Setting("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", frozenset({"efa"})),
+    Setting("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", frozenset({"efa"})),
+    Setting("FI_PROVIDER", _lacks_efa, "another provider than EFA", frozenset({"efa"})),
+    Setting("FI_EFA_USE_DEVICE_RDMA", is_off, "no RDMA", frozenset({"efa"})),
+    Setting("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
+    # Within a node
+    Setting("NCCL_P2P_DISABLE", is_on, "no direct copies between accelerators", defaults=_OFF),
+    Setting("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
+    Setting("NCCL_P2P_LEVEL", _up_to(3), "direct copies only that near"),
+    Setting("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
+    Setting("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", since=(2, 17)),
+    Setting(
+        "NCCL_CUMEM_ENABLE",
+        is_off,
+        "no NVLink SHARP",
+        since=(2, 18),
+        defaults=(((2, 18), "0"), ((2, 19), "-2")),
+    ),
+    Setting("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=_OFF, since=(2, 11)),
+    Setting("NCCL_PXN_DISABLE", is_on, "no NIC of another GPU", defaults=_OFF, since=(2, 12)),
+    Setting(
+        "NCCL_PXN_C2C",
+        is_off,
+        "no NIC of another GPU over C2C",
+        since=(2, 27),
+        defaults=(((2, 27), "0"), ((2, 28), "1")),
+    ),
+    # GPUDirect RDMA
+    Setting("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _RDMA),
+    Setting("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _VERBS),
+    Setting(
+        "NCCL_NET_GDR_READ",
+        is_off,
+        "no GPUDirect reads",
+        _RDMA,
+        defaults=(((), "0"), ((2, 4, 2), "1")),
+    ),
+    Setting(
+        "NCCL_NET_GDR_C2C",
+        is_off,
+        "no GPUDirect over C2C",
+        _RDMA,
+        since=(2, 26),
+        defaults=(((2, 26), "0"), ((2, 27), "1")),
+    ),
+    Setting("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, since=(2, 13)),
+    Setting("NCCL_IB_CUDA_SUPPORT", is_off, "no GPUDirect", _VERBS, before=(2, 4)),
+    # InfiniBand and RoCE
+    Setting("NCCL_IB_HCA", _is_set, "chosen RDMA devices only", _VERBS),
+    Setting(
+        "NCCL_IB_GID_INDEX",
+        _is_set,
+        "one GID for all devices",
+        frozenset({"roce"}),
+        defaults=(((), "0"), ((2, 21), "-1")),
+    ),
+    Setting(
+        "NCCL_IB_SPLIT_DATA_ON_QPS",
+        _is_set,
+        "another use of queue pairs than the default",
+        _VERBS,
+        since=(2, 18),
+        defaults=(((2, 18), "1"), ((2, 20), "0")),
+    ),
+    Setting("NCCL_IB_PCI_RELAXED_ORDERING", is_off, "no relaxed ordering", _VERBS, since=(2, 12)),
+    Setting(
+        "NCCL_IB_ADAPTIVE_ROUTING",
+        is_off,
+        "no adaptive routing",
+        frozenset({"infiniband"}),
+        since=(2, 16),
+    ),
+    Setting("NCCL_IB_MERGE_NICS", is_off, "ports of one card apart", _VERBS, since=(2, 20)),
+    # What NCCL would choose
+    Setting("NCCL_ALGO", _is_set, "one algorithm", since=(2, 5)),
+    Setting("NCCL_PROTO", _lacks_a_protocol, "one protocol", since=(2, 5)),
+    Setting("NCCL_MAX_NCHANNELS", _CHANNELS, "few channels"),
+    Setting("NCCL_MAX_NRINGS", _CHANNELS, "few channels"),
+    Setting("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", since=(2, 17)),
+    Setting("NCCL_MAX_P2P_NCHANNELS", _CHANNELS, "few channels"),
+    Setting("NCCL_MIN_NCHANNELS", _from_to(2, 1 << 20), "many channels"),
+    Setting("NCCL_MIN_NRINGS", _from_to(2, 1 << 20), "many channels"),
+    Setting("NCCL_MIN_CTAS", _from_to(2, 1 << 20), "many thread blocks", since=(2, 17)),
+    Setting("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
+    Setting("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
+    Setting("NCCL_CROSS_NIC", _is_set, "rails by hand", defaults=(((), "2"),)),
+    Setting("NCCL_COLLNET_ENABLE", is_on, "in-network reduction by hand", defaults=_OFF),
+    Setting("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
+    Setting("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
+    Setting("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - {"efa"}),
+    Setting("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", frozenset({"efa"})),
+    Setting("NCCL_HOSTID", _is_set, "hosts that NCCL takes for others"),
+    Setting("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
+    # Checks and logs
+    Setting("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),
+    Setting(
+        "NCCL_CHECK_MODE",
+        _one_of("debug_local", "debug_global"),
+        "checks in every call",
+        since=(2, 29, 7),
+    ),
+    Setting("NCCL_DEBUG", _one_of("trace"), "a log of every call"),
+    Setting("TORCH_NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
+    Setting("NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
+    Setting("TORCH_NCCL_NAN_CHECK", _is_on_for_torch, "a check of every input"),
+    Setting("TORCH_DISTRIBUTED_DEBUG", _one_of("detail"), "a check in every collective"),
+    Setting("CUDA_LAUNCH_BLOCKING", is_on, "a wait in every kernel"),
+)
+"""What costs speed, or takes from NCCL what it would choose.
+
+Sources: NCCL user guide, Environment Variables, of 2.4 to 2.32; torch.distributed and
+ProcessGroupNCCL documentation; gloo's Device; fi_efa(7).
+"""
+
+
+def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
+    """What a setting costs on a fabric of this kind; None where nothing.
+
+    nccl: NCCL's version. Where it is None, nothing is told of a value that is the default of any
+    version, nor of a variable that newer versions do not read.
+    """
+    version = version_numbers(nccl)
+    for setting in SETTINGS:
+        if setting.name != name or kind not in setting.kinds or not value.strip():
+            continue
+        if version is None:
+            if setting.before is not None:
+                continue
+            defaults = [default for _, default in setting.defaults]
+        else:
+            if version < setting.since or (setting.before and version >= setting.before):
+                continue
+            defaults = [default for first, default in setting.defaults if first <= version][-1:]
+        if not any(_same(value, default) for default in defaults) and setting.costs(value):
+            return setting.why
+    return None
+
+
+def is_default(name: str, value: str | None) -> bool:
+    """Whether a value is the default of every version that reads the variable."""
+    return value is not None and any(
+        all(_same(value, default) for _, default in setting.defaults)
+        for setting in SETTINGS
+        if setting.name == name and setting.defaults
+    )
+
+
+def _same(value: str, default: str) -> bool:
+    one, other = number(value), number(default)
+    return one == other if one is not None else value.strip().lower() == default.lower()

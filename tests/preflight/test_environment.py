@@ -9,7 +9,8 @@ import pytest
 
 from pytest_mnode.preflight.questions import environment
 from pytest_mnode.preflight.questions.answer import NotPromised
-from pytest_mnode.preflight.ranks import RankEnvironment, environment_of, nccl_files, parse_settings
+from pytest_mnode.preflight.ranks import RankEnvironment, environment_of
+from pytest_mnode.probes.nccl_files import settings_of_files
 from pytest_mnode.spec import Spec
 from pytest_mnode.verdict import Measurement
 from tests.preflight.made import spec_of
@@ -102,11 +103,11 @@ def test_without_a_world_nothing_is_known(spec: Spec) -> None:
 @pytest.mark.parametrize(
     ("setting", "ties"),
     [
-        ("NCCL_IB_DISABLE=1", True),
+        ("NCCL_IB_DISABLE=1", False),  # the fabric is Ethernet
         ("NCCL_IB_DISABLE=0", False),
         ("NCCL_P2P_DISABLE=1", True),
         ("NCCL_ALGO=Ring", True),
-        ("NCCL_NET=Socket", True),
+        ("NCCL_NET=Socket", False),
         ("NCCL_NET=IB", False),
         ("NCCL_SOCKET_IFNAME=fab", False),
         ("NCCL_SOCKET_IFNAME==fab0", False),
@@ -114,6 +115,9 @@ def test_without_a_world_nothing_is_known(spec: Spec) -> None:
         ("NCCL_SOCKET_IFNAME=^fab0", True),
         ("NCCL_SOCKET_IFNAME=^lo,docker", False),
         ("GLOO_SOCKET_IFNAME=eth0", True),
+        ("GLOO_SOCKET_IFNAME=fab0", False),
+        ("GLOO_SOCKET_IFNAME=fab", True),  # gloo takes whole names
+        ("GLOO_SOCKET_IFNAME=fab0,eth0", True),
         ("NCCL_DEBUG=INFO", False),
         ("TORCH_DISTRIBUTED_DEBUG=DETAIL", True),
         ("CUDA_LAUNCH_BLOCKING=1", True),
@@ -130,14 +134,16 @@ def test_what_ties_a_backends_hands(spec: Spec, setting: str, ties: bool) -> Non
 
 
 def test_what_the_spec_allows_is_the_clusters_own(tmp_path: Path) -> None:
-    ranks = _ranks(NCCL_ALGO="Ring", NCCL_IB_HCA="mlx5_0")
-    allowed = spec_of(tmp_path, "{environment: {allowed: [NCCL_IB_HCA, NCCL_ALGO=Ring]}}")
+    ranks = _ranks(NCCL_ALGO="Ring", NCCL_CROSS_NIC="0")
+    allowed = spec_of(tmp_path, "{environment: {allowed: [NCCL_CROSS_NIC, NCCL_ALGO=Ring]}}")
     assert _one(environment.overrides(ranks, allowed, "gpu0")).verdict == "pass"
-    other = spec_of(tmp_path, "{environment: {allowed: [NCCL_IB_HCA, NCCL_ALGO=Tree]}}")
+    other = spec_of(tmp_path, "{environment: {allowed: [NCCL_CROSS_NIC, NCCL_ALGO=Tree]}}")
     assert _one(environment.overrides(ranks, other, "gpu0")).verdict == "fail"
 
 
 def test_settings_that_ranks_do_not_share_count(spec: Spec) -> None:
+    same = (*_ranks()[:3], _ranks(NCCL_P2P_DISABLE="0")[3])  # what is so anyway
+    assert _one(environment.overrides(same, spec, "gpu1")).verdict == "pass"
     ranks = (*_ranks()[:3], _ranks(NCCL_DEBUG="INFO")[3])
     found = _one(environment.overrides(ranks, spec, "gpu1"))
     assert found.verdict == "fail"
@@ -145,12 +151,29 @@ def test_settings_that_ranks_do_not_share_count(spec: Spec) -> None:
 
 
 def test_files_that_nccl_reads_count_and_the_environment_has_the_last_word(tmp_path: Path) -> None:
-    system, user = tmp_path / "nccl.conf", tmp_path / "own.conf"
-    system.write_text("# site\nNCCL_IB_HCA=mlx5_0\nNCCL_ALGO = Tree # no\nnonsense\n")
-    user.write_text("NCCL_ALGO=Ring\n")
-    files = (system, user, tmp_path / "missing")
-    settings = environment_of({"NCCL_IB_HCA": "mlx5_1"}, 0, "n", files).settings
-    assert settings == {"NCCL_IB_HCA": ("mlx5_1", ""), "NCCL_ALGO": ("Ring", f" in {user}")}
-    assert parse_settings(system.read_text()) == {"NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "Tree"}
-    assert nccl_files({"HOME": "/h"})[-1] == Path("/h/.nccl.conf")
-    assert nccl_files({"HOME": "/h", "NCCL_CONF_FILE": "/c"})[-1] == Path("/c")
+    env = {"NCCL_IB_HCA": "mlx5_1", "HOME": "/h"}
+    for name, text in {
+        "etc/nccl.conf": "# site\nNCCL_IB_HCA=mlx5_0\nNCCL_ALGO=Tree\nNCCL_PROTO = LL\nnonsense\n",
+        "h/.nccl.conf": "NCCL_ALGO=Ring\nNCCL_ALGO=NVLS\n",
+        "own.conf": "NCCL_ALGO=CollnetChain\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    settings = environment_of(env, 0, "n", settings_of_files(env, tmp_path)).settings
+    assert settings == {
+        "NCCL_IB_HCA": ("mlx5_1", ""),
+        "NCCL_ALGO": ("Ring", " in /h/.nccl.conf"),  # a name counts once, and with no blank
+    }
+    env |= {"NCCL_CONF_FILE": "/own.conf"}
+    assert settings_of_files(env, tmp_path)["NCCL_ALGO"] == ("CollnetChain", "/own.conf")
+
+
+@pytest.mark.parametrize(
+    ("nccl", "verdict"), [("2.19.3", "pass"), ("2.21.5", "fail"), (None, "pass")]
+)
+def test_defaults_are_those_of_the_version_that_ranks_load(
+    tmp_path: Path, nccl: str | None, verdict: str
+) -> None:
+    roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
+    ranks = tuple(replace(r, nccl=nccl) for r in _ranks(NCCL_IB_SPLIT_DATA_ON_QPS="1"))
+    assert _one(environment.overrides(ranks, roce, "gpu0")).verdict == verdict

@@ -110,7 +110,7 @@ def test_a_rank_whose_user_wants_no_log_is_named_with_the_remedy(tmp_path: Path)
 
 def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Path) -> None:
     _write(tmp_path, **{"etc/nccl.conf": "# ours\nNCCL_IB_DISABLE=1\nNCCL_SOCKET_IFNAME==mgmt0"})
-    _write(tmp_path, **{"home/me/.nccl.conf": "NCCL_IB_DISABLE = 0\nnonsense"})
+    _write(tmp_path, **{"home/me/.nccl.conf": "NCCL_IB_DISABLE=0\nNCCL_NET = Socket\nnonsense"})
     world = World(0, 1, 0, 1, "birch0", ("birch0",))
     alone = rank_now(world, "nccl", {"NCCL_ALGO": "RING"}, tmp_path)
     assert alone.environment["NCCL_IB_DISABLE"] == "1"
@@ -118,6 +118,7 @@ def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Pa
     mine = rank_now(world, "nccl", {"HOME": "/home/me", "NCCL_SOCKET_IFNAME": "ib"}, tmp_path)
     assert mine.environment["NCCL_IB_DISABLE"] == "0"
     assert mine.environment["NCCL_SOCKET_IFNAME"] == "ib"
+    assert "NCCL_NET" not in mine.environment  # NCCL reads no name with a blank behind it
 
 
 def test_a_counter_that_went_back_is_not_known(tmp_path: Path) -> None:

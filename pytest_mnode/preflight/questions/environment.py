@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised, listed, unknown
 from pytest_mnode.preflight.ranks import RankEnvironment
 from pytest_mnode.spec import Spec
+from pytest_mnode.transport.selection import Selection
+from pytest_mnode.transport.settings import cost, is_default
 from pytest_mnode.verdict import Measurement, equals
 
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-_OFF = frozenset({"1", "true", "yes", "y", "on"})
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def contract(
@@ -76,87 +77,25 @@ def _most_common(values: Sequence[str | None]) -> str | None:
     return max(known, key=known.count) if known else None
 
 
-def _is(*values: str) -> Callable[[str, Spec], bool]:
-    return lambda value, _: value.strip().lower() in values
-
-
-def _set(value: str, _: Spec) -> bool:
-    return bool(value.strip())
-
-
-def _is_on(value: str, _: Spec) -> bool:
-    return value.strip().lower() in _OFF
-
-
-def _not_fabric(value: str, spec: Spec) -> bool:
-    """Whether an interface list as NCCL and gloo take it leaves the fabric's interfaces out."""
-    text = value.strip()
-    if not text or spec.fabric.kind != "ethernet":
+def _not_fabric(variable: str, value: str, spec: Spec) -> bool:
+    """Whether a list of interfaces leaves the fabric's out, or takes others by name."""
+    if spec.fabric.kind != "ethernet":
         return False  # on RDMA fabrics sockets only carry the bootstrap
-    excludes, exact = text.startswith("^"), text.lstrip("^").startswith("=")
-    names = [n.partition(":")[0] for n in text.lstrip("^").lstrip("=").split(",") if n]
-
-    def matches(interface: str) -> bool:
-        return any(interface == n if exact else interface.startswith(n) for n in names)
-
-    wanted = [pattern.rstrip("*") for pattern in spec.fabric.interfaces]
-    hit = [interface for interface in wanted if matches(interface)]
-    if excludes:
-        return bool(hit)
-    foreign = [n for n in names if not any(fnmatchcase(n, p) for p in spec.fabric.interfaces)]
-    return not hit or bool(foreign and exact)
-
-
-_TIES: Mapping[str, tuple[Callable[[str, Spec], bool], str]] = {
-    "NCCL_IB_DISABLE": (_is_on, "no RDMA"),
-    "NCCL_NET": (_is("socket"), "sockets instead of RDMA"),
-    "NCCL_P2P_DISABLE": (_is_on, "no direct copies between accelerators"),
-    "NCCL_P2P_LEVEL": (_set, "direct copies only that near"),
-    "NCCL_SHM_DISABLE": (_is_on, "no shared memory"),
-    "NCCL_NVLS_ENABLE": (_is("0"), "no NVLink SHARP"),
-    "NCCL_NET_GDR_LEVEL": (_set, "GPUDirect only that near"),
-    "NCCL_NET_GDR_READ": (_is("0"), "no GPUDirect reads"),
-    "NCCL_DMABUF_ENABLE": (_is("0"), "no dma-buf"),
-    "NCCL_IB_HCA": (_set, "chosen RDMA devices only"),
-    "NCCL_IB_GID_INDEX": (_set, "one GID for all devices"),
-    "NCCL_IB_SPLIT_DATA_ON_QPS": (_is("0"), "one queue for a message"),
-    "NCCL_IB_PCI_RELAXED_ORDERING": (_is("0"), "no relaxed ordering"),
-    "NCCL_ALGO": (_set, "one algorithm"),
-    "NCCL_PROTO": (_set, "one protocol"),
-    "NCCL_MAX_NCHANNELS": (_set, "few channels"),
-    "NCCL_MIN_NCHANNELS": (_set, "many channels"),
-    "NCCL_MAX_CTAS": (_set, "few thread blocks"),
-    "NCCL_MAX_P2P_NCHANNELS": (_set, "few channels"),
-    "NCCL_NTHREADS": (_set, "threads by hand"),
-    "NCCL_BUFFSIZE": (_set, "buffers by hand"),
-    "NCCL_CROSS_NIC": (_set, "rails by hand"),
-    "NCCL_NSOCKS_PERTHREAD": (_set, "sockets by hand"),
-    "NCCL_SOCKET_NTHREADS": (_set, "sockets by hand"),
-    "NCCL_COLLNET_ENABLE": (_set, "in-network reduction by hand"),
-    "NCCL_TOPO_FILE": (_set, "another topology than the machine's"),
-    "NCCL_GRAPH_FILE": (_set, "another graph than NCCL would search"),
-    "NCCL_TUNER_PLUGIN": (_set, "a tuner"),
-    "NCCL_CHECKS_DISABLE": (_is("0"), "checks in every call"),
-    "NCCL_LAUNCH_MODE": (_set, "launches by hand"),
-    "NCCL_HOSTID": (_set, "hosts that NCCL takes for others"),
-    "NCCL_DEBUG": (_is("trace"), "a log that slows it down"),
-    "NCCL_SOCKET_IFNAME": (_not_fabric, "not the fabric's interface"),
-    "GLOO_SOCKET_IFNAME": (_not_fabric, "not the fabric's interface"),
-    "TORCH_NCCL_BLOCKING_WAIT": (_is_on, "a wait in every collective"),
-    "NCCL_BLOCKING_WAIT": (_is_on, "a wait in every collective"),
-    "TORCH_DISTRIBUTED_DEBUG": (_is("detail"), "a check in every collective"),
-    "CUDA_LAUNCH_BLOCKING": (_is_on, "a wait in every kernel"),
-}
-"""What ties a backend's hands: when a value does, and what it costs.
-
-Source: NCCL user guide, Environment Variables; torch.distributed and ProcessGroupNCCL docs.
-"""
+    if variable == "GLOO_SOCKET_IFNAME":  # whole names
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        return not all(map(spec.fabric.has_interface, names))
+    chosen = Selection.of(value)
+    hit = [p for p in spec.fabric.interfaces if chosen.takes(p.rstrip("*"))]
+    foreign = [name for name, _ in chosen.names if not spec.fabric.has_interface(name)]
+    if chosen.excludes:
+        return len(hit) < len(spec.fabric.interfaces)
+    return not hit or bool(foreign and chosen.exact)
 
 
 def overrides(
     ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
 ) -> Answer:
-    """How many settings of this node's ranks tie a backend's hands and are not the cluster's own.
+    """How many settings of this node's ranks cost speed and are not the cluster's own.
 
     From the environment, and from the files that NCCL reads too; the environment has the last word.
     Settings that ranks of a node do not share count, whatever they do.
@@ -164,7 +103,7 @@ def overrides(
     promise = spec.criteria.preflight
     if promise is None or promise.environment is None:
         return NotPromised("settings of backends")
-    label, source = "settings that tie a backend's hands", "preflight.environment.allowed"
+    label, source = "settings that cost speed", "preflight.environment.allowed"
     ranks = ranks or ()
     mine = _on(name, ranks)
     if not mine:
@@ -173,15 +112,17 @@ def overrides(
     settings = {(k, v, origin) for rank in mine for k, (v, origin) in rank.settings.items()}
     found: dict[str, str] = {}
     for variable, value, origin in sorted(settings):
-        ties = _TIES.get(variable)
-        if ties is None or variable in allowed or f"{variable}={value}" in allowed:
+        if variable in allowed or f"{variable}={value}" in allowed:
             continue
-        if variable.endswith("_SOCKET_IFNAME") and value == "lo" and _on_loopback(mine):
-            continue  # nodes that share one machine have nothing else
-        if ties[0](value, spec):
-            found[f"{variable}={value}"] = f"{variable}={value}{origin} ({ties[1]})"
+        costs = cost(variable, value, spec.fabric.kind, mine[0].nccl)
+        # Nodes that share one machine have nothing but lo.
+        if variable in _INTERFACES and not (value == "lo" and _on_loopback(mine)):
+            costs = "not the fabric's interface" if _not_fabric(variable, value, spec) else None
+        if costs is not None:
+            found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
     for variable in sorted({variable for variable, *_ in settings} - set(allowed)):
-        values = {rank.settings.get(variable, ("not set", ""))[0] for rank in ranks}
+        told = [rank.settings.get(variable, ("not set", ""))[0] for rank in ranks]
+        values = {"not set" if is_default(variable, value) else value for value in told}
         if len(values) > 1 and f"{variable}=" not in "".join(found):
             shown = listed(sorted(values))
             found[variable] = f"{variable} differs between ranks ({shown})"
