@@ -190,10 +190,17 @@ def _unknown(process: Process, channels: Sequence[Channel]) -> list[RankLog]:
         return [_rank(process, None, (), mine, n) for n, mine in by_number.items()]
     if process == NOBODY:
         return []
-    # With several numbers the process has several communicators, or several devices.
-    return [
-        _rank(process, None, (), channels, next(iter(by_number)) if len(by_number) == 1 else None)
-    ]
+    by_device: dict[int | None, list[Channel]] = {}
+    for channel in channels:
+        by_device.setdefault(channel.cuda_device, []).append(channel)
+    several = len(by_device) > 1
+    found = []
+    for device, mine in (by_device or {None: []}).items():
+        # With several numbers on one device the process has several communicators.
+        numbers = {channel.rank for channel in mine}
+        number = numbers.pop() if len(numbers) == 1 else None
+        found.append(_rank(process, device if several else None, (), mine, number))
+    return found
 
 
 def _rank(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
 
@@ -24,19 +25,21 @@ _ITEM = re.compile(
     r"\[(?P<index>\d{1,5})\] ?(?:=\{(?P<group>[^{}]{0,1000})\}|(?P<name>[^\s\[\]{};]{1,200}))",
     re.ASCII,
 )
-_INTERFACE = re.compile(
-    r"(?:\[\d{1,4}\])?(?P<name>[^:\s<>]{1,40}):(?P<address>[^<>\s]{1,80})(?:<\d{1,7}>)?"
-)
+_INTERFACE = re.compile(r"(?P<name>[^:\s<>\[\]]{1,40}):(?:(?P<address>\S{0,80})<\d{1,7}>)?")
 _VIRTUAL = re.compile(
     r"NET/(?P<network>\w{1,40}) ?: Made virtual device \[(?P<index>\d{1,5})\] "
     r"name=(?P<name>\S{1,200}) speed=(?P<speed>\d{1,9}) ndevs=(?P<count>\d{1,4})",
     re.ASCII,
 )
+_SHARP = re.compile(
+    r"Sharp rank \d{1,7}/\d{1,7} initialized on (?P<name>\w{1,60}):(?P<port>\d{1,3})"
+)
 _OFI_GROUP = re.compile(
     r"NET/OFI NIC group (?P<index>\d{1,5}) device #\d{1,5} (?P<name>[0-9a-fA-F:.]{7,16})", re.ASCII
 )
 _GPU_DIRECT = re.compile(
-    r"(?:NET/(?P<network>[\w -]{1,40}?) ?: )?GPU Direct RDMA (?P<state>Enabled|Disabled)\b"
+    r"(?:NET/(?P<network>[\w -]{1,40}?) ?: )?GPU Direct RDMA (?:\([\w -]{1,40}\) )?"
+    r"(?P<state>[Ee]nabled|[Dd]isabled)\b"
     r"(?P<rest>.{0,400})",
     re.ASCII,
 )
@@ -50,6 +53,7 @@ _USES = (
     (re.compile(r"Initialized NET plugin (.{1,80})"), Use.INITIALIZED),
     (re.compile(r"Failed to initialize NET plugin (.{1,80})"), Use.FAILED),
     (re.compile(r"Assigned NET plugin (.{1,80}?) to comm\b"), Use.ASSIGNED),
+    (re.compile(r"P2P plugin (?:v\d{1,3} )?(\S{1,80})$"), Use.LOADED),
     (re.compile(r"NET/Plugin ?: Loaded net plugin (.{1,80}?)(?: \(v\d{1,3}\))?$"), Use.LOADED),
 )
 _PROVIDER = re.compile(
@@ -77,16 +81,25 @@ def read_devices(process: Process, message: str) -> Iterator[Device]:
     """Devices that a message lists; a message of any other kind lists none."""
     virtual = _VIRTUAL.match(message)
     if virtual is not None:
-        yield _virtual(process, virtual)
+        speed = int(virtual["speed"])
+        index = int(virtual["index"])
+        yield _device(process, virtual["network"], index, virtual["name"], speed=speed)
+        return
+    sharp = _SHARP.match(message)
+    if sharp is not None:
+        yield _device(process, "SHARP", None, sharp["name"], port=int(sharp["port"]), sharp=True)
         return
     group = _OFI_GROUP.match(message)
     if group is not None:
-        yield _device(process, "OFI", int(group["index"]), group["name"], members=(group["name"],))
+        yield _device(process, "OFI", int(group["index"]), group["name"])
         return
     using = _USING.match(message)
     if using is None:
         return
     listed = message[using.end() :].partition("; OOB")[0]
+    is_cut = list_is_cut(message)
+    if is_cut and "={" in listed[listed.rfind("}") + 1 :]:
+        listed = listed[: listed.rindex("={")]
     ordered = listed.rstrip().endswith("[RO]")
     items = list(_ITEM.finditer(listed))
     # A list with merged devices counts them where they stand, whatever number is printed.
@@ -97,9 +110,29 @@ def read_devices(process: Process, message: str) -> Iterator[Device]:
             parts = [part["name"] for part in _ITEM.finditer(item["group"]) if part["name"]]
         else:
             parts = [item["name"]]
+        if is_cut and item is items[-1] and item.end() == len(listed.rstrip()):
+            parts = [_whole_part(part, using["network"]) for part in parts]
         found = _listed(process, using["network"], index, parts, ordered=ordered)
         if found is not None:
             yield found
+
+
+def list_is_cut(message: str) -> bool:
+    """Whether the end of a list of devices is missing: what NCCL or a collector cut off."""
+    using = _USING.match(message)
+    if using is None:
+        return False
+    if using["network"].lower().endswith("socket"):
+        return not message.endswith(">") or message.endswith("]>")
+    return "; OOB" not in message
+
+
+def _whole_part(part: str, network: str) -> str:
+    """What is certain of the last item of a list that is cut."""
+    name, _, layer = part.partition("/")
+    if network.lower().endswith("socket") or layer.split("/")[0] in ("IB", "RoCE"):
+        return part
+    return f"{name}/" if "/" in part else ""
 
 
 def _listed(
@@ -107,23 +140,19 @@ def _listed(
 ) -> Device | None:
     parts = [part.rstrip(",") for part in parts]
     if network.lower().endswith("socket"):
-        found = _INTERFACE.fullmatch(parts[0]) if parts else None
-        if found is None:
-            return None
-        name, address = found["name"], found["address"]
-        return _device(process, network, index, name, members=(name,), address=address)
+        found = _interface(parts[0]) if parts else None
+        return _device(process, network, index, found[0], address=found[1]) if found else None
     words = [part.split("/") for part in parts]
     names = tuple(word[0].partition(":")[0] for word in words)
     if not names or not all(names):
         return None
     port = words[0][0].partition(":")[2]
-    layers = dict.fromkeys(word[1] for word in words if len(word) > 1)
+    layers = dict.fromkeys(word[1] for word in words if len(word) > 1 and word[1])
     return _device(
         process,
         network,
         index,
         "+".join(names),
-        members=names,
         port=int(port) if port.isascii() and port.isdigit() and len(port) < 4 else None,
         link_layer="+".join(layers) or None,
         sharp=all("SHARP" in word[2:] for word in words),
@@ -131,23 +160,12 @@ def _listed(
     )
 
 
-def _virtual(process: Process, found: re.Match[str]) -> Device:
-    # Merged devices are named by their parts with `+` between them; a bare one by itself.
-    name, many = found["name"], int(found["count"]) > 1
-    members = tuple(name.split("+")) if many else (name,)
-    speed = int(found["speed"])
-    return _device(
-        process, found["network"], int(found["index"]), name, members=members, speed=speed
-    )
-
-
 def _device(
     process: Process,
     network: str,
-    index: int,
+    index: int | None,
     name: str,
     *,
-    members: tuple[str, ...],
     port: int | None = None,
     link_layer: str | None = None,
     address: str | None = None,
@@ -164,14 +182,26 @@ def _device(
         link_layer=link_layer,
         address=address,
         speed_mbits_s=speed or None,
-        members=members,
         in_network_reduction=sharp,
         relaxed_ordering=ordered,
     )
 
 
-def read_interface(process: Process, message: str) -> Interface | None:
-    """The interface of `Bootstrap : Using …`, or behind `; OOB` in a list of devices."""
+def _interface(text: str) -> tuple[str, str | None] | None:
+    """Name and address of `eth0:10.1.2.3<0>`; no address where it is blanked or cut."""
+    found = _INTERFACE.match(text)
+    if found is None:
+        return None
+    address = found["address"] or ""
+    try:
+        ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return found["name"], None
+    return found["name"], address
+
+
+def read_interfaces(process: Process, message: str) -> Iterator[Interface]:
+    """Interfaces of `Bootstrap : Using …`, or the one behind `; OOB` in a list of devices."""
     if message.startswith("Bootstrap"):
         _, used, rest = message.partition(": Using ")
         purpose = Purpose.BOOTSTRAP
@@ -179,12 +209,11 @@ def read_interface(process: Process, message: str) -> Interface | None:
         _, used, rest = message.partition("; OOB ")
         purpose = Purpose.OUT_OF_BAND
     else:
-        return None
-    found = _INTERFACE.match(rest) if used else None
-    if found is None:
-        return None
-    name, address = found["name"], found["address"]
-    return Interface(process=process, purpose=purpose, name=name, address=address)
+        return
+    items = [item["name"] or "" for item in _ITEM.finditer(rest)] if rest[:1] == "[" else [rest]
+    for found in map(_interface, items if used else []):
+        if found is not None:
+            yield Interface(process=process, purpose=purpose, name=found[0], address=found[1])
 
 
 def read_use(process: Process, message: str) -> NetworkUse | None:
@@ -226,7 +255,7 @@ def read_gpu_direct(process: Process, message: str) -> GpuDirect | None:
     reason = re.search(r"\(([^()]{1,200})\)", rest)
     return GpuDirect(
         process=process,
-        enabled=found["state"] == "Enabled",
+        enabled=found["state"].lower() == "enabled",
         network=found["network"],
         gpu=gpu.group(1) if gpu else None,
         device=int(device.group(1)) if device else None,
@@ -247,5 +276,4 @@ def read_setting(process: Process, message: str) -> Setting | None:
 
 def named_device(fact: GpuDirect) -> Device:
     """The device that a line about GPUDirect RDMA numbers and names."""
-    name = fact.device_name or ""
-    return _device(fact.process, fact.network or "", fact.device or 0, name, members=(name,))
+    return _device(fact.process, fact.network or "", fact.device or 0, fact.device_name or "")

@@ -134,6 +134,8 @@ class Warn:
     """
 
     process: Process
+    cuda_device: int | None
+    """The device in the line's prefix: which rank, where one process has several."""
     text: str
     where: str | None
     """`transport/net_ib.cc:1295`, or the function, as printed."""

@@ -53,7 +53,12 @@ def read_gid(process: Process, message: str) -> Gid | None:
     )
 
 
-def _gid(text: str) -> str:
+def _gid(text: str) -> str | None:
+    """The address; None where it is blanked or cut."""
+    try:
+        ipaddress.IPv6Address(text.rstrip("."))
+    except ValueError:
+        return None
     return text.rstrip(".")
 
 

@@ -180,7 +180,7 @@ class Rails:
     stray: tuple[str, ...]
 
 
-_Places = dict[tuple[Process, str, int], Device]
+_Places = dict[tuple[Process, str, int | None], Device]
 
 
 def _by_place(devices: Iterable[Device]) -> _Places:
@@ -190,7 +190,9 @@ def _by_place(devices: Iterable[Device]) -> _Places:
 def _device_of(channel: Channel, places: _Places) -> Device | None:
     if channel.network is None or channel.device is None:
         return None
-    return places.get((channel.process, family_of(channel.network), channel.device))
+    place = (channel.process, family_of(channel.network))
+    named = places.get((*place, None)) if channel.transport is Transport.COLLNET else None
+    return named or places.get((*place, channel.device))
 
 
 def _named(channel: Channel) -> str:

@@ -9,11 +9,12 @@ from typing import TypeVar
 from pytest_mnode.probes.nccl_log.channels import cannot_be_read, read_channel
 from pytest_mnode.probes.nccl_log.comms import Comms, fitting, ranks_of
 from pytest_mnode.probes.nccl_log.devices import (
+    list_is_cut,
     named_device,
     read_absence,
     read_devices,
     read_gpu_direct,
-    read_interface,
+    read_interfaces,
     read_provider,
     read_setting,
     read_use,
@@ -33,12 +34,14 @@ from pytest_mnode.probes.nccl_log.surroundings import (
     Setting,
 )
 from pytest_mnode.probes.nccl_log.text import Line, Text, first_line_is_cut, messages, plain_text
-from pytest_mnode.probes.nccl_log.warned import Warned
+from pytest_mnode.probes.nccl_log.warned import WARNED, Warned
 
 _VERSION = re.compile(
     r"(?<![A-Za-z])([NR]CCL) version ?:? ?(\d{1,3}\.\d{1,3}[\w.+-]{0,40})", re.ASCII
 )
 _SHOWN = 160
+_ONE_LINE_EACH = ("OFI", "SHARP")
+"""Networks that print a line for each adapter of one device."""
 _Fact = TypeVar("_Fact")
 
 
@@ -67,7 +70,7 @@ class _Reader:
     comms: Comms = field(default_factory=Comms)
     networks: dict[NetworkUse, None] = field(default_factory=dict)
     providers: dict[Provider, None] = field(default_factory=dict)
-    devices: dict[tuple[Process, str, int], Device] = field(default_factory=dict)
+    devices: dict[tuple[Process, str, int | None], Device] = field(default_factory=dict)
     interfaces: dict[Interface, None] = field(default_factory=dict)
     channels: dict[Channel, None] = field(default_factory=dict)
     gpu_direct: dict[GpuDirect, None] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class _Reader:
     plans: Plans = field(default_factory=Plans)
     tunings: dict[Tuning, None] = field(default_factory=dict)
     cut: Line | None = None
+    cut_lists: dict[str, None] = field(default_factory=dict)
     unknown: dict[str, None] = field(default_factory=dict)
 
     def version(self, line: str) -> None:
@@ -114,11 +118,13 @@ class _Reader:
         process, message = line.process, line.message
         _keep(self.gids, read_gid(process, message))
         _keep(self.no_device, read_absence(process, message))
-        if line.level == "WARN":
+        if line.level in WARNED:
             return
         for device in read_devices(process, message):
             self._device(device)
-        _keep(self.interfaces, read_interface(process, message))
+        if list_is_cut(message):
+            self.cut_lists[message[-_SHOWN:]] = None
+        self.interfaces |= dict.fromkeys(read_interfaces(process, message))
         _keep(self.networks, read_use(process, message))
         _keep(self.providers, read_provider(process, message))
         _keep(self.gpu_direct, read_gpu_direct(process, message))
@@ -137,6 +143,8 @@ class _Reader:
             for name in ("port", "link_layer", "address", "speed_mbits_s")
             if getattr(known, name) is None
         }
+        if device.name not in known.members and device.network in _ONE_LINE_EACH:
+            told["name"] = f"{known.name}+{device.name}"
         told["relaxed_ordering"] = known.relaxed_ordering or device.relaxed_ordering
         told["in_network_reduction"] = known.in_network_reduction or device.in_network_reduction
         self.devices[place] = replace(known, **told)
@@ -211,6 +219,7 @@ class _Reader:
             found.append(f"the first line has no beginning: {text.lines[0][:_SHOWN]}")
         if text.zeros:
             found.append(f"{text.zeros} zero bytes between the text")
+        found += [f"a list of devices has no end: {end}" for end in self.cut_lists]
         if self.cut is not None:
             found.append(f"the last line has no end: {self.cut.message[-_SHOWN:]}")
         return found

@@ -42,15 +42,14 @@ class Provider:
 class Device:
     """A network device that NCCL found, of `NET/IB : Using …`, `NET/Socket : Using …` or alike.
 
-    A device that merges several adapters has their names in `members`; else `members` holds its
-    own name only.
+    A device that merges several adapters, or a libfabric group of them, joins their names by `+`.
     """
 
     process: Process
     network: str
     """`IB` or `Socket`, or the plugin that printed the line."""
-    index: int
-    """What `Channel.device` counts."""
+    index: int | None
+    """What `Channel.device` counts; None where the line only names the device (SHARP)."""
     name: str
     port: int | None
     link_layer: str | None
@@ -58,11 +57,15 @@ class Device:
     address: str | None
     """IP address of a socket interface."""
     speed_mbits_s: int | None
-    members: tuple[str, ...]
     in_network_reduction: bool
     """`/SHARP`."""
     relaxed_ordering: bool
     """`[RO]` stands behind the list."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the adapters that this device consists of; its own where it is one."""
+        return tuple(self.name.split("+"))
 
 
 class Purpose(StrEnum):

@@ -22,13 +22,14 @@ _COMPARED = 64
 _COLOUR = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\))"
 )
-_MARK = re.compile(r"NCCL (INFO|WARN|TRACE|ABORT)(?: |$)")
+_MARK = re.compile(r"NCCL (INFO|WARN|ERROR|TRACE|ABORT)(?: |$)")
 _WHEN = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?", re.ASCII
 )
 _WHO = re.compile(
     r"(?P<host><[\w.-]{1,80}>|[^\s:<>|()\[\]{}/\"',;=]{0,255})"
-    r":(?P<pid>\d{1,9}):(?P<tid>\d{1,9}) (?:\[(?P<device>\d{1,4})\] ?)?",
+    r":(?:(?P<pid>\d{1,9}):(?P<tid>\d{1,9})|[Xx*#?]{1,9}(?::[Xx*#?]{1,9})?) "
+    r"(?:\[(?P<device>\d{1,4})\] ?)?",
     re.ASCII,
 )
 _HOST_ONLY = re.compile(
@@ -182,8 +183,10 @@ def _head(raw: str, start: int, stop: int) -> _Head:
         )
     return _Head(
         start=start + who.start(),
-        process=Process(host=who["host"] or None, pid=int(who["pid"])),
-        thread=int(who["tid"]),
+        process=Process(
+            host=who["host"] or None, pid=None if who["pid"] is None else int(who["pid"])
+        ),
+        thread=None if who["tid"] is None else int(who["tid"]),
         device=None if who["device"] is None else int(who["device"]),
         where=before[who.end() :].strip() or None,
     )
@@ -193,6 +196,7 @@ def _is_time_of_day(who: re.Match[str]) -> bool:
     host, minutes, seconds = who["host"], who["pid"], who["tid"]
     return (
         who["device"] is None
+        and minutes is not None
         and len(minutes) == 2
         and len(seconds) == 2
         and host.isdigit()

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from pytest_mnode.probes.nccl_log.facts import Process, Warn
 from pytest_mnode.probes.nccl_log.text import Line
 
-# Each function that an error passes on its way out prints `file:line -> code`.
-_PASSED_ON = re.compile(r"(?:\[[\w ]{1,40}\] )?[\w./-]{1,160}:\d{1,6} -> \d{1,3}\b", re.ASCII)
+# Each function that an error passes on its way out prints `file:line -> code`, from 2.30 on
+# `file:line (function) -> code`. 0 is success and 7 means in progress.
+_PASSED_ON = re.compile(
+    r"(?:\[[\w ]{1,40}\] )?[\w./-]{1,160}:\d{1,6}(?: \(.{1,200}\))? -> (?![07]\b)\d{1,3}\b",
+    re.ASCII,
+)
+WARNED = ("WARN", "ERROR")
+"""Levels of lines that tell of something wrong."""
+_RETRIES = re.compile(r"\bretrying\b", re.IGNORECASE)
 _GAVE_UP = re.compile(
     r"\babort|async(?:hronous)? error|unhandled|timed out|time-?out|\bfatal\b|catastrophic|"
     r"\bport error\b|Got completion (?:from peer|with)",
@@ -29,7 +36,7 @@ class _Seen:
 class Warned:
     """Warnings met so far; lines are counted to know what came later."""
 
-    seen: dict[tuple[Process, str], _Seen] = field(default_factory=dict)
+    seen: dict[tuple[Process, int | None, str], _Seen] = field(default_factory=dict)
     went_on: dict[Process, int] = field(default_factory=dict)
     passed_on: dict[Process, int] = field(default_factory=dict)
     lines: int = 0
@@ -37,9 +44,9 @@ class Warned:
     def take(self, line: Line, *, progress: bool) -> None:
         """Count `line`; `progress`: a communicator was made, connected or taken down."""
         self.lines += 1
-        if line.level == "WARN":
-            text = line.message[:_LONGEST]
-            seen = self.seen.setdefault((line.process, text), _Seen(where=line.where))
+        if line.level in WARNED:
+            key = line.process, line.cuda_device, line.message[:_LONGEST]
+            seen = self.seen.setdefault(key, _Seen(where=line.where))
             seen.count += 1
             seen.last = self.lines
         elif progress:
@@ -51,17 +58,20 @@ class Warned:
         return tuple(
             Warn(
                 process=process,
+                cuda_device=device,
                 text=text,
                 where=seen.where,
                 count=seen.count,
                 recovered=self._recovered(process, text, seen.last),
             )
-            for (process, text), seen in self.seen.items()
+            for (process, device, text), seen in self.seen.items()
         )
 
     def _recovered(self, process: Process, text: str, when: int) -> bool | None:
         if self.went_on.get(process, 0) > when:
             return True
+        if _RETRIES.search(text):
+            return None
         if self.passed_on.get(process, 0) > when or _GAVE_UP.search(text):
             return False
         return None
