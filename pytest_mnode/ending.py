@@ -175,8 +175,8 @@ _SEVERITY: dict[Outcome, int] = {
 def _outcome(report: pytest.TestReport) -> Outcome:
     if report.failed:
         return "failed" if report.when == "call" else "error"
-    if not report.skipped:
-        return "passed"
+    if not report.skipped:  # an outcome that a plugin made up is no pass
+        return "passed" if report.passed else "error"
     return "not promised" if skip_reason(report).startswith(NOT_PROMISED) else "skipped"
 
 
@@ -184,7 +184,8 @@ def _message(report: pytest.TestReport) -> str:
     if report.skipped:
         return skip_reason(report)
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message) if crash is not None else report.longreprtext
+    text = str(crash.message) if crash is not None else report.longreprtext
+    return text if report.failed else f"a plugin reported the outcome {report.outcome!r}"
 
 
 def _result(test: str, case: _Case) -> CaseResult:

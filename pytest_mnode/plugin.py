@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode import marks, needs, options
+from pytest_mnode import marks, needs, options, rank_tests
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _mnode_nodes,
@@ -28,6 +28,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world,
     world_size,
 )
+from pytest_mnode.rank_tests import Guard, RankTests
 
 if TYPE_CHECKING:
     from pytest_mnode.run import Run
@@ -74,7 +75,7 @@ def _follows(config: pytest.Config) -> bool:
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput") and not _follows(config)
+    return hasattr(config, "workerinput")
 
 
 def _run(config: pytest.Config) -> Run | None:
@@ -156,6 +157,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in items:
         marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
     run = _make_run(config)
+    config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), rank_tests.NAME)
+    config.pluginmanager.register(Guard(), "mnode-guard")
     if not _is_xdist_worker(config):
         run.decide_nodes(items)
         if run.pool is None and run.holds_nodes and any(map(needs.without_nodes, session.items)):
@@ -181,40 +184,13 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return [run.header()] if run.launcher else []
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    config = item.config
-    if _follows(config) or not marks.runs_in_ranks(item) or marks.contradiction(item):
-        return None
-    run = _make_run(config)
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    missing = config.stash[NEEDS].missing_for(item)
-    for report in run.not_tried(item, missing) if missing else run.run_item(item, nextitem):
-        item.ihook.pytest_runtest_logreport(report=report)
-        if config.getoption("capture") == "no":
-            _show_output(config, report)
-    _end_what_is_over(item, nextitem)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A test of this process may have left modules and fixtures for those that come after it.
-
-    They wait while tests run in ranks, which use none of them, and end with the last that could.
-    """
-    state = item.session._setupstate
-    call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
-    if call.excinfo is not None:
-        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        item.ihook.pytest_runtest_logreport(report=report)
-
-
-def _show_output(config: pytest.Config, report: pytest.TestReport) -> None:
-    """With -s: what ranks printed, when their test is over."""
-    terminal: Any = config.pluginmanager.getplugin("terminalreporter")
-    for name, text in report.sections if terminal is not None and not report.failed else ():
-        terminal.write_line(f"\n[{name}]\n{text.rstrip()}")
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """pytest-timeout's limit for a test in ranks: kept by the controller, which can name ranks."""
+    if (follower := item.config.pluginmanager.getplugin("mnode-follower")) is not None:
+        follower.limit(settings.timeout, settings.func_only)
+        return True
+    return True if marks.runs_in_ranks(item) and not marks.contradiction(item) else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -156,6 +156,7 @@ class Run:
                 rootdir=str(self.config.rootpath),
                 cwd=str(self.config.invocation_params.dir),
                 sys_path=_sys_path(),
+                markers=tuple(self.config.getini("markers")),
                 basetemp=str(factory.getbasetemp() / "ranks"),
             )
         )
@@ -262,8 +263,12 @@ class Run:
             rank: {when: self._deserialize(r.data) for when, r in state.reports.items()}
             for rank, state in outcome.states.items()
         }
+        partial = {
+            rank: [self._deserialize(r.data) for _, r in state.partial]
+            for rank, state in outcome.states.items()
+        }
         keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
-        reports = merge(outcome, own, item.nodeid, item.location, keywords)
+        reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
         torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
         measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
         curves = curves_of(t.curves for t in torn.values())
@@ -271,8 +276,15 @@ class Run:
         return reports
 
     def _deserialize(self, data: dict[str, Any]) -> pytest.TestReport:
-        report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
-        assert isinstance(report, pytest.TestReport)
+        """A rank's report; a plain one where its class is not known in this process."""
+        hook = self.config.hook.pytest_report_from_serializable
+        try:
+            report = hook(config=self.config, data=dict(data))
+        except Exception:  # of a plugin's class, read by pytest or by the plugin
+            report = None
+        if not isinstance(report, pytest.TestReport):
+            report = hook(config=self.config, data={**data, "$report_type": "TestReport"})
+            assert isinstance(report, pytest.TestReport)
         return report
 
     def _after(self, outcome: Outcome) -> None:

@@ -63,3 +63,19 @@ def test_what_others_end_is_an_interruption(tmp_path: Path, ends: str, reason: s
     assert code == pytest.ExitCode.INTERRUPTED, output
     assert reason in reasons
     assert "cut short by interrupted" in reasons
+
+
+def test_an_outcome_that_a_plugin_made_up_does_not_certify(tmp_path: Path) -> None:
+    conftest = """
+        import pytest
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(item, call):
+            report = yield
+            if call.when == "call":
+                report.outcome = "rerun"
+            return report
+    """
+    write_files(tmp_path, conftest=conftest)
+    _, reasons, output = ended(tmp_path, "pass", "--mnode-report=report")
+    assert "mesh inconclusive (a plugin reported the outcome 'rerun')" in reasons, (reasons, output)

@@ -16,6 +16,7 @@ from pytest_mnode.world.client import Client
 from pytest_mnode.world.messages import (
     BodyDone,
     Death,
+    Limit,
     PartLost,
     PhaseReport,
     Ping,
@@ -44,6 +45,8 @@ class RankState:
     rank: int
     node: str
     reports: dict[str, PhaseReport] = field(default_factory=dict)
+    partial: list[tuple[float, PhaseReport]] = field(default_factory=list)
+    """Reports beside those of the phases, such as those of subtests, and when they came."""
     failed_at: float | None = None
     at: dict[str, float] = field(default_factory=dict)
     """When its report of each phase came."""
@@ -125,6 +128,8 @@ class Conductor:
         self.states = states
         self.ordinal = next(client.ordinals)
         self._grace_end: float | None = None
+        self._limit: tuple[float, Limit] | None = None
+        """The least that ranks asked for beside `timeout_s`, and when it ends."""
 
     def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
         self.client.tell_ranks(
@@ -135,6 +140,8 @@ class Conductor:
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
         if self.outcome.stillborn:
             return self.outcome
+        if self._limit is not None and self._limit[1].body_only:
+            self._limit = None
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
         self._tell(
             [s for s in self._alive() if s.body_done],
@@ -178,6 +185,8 @@ class Conductor:
             open_ranks = [s for s in self._alive() if not settled(s)]
             if not open_ranks or self.outcome.stillborn:
                 return
+            if self._limit is not None and self._limit[0] < deadline:
+                deadline, limit_s = self._limit[0], self._limit[1].timeout_s
             now = time.monotonic()
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
             if now >= end:
@@ -236,6 +245,10 @@ class Conductor:
                     if state.stuck_in == "setup" and place and place.ordinal == self.ordinal:
                         # A process that is stopped does not even send what it said before.
                         state.stuck_in = "call" if place.phase == "call" else state.stuck_in
+            case Limit(ordinal=ordinal) if ordinal == self.ordinal:
+                end = now + message.timeout_s
+                if self._limit is None or end < self._limit[0]:
+                    self._limit = end, message
             case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
                 if message.ordinal == self.ordinal:
                     self._said(self.states[message.rank], message, now)
@@ -251,6 +264,10 @@ class Conductor:
 
     def _said(self, state: RankState, message: Any, now: float) -> None:
         match message:
+            case PhaseReport(partial=True):  # the test goes on: this starts no grace
+                state.partial.append((now, message))
+                if message.outcome == "failed":
+                    state.failed_at = state.failed_at or now
             case PhaseReport():
                 state.reports[message.when], state.at[message.when] = message, now
                 if message.outcome == "failed":
@@ -259,10 +276,10 @@ class Conductor:
                 elif _is_xfailed(message) or self._skipped_on_some(message.when):
                     self._start_grace(now)
             case BodyDone():
-                self._hear_report(state, message.report, now)
+                self._hear_reports(state, message, now)
                 state.body_done = True
             case TornDown():
-                self._hear_report(state, message.report, now)
+                self._hear_reports(state, message, now)
                 state.torn = message
                 if message.problem or message.leaks:
                     state.failed_at = state.failed_at or now
@@ -276,8 +293,8 @@ class Conductor:
                     state.failed_at = state.failed_at or now
                     self._start_grace(now)
 
-    def _hear_report(self, state: RankState, report: PhaseReport | None, now: float) -> None:
-        if report is not None:
+    def _hear_reports(self, state: RankState, message: BodyDone | TornDown, now: float) -> None:
+        for report in message.reports:
             self._said(state, report, now)
 
     def _skipped_on_some(self, when: str) -> bool:

@@ -7,6 +7,7 @@ a test between its body and its teardown until the controller has heard from all
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import traceback
@@ -19,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.measure import curves_kept_by, kept_by
+from pytest_mnode.rank_tests import other_loops
 from pytest_mnode.world import leaks, stacks
 from pytest_mnode.world.describe import is_peer_lost
 from pytest_mnode.world.messages import (
     BodyDone,
     Collect,
+    Limit,
     PhaseReport,
     RunItem,
     TearDown,
@@ -47,13 +50,6 @@ _PHASE_WORDS = {
 }
 
 
-class _WorkerInput(dict[str, Any]):
-    """pytest and its plugins take a session that has one for a worker's: it writes no files."""
-
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
 class Follower:
     """pytest plugin of a forge; becomes a rank's after the fork."""
 
@@ -65,15 +61,17 @@ class Follower:
         self.broken: list[str] = []
         self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
         self.session: pytest.Session
-        self._torn_down: TornDown | None = None
-        self._held: PhaseReport | None = None
+        self._held: list[PhaseReport] = []
+        self._reported: dict[str, str] = {}
+        """Outcomes of the phases of a test that have been reported."""
 
     # In the forge.
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.workerinput = _WorkerInput(workerid="master")  # type: ignore[attr-defined]
         self.config = config
+        for line in self.collect.markers:  # those of plugins that only the controller has
+            config.addinivalue_line("markers", line)
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -117,7 +115,7 @@ class Follower:
         assert self.rank is not None
         rank = self.rank
         self._warnings: list[tuple[Any, ...]] = []
-        self._torn_down = None
+        self._reported = {}
         rank.mark.place(order.ordinal, "setup")
         for name, value in rank.contract.items():
             if os.environ.get(name) != value:
@@ -144,19 +142,43 @@ class Follower:
             # Another test may come than was expected: of another pytest-xdist worker, or because
             # what was to come is not tried any more.
             self.session._setupstate.teardown_exact(item)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self._protocol()(item=item, nextitem=following)
         except BaseException as error:
             problem = _problem(error)
-        done = self._torn_down or TornDown(
-            rank.world.rank, order.ordinal, problem=problem or "the test ended without teardown"
-        )
+        # Only now plugins have undone what they did around the test, such as setting an alarm.
+        if problem := problem or self._unreported():
+            done = TornDown(rank.world.rank, order.ordinal, problem=problem)
+        else:
+            done = self._finish()
         # pytest tells of warnings last.
-        rank.tell(replace(done, warnings=tuple(self._warnings), report=self._take_held()))
+        rank.tell(replace(done, warnings=tuple(self._warnings), reports=self._take_held()))
         rank.mark.place(order.ordinal, "after")
 
-    def _take_held(self) -> PhaseReport | None:
-        held, self._held = self._held, None
-        return held
+    def _protocol(self) -> Any:
+        """pytest's own protocol inside the wrappers of all plugins, but no plugin's own loop.
+
+        How often a test runs is for the controller to decide: it waits for each rank once.
+        """
+        manager = self.config.pluginmanager
+        others = other_loops(manager).values()
+        return manager.subset_hook_caller("pytest_runtest_protocol", others)
+
+    def limit(self, timeout_s: float, body_only: bool) -> None:
+        """Have the controller end the test that runs here when it takes longer than this."""
+        assert self.rank is not None
+        self.rank.tell(Limit(self.rank.world.rank, self.order.ordinal, timeout_s, body_only))
+
+    def _unreported(self) -> str:
+        """Which phase of the test gave no report; "" where each did that had to."""
+        due = ["setup", "teardown"]
+        if self._reported.get("setup") == "passed" and not self.config.getoption("setuponly"):
+            due.insert(1, "call")
+        silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
+        return f"no report of the {' and the '.join(silent)} came from pytest" if silent else ""
+
+    def _take_held(self) -> tuple[PhaseReport, ...]:
+        held, self._held = self._held, []
+        return tuple(held)
 
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
@@ -222,20 +244,21 @@ class Follower:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.rank is None:
             return
-        rank = self.rank
-        if report.when == "teardown":
-            self._torn_down = self._finish()
+        when = str(report.when)
+        own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
+        partial = not own or when in self._reported
+        report = _with_known_outcome(report)
         self._trim(report)
-        data = plain(
-            self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-        )
-        told = PhaseReport(
-            rank.world.rank, self.order.ordinal, str(report.when), report.outcome, data
-        )
-        if report.when == "setup":
-            rank.tell(told)  # the body may be long, and the others may wait for this rank
+        hook = self.config.hook.pytest_report_to_serializable
+        data = plain(hook(config=self.config, report=report))
+        place = (self.rank.world.rank, self.order.ordinal)
+        told = PhaseReport(*place, when, report.outcome, data, partial)
+        if not partial:
+            self._reported[when] = report.outcome
+        if partial or when == "setup":
+            self.rank.tell(told)  # the body may be long, and the others may wait for this rank
         else:
-            self._held = told
+            self._held.append(told)
 
     def _finish(self) -> TornDown:
         assert self.rank is not None
@@ -295,6 +318,19 @@ class Follower:
         text = f"{warning_message.category.__name__}: {warning_message.message}"
         place = (warning_message.filename, warning_message.lineno, when, nodeid, location)
         self._warnings.append((blob, text, *place))
+
+
+def _with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:
+    """What neither passed, failed nor was skipped did not pass."""
+    if report.outcome in ("passed", "failed", "skipped"):
+        return report
+    known = copy.copy(report)
+    known.outcome = "failed"
+    known.longrepr = (
+        f"a plugin reported the outcome {report.outcome!r} of {report.when}; accepted in ranks: "
+        f"passed, failed, skipped\n{report.longreprtext}"
+    ).rstrip()
+    return known
 
 
 def plain(value: Any) -> Any:

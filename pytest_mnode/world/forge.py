@@ -22,6 +22,7 @@ import pytest
 
 from pytest_mnode.cluster.rack import namespaces
 from pytest_mnode.errors import WorldError
+from pytest_mnode.rank_tests import other_loops
 from pytest_mnode.world import agent, process
 from pytest_mnode.world.follow import Follower
 from pytest_mnode.world.gate import sys_path_here
@@ -47,6 +48,7 @@ _NOT_IN_RANKS: dict[str, Any] = {
     "failedfirst": False,
     "newfirst": False,
     "stepwise": False,
+    "stepwise_skip": False,
     "cacheclear": False,
     "cacheshow": None,
     "collectonly": False,
@@ -61,6 +63,9 @@ _NOT_IN_RANKS: dict[str, Any] = {
     "maxprocesses": None,
     "looponfail": False,
     "no_cov": True,
+    "htmlpath": None,
+    "json_report": False,
+    "force_sugar": False,
 }
 
 
@@ -125,12 +130,16 @@ class Forge:
         plugins = [*options.pop("plugins", []), "no:terminal"]
         options["plugins"] = []
         args = [word for name in plugins for word in ("-p", name)] + list(collect.args)
+        # That a plugin was imported before pytest could rewrite its asserts is no fault in ranks.
+        quiet = "ignore::pytest.PytestAssertRewriteWarning"
+        options["pythonwarnings"] = [*(options.get("pythonwarnings") or ()), quiet]
         options["basetemp"] = collect.basetemp
         options["capture"] = "fd"  # with -s the controller shows what was captured
         options["inifilename"] = collect.inifile
         options["rootdir"] = collect.rootdir
         config = pytest.Config.fromdictargs(options, args)
         config.args = list(collect.args)
+        _without_other_loops(config)
         config.pluginmanager.register(Follower(self, collect), "mnode-follower")
         config.hook.pytest_cmdline_main(config=config)
 
@@ -201,6 +210,19 @@ class Forge:
         """Descriptors that tests opened at import, which their ranks may use."""
         mine = {self.gate.fileno(), *(c.fileno() for c in self.agents.values())}
         return {int(path.name) for path in Path("/proc/self/fd").iterdir()} - mine
+
+
+def _without_other_loops(config: pytest.Config) -> None:
+    """Take out plugins that are only there to run tests in a way of their own.
+
+    How often a test runs is for the controller to decide; such a plugin may also keep threads.
+    """
+    for name, plugin in other_loops(config.pluginmanager).items():
+        of_fixtures = ("_fixture_function_marker", "_pytestfixturefunction")
+        values = [getattr(plugin, attribute, None) for attribute in dir(plugin)]
+        defined = any(hasattr(v, a) for v in values for a in of_fixtures)
+        if not defined and not name.endswith("conftest.py"):
+            config.pluginmanager.unregister(plugin)
 
 
 def check_can_fork(when: str) -> None:

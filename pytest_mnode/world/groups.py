@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 import pytest
 
@@ -99,26 +98,29 @@ def _raised(outcome: Outcome, reports: Reports) -> list[Group]:
         failed = {r: p[when] for r, p in sorted(reports.items()) if when in p and p[when].failed}
         if xfailed:  # then another rank did fail, as the mark expects of the test
             failed = {r: f for r, f in failed.items() if "[XPASS(strict)]" not in str(f.longrepr)}
-        lines = {rank: _crash_line(report) for rank, report in failed.items()}
-        told = {
-            rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)
-            for rank, report in failed.items()
-        }
-
-        def make(rank: int, when: str = when, lines: Any = lines, told: Any = told) -> Group:
-            text = told[rank]
-            report = None if text else reports[rank][when]
-            victim = text is not None
-            return Group([rank], when, lines[rank], report, text or "", 0.0, victim, True)
-
-        groups += collected(
-            (
-                (rank, _key(report, told[rank]), outcome.states[rank].at.get(when, 0.0))
-                for rank, report in failed.items()
-            ),
-            make,
-        )
+        times = {rank: outcome.states[rank].at.get(when, 0.0) for rank in failed}
+        groups += raised_in(when, failed, times)
     return _each_place_once(groups)
+
+
+def raised_in(
+    when: str, failed: Mapping[int, pytest.TestReport], times: Mapping[int, float]
+) -> list[Group]:
+    """Groups of equal failures in one phase; reports and their times by rank."""
+    lines = {rank: _crash_line(report) for rank, report in failed.items()}
+    told = {
+        rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)
+        for rank, report in failed.items()
+    }
+
+    def make(rank: int) -> Group:
+        text = told[rank]
+        report = None if text else failed[rank]
+        victim = text is not None
+        return Group([rank], when, lines[rank], report, text or "", 0.0, victim, True)
+
+    keys = ((rank, _key(report, told[rank]), times[rank]) for rank, report in failed.items())
+    return collected(keys, make)
 
 
 def _each_place_once(groups: list[Group]) -> list[Group]:

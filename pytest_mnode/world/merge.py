@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -19,6 +21,7 @@ from pytest_mnode.world.groups import (
     is_skipped,
     is_xfailed,
     lost,
+    raised_in,
     same,
     sorted_groups,
 )
@@ -28,6 +31,9 @@ from pytest_mnode.world.stuck import stuck_groups
 Phase = Literal["setup", "call", "teardown"]
 _TELEMETRY = "c10d-NullHandler"
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
+_OF_EVERY_REPORT = frozenset(
+    (*vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")), "wasxfail")
+)
 
 
 def merge(
@@ -36,8 +42,13 @@ def merge(
     nodeid: str,
     location: tuple[str, int | None, str],
     keywords: Mapping[str, Any],
+    *,
+    partial: Mapping[int, Sequence[pytest.TestReport]] | None = None,
 ) -> list[pytest.TestReport]:
-    """Pytest reports by phase. `reports` are the ranks' own, by rank and phase."""
+    """Pytest reports of the phases, and of subtests before that of the body.
+
+    reports: the ranks' own, by rank and phase. partial: further reports, by rank.
+    """
     groups = groups_of(outcome, reports)
     blamed = min((_reported_in(g) for g in groups), key=_PHASES.index, default=None)
     merged: list[pytest.TestReport] = []
@@ -61,7 +72,9 @@ def merge(
         )
         if when == blamed:
             report.outcome = "failed"
-            report.longrepr = _repr(outcome, groups)  # type: ignore[assignment]
+            report.longrepr = _repr(  # type: ignore[assignment]
+                outcome, groups, lambda rank: _fine(outcome, rank)
+            )
             report.sections = _sections(have, {r for g in groups for r in g.ranks})
             report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
         elif have and blamed in (None, "teardown"):
@@ -74,7 +87,58 @@ def merge(
             continue
         merged.append(report)
     _time(outcome, merged, blamed)
+    further = _partial(outcome, partial or {})
+    if broken := sum(report.failed for report in further):
+        for report in merged:
+            if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+                report.outcome = "failed"
+                report.longrepr = f"contains {broken} failed subtest{'s' if broken > 1 else ''}"
+    merged[1:1] = further
     return merged
+
+
+def _partial(
+    outcome: Outcome, partial: Mapping[int, Sequence[pytest.TestReport]]
+) -> list[pytest.TestReport]:
+    """Reports beside those of the phases, those of the same subtest in several ranks as one.
+
+    It is the same where all that is particular to the report is, and as often met before.
+    """
+    found: dict[Any, dict[int, pytest.TestReport]] = {}
+    times: dict[int, float] = {}
+    for rank, reports in partial.items():
+        met: Counter[Any] = Counter()
+        for (time, _), report in zip(outcome.states[rank].partial, reports, strict=True):
+            own = {k: v for k, v in vars(report).items() if k not in _OF_EVERY_REPORT}
+            key = type(report), report.when, same(repr(sorted(own.items())))
+            met[key] += 1
+            found.setdefault((key, met[key]), {})[rank] = report
+            times[id(report)] = time
+    return [
+        _one_partial(outcome, have, {rank: times[id(r)] for rank, r in have.items()})
+        for have in found.values()
+    ]
+
+
+def _one_partial(
+    outcome: Outcome, have: dict[int, pytest.TestReport], times: dict[int, float]
+) -> pytest.TestReport:
+    failed = {rank: report for rank, report in have.items() if report.failed}
+    report = copy.copy(next(iter((failed or have).values())))
+    report.duration = max(r.duration for r in have.values())
+    if not failed:
+        _take_over(report, have)
+        return report
+
+    def fine(rank: int) -> str:
+        return have[rank].outcome if rank in have else "did not report it"
+
+    groups = sorted(raised_in(str(report.when), failed, times), key=lambda g: (g.victim, g.time))
+    report.longrepr = _repr(outcome, groups, fine)  # type: ignore[assignment]
+    report.sections = _sections(have, set(failed))
+    if not groups[0].victim:  # the report of the test itself says because of what
+        report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
+    return report
 
 
 def _reported_in(group: Group) -> Phase:
@@ -136,7 +200,8 @@ def _without_telemetry(text: str) -> str:
     return "".join(line for line in text.splitlines(True) if _TELEMETRY not in line)
 
 
-def _repr(outcome: Outcome, groups: Sequence[Group]) -> RanksRepr:
+def _repr(outcome: Outcome, groups: Sequence[Group], fine: Callable[[int], str]) -> RanksRepr:
+    """`fine` says what became of a rank that is in no group."""
     nodes = {rank: s.node for rank, s in outcome.states.items()}
     size = outcome.world.shape.size
     parts = []
@@ -148,9 +213,9 @@ def _repr(outcome: Outcome, groups: Sequence[Group]) -> RanksRepr:
             title += ": because of it"
         parts.append(Part(title, group.report, group.text.rstrip()))
     named = {rank for g in groups for rank in g.ranks}
-    fine = sorted(set(nodes) - named)
-    for words in dict.fromkeys(_fine(outcome, rank) for rank in fine):
-        ranks = [rank for rank in fine if _fine(outcome, rank) == words]
+    others = {rank: fine(rank) for rank in sorted(set(nodes) - named)}
+    for words in dict.fromkeys(others.values()):
+        ranks = [rank for rank, its_words in others.items() if its_words == words]
         parts.append(Part(f"{places(ranks, nodes, size)}: {words}", None, ""))
     first = groups[0]
     crash = getattr(first.report.longrepr, "reprcrash", None) if first.report else None
@@ -162,6 +227,8 @@ def _repr(outcome: Outcome, groups: Sequence[Group]) -> RanksRepr:
 def _fine(outcome: Outcome, rank: int) -> str:
     """What became of a rank in which nothing was found wrong."""
     state = outcome.states[rank]
+    if any(report.outcome == "failed" for _, report in state.partial):
+        return "failed in a subtest"
     skips = [p for p in state.reports.values() if p.outcome == "skipped"]
     if skips:
         return "failed as expected" if any("wasxfail" in p.data for p in skips) else "skipped"

@@ -69,6 +69,7 @@ class Collect:
     cwd: str
     sys_path: tuple[str, ...]
     basetemp: str
+    markers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,25 +321,40 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PhaseReport:
-    """A serialised pytest report of one phase, and when it came by the rank's monotonic clock."""
+    """A serialised pytest report.
+
+    partial: not pytest's own report of setup, call or teardown, but one more beside it, such as
+    that of a subtest.
+    """
 
     rank: int
     ordinal: int
     when: str
     outcome: str
     data: dict[str, Any]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """From now on the test, or only its body, has to end within this time."""
+
+    rank: int
+    ordinal: int
+    timeout_s: float
+    body_only: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BodyDone:
     """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
 
-    `report` is that of the call, which nothing comes between: one message is quicker than two.
+    `reports` has that of the call, which nothing comes between: one message is quicker than two.
     """
 
     rank: int
     ordinal: int
-    report: PhaseReport | None = None
+    reports: tuple[PhaseReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +372,7 @@ class TornDown:
     reusable: bool = True
     problem: str = ""
     entered: int | None = None
-    report: PhaseReport | None = None
+    reports: tuple[PhaseReport, ...] = ()
     curves: tuple[Curve, ...] = ()
 
 
