@@ -26,6 +26,7 @@ _DEVICE = re.compile(
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _AVERAGE = re.compile(r"#?\s*Avg bus bandwidth\s*:\s*(\S+)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
+_CONCLUDED = re.compile(r"#?\s*Collective test concluded\b")
 _VERSION = re.compile(r"#?\s*nccl-tests version\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
 _FAULT = re.compile(
@@ -36,6 +37,8 @@ _FAULT = re.compile(
     r"|(?:srun|slurmstepd): error: .*|MPI_ABORT\b.*"
     r"|.*\bsymbol lookup error\b.*|.*error while loading shared libraries.*"
 )
+_EXIT = re.compile(r"(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*")
+"""What a launcher says of ranks that end with a status, as they do after wrong results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class NcclTest:
         each ran alone, and no rate is one of the fabric.
     validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
         where the test did not come so far. failed: that line calls it so.
-    faults: lines that tell of an abort.
+    closed: a closing line was printed, so that no row is missing. faults: lines that tell of an
+    abort; not those of a launcher that a test with wrong results ended with a status.
     """
 
     program: str | None = None
@@ -63,6 +67,7 @@ class NcclTest:
     out_of_bounds: int | None = None
     failed: bool = False
     average_busbw_gbytes_s: float | None = None
+    closed: bool = False
     faults: tuple[str, ...] = ()
 
     @property
@@ -78,8 +83,7 @@ class NcclTest:
         """
         if self.failed and not self.out_of_bounds:
             return None
-        timings = [t for row in self.rows for t in (row.out_of_place, row.in_place) if t]
-        total = max(sum(t.wrong or 0 for t in timings), self.out_of_bounds or 0)
+        total = max(sum(self.wrong_by_size.values()), self.out_of_bounds or 0)
         if self.validated is False:
             return total or None
         if all(row.out_of_place.wrong is not None for row in self.rows):
@@ -90,6 +94,16 @@ class NcclTest:
         return total or None
 
     @property
+    def wrong_by_size(self) -> dict[int, int]:
+        """Wrong values of each size in bytes that has any, in and out of place."""
+        found: dict[int, int] = {}
+        for row in self.rows:
+            wrong = sum(t.wrong or 0 for t in (row.out_of_place, row.in_place) if t)
+            if wrong:
+                found[row.size_bytes] = found.get(row.size_bytes, 0) + wrong
+        return found
+
+    @property
     def why_incomplete(self) -> str | None:
         """What stands against using the table, in words; None where nothing does."""
         if self.faults:
@@ -98,7 +112,7 @@ class NcclTest:
             return "no row of results"
         if self.separate_runs:
             return "every process ran alone, as rank 0: nccl-tests was built without MPI"
-        if self.average_busbw_gbytes_s is None:
+        if not self.closed:
             return f"cut off after {self.rows[-1].size_bytes} bytes: no closing line"
         return None
 
@@ -127,6 +141,7 @@ class _Reader:
         self._columns: tuple[str, ...] = ()
         self._devices: dict[tuple[str, ...], None] = {}
         self._faults: dict[str, None] = {}
+        self._exits: dict[str, None] = {}
         self._anything = False
 
     def finished(self) -> tuple[NcclTest, ...]:
@@ -136,15 +151,16 @@ class _Reader:
     def _end(self) -> None:
         if self._anything:
             ranks = {(group, rank) for rank, group, _, _ in self._devices}
+            test = replace(self._test, rows=tuple(self._rows))
+            exits = () if test.wrong or test.failed else self._exits
             self._done.append(
                 replace(
-                    self._test,
-                    rows=tuple(self._rows),
+                    test,
                     ranks=len(ranks),
                     groups=max(1, len({group for group, _ in ranks})),
                     hosts=tuple(dict.fromkeys(host for *_, host in self._devices)),
                     separate_runs=len(self._devices) > len(ranks),
-                    faults=tuple(self._faults),
+                    faults=(*self._faults, *exits),
                 )
             )
         self._begin()
@@ -160,14 +176,14 @@ class _Reader:
                 self._end()
             self._note(program=match[1])
         elif match := _DEVICE.match(told):
-            if self._test.average_busbw_gbytes_s is not None:
+            if self._test.closed:
                 self._end()  # another test in the same output
             self._anything = True
             self._devices[match[1], match[2] or "0", match[3], match[4]] = None
         elif facts := _facts(told):
             self._note(**facts)
         elif columns := heading(told):
-            if self._test.average_busbw_gbytes_s is not None:
+            if self._test.closed:
                 self._end()
             self._anything = True
             self._columns = columns
@@ -176,7 +192,8 @@ class _Reader:
             self._rows[row] = None  # a scheduler may print a line twice
         elif _FAULT.fullmatch(told):
             self._anything = self._anything or "Test " in told
-            self._faults[told] = None
+            ended = self._test.closed and _EXIT.fullmatch(told)
+            (self._exits if ended else self._faults)[told] = None
 
     def _begun(self) -> bool:
         """Whether more is known of this test than what stands above its first line."""
@@ -192,9 +209,11 @@ def _facts(line: str) -> dict[str, Any]:
     if match := _VERSION.match(line):
         return {"version": match[1]}
     if match := _BOUNDS.match(line):
-        return {"out_of_bounds": int(match[1]), "failed": match[2] == "FAILED"}
+        return {"out_of_bounds": int(match[1]), "failed": match[2] == "FAILED", "closed": True}
     if match := _AVERAGE.match(line):
-        return {"average_busbw_gbytes_s": number(match[1])}
+        return {"average_busbw_gbytes_s": number(match[1]), "closed": True}
+    if _CONCLUDED.match(line):
+        return {"closed": True}
     if (match := _ITERATIONS.search(line)) and "minBytes" in line:
         return {"validated": match[2] != "0"}
     return {}

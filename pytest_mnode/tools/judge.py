@@ -69,11 +69,16 @@ def record_nccl_run(measure: Measure, run: NcclRun, fabric: Fabric, promise: Bus
             source=promise.source(line),
             note="; ".join(filter(None, [run.why or part or "no row of that size", told])),
         )
-    wrong = run.test.wrong if run.test and not run.why else None
+    # What was seen to be wrong is, however the program ended.
+    wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
+    sizes = run.test.wrong_by_size if run.test else {}
+    where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items())
+    unchecked = "" if wrong is not None else "results were not checked (-c 0)"
     measure(
         f"nccl-tests {run.collective} #wrong",
         wrong,
         equals=0,
         source="as nccl-tests checks them",
-        note=run.why or ("" if wrong is not None else "results were not checked"),
+        culprit=f"wrong values: {where or wrong}",
+        note=run.why or unchecked,
     )

@@ -93,7 +93,7 @@ def run_nccl_tests(
         why = f"{len(tests)} tables" if tests else _last_line(output) or "nothing printed"
     else:
         why = test.why_incomplete or _elsewhere(test, len(nodes)) or ""
-    if not why and done.returncode:
+    if not why and done.returncode and test is not None and not test.wrong:
         why = f"ended with status {done.returncode}: {_last_line(done.stderr)}"
     return NcclRun(collective, len(nodes), ranks_per_node, argv, output, test, why)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,13 +155,67 @@ def test_an_aborted_table_is_not_complete(line: str, why: str) -> None:
 
 
 def test_a_table_that_was_cut_off_is_not_complete() -> None:
-    last = CURRENT.index("# Avg bus")
-    for end in range(0, last + len("# Avg bus bandwidth    : "), 11):
+    last = CURRENT.index("# Out of")
+    for end in range(0, last + len("# Out of bounds values : 0 O"), 11):
         for found in read_nccl_tests(CURRENT[:end]):
             assert not found.complete
             assert set(found.rows) <= set(one(CURRENT).rows)
     assert "cut off after 8388608 bytes" in str(one(CURRENT[:last]).why_incomplete)
     assert one(CURRENT.partition("     1048576")[0]).why_incomplete == "no row of results"
+
+
+_CLOSING = (
+    "# Out of bounds values : 0 OK\n",
+    "# Avg bus bandwidth    : 57.5400\n",
+    "# Avg bus bandwidth    : 57.5400 FAILED\n",  # below a bound in its environment
+    "#\n# Collective test concluded: all_reduce_perf\n",
+)
+
+
+@pytest.mark.parametrize("lines", [c for n in (1, 2, 3) for c in combinations(_CLOSING, n)])
+@pytest.mark.parametrize("table", [CURRENT, OLDER, GATHER])
+def test_any_closing_line_closes_the_table(table: str, lines: tuple[str, ...]) -> None:
+    head = table.partition("# Out of")[0]
+    assert not one(head).complete
+    found = one(head + "".join(lines))
+    assert (found.complete, found.rows) == (True, one(table).rows)
+    assert len(read_nccl_tests(head + "".join(lines) + table)) == 2
+
+
+EXITS = (
+    "srun: error: hall3-0: task 0: Exited with exit code 1",
+    "mpirun detected that one or more processes exited with non-zero status",
+    "prterun noticed that process rank 0 exited on signal 0",
+    "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
+)
+WRONG = (
+    CURRENT.replace("88.80      0", "88.80     17").replace("0 OK", "17 FAILED"),
+    CURRENT.replace("89.86      0", "89.86     17").replace("0 OK", "17 FAILED"),
+    CURRENT.replace("88.80      0", "88.80     17")
+    .replace("0 OK", "17 FAILED")
+    .partition("# Avg")[0],
+)
+
+
+@pytest.mark.parametrize("ending", EXITS)
+@pytest.mark.parametrize("table", WRONG)
+def test_ranks_that_end_with_a_status_after_wrong_results_did_not_abort(
+    table: str, ending: str
+) -> None:
+    found = one(f"{table}\n{ending}\n")
+    assert (found.complete, found.wrong, found.wrong_by_size) == (True, 17, {8388608: 17})
+    # Before the closing lines, or after right results, the same is an abort.
+    assert not one(table.replace("# Out of", f"{ending}\n# Out of")).complete
+    assert not one(f"{CURRENT}\n{ending}\n").complete
+    # And so is any other fault, wherever it stands.
+    assert not one(f"{table}\nhall3-1: Test NCCL failure common.cu:1\n{ending}\n").complete
+
+
+def test_wrong_values_before_an_abort_are_counted() -> None:
+    cut = WRONG[0].partition("# Out of")[0] + "hall3-1: Test CUDA failure common.cu:730\n"
+    found = one(cut)
+    assert (found.complete, found.wrong, found.wrong_by_size) == (False, 17, {8388608: 17})
+    assert one(CURRENT.replace("0 OK", "9 FAILED")).wrong_by_size == {}  # nobody says of which size
 
 
 def test_runs_that_do_not_know_of_each_other_are_told_apart_from_one_run() -> None:

@@ -15,7 +15,7 @@ import pytest
 from pytest_mnode import tools
 from pytest_mnode.measure import Measure
 from pytest_mnode.nodes import Nodes
-from pytest_mnode.probes.nccl_tests import NcclTest, Row, Timing
+from pytest_mnode.probes.nccl_tests import NcclTest, Row, Timing, read_nccl_tests
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.criteria import BusbwPromise
 from pytest_mnode.spec.models import Fabric
@@ -182,8 +182,11 @@ TABLE = """\
     echo " 1073741820 1 float sum -1 4000.1 268.4 357.9 $WRONG 4000.2 268.4 357.9 0"
     echo " 4294967292 1 float sum -1 15000.1 286.3 381.7 0 15000.2 286.3 381.7 0"
     [ "$CUT" ] && { echo "Test NCCL failure common.cu:1 'unhandled system error'"; exit 3; }
-    echo "# Out of bounds values : $WRONG OK"
-    echo "# Avg bus bandwidth    : 369.8"
+    [ "$WRONG" = 0 ] && end=OK || end=FAILED
+    echo "# Out of bounds values : $WRONG $end"
+    [ "$SHORT" ] || echo "# Avg bus bandwidth    : 369.8"
+    [ "$STATUS" ] && { echo "srun: error: n1: task 3: Exited with exit code $STATUS" >&2; exit $STATUS; }
+    exit 0
 """
 BUSBW = BusbwPromise.model_validate(
     {"at_least_fraction": 0.92, "sizes": ["1 GiB", "4 GiB"], "plateau_from": "4 GiB"}
@@ -194,7 +197,11 @@ BUSBW = BusbwPromise.model_validate(
     "case",
     [
         ({}, Verdict.PASS, "of the line; all_reduce_perf"),
+        ({"SHORT": "1"}, Verdict.PASS, "of the line; all_reduce_perf"),
         ({"WRONG": "5"}, Verdict.FAIL, ""),
+        ({"WRONG": "5", "SHORT": "1"}, Verdict.FAIL, ""),
+        ({"WRONG": "5", "STATUS": "1"}, Verdict.FAIL, ""),
+        ({"STATUS": "1"}, Verdict.INCONCLUSIVE, "aborted: srun: error: n1: task 3: Exited"),
         ({"CUT": "1"}, Verdict.INCONCLUSIVE, "aborted: Test NCCL failure"),
         ({"SPREAD": "0"}, Verdict.INCONCLUSIVE, "ran on 1 of 3 nodes (n0)"),
         (
@@ -213,7 +220,9 @@ def test_nccl_tests_are_run_and_read(
 ) -> None:
     env, verdict, told = case
     program(nodes.directory, "all_reduce_perf", TABLE)
-    for name, value in ({"WRONG": "0", "SPREAD": "1", "CUT": ""} | env).items():
+    for name, value in (
+        {"WRONG": "0", "SPREAD": "1", "CUT": "", "SHORT": "", "STATUS": ""} | env
+    ).items():
         monkeypatch.setenv(name, value)
     promise = NcclTestsPromise.model_validate(
         {
@@ -237,6 +246,8 @@ def test_nccl_tests_are_run_and_read(
         {Verdict.PASS, Verdict.FAIL} if verdict is Verdict.FAIL else {verdict}
     )
     assert told in busbw.note
+    if verdict is Verdict.FAIL:
+        assert (wrong.value, wrong.culprit) == (5, "wrong values: 5 of 1073741820 B")
 
 
 @pytest.mark.parametrize(
@@ -265,3 +276,30 @@ def test_of_several_cycles_the_middle_row_counts() -> None:
     assert found is not None
     assert found.out_of_place.busbw_gbytes_s == 50.0
     assert run.row(1 << 21) is None
+
+
+_ROW = " 4294967296 1 float sum -1 15000.1 286.3 381.7 {} 15000.2 286.3 381.7 {}\n"
+_HEAD = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "verdict", "told"),
+    [
+        (_ROW.format(0, 0) + "# Out of bounds values : 0 OK\n", Verdict.PASS, ""),
+        (_ROW.format(0, "N/A") + "# Out of bounds values : 0 OK\n", Verdict.PASS, ""),
+        (_ROW.format(3, 2), Verdict.FAIL, "cut off after 4294967296 bytes"),
+        (_ROW.format(3, 2) + "Test NCCL failure common.cu:1\n", Verdict.FAIL, "aborted"),
+        (_ROW.format("N/A", "N/A") + "# Out of bounds values : 0 OK\n", None, "not checked (-c 0)"),
+        (_ROW.format(0, 0), None, "cut off"),
+    ],
+)
+def test_wrong_values_fail_however_the_program_ended(
+    fabric: Fabric, output: str, verdict: Verdict | None, told: str
+) -> None:
+    [test] = read_nccl_tests(_HEAD + output)
+    run = NcclRun("all_reduce", 2, 8, ("x",), output, test, test.why_incomplete or "")
+    measure, kept = recorded()
+    tools.record_nccl_run(measure, run, fabric, BUSBW)
+    assert kept[1].verdict is (verdict or Verdict.INCONCLUSIVE)
+    assert told in kept[1].note
+    assert verdict is not Verdict.FAIL or kept[1].culprit == "wrong values: 5 of 4 GiB"
