@@ -32,9 +32,12 @@ def lines_of(output: str | bytes) -> list[str]:
 
 
 def plain_lines(output: str | bytes) -> list[str]:
-    """Lines without colours and ends, with all that was put before them."""
-    plain = _COLOUR.sub("", text_of(output)).replace("\r\n", "\n").replace("\r", "\n")
-    return plain.split("\n")
+    """Lines without colours and ends, with all that was put before them.
+
+    Blanks that do not break, as a browser's copy has them, are blanks.
+    """
+    plain = _COLOUR.sub("", text_of(output)).replace("\u00a0", " ")
+    return plain.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def unprefixed(line: str) -> str:

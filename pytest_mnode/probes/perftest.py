@@ -13,8 +13,12 @@ _TITLE = re.compile(
     r"\s+(Bidirectional\s+)?(?:[A-Za-z]+\s+){0,2}?(BW|Latency)\s+(?:Multicast\s+)?Test(?:\s*:.*)?",
     re.IGNORECASE,
 )
-_SETTING = re.compile(r"([A-Z][\w.*/ ]*?)\s*:\s*(\S[^:]*?)(?:\s\s+|\t+|$)")
-_COLUMN = re.compile(r"#?[\w.%]+(?:[ ][\w%]+)?\s?\[[^\]]*\]|#[\w]+|tps average", re.IGNORECASE)
+_NAME = r"([A-Z][\w.*/ -]*?)\s*:\s*"
+_SETTINGS = re.compile(rf"{_NAME}(\S+)\s+{_NAME}([^\s:][^:]*)|{_NAME}([^\s:][^:]*)")
+"""One to a line, or two of which the first has a value without blanks."""
+_COLUMN = re.compile(
+    r"#\w+(?!\S)|(?:(?:BW|MsgRate|[\d.]+%) +)?[\w.%]+\s?\[[^\]]*\]|tps +average", re.IGNORECASE
+)
 _RULE = re.compile(r"-{20,}")
 _FAULT = re.compile(
     r".*(?:\b(?:couldn't|could not|can't|unable|failed|failure|not found|not supported|refused"
@@ -25,7 +29,7 @@ _FAULT = re.compile(
 _HARMLESS = re.compile(r"\W*(?:lib\w+: )?warning\b|# |--?\w", re.IGNORECASE)
 """Warnings, a shell's comments, and the lines of a help text."""
 _DIGITS = re.compile(r"\d+", re.ASCII)
-_BITS_PER_MIB = 8 * (1 << 20)
+_GBITS_S = {"Gb/sec": 1.0, "MB/sec": 8 * (1 << 20) / 1e9, "MiB/sec": 8 * (1 << 20) / 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class Perftest:
 
     test: its title, such as "RDMA_Write BW Test". settings: what is printed above the table, by
     name as printed (Device, Link type, GID index, …). closed: the rule under the table was printed,
-    without which it may be cut off. faults: lines that tell of one.
+    without which it may be cut off. damaged: a row has more or fewer cells than the table. faults:
+    lines that tell of one.
     """
 
     test: str | None = None
@@ -70,6 +75,7 @@ class Perftest:
     latencies: tuple[LatencyRow, ...] = ()
     closed: bool = False
     faults: tuple[str, ...] = ()
+    damaged: bool = False
 
     @property
     def device(self) -> str | None:
@@ -101,6 +107,8 @@ class Perftest:
         """What stands against using the table, in words; None where nothing does."""
         if self.faults:
             return self.faults[0]
+        if self.damaged:
+            return "a row of results is damaged"
         if not self.bandwidths and not self.latencies:
             return "no row of results"
         return None if self.closed else "cut off: nothing closes the table"
@@ -143,6 +151,7 @@ class _Reader:
     test: str | None = None
     bidirectional: bool = False
     closed: bool = False
+    damaged: bool = False
     columns: tuple[tuple[str, str], ...] = ()
     """Name and unit of each column of the table being read."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -153,7 +162,7 @@ class _Reader:
     def read(self, line: str) -> None:
         if line.startswith("#bytes"):
             self.columns, self.closed = _columns(line), False
-        elif self.columns and re.match(r"\d+\s", line):
+        elif self.columns and not self.closed and re.match(r"\d+(\s|$)", line):
             self._row(line.split())
         elif _RULE.fullmatch(line):
             self.closed = bool(self.bandwidths or self.latencies)
@@ -163,12 +172,18 @@ class _Reader:
             if not _HARMLESS.match(line):
                 self.faults[line] = None
         else:
-            self.settings |= {name: value.strip() for name, value in _SETTING.findall(line)}
+            self._settings(line)
+
+    def _settings(self, line: str) -> None:
+        if match := _SETTINGS.fullmatch(line):
+            found = [group for group in match.groups() if group is not None]
+            self.settings |= dict(zip(found[::2], found[1::2], strict=True))
 
     def _row(self, cells: list[str]) -> None:
-        if len(cells) < len(self.columns):
-            return  # cut in the middle
-        row = {name: cell for (name, _), cell in zip(self.columns, cells, strict=False)}
+        if len(cells) != len(self.columns):
+            self.damaged = True
+            return
+        row = {name: cell for (name, _), cell in zip(self.columns, cells, strict=True)}
         size, iterations = whole(row["#bytes"]), whole(row.get("#iterations", ""))
         if size is None:
             return
@@ -199,6 +214,7 @@ class _Reader:
             tuple(self.latencies),
             self.closed,
             tuple(self.faults),
+            self.damaged,
         )
 
 
@@ -206,12 +222,10 @@ def _columns(line: str) -> tuple[tuple[str, str], ...]:
     found = []
     for column in _COLUMN.findall(line):
         name, _, unit = column.rstrip("]").partition("[")
-        found.append((" ".join(name.lower().split()), unit.lower()))
+        found.append((" ".join(name.lower().split()), unit))
     return tuple(found)
 
 
 def _gbits_s(cell: str, unit: str) -> float | None:
-    value = number(cell)
-    if value is None:
-        return None
-    return value if unit.startswith("gb") else value * _BITS_PER_MIB / 1e9
+    value, factor = number(cell), _GBITS_S.get(unit)
+    return None if value is None or factor is None else value * factor

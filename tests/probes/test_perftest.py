@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,93 @@ def test_a_table_that_was_cut_off_is_not_complete() -> None:
         assert not cut.complete
         assert all(row.size_bytes in {2**p for p in range(1, 24)} for row in cut.bandwidths)
     assert re.search("-{20}$", whole)
+
+
+LAYOUTS: dict[str, Callable[[str], str]] = {
+    "tabs as blanks": lambda text: text.expandtabs(8),
+    "a tab as a blank": lambda text: text.replace("\t", " "),
+    "one blank": lambda text: re.sub(r"[ \t]+", " ", text),
+    "tabs lost": lambda text: re.sub(r"\t+", "  ", text),
+    "no indent": lambda text: re.sub(r"(?m)^[ \t]+|[ \t]+$", "", text),
+    "indented": lambda text: re.sub(r"(?m)^", "\t    ", text),
+    "blanks of a browser": lambda text: text.replace(" ", "\u00a0"),
+    "CRLF": lambda text: text.replace("\n", "\r\n"),
+    "doubled lines": lambda text: re.sub(r"(?m)^(.*\n)", r"\1\1", text),
+    "doubled": lambda text: f"{text}\n{text}",
+}
+NAMES = tuple(sorted(path.stem for path in RECORDED.glob("*.txt") if "help" not in path.stem))
+LATENCY_OF_A_DURATION = """\
+                    RDMA_Write Latency Test
+ Dual-port       : OFF\t\tDevice         : mlx5_0
+ Number of qps   : 1\t\tTransport type : IB
+---------------------------------------------------------------------------------------
+ #bytes        #iterations       t_avg[usec]    tps average
+ 64            912345          1.64   \t\t       304115.00
+---------------------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize("name", [*NAMES, "newer", "duration"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_reads_like_the_original(name: str, layout: str) -> None:
+    text = {"newer": NEWER, "duration": LATENCY_OF_A_DURATION}.get(name) or recorded(name)
+    expected = read_perftest(text)
+    assert read_perftest(LAYOUTS[layout](text)) == expected
+    if not name.startswith("err"):
+        assert expected.complete
+        assert expected.device in ("rxe0", "mlx5_4", "mlx5_0")
+        assert expected.settings["Number of qps"] in ("1", "4")
+        assert expected.settings["Transport type"] == "IB"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("err")])
+@pytest.mark.parametrize("layout", ["as printed", *LAYOUTS])
+def test_cut_output_is_not_complete(name: str, layout: str) -> None:
+    """At the end, or through a row, as a narrow terminal does."""
+    text = recorded(name).partition("# exit")[0].rstrip()
+    text = text if layout.startswith("doubled") else LAYOUTS.get(layout, str)(text)
+    whole = read_perftest(text)
+    head = re.search(r"#bytes.*", text)
+    assert head
+    table = text[head.start() :].rstrip()
+    end = text.rstrip().rindex("\n")  # of the rule under the table
+    for cut in range(0, end, 41):
+        found = read_perftest(text[:cut])
+        assert not found.complete
+        assert {row.size_bytes for row in found.bandwidths} <= {
+            row.size_bytes for row in whole.bandwidths
+        }
+    last_row = table.rstrip().splitlines()[-2]
+    fewer = last_row.rstrip().rsplit(maxsplit=1)[0]
+    for row in (fewer, f"{last_row}  7", fewer.split()[0]):
+        found = read_perftest(text.replace(last_row, row))
+        assert found.why_incomplete == "a row of results is damaged"
+
+
+@pytest.mark.parametrize(
+    ("unit", "average_gbits_s"),
+    [("Gb/sec", 96.5), ("MB/sec", 0.8095), ("MiB/sec", 0.8095), ("GB/sec", None), ("", None)],
+)
+def test_a_rate_of_an_unknown_unit_is_none(unit: str, average_gbits_s: float | None) -> None:
+    text = NEWER.replace("MiB/sec", unit).replace("46093.75", "96.50")
+    [row] = read_perftest(text).bandwidths
+    assert row.average_gbits_s == (average_gbits_s and pytest.approx(average_gbits_s, rel=1e-3))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "   CPU_Util[%]",
+        "   BW Port1[Gb/sec]   MsgRate Port1[Mpps]   BW Port2[Gb/sec]   MsgRate Port2[Mpps]",
+    ],
+)
+def test_more_columns(more: str) -> None:
+    cells = "   1.5" * more.count("[")
+    text = NEWER.replace("MsgRate[Mpps]", f"MsgRate[Mpps]{more}").replace(
+        "0.046094", f"0.046094{cells}"
+    )
+    for layout in LAYOUTS.values():
+        assert read_perftest(layout(text)).bandwidths == read_perftest(NEWER).bandwidths
 
 
 @given(st.one_of(st.text(), st.binary()))
