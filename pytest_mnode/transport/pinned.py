@@ -11,7 +11,7 @@ from pytest_mnode.transport.differing import differing
 from pytest_mnode.transport.facts import Facts, NodeFacts, RankFacts
 from pytest_mnode.transport.proof import Answer, Case, Fact, FactVerdict, Finding
 from pytest_mnode.transport.selection import Selection
-from pytest_mnode.transport.settings import cost, is_off, is_on, number
+from pytest_mnode.transport.settings import cost, distance, is_off, is_on, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +236,12 @@ def _interfaces(one: _Rank) -> Iterator[Finding]:
 
 def _gpudirect(one: _Rank) -> Iterator[Finding]:
     against = partial(one.against, Case.GPUDIRECT_OFF)
-    level = (one.value("NCCL_NET_GDR_LEVEL") or one.value("NCCL_IB_GDR_LEVEL") or "").strip()
-    if level.upper() in ("LOC", "0"):
+    if distance(one.value("NCCL_NET_GDR_LEVEL") or one.value("NCCL_IB_GDR_LEVEL")) == 0:
         name = "NCCL_NET_GDR_LEVEL" if one.value("NCCL_NET_GDR_LEVEL") else "NCCL_IB_GDR_LEVEL"
         yield against(f"{one.shown(name)} switches GPUDirect off, which is promised")
     if is_off(one.value("NCCL_NET_GDR_READ")):
         yield against(f"{one.shown('NCCL_NET_GDR_READ')} sends through the host")
-    if one.spec.fabric.kind == "efa" and is_off(one.value("FI_EFA_USE_DEVICE_RDMA")):
+    if cost("FI_EFA_USE_DEVICE_RDMA", one.value("FI_EFA_USE_DEVICE_RDMA") or "", "efa", None):
         yield against(f"{one.shown('FI_EFA_USE_DEVICE_RDMA')} switches RDMA reads off")
 
 

@@ -17,6 +17,8 @@ MUST_BE_EQUAL = (
 )
 """Ranks that differ in one of these do not run the same way. Names of interfaces and devices, and
 indices of GIDs, may differ where nodes do."""
+_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_DISTANCES = {"LOC": 0, "NVL": 0, "NVB": 0, "C2C": 0, "PIX": 1, "PXB": 2, "PHB": 3, "SYS": 4}
 
 
 def of_networks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -25,12 +27,18 @@ def of_networks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def number(value: str | None) -> int | None:
-    """As NCCL reads a number: decimal, 0x… or 0…; None where it is none, which NCCL ignores."""
-    text = (value or "").strip()
-    try:
-        return int(text, 8 if text.startswith("0") and text.isdigit() and len(text) > 1 else 0)
-    except ValueError:
+    """As NCCL reads a number, by strtoll; None of an empty value, which NCCL ignores.
+
+    Decimal, 0x… or 0…; what follows it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is off.
+    Source: NCCL, src/misc/param.cc, ncclLoadParam.
+    """
+    if not value:
         return None
+    found = _NUMBER.match(value)
+    if found is None:
+        return 0
+    digits = found[2].lower()
+    return int(found[1] + digits, 16 if "x" in digits else 8 if digits[0] == "0" else 10)
 
 
 def is_on(value: str | None) -> bool:
@@ -41,6 +49,15 @@ def is_on(value: str | None) -> bool:
 def is_off(value: str | None) -> bool:
     """Whether a switch is set to 0."""
     return number(value) == 0
+
+
+def distance(value: str | None) -> int | None:
+    """Of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL, 0 to 4; None where NCCL ignores it, as "loc".
+
+    Source: NCCL, src/graph/paths.cc, ncclGetLevel.
+    """
+    text = value or ""
+    return min(number(text) or 0, 4) if text[:1].isdecimal() else _DISTANCES.get(text)
 
 
 def version_numbers(text: str | None) -> tuple[int, ...] | None:
@@ -66,17 +83,7 @@ def _from_to(least: int, most: int) -> Callable[[str], bool]:
 
 
 def _up_to(most: int) -> Callable[[str], bool]:
-    """Whether a distance between devices is no larger than this: by number, or by name."""
-
-    def near(value: str) -> bool:
-        level = number(value)
-        level = _DISTANCES.get(value.strip().upper()) if level is None else level
-        return level is not None and level <= most
-
-    return near
-
-
-_DISTANCES = {"LOC": 0, "NVL": 0, "PIX": 1, "PXB": 2, "PHB": 3, "SYS": 4}
+    return lambda value: (far := distance(value)) is not None and far <= most
 
 
 def _lacks_a_protocol(value: str) -> bool:
@@ -121,10 +128,14 @@ SETTINGS = (
     Setting("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", frozenset({"efa"})),
     Setting("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", frozenset({"efa"})),
     Setting("FI_PROVIDER", _lacks_efa, "another provider than EFA", frozenset({"efa"})),
-    Setting("FI_EFA_USE_DEVICE_RDMA", is_off, "no RDMA", frozenset({"efa"})),
+    Setting(
+        "FI_EFA_USE_DEVICE_RDMA", _one_of("0", "no", "false", "off"), "no RDMA", frozenset({"efa"})
+    ),
     Setting("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
     # Within a node
-    Setting("NCCL_P2P_DISABLE", is_on, "no direct copies between accelerators", defaults=_OFF),
+    Setting(
+        "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", defaults=_OFF
+    ),
     Setting("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
     Setting("NCCL_P2P_LEVEL", _up_to(3), "direct copies only that near"),
     Setting("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
@@ -251,7 +262,7 @@ def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
             if version < setting.since or (setting.before and version >= setting.before):
                 continue
             defaults = [default for first, default in setting.defaults if first <= version][-1:]
-        if not any(_same(value, default) for default in defaults) and setting.costs(value):
+        if number(value) not in map(number, defaults) and setting.costs(value):
             return setting.why
     return None
 
@@ -259,12 +270,7 @@ def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
 def is_default(name: str, value: str | None) -> bool:
     """Whether a value is the default of every version that reads the variable."""
     return value is not None and any(
-        all(_same(value, default) for _, default in setting.defaults)
+        all(number(value) == number(default) for _, default in setting.defaults)
         for setting in SETTINGS
         if setting.name == name and setting.defaults
     )
-
-
-def _same(value: str, default: str) -> bool:
-    one, other = number(value), number(default)
-    return one == other if one is not None else value.strip().lower() == default.lower()

@@ -145,7 +145,11 @@ def test_log_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1", 1), ("0x10", 16), ("010", 8), ("-1", -1), ("yes", None), (None, None)]
+    ("text", "value"),
+    [
+        *(("1", 1), ("0x10", 16), ("010", 8), ("-1", -1), (" +2", 2), ("00", 0), ("09", 0)),
+        *(("yes", 0), ("true", 0), ("1 # on", 1), ("4MiB", 4), ("0x", 0), ("", None), (None, None)),
+    ],
 )
 def test_number(text: str | None, value: int | None) -> None:
     assert number(text) == value
