@@ -23,6 +23,8 @@ PROGRAMS: Mapping[str, str] = {
     "broadcast": "broadcast_perf",
     "send_recv": "sendrecv_perf",
 }
+_ROUNDED_BYTES = 128
+"""By which a rank's part of a size may be rounded down. Source: nccl-tests, src/all_gather.cu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,13 @@ class NcclRun:
 
         Of several, as with `-N`, the middle one by its bandwidth, the lower of two.
 
-        Sizes of all-gather and the like are rounded down to a multiple of the ranks.
+        Sizes of all-gather and the like are rounded down to a multiple of the ranks, each with a
+        multiple of 16 bytes or more; what is smaller than that is of another size.
         """
+        spare_bytes = _ROUNDED_BYTES * self.nodes * self.ranks_per_node
         rows = [r for r in (self.test.rows if self.test else ()) if r.size_bytes <= size_bytes]
         largest = max((r.size_bytes for r in rows), default=0)
-        if largest <= size_bytes / 2:
+        if size_bytes - largest >= min(spare_bytes, size_bytes / 2):
             return None
         same = [r for r in rows if r.size_bytes == largest]
         same.sort(key=lambda r: r.out_of_place.busbw_gbytes_s or 0.0)

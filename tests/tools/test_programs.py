@@ -278,6 +278,24 @@ def test_of_several_cycles_the_middle_row_counts() -> None:
     assert run.row(1 << 21) is None
 
 
+@pytest.mark.parametrize(
+    ("there", "asked", "found"),
+    [
+        (1 << 30, 1 << 30, True),
+        ((1 << 30) - 4, 1 << 30, True),  # rounded down for 24 ranks
+        ((1 << 30) - 2047, 1 << 30, True),
+        (int(0.9 * (1 << 30)), 1 << 30, False),  # the command steps by other sizes
+        ((1 << 29) + 1, 1 << 30, False),
+        ((1 << 30) + 1, 1 << 30, False),
+    ],
+)
+def test_a_row_of_another_size_is_none(there: int, asked: int, found: bool) -> None:
+    timing = Timing(1.0, 1.0, 1.0, 0)
+    test = NcclTest(rows=(Row(there, None, "float", "sum", -1, timing, None),))
+    run = NcclRun("all_gather", 3, 8, ("x",), "", test, "")
+    assert (run.row(asked) is not None) is found
+
+
 _ROW = " 4294967296 1 float sum -1 15000.1 286.3 381.7 {} 15000.2 286.3 381.7 {}\n"
 _HEAD = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
 
