@@ -11,7 +11,7 @@ from pytest_mnode.probes.nccl_log.surroundings import Gid
 _MODIFY_QP = re.compile(r"ibv_modify_qp failed with (?:error )?(?P<error>[^,]{1,120})", re.ASCII)
 _COMPLETION = re.compile(
     r"Got completion (?:from peer|with) .{0,120}?"
-    r"(?P<error>(?:status|error)[ =]\d{1,5}.{0,80}?vendor err \d{1,6})"
+    r"(?P<error>(?:status|error)[ =](?:\w{1,40}\()?\d{1,5}.{0,80}?vendor[ _]err[ =]\w{1,8})"
 )
 _GID_INDEX = re.compile(r"\bGID (?:index )?(\d{1,4})\b", re.ASCII)
 _GID_RAW = re.compile(
@@ -69,3 +69,25 @@ def _from_halves(found: re.Match[str] | None) -> str | None:
     halves = (int(found[half], 16).to_bytes(8, "little") for half in ("prefix", "interface"))
     address = ipaddress.IPv6Address(b"".join(halves))
     return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
+
+
+WRONG_GID, NO_ROUTE = "wrong GID", "no route between RDMA ports"
+
+
+def connection_failure(gid: Gid) -> str | None:
+    """Why a queue pair could not be connected, by both addresses; None where they do not tell.
+
+    Addresses of two kinds, link-local ones and empty ones are a wrong GID. An error of routing, or
+    a time-out between two IPv4 subnets (/24, as no mask is logged), is a missing route.
+    """
+    ends = [ipaddress.IPv6Address(end) for end in (gid.local, gid.remote) if end is not None]
+    if any(end.is_link_local or int(end) == 0 for end in ends):
+        return WRONG_GID
+    mapped = [end.ipv4_mapped for end in ends]
+    if len(ends) == 2 and (mapped[0] is None) != (mapped[1] is None):
+        return WRONG_GID
+    error = gid.error or ""
+    if re.search(r"unreachable|[Nn]o route", error):
+        return NO_ROUTE
+    subnets = {int(address) >> 8 for address in mapped if address is not None}
+    return NO_ROUTE if len(subnets) == 2 and "timed out" in error else None

@@ -1,0 +1,123 @@
+"""What torch's watchdogs of several ranks say together of collectives that did not end in time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_WORK = re.compile(
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
+    r".*?Timeout\(ms\)=(?P<limit>\d+)"
+)
+_RANK = re.compile(r"\[[rR]ank ?(\d+)\]|Rank (\d+)\]")
+_GROUP = re.compile(
+    r"\[PG (?:ID )?(?P<id>\d+)?(?: ?PG)?(?: ?GUID \w+(?:\((?P<name>[^)]+)\))?)? ?Rank \d+\]"
+)
+_AT = re.compile(r"(?:at (?:NCCL )?work(?: sequence id)?:|SeqNum=) ?(\d+)")
+_ENQUEUED = re.compile(r"last enqueued(?: NCCL)? work: (\d+)")
+
+_SAME_SIZE = ("ALLREDUCE", "BROADCAST", "REDUCE")
+"""Collectives in which all ranks give as many elements."""
+
+
+@dataclass(slots=True)
+class _Work:
+    rank: int
+    op: str
+    seq: int | None
+    numel: int | None
+    limit_s: float
+    line: str
+    group: str | None = None
+    enqueued: int | None = None
+
+    @property
+    def text(self) -> str:
+        numel = "" if self.numel is None else f" of {self.numel} elements"
+        group = f" in group {self.group}" if self.group else ""
+        seq = "" if self.seq is None else f" {self.seq}"
+        return f"{self.op}{seq}{numel}{group}, limit {self.limit_s:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A cause by its name in the table, of these ranks."""
+
+    name: str
+    line: str
+    ranks: tuple[int, ...]
+    detail: str
+
+
+@dataclass(slots=True)
+class Collectives:
+    """Collectives that ranks' watchdogs gave up; each rank's lines may come in any order."""
+
+    works: dict[tuple[int, int | None, str], _Work] = field(default_factory=dict)
+
+    def take(self, line: str) -> None:
+        """Take in a line; most tell of none."""
+        if "atchdog" not in line and "NCCL work" not in line:
+            return
+        found = _RANK.search(line)
+        if found is None:
+            return
+        rank = int(found.group(1) or found.group(2))
+        if (work := _WORK.search(line)) is not None:
+            seq = None if work["seq"] is None else int(work["seq"])
+            numel = None if work["numel"] is None else int(work["numel"])
+            one = _Work(rank, work["op"], seq, numel, int(work["limit"]) / 1000, line.strip())
+            self.works.setdefault((rank, seq, work["op"]), one)
+        group, at, enqueued = (p.search(line) for p in (_GROUP, _AT, _ENQUEUED))
+        for one in self.works.values():
+            if one.rank != rank or at is None or one.seq != int(at.group(1)):
+                continue
+            if group is not None:
+                one.group = group["name"] or group["id"] or one.group
+            if enqueued is not None:
+                one.enqueued = int(enqueued.group(1))
+
+    def all(self) -> Iterator[Told]:
+        """Groups' collectives: who called another one, who came too late, who waited."""
+        groups: dict[str | None, list[_Work]] = {}
+        for work in self.works.values():
+            groups.setdefault(work.group, []).append(work)
+        for group, works in groups.items():
+            if group is not None:
+                yield from _behind(works)
+            same: dict[tuple[int | None, str], list[_Work]] = {}
+            for work in works:
+                same.setdefault((work.seq, work.op if group is None else ""), []).append(work)
+            for alike in same.values():
+                differ = group is not None and _differ(alike)
+                name = "ranks' collectives differ" if differ else "collective timed out"
+                texts = " or ".join(dict.fromkeys(work.text for work in alike))
+                ranks = tuple(sorted(_odd(alike) if differ else {work.rank for work in alike}))
+                yield Told(name, alike[0].line, ranks, texts if differ else alike[0].text)
+
+
+def _behind(works: list[_Work]) -> Iterator[Told]:
+    """Ranks that never enqueued what others of the group wait in."""
+    latest = max(works, key=lambda work: work.seq or 0)
+    late = [w for w in works if None not in (w.enqueued, latest.seq) and w.enqueued < latest.seq]  # type: ignore[operator]
+    if late:
+        text = f"enqueued no more than work {late[0].enqueued}, while others wait in {latest.text}"
+        ranks = tuple(sorted({work.rank for work in late}))
+        yield Told("rank did not join", late[0].line, ranks, text)
+
+
+def _differ(works: list[_Work]) -> bool:
+    ops = {work.op for work in works}
+    return len(ops) > 1 or (
+        ops <= set(_SAME_SIZE) and len({work.numel for work in works} - {None}) > 1
+    )
+
+
+def _odd(works: list[_Work]) -> set[int]:
+    """Ranks that called what fewest called; all, where none is in the minority."""
+    counts = Counter((work.op, work.numel) for work in works)
+    most = max(counts.values())
+    odd = {work.rank for work in works if counts[work.op, work.numel] < most}
+    return odd or {work.rank for work in works}

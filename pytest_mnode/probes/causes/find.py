@@ -1,0 +1,270 @@
+"""Causes in any text: the output of a rank, of a job, or a log of NCCL. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pytest_mnode.probes.causes.collectives import Collectives
+from pytest_mnode.probes.causes.kinds import Kind
+from pytest_mnode.probes.causes.table import TABLE
+from pytest_mnode.probes.cpus import format_cpulist
+from pytest_mnode.probes.nccl_log.gids import connection_failure, read_gid
+from pytest_mnode.probes.nccl_log.text import NOBODY, plain_text
+
+_LONGEST = 1000
+_SHOWN = 300
+
+# Every line that a pattern of the table matches has one of these; others are not looked at twice.
+_WORTH = re.compile(
+    r"fail|error|exception|\bout.of.memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
+    r"driver|device|gpu|mismatch|differ|instead of|rank|memory|space|quota|stale|unavailable|"
+    r"unable|cannot|can't|too many|event|down\b|timed? ?out|not found|could not|interface|family|"
+    r"resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|fault|"
+    r"sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|wait|load|"
+    r"daemon|read-only|warn|bad_|joined|collective",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(r"\bretrying\b|\bset (?:by environment )?to\b|\bset by environment\b")
+_INFO = re.compile(r"NCCL (?:INFO|TRACE)\b")
+
+# What schedulers, launchers and torch put before a line, with who it is.
+_PREFIX = re.compile(
+    r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?|"
+    r"\d\d:\d\d:\d\d[\d.,]*|"
+    r"stdout F |stderr F |\[\d+,(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
+    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|\(\w+ pid=\d+(?:, ip=(?P<ip>[\w.:]+))?\)|"
+    r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|(?P<compose>[\w.-]+) +\| )"
+)
+_RANK = re.compile(
+    r"\b[rR]ank (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
+    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b"
+)
+_HOST = re.compile(
+    r"\bon node (?P<mpi>[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
+    r"\[(?P<ucx>[A-Za-z][\w.-]*):\d+ ?:\d+(?::\d+)?\]|STEP [\w.]+ ON (?P<step>[\w.-]+) |"
+    r"\bslurmstepd-(?P<slurm>[\w.-]+): "
+)
+_WHO = re.compile(
+    r"(?:^|[\s>|\]])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<device>\d{1,4})\] "
+)
+_COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
+_DEVICE = re.compile(
+    r"\b((?:mlx[45]|bnxt_re|irdma|rdmap|ionic|roce|qedr|hfi1|cxi|erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
+    r"(?::\d{1,3})?)\b|\b(?:on dev|hca) (\w+(?::\d{1,3})?)"
+)
+_PEER = re.compile(
+    r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
+    r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]]+)\]|"
+    r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
+)
+_BLANKED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
+_BLOCK = re.compile(r"(?:^|[\s\]:])(?:(?P<key>host|rank)\s+: (?P<value>[\w.-]+)|\[\d+\]:$)")
+"""Of torchrun's summary, which tells host and rank of each process before what became of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that a text says went wrong, with its evidence and who is to blame.
+
+    order: its weight, smaller is weightier. rank, host, device, peer: as far as lines tell; equal
+    causes of several ranks are one with all of them.
+    """
+
+    kind: Kind
+    order: int
+    line: str
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    device: str | None = None
+    peer: str | None = None
+    detail: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As the table names it."""
+        return self.kind.name
+
+    @property
+    def root(self) -> bool:
+        """Whether it explains the failure; else it follows from another one."""
+        return self.kind.root
+
+    @property
+    def known(self) -> int:
+        """How much of the culprit is known."""
+        return sum(map(bool, (self.ranks, self.host, self.device, self.peer)))
+
+    @property
+    def culprit(self) -> str:
+        """Such as "rank 3 on node2, mlx5_3:1, peer 10.0.0.7"; empty where no line tells."""
+        several = "s" if len(self.ranks) > 1 else ""
+        ranks = f"rank{several} {format_cpulist(self.ranks)}" if self.ranks else ""
+        on = " on ".join(filter(None, [ranks, self.host or ""]))
+        return ", ".join(filter(None, [on, self.device, self.peer and f"peer {self.peer}"]))
+
+    @property
+    def text(self) -> str:
+        """One line for a reader: who, what, the evidence and the remedy."""
+        who = f"{self.culprit}: " if self.culprit else ""
+        what = f"{self.name} ({self.kind.meaning}{f': {self.detail}' if self.detail else ''})"
+        return f"{who}{what}; {self.line!r}; {self.kind.remedy}"
+
+
+def causes(text: str | bytes) -> list[Cause]:
+    """All causes that `text` tells of, root causes first, then by their order in the table."""
+    found: dict[tuple[str, ...], Cause] = {}
+    ranks: dict[tuple[str, ...], int] = {}
+    collectives = Collectives()
+    block: dict[str, str] = {}
+    before = ""
+    for whole in plain_text(text).lines:
+        line = whole[:_LONGEST].rstrip()
+        if line == before:
+            continue
+        before = line
+        _know_rank(line, ranks)
+        if (told := _BLOCK.search(line)) is not None:
+            block = {**block, told["key"]: told["value"]} if told["key"] else {}
+        if not _WORTH.search(line) or _HARMLESS.search(line):
+            continue
+        collectives.take(line)
+        one = _cause_of(line, ranks, block)
+        if one is not None:
+            key = (one.name, one.host or "", one.device or "", one.peer or "", one.detail or "")
+            known = found.setdefault(key, one)
+            merged = tuple(sorted({*known.ranks, *one.ranks}))
+            found[key] = replace(known, ranks=merged)
+    _tell_collectives(found, collectives)
+    # Of equal weight, those that name more of the culprit come first.
+    return sorted(found.values(), key=lambda cause: (cause.order, -cause.known))
+
+
+def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
+    """The weightiest cause of several texts, such as outputs of ranks, or of nodes by name."""
+    by_host = texts if isinstance(texts, Mapping) else {str(i): t for i, t in enumerate(texts)}
+    told = [
+        replace(one, host=host) if isinstance(texts, Mapping) and one.host is None else one
+        for host, text in by_host.items()
+        for one in causes(text)[:1]
+    ]
+    return min(told, key=lambda cause: cause.order, default=None)
+
+
+def is_peer_lost(text: str) -> bool:
+    """Whether this is what a rank says that lost another one, and nothing weightier."""
+    told = causes(text)
+    return bool(told) and not told[0].root
+
+
+def _know_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
+    """Remember which rank of the largest communicator a process of NCCL is."""
+    comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
+    who = _WHO.search(line) if comm else None
+    if comm is None or who is None:
+        return
+    place, size = who.groups(), (*who.groups(), "size")
+    if int(comm["size"]) > ranks.get(size, 0):
+        ranks[size], ranks[place] = int(comm["size"]), int(comm["rank"])
+
+
+def _cause_of(
+    line: str, ranks: Mapping[tuple[str, ...], int], block: Mapping[str, str]
+) -> Cause | None:
+    prefix, body = _parted(line)
+    is_info = _INFO.search(body) is not None
+    for order, kind in enumerate(TABLE):
+        if is_info and not kind.in_info:
+            continue
+        for pattern in kind.patterns:
+            match = pattern.search(body)
+            if match is not None:
+                return _cause(kind, order, match, line.strip(), body, prefix, ranks, block)
+    return None
+
+
+def _parted(line: str) -> tuple[dict[str, str], str]:
+    """What stands before a line, by name, and the line without it."""
+    told: dict[str, str] = {}
+    at = 0
+    while (found := _PREFIX.match(line, at)) is not None and found.end() > at:
+        told |= {name: value for name, value in found.groupdict().items() if value}
+        at = found.end()
+    return told, line[at:]
+
+
+def _cause(  # noqa: PLR0917  the match, then where it was found
+    kind: Kind,
+    order: int,
+    match: re.Match[str],
+    line: str,
+    body: str,
+    prefix: Mapping[str, str],
+    ranks: Mapping[tuple[str, ...], int],
+    block: Mapping[str, str],
+) -> Cause:
+    groups = {name: value for name, value in match.groupdict().items() if value}
+    gid = read_gid(NOBODY, body) if "modify_qp" in body or "completion" in body else None
+    name = connection_failure(gid) if gid is not None and "modify_qp" in body else None
+    if name is not None:
+        order, kind = _kind(name)
+    who = _WHO.search(line)
+    numbers = groups.get("rank") or _first(_RANK, body)
+    told = [prefix.get(key) for key in ("torch", "mpi", "srun")]
+    numbers = numbers or next(filter(None, told), None) or block.get("rank")
+    mine = _numbers(f"{numbers or ''},{groups.get('other', '')}")
+    if not mine and who is not None and who.groups() in ranks:
+        mine = (ranks[who.groups()],)
+    host = groups.get("host") or (who["host"] if who else None) or _first(_HOST, body)
+    host = host or prefix.get("ip") or prefix.get("pod") or prefix.get("compose")
+    device = groups.get("device") or _first(_DEVICE, body)
+    peer = groups.get("peer") or _first(_PEER, body)
+    detail = groups.get("detail") or groups.get("said")
+    if gid is not None and gid.local and gid.remote:
+        detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
+        peer = peer or gid.remote
+    return Cause(
+        kind=kind,
+        order=order,
+        line=line[:_SHOWN],
+        ranks=mine,
+        host=_told(host or block.get("host")),
+        device=_told(device),
+        peer=_told(peer),
+        detail=detail.strip() if detail else None,
+    )
+
+
+def _kind(name: str) -> tuple[int, Kind]:
+    return next((order, kind) for order, kind in enumerate(TABLE) if kind.name == name)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    return next(filter(None, found.groups()), None) if found else None
+
+
+def _told(name: str | None) -> str | None:
+    """A name, unless it was blanked."""
+    return None if name is None or _BLANKED.fullmatch(name.strip("[]")) else name.strip("[]()")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Ranks of "3", "0, 2" or "0-3,7"; of a range no more than it is likely to mean."""
+    found: set[int] = set()
+    for first, last in re.findall(r"(\d{1,7})(?:-(\d{1,7}))?", text):
+        found.update(range(int(first), min(int(last or first), int(first) + 4096) + 1))
+    return tuple(sorted(found))
+
+
+def _tell_collectives(found: dict[tuple[str, ...], Cause], collectives: Collectives) -> None:
+    """Put what watchdogs of all ranks say together, in place of their single lines."""
+    if collectives.works:
+        for key in [key for key in found if key[0] == "collective timed out"]:
+            del found[key]
+    for told in collectives.all():
+        order, kind = _kind(told.name)
+        found[told.name, told.detail] = Cause(
+            kind, order, told.line[:_SHOWN], ranks=told.ranks, detail=told.detail
+        )

@@ -1,0 +1,38 @@
+"""What the table holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One cause: its name, what it means, what to do, and how lines that tell of it look.
+
+    in_info: whether NCCL prints it as INFO too; other INFO lines of NCCL tell of no failure.
+    """
+
+    name: str
+    root: bool
+    meaning: str
+    remedy: str
+    patterns: tuple[re.Pattern[str], ...]
+    in_info: bool = False
+
+
+def root(name: str, meaning: str, remedy: str, *patterns: str, in_info: bool = False) -> Kind:
+    """A cause that explains a failure."""
+    return Kind(name, True, meaning, remedy, tuple(map(re.compile, patterns)), in_info)
+
+
+def lost(name: str, meaning: str, remedy: str, *patterns: str) -> Kind:
+    """What a rank prints because of another one."""
+    return Kind(name, False, meaning, remedy, tuple(map(re.compile, patterns)))
+
+
+CUDA_ERROR = (
+    r"(?:CUDA error: |(?:Cuda|CUDA|HIP) (?:failure|error) ?(?:\d+ )?'?|cudaError\w* ?:? ?'?)"
+)
+COMPLETION = r"Got completion (?:from peer |with ).*?(?:status=|error )(?:\w+\()?"
+"""How NCCL says that an RDMA operation ended; the status follows."""
