@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.cluster.rack import namespaces
-from pytest_mnode.world import elastic, process, traces
+from pytest_mnode.world import calls, elastic, process, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
     AgentUp,
@@ -109,8 +109,9 @@ class Agent:
                 self._launch(message)
             case StopWorld(world=world):
                 self._stop(world)
-            case TakeStacks(world=world):
-                self._send(self._stacks(world))
+            case TakeStacks(world=world, look=look):
+                texts = StackTexts(self.entry.name, world) if look else self._stacks(world)
+                self._send(replace(texts, calls=self._calls(world), look=look))
 
     def _from_elastic(self, connection: Any) -> None:
         world = next((w for w in self.worlds.values() if w.connection is connection), None)
@@ -182,7 +183,7 @@ class Agent:
         """What faulthandler writes in each rank of this node, all asked at once."""
         world = self.worlds.get(world_id)
         if world is None:
-            return StackTexts(self.entry.name, world_id, {})
+            return StackTexts(self.entry.name, world_id)
         info = world.launch.world
         first = world.launch.node_rank * info.shape.procs_per_node
         files = {first + local: traces.stack_file(info, first + local) for local in world.pids}
@@ -207,6 +208,17 @@ class Agent:
             {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
             {rank: read_place(traces.mark_file(info, rank)) for rank in pids},
         )
+
+    def _calls(self, world_id: str) -> dict[int, str]:
+        """The record of every rank of this node, also of one that died."""
+        world = self.worlds.get(world_id)
+        if world is None:
+            return {}
+        info = world.launch.world
+        first = world.launch.node_rank * info.shape.procs_per_node
+        ranks = range(first, first + info.shape.procs_per_node)
+        read = {rank: calls.read(traces.calls_file(info, rank)) for rank in ranks}
+        return {rank: text for rank, text in read.items() if text is not None}
 
 
 def _output(pid: int) -> str:

@@ -120,10 +120,10 @@ class Client:
     def close_world(self, world: WorldInfo, reusable: bool) -> None:
         self.tell(CloseWorld(world.id, reusable))
 
-    def take_stacks(self, world: WorldInfo) -> None:
-        """Ask all ranks for their stacks; they come as StackTexts, one a node."""
+    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+        """Ask all ranks for stacks and calls, for a look the calls alone: a StackTexts per node."""
         for node in world.nodes:
-            self.tell(TakeStacks(node, world.id))
+            self.tell(TakeStacks(node, world.id, look))
 
     def ask_launcher(self, method: str, *args: Any) -> Any:
         """Call a method of the launcher where it runs. Raises MnodeError where it has none."""

@@ -7,11 +7,13 @@ in which the others may end by themselves; whoever has not by then is asked for 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_mnode.world.calls import Call, is_hopeless, parse
 from pytest_mnode.world.client import Client
 from pytest_mnode.world.messages import (
     BodyDone,
@@ -33,6 +35,9 @@ GRACE_S = 0.7
 """How long other ranks may go on after the first failure."""
 DEATH_GRACE_S = 0.3
 """The same after a death, which the others either feel at once or not at all."""
+LOOK_S = 0.5
+"""When the calls of ranks that do not end are compared; each later time after twice as long."""
+MOST_LOOK_S = 16.0
 STACKS_LIMIT_S = 0.9
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
@@ -61,6 +66,8 @@ class RankState:
     output: str = ""
     state: str = ""
     stuck_in: str = ""
+    calls: str | None = None
+    """Its record of collectives; None where it is not known."""
     returned: Returned | None = None
 
     @property
@@ -90,6 +97,10 @@ class Outcome:
     """The limit that was reached."""
     grace_s: float = 0.0
     """The grace that counted, where a failure started one."""
+    still: bool = False
+    """No rank made a call between the last two times that they were compared."""
+    hopeless: bool = False
+    """The test was ended before its limit, because calls of ranks differ."""
     started: float = field(default_factory=time.time)
     stopped: float = 0.0
 
@@ -111,6 +122,22 @@ class Outcome:
         )
 
     @property
+    def calls(self) -> dict[int, list[Call]]:
+        """The collectives of each rank whose record is known, oldest first."""
+        return {r: parse(s.calls) for r, s in self.states.items() if s.calls is not None}
+
+    @property
+    def ended(self) -> set[int]:
+        """Ranks that ended the body of the test, or the function, neither failed nor skipped."""
+        return {
+            rank
+            for rank, s in self.states.items()
+            if (s.body_done or s.returned or s.torn)
+            and not (s.stuck_in or s.gone or s.failed_at is not None)
+            and all(report.outcome == "passed" for report in s.reports.values())
+        }
+
+    @property
     def stillborn(self) -> list[Death]:
         """Deaths that are no fault of this test: it had not begun there."""
         return [s.death for s in self.states.values() if s.death is not None and s.early]
@@ -130,6 +157,11 @@ class Conductor:
         self._grace_end: float | None = None
         self._limit: tuple[float, Limit] | None = None
         """The least that ranks asked for beside `timeout_s`, and when it ends."""
+        self._look_at, self._look_s = math.inf, LOOK_S
+        self._looked: dict[int, str | None] = {}
+        self._ended: set[int] = set()
+        self._asked: set[str] = set()
+        self._look_number = 0
 
     def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
         self.client.tell_ranks(
@@ -143,6 +175,7 @@ class Conductor:
         if self._limit is not None and self._limit[1].body_only:
             self._limit = None
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
+        self._learn_calls()
         self._tell(
             [s for s in self._alive() if s.body_done],
             TearDown(self.ordinal, dirty or next_nodeid is None),
@@ -158,6 +191,7 @@ class Conductor:
         self.client.tell_ranks(self.world, message)
         self._hear_aside()
         self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
+        self._learn_calls()
         self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
@@ -181,6 +215,7 @@ class Conductor:
     def _wait(self, settled: Callable[[RankState], bool], limit_s: float, phase: str) -> None:
         """Until all living ranks are settled, or the limit or the grace is over."""
         deadline = time.monotonic() + limit_s
+        self._look_at, self._look_s = time.monotonic() + LOOK_S, LOOK_S
         while True:
             open_ranks = [s for s in self._alive() if not settled(s)]
             if not open_ranks or self.outcome.stillborn:
@@ -191,12 +226,51 @@ class Conductor:
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
             if now >= end:
                 break
-            self._take(self.client.next_message(end - now))
+            if now >= self._look_at and self._grace_end is None:
+                self._look()
+            self._take(self.client.next_message(max(0.0, min(end, self._look_at) - now)))
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
         for state in open_ranks:
             state.stuck_in = state.phase
         self._collect_stacks(open_ranks)
+
+    def _look(self) -> None:
+        """Ask for the records; who ended was settled before they are read."""
+        self._look_at = time.monotonic() + self._look_s
+        self._look_s = min(2 * self._look_s, MOST_LOOK_S)
+        self._ended = self.outcome.ended
+        self._asked = {s.node for s in self.states.values() if not s.lost}
+        self._look_number = next(self.client.ordinals)
+        self.client.take_stacks(self.world, self._look_number)
+
+    def _end_if_hopeless(self, now: float) -> None:
+        """When all nodes have answered: end a test whose ranks can never go on.
+
+        Two equal answers show that no rank went on in between.
+        """
+        if self._asked:
+            return
+        self._compare()
+        if self._grace_end is None and is_hopeless(self.outcome.calls, self._ended):
+            if self.outcome.still:
+                self.outcome.hopeless, self._grace_end = True, now
+            else:
+                self._look_at = now + LOOK_S
+
+    def _compare(self) -> None:
+        """Whether no rank made a call since the last comparison."""
+        seen = {rank: s.calls for rank, s in self.states.items()}
+        self.outcome.still, self._looked = seen == self._looked, seen
+
+    def _learn_calls(self) -> None:
+        """Of a test that failed, unless they came with the stacks."""
+        if all(s.failed_at is None or s.stuck_in for s in self.states.values()):
+            return
+        self._look()
+        deadline = time.monotonic() + STACKS_LIMIT_S
+        while self._asked and (left := deadline - time.monotonic()) > 0:
+            self._take(self.client.next_message(left))
 
     def _last_words(self) -> None:
         """A rank that ended after its last report must not have passed."""
@@ -222,8 +296,9 @@ class Conductor:
         while any(s.stack is None and not s.gone for s in wanted):
             left = deadline - time.monotonic()
             if left <= 0:
-                return
+                break
             self._take(self.client.next_message(left))
+        self._compare()
 
     def _take(self, message: Any) -> None:
         now = time.monotonic()
@@ -236,15 +311,7 @@ class Conductor:
                         state.lost, state.failed_at = text, state.failed_at or now
                 self._start_grace(now)
             case StackTexts(world=world) if world == self.world.id:
-                for rank, text in message.texts.items():
-                    state = self.states[rank]
-                    state.stack = text
-                    state.output = message.outputs.get(rank, "")
-                    state.state = message.states.get(rank, "")
-                    place = message.places.get(rank)
-                    if state.stuck_in == "setup" and place and place.ordinal == self.ordinal:
-                        # A process that is stopped does not even send what it said before.
-                        state.stuck_in = "call" if place.phase == "call" else state.stuck_in
+                self._hear_stacks(message, now)
             case Limit(ordinal=ordinal) if ordinal == self.ordinal:
                 end = now + message.timeout_s
                 if self._limit is None or end < self._limit[0]:
@@ -254,6 +321,24 @@ class Conductor:
                     self._said(self.states[message.rank], message, now)
             case Death() | PartLost():
                 self.client.set_aside(message)
+
+    def _hear_stacks(self, message: StackTexts, now: float) -> None:
+        if message.look not in (None, self._look_number):
+            return  # of a test before
+        for rank, record in message.calls.items():
+            self.states[rank].calls = record
+        for rank, text in message.texts.items():
+            state = self.states[rank]
+            state.stack = text
+            state.output = message.outputs.get(rank, "")
+            state.state = message.states.get(rank, "")
+            place = message.places.get(rank)
+            if state.stuck_in == "setup" and place and place.ordinal == self.ordinal:
+                # A process that is stopped does not even send what it said before.
+                state.stuck_in = "call" if place.phase == "call" else state.stuck_in
+        if message.look is not None:
+            self._asked.discard(message.node)
+            self._end_if_hopeless(now)
 
     def _died(self, death: Death, now: float) -> None:
         state = self.states.get(death.rank)

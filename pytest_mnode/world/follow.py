@@ -117,6 +117,7 @@ class Follower:
         self._warnings: list[tuple[Any, ...]] = []
         self._reported = {}
         rank.mark.place(order.ordinal, "setup")
+        rank.calls.begin()
         for name, value in rank.contract.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value  # the test before changed it
@@ -224,6 +225,7 @@ class Follower:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
         if self.rank is not None and call.excinfo is not None:
+            self.rank.calls.stop()
             _shorten(call.excinfo)
         return (yield)
 

@@ -112,12 +112,14 @@ class Forge:
             from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
             import pytest_mnode.world.rank  # noqa: F401
+            from pytest_mnode.world import recorder
             from pytest_mnode.world.elastic import BACKEND, OurRendezvous
         except ImportError as error:
             raise WorldError(
                 f"torch cannot be imported by {sys.executable}: {error}; install torch>=2.6"
             ) from None
         rendezvous_handler_registry.register(BACKEND, OurRendezvous)
+        recorder.install()
 
     def collect(self, collect: Collect) -> None:
         if self.order.remote:  # temporary files of ranks go with the run, for nobody sees them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -10,11 +11,13 @@ from pathlib import PurePath
 
 import pytest
 
+from pytest_mnode.world.calls import INSIDE, RAISED, Call, difference
 from pytest_mnode.world.conduct import Outcome, RankState
 from pytest_mnode.world.describe import died_of, is_peer_lost, ranks_text
 from pytest_mnode.world.stacks import is_hidden, tidy
 from pytest_mnode.world.stuck import Stuck, stuck_groups
 
+PHASES = ("setup", "call", "teardown")
 _LINE_CHARS = 2000
 Reports = dict[int, dict[str, pytest.TestReport]]
 
@@ -56,7 +59,11 @@ def groups_of(outcome: Outcome, reports: Reports) -> list[Group]:
     ]
     xfailed = any(is_xfailed(r) for phases in reports.values() for r in phases.values())
     explained = any(not g.victim for g in groups) or (xfailed and not outcome.timed_out)
-    groups += [from_stuck(s) for s in stuck_groups(outcome, explained)]
+    differs = [] if xfailed else different_calls(outcome, groups)
+    groups += [
+        *differs,
+        *(from_stuck(s) for s in stuck_groups(outcome, explained or bool(differs))),
+    ]
     if xfailed and all(g.victim for g in groups):
         return []  # one rank failed as the mark expects, the others because of it
     return sorted_groups(groups or _leaks(outcome))
@@ -94,7 +101,7 @@ def collected(keys: Iterable[tuple[int, str, float]], make: Callable[[int], Grou
 def _raised(outcome: Outcome, reports: Reports) -> list[Group]:
     xfailed = any(is_xfailed(r) for phases in reports.values() for r in phases.values())
     groups: list[Group] = []
-    for when in ("setup", "call", "teardown"):
+    for when in PHASES:
         failed = {r: p[when] for r, p in sorted(reports.items()) if when in p and p[when].failed}
         if xfailed:  # then another rank did fail, as the mark expects of the test
             failed = {r: f for r, f in failed.items() if "[XPASS(strict)]" not in str(f.longrepr)}
@@ -169,6 +176,30 @@ def _victim_text(report: pytest.TestReport, line: str) -> str:
         code = next((text[1:].strip() for text in entry.lines if text.startswith(">")), "")
         return f"in {PurePath(place.path).name}:{place.lineno}: {code}\n{line}"
     return line
+
+
+def different_calls(outcome: Outcome, others: list[Group]) -> list[Group]:
+    """Whose calls differ, before ranks that raised inside of a call, which are its victims."""
+    calls = outcome.calls
+    found = difference(calls, outcome.ended, still=outcome.still)
+    if found is None or not (others or any(s.stuck_in for s in outcome.states.values())):
+        return []
+    for group in others:
+        group.victim |= all(_ended_by_call(outcome.states[r], calls.get(r)) for r in group.ranks)
+    first = min(others, key=lambda g: PHASES.index(g.when), default=None)
+    when, in_phase = (first.when, first.in_phase) if first else ("call", False)
+    # A rank that died of something else explains what the others called after that.
+    gone = any(outcome.states[r].gone for g in others if not g.victim for r in g.ranks)
+    time = math.inf if gone else -math.inf
+    return [Group(found.ranks, when, found.line, None, found.text, time, False, in_phase)]
+
+
+def _ended_by_call(state: RankState, calls: list[Call] | None) -> bool:
+    """Whether the last call of a rank raised, or aborted the process as gloo does."""
+    aborted = state.death is not None and state.death.signal == signal.SIGABRT
+    return calls is not None and any(
+        call.state == (INSIDE if aborted else RAISED) for call in calls[-1:]
+    )
 
 
 def deaths(outcome: Outcome) -> list[Group]:

@@ -16,6 +16,7 @@ from pytest_mnode.world.groups import (
     Reports,
     collected,
     deaths,
+    different_calls,
     from_stuck,
     groups_of,
     is_skipped,
@@ -256,6 +257,7 @@ def function_error(outcome: Outcome) -> str:
         for rank, returned in failed.items()
     )
     groups = [*collected(keys, make), *deaths(outcome), *lost(outcome)]
+    groups += different_calls(outcome, groups)
     explained = any(not g.victim for g in groups)
     groups += [from_stuck(stuck) for stuck in stuck_groups(outcome, explained)]
     return "\n\n".join(

@@ -205,8 +205,11 @@ class StopWorld:
 
 @dataclass(frozen=True, slots=True)
 class TakeStacks:
+    """`look` is for the answer, which then has only what the ranks recorded of their calls."""
+
     node: str
     world: str
+    look: int | None = None
 
 
 # Gate, forge, agent to hub.
@@ -299,15 +302,18 @@ class StackTexts:
     """Raw faulthandler dumps by rank; "" where a rank gave none in time.
 
     outputs: end of what the test had printed; states: why there is no stack, where that is known;
-    places: the test and the phase that each rank was in, which its own reports may lag behind.
+    places: the test and the phase that each rank was in, which its own reports may lag behind;
+    calls: its record of collectives, for calls.parse.
     """
 
     node: str
     world: str
-    texts: dict[int, str]
+    texts: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
+    calls: dict[int, str] = field(default_factory=dict)
+    look: int | None = None
 
 
 # Rank to hub, controller.

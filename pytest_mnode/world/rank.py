@@ -32,6 +32,7 @@ from pytest_mnode.world.messages import (
     Returned,
     RunItem,
 )
+from pytest_mnode.world.recorder import Recorder
 
 if TYPE_CHECKING:
     from pytest_mnode.world.follow import Follower
@@ -100,6 +101,7 @@ class Rank:
         self.pid = os.getpid()
         self.mark = Mark(traces.mark_file(launch.world, world.rank))
         self.fault_file = traces.fault_file(launch.world, world.rank)
+        self.calls = Recorder(traces.calls_file(launch.world, world.rank))
         self.contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
         follower.become(self)
 
@@ -124,6 +126,7 @@ class Rank:
                 case CallFunction():
                     self._begin(message)
                     self.mark.place(self.ordinal, "call")
+                    self.calls.begin()
                     self._call(message)
                 case Ping(ordinal):
                     self.tell(Pong(self.world.rank, ordinal))

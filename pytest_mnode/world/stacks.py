@@ -15,6 +15,8 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 WAIT = "work.wait()"
 """Stands for a collective that was begun before, and whose name the stack does not tell."""
 _C10D = "torch/distributed/distributed_c10d.py"
+_RECORDER = "/pytest_mnode/world/recorder.py"
+"""Stands between the test and every collective."""
 _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
@@ -107,6 +109,8 @@ def where(thread: Thread | None) -> Where:
     called_directly = True
     for frame in thread.frames:
         path = frame.file.replace("\\", "/")
+        if path.endswith(_RECORDER):
+            continue
         if is_hidden(path):
             break
         if path.endswith(_C10D):
@@ -145,6 +149,8 @@ def tidy(text: str) -> str:
     kept: list[str] = []
     for line in text.splitlines():
         match = _FRAME.match(line)
+        if match and match[1].endswith(_RECORDER):
+            continue
         if match and is_hidden(match[1]):
             if kept and kept[-1] != "  …":
                 kept.append("  …")

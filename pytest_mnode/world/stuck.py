@@ -72,6 +72,8 @@ def _group(
     state, here = outcome.states[ranks[0]], at[ranks[0]]
     if outcome.timed_out:
         limit = f"no end within {outcome.limit_s:g} s"
+    elif outcome.hopeless:
+        limit = "stopped, because the calls of the ranks differ"
     else:
         limit = f"stopped {outcome.grace_s:g} s after the first failure"
     others = _elsewhere(at, waiting, here)

@@ -38,6 +38,11 @@ def mark_file(world: WorldInfo, rank: int) -> Path:
     return world_dir(world) / f"rank{rank}.mark"
 
 
+def calls_file(world: WorldInfo, rank: int) -> Path:
+    """Where this rank records the collectives that it calls."""
+    return world_dir(world) / f"rank{rank}.calls"
+
+
 def nccl_file(world: WorldInfo, rank: int) -> Path:
     """Where NCCL of this rank writes what it does."""
     return world_dir(world) / f"rank{rank}.nccl.log"

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.world import conduct
+from pytest_mnode.world.calls import INSIDE, SEPARATOR
 from pytest_mnode.world.client import Client
 from pytest_mnode.world.conduct import Conductor, Outcome
 from pytest_mnode.world.messages import (
@@ -63,6 +64,8 @@ class Stage:
         self.inbox: deque[Any] = deque()
         self.told: list[tuple[int, Any]] = []
         self.stacks_taken = 0
+        self.records: list[dict[int, str]] = []
+        """What the ranks recorded of their calls, at one look after the other; the last stays."""
         self.aside: list[Any] = []
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
@@ -73,9 +76,13 @@ class Stage:
         self.told.append((rank, message))
         self.inbox.extend(self.ranks[rank](rank, message))
 
-    def take_stacks(self, world: WorldInfo) -> None:
-        self.stacks_taken += 1
-        self.inbox.extend(StackTexts(n, world.id, {r: "x"}) for r, n in enumerate(world.nodes))
+    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+        self.stacks_taken += look is None
+        read = self.records.pop(0) if len(self.records) > 1 else (self.records or [{}])[0]
+        for rank, node in enumerate(world.nodes):
+            texts = {} if look else {rank: "x"}
+            calls = {rank: read[rank]} if rank in read else {}
+            self.inbox.append(StackTexts(node, world.id, texts, calls=calls, look=look))
 
     def take_aside(self, world: str) -> list[Any]:
         return []
@@ -102,6 +109,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         "PONG_LIMIT_S",
         "UNCLEAN_TEARDOWN_LIMIT_S",
         "STACKS_LIMIT_S",
+        "LOOK_S",
     ):
         monkeypatch.setattr(conduct, limit, 0.05)
 
@@ -137,6 +145,56 @@ def test_a_failure_starts_the_grace_not_the_limit() -> None:
     assert not outcome.timed_out
     assert outcome.states[1].stuck_in == "setup"
     assert not outcome.clean
+
+
+def test_calls_that_differ_end_the_test_before_its_limit() -> None:
+    stage = Stage(silent, silent)
+    stage.records = [{}, {0: record(1, "[2]"), 1: record(1, "[3]")}]
+    start = time.monotonic()
+    outcome = ran(stage, timeout_s=60)
+    assert time.monotonic() - start < 5
+    assert outcome.hopeless
+    assert not outcome.timed_out
+    assert [s.stuck_in for s in outcome.states.values()] == ["setup", "setup"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({0: "[2]"}, {0: "[2]", 1: "[2]"}),
+        ({0: "[2]", 1: "[2]"}, {0: "[2]", 1: "[2]"}),
+        ({}, {}),
+    ],
+)
+def test_calls_that_agree_wait_for_the_limit(first: dict[int, str], second: dict[int, str]) -> None:
+    stage = Stage(silent, silent)
+    stage.records = [{r: record(1, s) for r, s in seen.items()} for seen in (first, second)]
+    outcome = ran(stage, timeout_s=0.5)
+    assert outcome.timed_out == "call"
+    assert not outcome.hopeless
+
+
+def test_a_rank_that_makes_calls_is_not_given_up() -> None:
+    stage = Stage(silent, silent)
+    stage.records = [{0: record(n, "[2]"), 1: record(n, "[3]")} for n in range(1, 100)]
+    assert not ran(stage, timeout_s=0.5).hopeless
+
+
+def test_an_answer_to_an_older_look_is_not_heard() -> None:
+    class Late(Stage):
+        def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+            super().take_stacks(world, look and look - 1)
+
+    stage = Late(silent, silent)
+    stage.records = [{0: record(1, "[2]"), 1: record(1, "[3]")}]
+    assert not ran(stage, timeout_s=0.5).hopeless
+
+
+def record(number: int, shape: str) -> str:
+    """Of a rank that is inside its `number`th call."""
+    return SEPARATOR.join(
+        (INSIDE, str(number), str(number), "", "all_reduce", "", f"of {shape} float32", "a.py:1")
+    )
 
 
 def test_an_expected_failure_starts_the_grace() -> None:

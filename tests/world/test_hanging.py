@@ -72,17 +72,21 @@ def test_absent_wherever_it_is(ran: Scenario, name: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", ["left_without_collective", "waits_in_a_thread"])
 def test_rank_that_left(ran: Scenario, name: str) -> None:
-    rank = 3 if name == "left_without_collective" else 1
+    rank, place = {
+        "left_without_collective": (3, "test_hanging.py:"),
+        "waits_in_a_thread": (1, "thread courier)"),
+    }[name]
     assert ran[name].message.startswith(
-        f"rank {rank} of 4 on local{rank}: left the test without entering the barrier "
-        "(test_hanging.py:"
+        f"rank {rank} of 4 on local{rank}: left the test without entering the barrier ({place}"
     )
 
 
 def test_different_collectives(ran: Scenario) -> None:
     case = ran["different_collectives"]
-    assert "dist.barrier(), but ranks 1-3 in all_gather_object" in case.part("rank 0 of 4")
-    assert "but rank 0 in barrier" in case.part("ranks 1-3 of 4 on local1,local2,local3]")
+    assert case.first_line == "[rank 0 of 4 on local0: first]"
+    victims = case.part("rank 0 of 4 on local0: because of it]")
+    assert "dist.barrier(), but ranks 1-3 in all_gather_object" in victims
+    assert "but rank 0 in barrier" in case.part("ranks 1-3 of 4 on local1,local2,local3: because")
 
 
 def test_stopped_process(ran: Scenario) -> None:

@@ -1,0 +1,111 @@
+"""Tests in which four ranks do not make the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.mnode(timeout=60)
+
+
+def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
+    total = torch.tensor(rank)
+    dist.all_reduce(total)
+    assert int(total) == sum(range(world_size))
+
+
+def size(rank: int) -> int:
+    return 5 if rank == 3 else 2
+
+
+def test_shape(rank: int, process_group: Any) -> None:
+    dist.barrier()
+    dist.all_reduce(torch.ones(size(rank)))
+
+
+def test_shape_of_every_rank(rank: int, process_group: Any) -> None:
+    dist.all_reduce(torch.ones(2 + rank))
+
+
+def test_shape_of_a_list(rank: int, process_group: Any) -> None:
+    dist.all_gather([torch.ones(size(rank))] * 4, torch.ones(size(rank)))
+
+
+def test_dtype(rank: int, process_group: Any) -> None:
+    dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank == 3 else torch.float32))
+
+
+def test_operation(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        dist.broadcast(torch.ones(2), 0)
+    else:
+        dist.all_reduce(torch.ones(2))
+
+
+def test_order(rank: int, process_group: Any) -> None:
+    calls: list[Callable[[], Any]] = [lambda: dist.all_reduce(torch.ones(2)), dist.barrier]
+    for call in reversed(calls) if rank == 3 else calls:
+        call()
+
+
+def test_root(rank: int, process_group: Any) -> None:
+    values = torch.full((64,), float(rank))
+    dist.broadcast(values, src=3 if rank == 3 else 0)
+    assert values.sum() == 0
+
+
+def test_reduce_op(rank: int, process_group: Any) -> None:
+    total = torch.ones(64)
+    dist.all_reduce(total, dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SUM)
+    assert total.sum() == 256
+
+
+def test_one_less(rank: int, process_group: Any) -> None:
+    if rank != 3:
+        dist.barrier()
+
+
+def test_one_more(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        dist.barrier()
+
+
+def test_other_group(rank: int, process_group: Any) -> None:
+    pair = dist.new_group([2, 3])
+    dist.all_reduce(torch.ones(2), group=pair if rank == 3 else None)
+
+
+def test_handle(rank: int, process_group: Any) -> None:
+    work = dist.all_reduce(torch.ones(7 - size(rank)), async_op=True)
+    if rank != 3:
+        assert work is not None
+        work.wait()
+
+
+def test_two_of_four(rank: int, process_group: Any) -> None:
+    dist.all_reduce(torch.ones(2 + rank % 2))
+
+
+def test_raised_early(rank: int, process_group: Any) -> None:
+    assert rank != 3
+    dist.all_reduce(torch.ones(2))
+
+
+def test_error_that_the_test_expects(rank: int, process_group: Any) -> None:
+    with pytest.raises(RuntimeError):
+        dist.broadcast(torch.ones(size(rank)), src=9)
+    dist.barrier()
+    assert rank != 3
+
+
+def test_differences_that_are_allowed(rank: int, process_group: Any) -> None:
+    dist.all_reduce(torch.ones(2, 3) if rank == 3 else torch.ones(3, 2))
+    counts = [rank + 1] * 4
+    received = torch.empty(10)
+    dist.all_to_all_single(received, torch.ones(sum(counts)), [1, 2, 3, 4], counts)
+    dist.all_gather_object([None] * 4, "x" * rank)
+    assert rank != 3

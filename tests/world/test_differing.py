@@ -1,0 +1,97 @@
+"""Ranks that do not make the same calls: whose call differs is said, and not only who suffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scenario import Scenario, run_scenario
+
+LIMIT_S = 60.0
+"""Of every test of the scenario."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return run_scenario("differing", tmp_path_factory.mktemp("differing"))
+
+
+def test_every_next_test_ran(ran: Scenario) -> None:
+    assert len(ran.nexts) == len(ran.cases) > 10
+    assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+    assert max(case.time_s for case in ran.cases.values()) < LIMIT_S / 2
+
+
+OF_2 = "ranks 0-2 called it of [2] float32 with SUM"
+
+
+@pytest.mark.parametrize(
+    ("name", "odd", "others"),
+    [
+        ("shape", "all_reduce of [5] float32 with SUM as call 2 of", f"where {OF_2}"),
+        ("shape_of_a_list", "all_gather of 4 × [5] float32 as call 1 of",
+         "where ranks 0-2 called it of 4 × [2] float32"),
+        ("dtype", "all_reduce of [2] float64 with SUM as call 1 of", f"where {OF_2}"),
+        ("operation", "broadcast of [2] float32 from rank 0 as call 1 of",
+         "where ranks 0-2 called all_reduce of [2] float32 with SUM"),
+        ("order", "barrier as call 1 of",
+         "where ranks 0-2 called all_reduce of [2] float32 with SUM"),
+        ("root", "broadcast of [64] float32 from rank 3 as call 1 of",
+         "where ranks 0-2 called it of [64] float32 from rank 0"),
+        ("reduce_op", "all_reduce of [64] float32 with MAX as call 1 of",
+         "where ranks 0-2 called it of [64] float32 with SUM"),
+        ("handle", "all_reduce (async_op) of [2] float32 with SUM as call 1 of",
+         "where ranks 0-2 called it of [5] float32 with SUM"),
+        ("one_more", "barrier as call 1 of", "without which ranks 0-2 ended the test"),
+    ],
+)  # fmt: skip
+def test_the_rank_that_differs_stands_first(
+    ran: Scenario, name: str, odd: str, others: str
+) -> None:
+    case = ran[name]
+    assert case.outcome == "failure"
+    assert case.message.startswith(f"rank 3 of 4 on local3: called {odd} the default group (")
+    assert others in case.message.splitlines()[0]
+
+
+def test_a_rank_that_left(ran: Scenario) -> None:
+    assert ran["one_less"].message.startswith(
+        "rank 3 of 4 on local3: left the test without entering the barrier (test_differing.py:"
+    )
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups(ran: Scenario) -> None:
+    message = ran["other_group"].message
+    assert message.startswith(
+        "rank 3 of 4 on local3: waits in all_reduce of [2] float32 with SUM as call 1 of group "
+    )
+    assert "(ranks 2-3) (test_differing.py:" in message
+    assert "while ranks 0-2 wait in all_reduce of [2] float32 with SUM as call 2 of" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("shape_of_every_rank", "rank 0 called all_reduce of [2] float32 with SUM as call 1 of"),
+        ("two_of_four", "ranks 0,2 called all_reduce of [2] float32 with SUM as call 1 of"),
+    ],
+)
+def test_without_a_majority_all_are_named(ran: Scenario, name: str, line: str) -> None:
+    message = ran[name].message
+    assert message.startswith(f"ranks 0-3 of 4 on local0,local1,local2,local3: {line}")
+    assert "called it of [3] float32 with SUM" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("raised_early", "assert 3 != 3"),
+        ("error_that_the_test_expects", "assert 3 != 3"),
+        ("differences_that_are_allowed", "assert 3 != 3"),
+    ],
+)
+def test_calls_are_not_blamed(ran: Scenario, name: str, error: str) -> None:
+    assert ran[name].message.startswith(f"rank 3 of 4 on local3: {error}")
+    assert "called" not in ran[name].text
