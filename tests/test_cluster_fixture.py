@@ -180,4 +180,4 @@ def test_a_launcher_without_a_power_switch_says_so(tmp_path: Path) -> None:
     directory = tmp_path
     write_files(directory, test_it="def test_it(cluster): cluster.power_off('local1')")
     run = run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert "the local launcher cannot power off" in run.output
+    assert "the local launcher cannot switch nodes off; use --mnode-launcher=rack" in run.output

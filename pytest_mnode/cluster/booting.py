@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 
-from pytest_mnode.cluster.node import Launcher, Node
+from pytest_mnode.cluster.node import Launcher, Node, lacks
 from pytest_mnode.cluster.surroundings import for_nodes
-from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.errors import NodeLostError
 
 ANSWER_S = 10.0
 """Far above what a command takes on a node that is busy; a dead one never answers."""
@@ -24,7 +24,7 @@ def boot(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> None:
         return
     switch = getattr(launcher, "power_on", None)
     if switch is None:
-        raise ClusterError(f"the {launcher.name} launcher cannot power on")
+        raise lacks(launcher.name, "power_on")
     switch(node)
 
 

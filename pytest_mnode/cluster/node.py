@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pytest_mnode.errors import ClusterError
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -52,8 +54,32 @@ class Node:
     shown: Shown = AS_IT_IS
 
 
+CALLS = {
+    "commands": "run commands on nodes",
+    "power_off": "switch nodes off",
+    "power_on": "switch nodes on",
+    "rates_of": "say how fast a node's link is",
+    "set_rate": "change the rate of a node's link",
+    "set_pair_rate": "limit the rate between two nodes",
+    "slurm_names": "say what Slurm calls a node",
+}
+"""What each method of a launcher that the hub may call does, as in "the launcher cannot …"."""
+
+
+def lacks(launcher: str, method: str) -> ClusterError:
+    """The error for a launcher without this method."""
+    what = CALLS.get(method, f"do what is asked of it ({method})")
+    other = "slurm" if method == "slurm_names" else "rack"
+    return ClusterError(
+        f"the {launcher} launcher cannot {what}; use --mnode-launcher={other}, which can"
+    )
+
+
 class Launcher(Protocol):
-    """Knows which local commands start one command on given nodes."""
+    """Knows which local commands start one command on given nodes.
+
+    Its methods may be called from any thread, and several at a time.
+    """
 
     name: str
     """"local", "rack", …"""
@@ -96,11 +122,7 @@ class Launcher(Protocol):
 
 
 class PowerSwitch(Protocol):
-    """What launchers offer that can switch nodes off and on.
-
-    A launcher of machines that share no kernel may take minutes, and its methods are called from
-    a thread of their own.
-    """
+    """What launchers offer that can switch nodes off and on; it may take minutes."""
 
     def power_off(self, node: Node) -> None:
         """As a pulled plug: everything on the node is gone at once."""

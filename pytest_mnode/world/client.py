@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mnode import errors
+from pytest_mnode.cluster.node import CALLS
 from pytest_mnode.world.channel import PeerLine
 from pytest_mnode.world.messages import (
     HUB,
@@ -85,9 +86,10 @@ class Client:
 
     def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
         """Wait until nodes are this client's. Raises what the hub says where they cannot be."""
+        wanted = "all nodes" if nodes is None else "1 node" if nodes == 1 else f"{nodes} nodes"
         with self._request() as seq:
             self.tell(LeaseNodes(seq, nodes, exclusive, label))
-            granted = self._answer(seq, LEASE_LIMIT_S, f"{nodes or 'all'} nodes for {label}")
+            granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
             return Lease(granted.lease, granted.nodes)
 
     def release(self, lease: Lease) -> None:
@@ -103,7 +105,7 @@ class Client:
         """A world on nodes of the lease, its ranks up. Raises WorldError naming who is missing."""
         with self._request() as seq:
             self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes))
-            world = self._answer(seq, ANSWER_LIMIT_S, "a world").world
+            world = self._answer(seq, ANSWER_LIMIT_S, "no world was started").world
             assert isinstance(world, WorldInfo)
             return world
 
@@ -130,7 +132,8 @@ class Client:
         seq = next(self._seq)
         self.tell(AskLauncher(seq, method, args))
         limit_s = SWITCH_LIMIT_S if method.startswith("power_") else ANSWER_LIMIT_S
-        return self._answer(seq, limit_s, f"the launcher to {method.replace('_', ' ')}").value
+        what = CALLS.get(method, f"answer ({method})")
+        return self._answer(seq, limit_s, f"the launcher did not {what}").value
 
     def stop_hub(self) -> None:
         self.tell(StopHub())
@@ -138,13 +141,14 @@ class Client:
     def close(self) -> None:
         self.line.close()
 
-    def _answer(self, seq: int, limit_s: float, what: str) -> Any:
+    def _answer(self, seq: int, limit_s: float, why: str) -> Any:
+        """why: what has not happened where no answer comes."""
         end = time.monotonic() + limit_s
-        while (left := end - time.monotonic()) > 0:
-            message = self.line.receive(left)
+        while True:
+            message = self.line.receive(max(0.0, end - time.monotonic()))
             match message:
                 case None:
-                    break
+                    raise errors.TimeLimitError(f"{why} within {limit_s:.0f} s")
                 case Granted() | Opened() | Answer() if message.seq == seq:
                     return message
                 case Refused() if message.seq == seq:
@@ -153,7 +157,6 @@ class Client:
                     continue  # the answer to a question that was given up
                 case _:
                     self._inbox.append(message)
-        raise errors.TimeLimitError(f"waited {limit_s:.0f} s for {what}, and it did not come")
 
 
 def _error(message: Refused) -> errors.MnodeError:

@@ -23,6 +23,7 @@ from pathlib import Path
 import zmq
 
 from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.cluster.remote.far import ListeningClock
 from pytest_mnode.world import open_files, process
 from pytest_mnode.world.channel import Keys, Line
 from pytest_mnode.world.describe import returncode_text
@@ -120,6 +121,7 @@ def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
     next_beat = 0.0
     forge_alive = True
     ended: dict[int, int] = {}
+    clock = ListeningClock()
     heard: float | None = None
     while True:
         now = time.monotonic()
@@ -131,11 +133,11 @@ def _relay(order: GateOrder, forge: Connection, forge_pid: int) -> None:
             return
         if line.socket in ready:
             payload = line.socket.recv_multipart()[-1]
-            heard = time.monotonic()
+            heard = clock.now()
             if forge_alive and payload != BEAT:
                 with contextlib.suppress(OSError):  # it ended: what is read of it says how
                     forge.send_bytes(payload)
-        if order.remote and heard is not None and time.monotonic() > heard + _SILENCE_S:
+        if order.remote and heard is not None and clock.now() > heard + _SILENCE_S:
             sys.stderr.write(f"nothing heard of the controller for {_SILENCE_S:g} s\n")
             return
         if forge.fileno() in ready:

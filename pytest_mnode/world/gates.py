@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from pytest_mnode.cluster.node import Launcher, Node
+from pytest_mnode.cluster.remote.far import ListeningClock
 from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.world.channel import Keys
 from pytest_mnode.world.describe import returncode_text
@@ -63,6 +64,7 @@ class Gates:
         self.launcher = launcher
         self.keys = keys
         self.place_of_run = place
+        self.clock = ListeningClock()
         self.nodes: list[tuple[Node, ...]] = []
         self._gates: list[_Gate] = []
         self._mark = uuid.uuid4().hex
@@ -132,7 +134,7 @@ class Gates:
         with contextlib.suppress(OSError):  # it ended at once, and says so by its status
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
-        return _Gate(program, log, time.monotonic(), order.peer, life)
+        return _Gate(program, log, self.clock.now(), order.peer, life)
 
     def _order(self, number: int, life: int) -> GateOrder:
         place, remote = self.place_of_run, not self.launcher.shared_kernel
@@ -163,13 +165,13 @@ class Gates:
     def heard(self, number: int) -> bool:
         """Note a sign of life; whether it was the first."""
         gate = self._gates[number]
-        gate.heard, first = time.monotonic(), not gate.known
+        gate.heard, first = self.clock.now(), not gate.known
         gate.known = True
         return first
 
     def silent(self, limit_s: float) -> dict[int, str]:
         """Gates that have not been heard of for `limit_s`, in words."""
-        now, found = time.monotonic(), {}
+        now, found = self.clock.now(), {}
         for number, gate in enumerate(self._gates):
             remote = not self.launcher.shared_kernel
             limit = _FIRST_WORD_S if remote and not gate.known else limit_s

@@ -7,20 +7,19 @@ to the ranks by name through here.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
+import socket
 import threading
-import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import zmq
 
 from pytest_mnode.cluster.booting import boot
-from pytest_mnode.cluster.node import Launcher, Node
+from pytest_mnode.cluster.node import Launcher, Node, lacks
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.world.channel import Keys, LocalLine, Switchboard
 from pytest_mnode.world.gates import Gates, Place
@@ -60,7 +59,6 @@ _SILENCE_LIMIT_S = 15.0
 _CHECK_S = 0.25
 _SUSPICION_S = 0.3
 _BEAT_S = 1.0
-_SWITCHES = ("power_on", "power_off")
 
 
 class Hub(threading.Thread):
@@ -79,10 +77,14 @@ class Hub(threading.Thread):
         self.switchboard = switchboard
         self.log_dir = facts.log_dir
         self.gates = Gates(launcher, keys, place)
+        # Limits are judged by the time in which the hub could listen.
+        self._now = self.gates.clock.now
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
         misbound = getattr(launcher, "misbound", lambda _: "")
-        self.worlds = Worlds(facts, self.leases, self._send, self._to_agent, misbound)
+        self.worlds = Worlds(
+            facts, self.leases, self._send, self._to_agent, misbound, now=self._now
+        )
         self.collect: Collect | None = None
         self.failure: tuple[str, str] | None = None
         self._begun = False
@@ -92,34 +94,33 @@ class Hub(threading.Thread):
         self._next_check = 0.0
         self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
-        self._wake_r, self._wake_w = os.pipe()
+        self._woken, self._waker = socket.socketpair()
         self._running = True
 
     def run(self) -> None:
         poller = zmq.Poller()
         poller.register(self.switchboard.socket, zmq.POLLIN)
-        poller.register(self._wake_r, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
         while self._running:
             ready = dict(poller.poll(int(_CHECK_S * 1000)))
             try:
-                self._turn(self._wake_r in ready, self.switchboard.socket in ready)
+                if self._woken.fileno() in ready:
+                    self._woken.recv(4096)
+                self.turn()
             except Exception as error:
                 # A hub that ends would leave everybody waiting: say so, and go on to the end.
                 traceback.print_exc()
                 self._fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
         self._close()
 
-    def _turn(self, woken: bool, messages: bool) -> None:
-        if woken:
-            os.read(self._wake_r, 4096)
-            while self._calls:
-                self._calls.popleft()()
-        if messages:
-            # All that is there, so that one wake-up serves a burst of reports.
-            while self._running and self.switchboard.waiting:
-                received = self.switchboard.receive()
-                if received is not None:
-                    self._route(*received)
+    def turn(self) -> None:
+        """Do what is to be done now; limits last, after all that is there was read."""
+        while self._calls:
+            self._calls.popleft()()
+        while self._running and self.switchboard.waiting:
+            received = self.switchboard.receive()
+            if received is not None:
+                self._route(*received)
         self._check_limits()
 
     def _close(self) -> None:
@@ -128,8 +129,8 @@ class Hub(threading.Thread):
         with contextlib.suppress(Exception):
             self.launcher.close()
         self.switchboard.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        self._woken.close()
+        self._waker.close()
 
     def local_line(self, name: str) -> LocalLine:
         """A line for a client in this process."""
@@ -144,7 +145,7 @@ class Hub(threading.Thread):
         """Have the hub's thread call this; from any thread."""
         self._calls.append(call)
         with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
+            self._waker.send(b"x")
 
     def _route(self, source: str, destination: str, payload: bytes) -> None:
         if destination == HUB:
@@ -152,13 +153,7 @@ class Hub(threading.Thread):
             try:
                 self._handle(source, message)
             except MnodeError as error:
-                refused = Refused(
-                    getattr(message, "seq", 0),
-                    type(error).__name__,
-                    str(error),
-                    getattr(error, "node", ""),
-                )
-                self._send(source, refused)
+                self._refuse(source, getattr(message, "seq", 0), error)
         elif destination.startswith("world/"):
             name = destination.removeprefix("world/")
             info = self.worlds.get(name)
@@ -199,10 +194,8 @@ class Hub(threading.Thread):
                 self.worlds.open()
             case CloseWorld():
                 self.worlds.close(message)
-            case AskLauncher(method=method) if method in _SWITCHES:
-                self._switch(source, message)
             case AskLauncher():
-                self._send(source, Answer(message.seq, self._ask_launcher(message)))
+                self._ask_launcher(source, message)
             case ClientGone(client):
                 self._forget(client)
             case Withdraw(seq):
@@ -229,7 +222,7 @@ class Hub(threading.Thread):
                 self.worlds.open()
             case AgentLost(node=name):
                 # Where the whole node went, its launcher is about to say so in better words.
-                self._suspects[name] = time.monotonic() + _SUSPICION_S
+                self._suspects[name] = self._now() + _SUSPICION_S
                 self.nodes[name].booted = False
             case Hello(world=name, rank=rank):
                 self.worlds.hello(name, rank)
@@ -252,17 +245,17 @@ class Hub(threading.Thread):
         except (MnodeError, OSError) as error:
             self._fail("ClusterError", f"could not start on the nodes: {error}")
             return
-        self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
+        self._boot_deadline = self._now() + _BOOT_LIMIT_S
 
     def _set_collect(self, collect: Collect) -> None:
         if self.collect is None:
             self.collect = collect
-            self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
+            self._boot_deadline = self._now() + _BOOT_LIMIT_S
             for peer in self.gates.known:
                 self._send(peer, collect)
 
     def _check_limits(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         if now < self._next_check:
             return
         self._next_check = now + _CHECK_S
@@ -270,7 +263,7 @@ class Hub(threading.Thread):
         if not self._begun or self.failure:
             return
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
-        if waiting and self.collect is not None and time.monotonic() > self._boot_deadline:
+        if waiting and self.collect is not None and now > self._boot_deadline:
             text = f"no agent came up on {', '.join(waiting)} within {_BOOT_LIMIT_S:.0f} s"
             self._fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
         for name in [n for n, due in self._suspects.items() if now > due]:
@@ -345,25 +338,65 @@ class Hub(threading.Thread):
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
         self._grant()
 
-    def _ask_launcher(self, message: AskLauncher) -> Any:
+    def _ask_launcher(self, source: str, message: AskLauncher) -> None:
         self._start()
         by_name = {s.node.name: s.node for s in self.nodes.values()}
-        if message.method == "node_names":
-            if not by_name:
-                raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
-            return tuple(by_name)
-        facts = self._facts()
-        if message.method in facts:
-            return facts[message.method]
-        if message.method == "address_of":
-            return by_name[message.args[0]].address
-        if message.method == "interface_of":
-            return by_name[message.args[0]].fabric_interface
-        method = getattr(self.launcher, message.method, None)
+        known = self._facts()
+        match message:
+            case AskLauncher(method="node_names"):
+                if not by_name:
+                    raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
+                self._send(source, Answer(message.seq, tuple(by_name)))
+            case AskLauncher(method="address_of", args=[name]):
+                self._send(source, Answer(message.seq, by_name[name].address))
+            case AskLauncher(method="interface_of", args=[name]):
+                self._send(source, Answer(message.seq, by_name[name].fabric_interface))
+            case AskLauncher(method=method) if method in known:
+                self._send(source, Answer(message.seq, known[method]))
+            case _:
+                self._call_launcher(source, message, by_name)
+
+    def _call_launcher(
+        self, source: str, message: AskLauncher, by_name: Mapping[str, Node]
+    ) -> None:
+        """Answer with what the launcher's method returns. It may take long, and runs in a thread:
+        everybody else is served meanwhile, and nodes are heard."""
+        what, launcher = message.method, self.launcher
+        method = getattr(launcher, what, None)
+        if what == "power_on" and not launcher.shared_kernel:
+            method = partial(boot, launcher)
         if method is None:
-            what = message.method.replace("_", " ")
-            raise MnodeError(f"the {self.launcher.name} launcher cannot {what}")
-        return method(*(_nodes_for_names(by_name, a) for a in message.args))
+            raise lacks(launcher.name, what)
+        arguments = [_nodes_for_names(by_name, argument) for argument in message.args]
+
+        def finish(value: Any, error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if what == "power_on":
+                    self._boot_agent(message.args[0])
+                elif what == "power_off":
+                    self._node_lost(message.args[0], "powered off")
+            except Exception as refused:
+                self._refuse(source, message.seq, refused)
+            else:
+                self._send(source, Answer(message.seq, value))
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = method(*arguments)
+            except Exception as caught:
+                error = caught
+            self.soon(partial(finish, value, error))
+
+        threading.Thread(target=work, name=f"mnode-{what}", daemon=True).start()
+
+    def _refuse(self, client: str, seq: int, error: Exception) -> None:
+        kind, text = type(error).__name__, str(error)
+        if not isinstance(error, MnodeError):
+            kind, text = "ClusterError", f"{kind}: {text}"
+        self._send(client, Refused(seq, kind, text, getattr(error, "node", "")))
 
     def _facts(self) -> dict[str, Any]:
         launcher = self.launcher
@@ -376,51 +409,13 @@ class Hub(threading.Thread):
             "allocation": getattr(launcher, "job_id", None),
         }
 
-    def _switch(self, source: str, message: AskLauncher) -> None:
-        """Power, in a thread where it takes long: everybody else is served meanwhile."""
-        self._start()
-        what, [name] = message.method, message.args
-        node = self.nodes[name].node
-        switch = getattr(self.launcher, what, None)
-        if what == "power_on" and not self.launcher.shared_kernel:
-            switch = partial(boot, self.launcher)
-        if switch is None:
-            raise MnodeError(f"the {self.launcher.name} launcher cannot {what.replace('_', ' ')}")
-
-        def finish(error: BaseException | None) -> None:
-            if error is not None:
-                kind = type(error).__name__ if isinstance(error, MnodeError) else "ClusterError"
-                self._send(source, Refused(message.seq, kind, str(error), name))
-                return
-            if what == "power_on":
-                self._boot_agent(name)
-            else:
-                self._node_lost(name, "powered off")
-            self._send(source, Answer(message.seq, None))
-
-        if self.launcher.shared_kernel:
-            switch(node)
-            finish(None)
-            return
-
-        def work() -> None:
-            try:
-                switch(node)
-            except Exception as error:
-                failed: Exception | None = error
-            else:
-                failed = None
-            self.soon(lambda: finish(failed))
-
-        threading.Thread(target=work, name=f"mnode-{what}", daemon=True).start()
-
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
         if state.booted:
             return  # it was on
         state.boots()
         self._suspects.pop(name, None)
-        self._boot_deadline = time.monotonic() + _BOOT_LIMIT_S
+        self._boot_deadline = self._now() + _BOOT_LIMIT_S
         if self.launcher.shared_kernel:
             self._send(self.gates.peer(state.gate), BootAgent(self.gates.entry(state.node)))
             return
@@ -430,7 +425,7 @@ class Hub(threading.Thread):
             self._node_lost(name, str(error))
 
 
-def _nodes_for_names(by_name: dict[str, Node], argument: Any) -> Any:
+def _nodes_for_names(by_name: Mapping[str, Node], argument: Any) -> Any:
     if isinstance(argument, str):
         return by_name.get(argument, argument)
     if isinstance(argument, tuple) and all(a in by_name for a in argument):

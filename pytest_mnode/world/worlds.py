@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,6 +61,7 @@ class WorldState:
 class Worlds:
     """`send(peer, message)` reaches clients, `to_agent(node, message)` agents.
 
+    now: seconds of the clock that limits are judged by.
     misbound: how a node is to bind its ranks wrongly, one of binding.WRONG_WAYS; "" for rightly.
     """
 
@@ -72,6 +72,8 @@ class Worlds:
         send: Callable[[str, Any], None],
         to_agent: Callable[[str, Any], None],
         misbound: Callable[[Node], str] = lambda _: "",
+        *,
+        now: Callable[[], float],
     ) -> None:
         self.facts = facts
         self.leases = leases
@@ -80,6 +82,7 @@ class Worlds:
         self.notices: list[str] = []
         self._send = send
         self._to_agent = to_agent
+        self._now = now
         self._misbound = misbound
         self._ids = itertools.count(1)
 
@@ -129,7 +132,7 @@ class Worlds:
         self._make_room(names)
         name = f"w{next(self._ids)}"
         info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir)
-        deadline = time.monotonic() + LAUNCH_LIMIT_S
+        deadline = self._now() + LAUNCH_LIMIT_S
         self.worlds[name] = WorldState(info, lease, (client, request), deadline)
         leader = self.nodes[names[0]]
         port = leader.store_port
@@ -223,7 +226,7 @@ class Worlds:
         self.open()
 
     def check_limits(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         for world in list(self.worlds.values()):
             if not world.ready and now > world.deadline:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)

@@ -59,5 +59,5 @@ def test_a_node_that_runs_none_is_switched_on(command: list[str]) -> None:
 
 def test_a_launcher_that_has_no_switch() -> None:
     boot(Switchless(["true"]), NODE)
-    with pytest.raises(ClusterError, match=r"^the made launcher cannot power on$"):
+    with pytest.raises(ClusterError, match=r"^the made launcher cannot switch nodes on; use"):
         boot(Switchless(["false"]), NODE)

@@ -27,6 +27,7 @@ the command has taken, so that the near end sends no more than a ROOM ahead."""
 BEAT_S = 1.0
 SILENCE_S = 6.0
 """Longer than a busy machine leaves a process waiting for its turn."""
+TURN_S = 1.0
 GRACE_S = 6.0
 """For a command to tidy up that ends with its input; a gate takes a second."""
 DRAIN_S = 2.0
@@ -37,6 +38,23 @@ OF_THE_STEP = (
 """Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
 ROOM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
+
+
+class ListeningClock:
+    """Seconds in which this process could listen, to be read at least once in TURN_S.
+
+    A longer gap between two readings counts as TURN_S: a process that was stopped, or had no core,
+    reads what has come meanwhile before it calls a peer silent.
+    """
+
+    def __init__(self) -> None:
+        self._read = time.monotonic()
+        self._seconds = 0.0
+
+    def now(self) -> float:
+        before, self._read = self._read, time.monotonic()
+        self._seconds += min(self._read - before, TURN_S)
+        return self._seconds
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
@@ -98,7 +116,8 @@ class Far:
         self.child_input = -1
         self.input_over = False
         self.outputs: dict[int, bytes] = {}
-        self.heard = time.monotonic()
+        self.clock = ListeningClock()
+        self.heard = self.clock.now()
         self.beaten = 0.0
         self.gone_since: float | None = None
         self.ended_at = 0.0
@@ -159,7 +178,7 @@ class Far:
         if not data:
             self.hang_up()
             return
-        self.heard = time.monotonic()
+        self.heard = self.clock.now()
         for kind, payload in self.frames.feed(data):
             if kind == ORDER:
                 self.start(json.loads(payload))
@@ -245,7 +264,7 @@ class Far:
 
     def beat(self) -> None:
         now = time.monotonic()
-        if self.gone_since is None and now > self.heard + SILENCE_S:
+        if self.gone_since is None and self.clock.now() > self.heard + SILENCE_S:
             self.hang_up()
         if self.gone_since is None and now > self.beaten + BEAT_S:
             self.beaten = now

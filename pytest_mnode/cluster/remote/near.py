@@ -60,8 +60,9 @@ class Near:
         self.ahead = 0
         self.status: int | None = None
         self.lost = ""
-        self.heard = self.began = time.monotonic()
-        self.beaten = self.heard
+        self.clock = far.ListeningClock()
+        self.heard = self.clock.now()
+        self.beaten = time.monotonic()
         self.wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(self.to_far, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -134,7 +135,7 @@ class Near:
             if self.status is None:
                 self.ended()
             return
-        self.heard = time.monotonic()
+        self.heard = self.clock.now()
         if not self.greeted:
             self.greeting += data
             _, hello, data = self.greeting.partition(far.HELLO)
@@ -173,11 +174,11 @@ class Near:
             self.shown[fd].clear()
 
     def beat(self, full: bool) -> None:
-        now = time.monotonic()
+        now, listened = time.monotonic(), self.clock.now()
         if full:
-            self.heard = now  # what it says is not read: the caller is slow
+            self.heard = listened  # what it says is not read: the caller is slow
         limit = far.SILENCE_S if self.greeted else START_S
-        if self.status is None and now > self.heard + limit:
+        if self.status is None and listened > self.heard + limit:
             self.lost = ending.how_silent(limit, self.printed(), self.greeted)
         if self.greeted and now > self.beaten + far.BEAT_S and len(self.sent) < far.ROOM_BYTES:
             self.beaten = now

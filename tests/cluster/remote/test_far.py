@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from pytest_mnode.cluster.remote import far
+import pytest
+
+from pytest_mnode.cluster.remote import far, near
 from pytest_mnode.cluster.remote.far import surroundings
 from tests.cluster.remote.ways import LIMIT_S
 
@@ -67,3 +70,43 @@ def test_a_caller_that_reads_late_gets_the_end_of_a_command_that_is_over() -> No
     frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, far.DRAIN_S + 1.5)
     assert sum(len(payload) for kind, payload in frames if kind == far.OUT) == count
     assert dict(frames)[far.EXIT] == b"0"
+
+
+def a_near_end() -> Any:
+    """Of a command that runs, and writes nothing."""
+    made = object.__new__(near.Near)
+    made.greeted, made.status, made.lost = True, None, ""
+    made.sent, made.said, made.beaten = bytearray(), bytearray(), 0.0
+    return made
+
+
+def a_far_end() -> Any:
+    """Of a command that runs, and reads nothing."""
+    made = object.__new__(far.Far)
+    made.child, made.status, made.gone_since = 0, None, None
+    made.out, made.to_child, made.beaten = bytearray(), bytearray(), 0.0
+    return made
+
+
+ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], bool]]] = {
+    "near": (a_near_end, lambda end: end.beat(False), lambda end: bool(end.lost)),
+    "far": (a_far_end, lambda end: end.beat(), lambda end: end.gone_since is not None),
+}
+
+
+@pytest.mark.parametrize("which", ENDS)
+def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str) -> None:
+    make, beat, gave_up = ENDS[which]
+    end = make()
+    end.clock = far.ListeningClock()
+    end.heard = end.clock.now()
+    for stopped_s in (far.SILENCE_S + 1.0, 3600.0):
+        end.clock._read -= stopped_s
+        beat(end)
+        assert not gave_up(end)
+    turns = 0
+    while not gave_up(end):
+        end.clock._read -= far.TURN_S
+        beat(end)
+        turns += 1
+    assert turns == far.SILENCE_S - 2 + 1
