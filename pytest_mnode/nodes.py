@@ -133,7 +133,8 @@ class Nodes:
         argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
         [found] = self.run(argv, node)
         if not found.ok:
-            raise ClusterError(f"no free port on {node}: {found.stderr.strip()}")
+            said = found.stderr.strip().splitlines() or ["the command for it did not end in time"]
+            raise ClusterError(f"no free port was found on {node}: {said[-1]}")
         return int(found.stdout)
 
     def fabric_interface(self, node: str) -> str | None:

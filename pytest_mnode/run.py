@@ -298,7 +298,7 @@ class Run:
         if isinstance(error, NodeLostError):  # which may have been tried just now, for minutes
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
-            self.end(f"{error}; this launcher cannot boot it again: {why}")
+            self.end(f"{error}; it could not be booted again: {why}")
         elif self.pool is not None and self.pool.hub.failure:
             self.end(f"no ranks can be had: {error}")
 

@@ -48,4 +48,4 @@ def test_a_node_that_cannot_be_booted_ends_the_run_with_its_name(tmp_path: Path)
     outcomes = run.outcomes()
     assert outcomes["test_after_launcher"] == "passed", run.output
     assert outcomes["test_after_agent"] == "error"
-    assert "local1 is lost: its agent ended; this launcher cannot boot it again" in run.output
+    assert "local1 is lost: its agent ended; it could not be booted again" in run.output

@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.spec import default_spec_path
 from tests.inner import run_pytest, write_files
 
-LOST = "node1 is lost: the connection was lost; this launcher cannot boot it again: no command"
+LOST = "node1 is lost: the connection was lost; it could not be booted again: no command"
 TESTS = """
     import pytest
     pytestmark = pytest.mark.criterion

@@ -88,7 +88,7 @@ def test_nodes_are_never_shared_and_measuring_is_alone(run: InnerRun, directory:
 
 
 def test_more_nodes_than_there_are_is_one_line(run: InnerRun) -> None:
-    assert "test_too_many needs 5 nodes and there are 4; ask for more with" in run.output
+    assert "test_too_many needs 5 nodes and the run has 4; ask for more with" in run.output
 
 
 def test_reports_keep_their_form_across_processes(run: InnerRun) -> None:

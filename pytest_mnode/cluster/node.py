@@ -61,9 +61,11 @@ CALLS = {
     "rates_of": "say how fast a node's link is",
     "set_rate": "change the rate of a node's link",
     "set_pair_rate": "limit the rate between two nodes",
+    "set_link": "switch a node's link up or down",
+    "set_presence": "take a node's link away or give it back",
     "slurm_names": "say what Slurm calls a node",
 }
-"""What each method of a launcher that the hub may call does, as in "the launcher cannot …"."""
+"""What methods of launchers do, in words that follow "cannot"."""
 
 
 def lacks(launcher: str, method: str) -> ClusterError:

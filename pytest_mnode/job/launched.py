@@ -128,9 +128,9 @@ class LaunchedJob(ABC):
         for name, ended in processes.end(self._cluster, there, self._id).items():
             if ended.killed:
                 self._note("killed", name, ended.killed)
-            left += [f"{pid} on {name}" for pid in ended.left]
+            left += [f"pid {pid} on {name}" for pid in ended.left]
         if left:
-            raise ClusterError(f"SIGKILL did not end pids {', '.join(left)}")
+            raise ClusterError(f"SIGKILL did not end {', '.join(left)}")
 
     def _note(
         self,

@@ -83,7 +83,7 @@ class Parts:
             for name, ended in processes.end(self._cluster, living, self._id).items():
                 if ended.killed:
                     self._note("killed", name, ended.killed, "", None)
-                left += [f"{pid} on {name}" for pid in ended.left]
+                left += [f"pid {pid} on {name}" for pid in ended.left]
         finally:
             until = time.monotonic() + _FOLLOW_S
             for process in self._local.values():
@@ -93,7 +93,7 @@ class Parts:
                 process.kill()
                 process.wait(_BURY_S)
         if left:
-            raise ClusterError(f"SIGKILL did not end pids {', '.join(left)}")
+            raise ClusterError(f"SIGKILL did not end {', '.join(left)}")
 
     def printed(self, node: str) -> str:
         """What its last start printed on a node."""

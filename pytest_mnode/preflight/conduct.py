@@ -225,7 +225,8 @@ def _last_words(one: _Running) -> str:
     one.errors.seek(0)
     lines = one.errors.read().decode(errors="replace").strip().splitlines()
     code = one.process.returncode
-    return f"its survey ended with status {code}: {lines[-1] if lines else 'it said nothing'}"
+    how = "closed its output" if code is None else f"ended with status {code}"
+    return f"its survey {how}: {lines[-1] if lines else 'it said nothing'}"
 
 
 def _look_order(

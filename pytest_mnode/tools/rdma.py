@@ -126,7 +126,7 @@ class _Pair:
         """Start both sides, where both have the device."""
         self._began = time.monotonic()
         if missing := [e.node for e in (self._sender, self._receiver) if e.device is None]:
-            self._told(None, f"{' and '.join(missing)} has no device for this rail")
+            self._told(None, f"no device for this rail on {' and '.join(missing)}")
             return
         self._server = self._start(self._receiver, subprocess.DEVNULL)
         self._start_client()

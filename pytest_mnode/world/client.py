@@ -13,6 +13,7 @@ from typing import Any
 from pytest_mnode import errors
 from pytest_mnode.cluster.node import CALLS
 from pytest_mnode.world.channel import PeerLine
+from pytest_mnode.world.leases import count
 from pytest_mnode.world.messages import (
     HUB,
     Answer,
@@ -86,7 +87,7 @@ class Client:
 
     def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
         """Wait until nodes are this client's. Raises what the hub says where they cannot be."""
-        wanted = "all nodes" if nodes is None else "1 node" if nodes == 1 else f"{nodes} nodes"
+        wanted = "all nodes" if nodes is None else count(nodes)
         with self._request() as seq:
             self.tell(LeaseNodes(seq, nodes, exclusive, label))
             granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
@@ -132,7 +133,7 @@ class Client:
         seq = next(self._seq)
         self.tell(AskLauncher(seq, method, args))
         limit_s = SWITCH_LIMIT_S if method.startswith("power_") else ANSWER_LIMIT_S
-        what = CALLS.get(method, f"answer ({method})")
+        what = CALLS.get(method, f"answer {method!r}")
         return self._answer(seq, limit_s, f"the launcher did not {what}").value
 
     def stop_hub(self) -> None:

@@ -73,8 +73,8 @@ def ended_text(code: int | None, number: int | None) -> str:
 
 
 def returncode_text(code: int) -> str:
-    """The same of a return code as Python gives it: a signal is its negative."""
-    return ended_text(code, None) if code >= 0 else ended_text(None, -code)
+    """The same as a verb, of a return code as Python gives it: a signal is its negative."""
+    return ended_text(code, None) if code >= 0 else f"was {ended_text(None, -code)}"
 
 
 def death_line(death: Death) -> str:

@@ -106,8 +106,13 @@ class Leases:
         return Granted(request.seq, lease.id, names)
 
 
+def count(nodes: int) -> str:
+    """ "1 node", "4 nodes"."""
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
 def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:
-    text = f"{request.label} needs {wanted} nodes and there are {total}"
+    text = f"{request.label} needs {count(wanted)} and the run has {total}"
     if lost:
         gone = "; ".join(f"{s.node.name} is lost: {s.lost}" for s in lost)
         return Refused(request.seq, "NodeLostError", f"{text}, of which {gone}", lost[0].node.name)

@@ -25,6 +25,7 @@ from pytest_mnode.world.messages import (
 )
 
 LAUNCH_LIMIT_S = 60.0
+_NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Worlds:
         for client, request in waiting:
             lease = self.leases.out.get(request.lease)
             if lease is None:
-                self._send(client, Refused(request.seq, "WorldError", "its nodes were given back"))
+                self._send(client, Refused(request.seq, "WorldError", _NO_LEASE))
                 continue
             names = request.nodes or lease.nodes
             shape = Shape(len(names), request.procs_per_node)

@@ -103,7 +103,9 @@ def test_a_rack_that_is_not_started_says_so() -> None:
         rack.commands(rack.nodes, ["true"])
     with pytest.raises(ClusterError, match="rack: not started"):
         rack.agent_command(["true"])
-    with pytest.raises(ClusterError, match="power_off: not started"):
+    with pytest.raises(
+        ClusterError, match="rack: cannot switch nodes off: node0: the rack is not started"
+    ):
         rack.power_off(rack.nodes[0])
     rack.close()
     with pytest.raises(ClusterError, match="rack: closed"):

@@ -126,7 +126,7 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
     try:
         with pytest.raises(
             ClusterError,
-            match=r"node1: power_on: node1 did not boot: failed at namespaces: .*space",
+            match=r"cannot switch nodes on: node1 did not boot: failed at namespaces: .*space",
         ):
             rack.power_on(rack.nodes[1])
     finally:
@@ -144,5 +144,5 @@ def test_the_end_of_the_keeper_is_the_end_of_all_nodes(one_node: Rack) -> None:
     assert sleeper.wait(5) in (125, 137)
     with pytest.raises(ClusterError, match="node0 is not there: the rack's keeper ended"):
         one_node.commands(one_node.nodes, ["true"])
-    with pytest.raises(ClusterError, match="power_on: the rack is down"):
+    with pytest.raises(ClusterError, match="cannot switch nodes on: node0: the rack is down"):
         one_node.power_on(one_node.nodes[0])

@@ -184,7 +184,9 @@ def test_a_cut_cable_is_named_in_seconds_and_nothing_stays_behind_it(
     assert busy.program.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "node node1 is lost: the connection was lost" in output
     assert "node0 is lost" not in output
-    assert "cannot boot it again: cannot switch node1 on: the spec names no command" in output
+    assert (
+        "it could not be booted again: cannot switch node1 on: the spec names no command" in output
+    )
     # What ran behind the cut ended by itself; nobody could tell it to.
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 

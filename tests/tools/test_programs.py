@@ -148,8 +148,8 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
     assert slow.culprit == "n1→n2 mlx5_9"
     assert slow.source == "fabric.line_rate 400 Gbit/s × at_least_fraction 0.96"
     assert [m.note for m in kept if m.value is None] == [
-        "n0 has no device for this rail",
-        "n0 has no device for this rail",
+        "no device for this rail on n0",
+        "no device for this rail on n0",
     ]
     # The same with the device there: what the program says of itself is the reason.
     whole = tools.devices_of(nodes, fabric)

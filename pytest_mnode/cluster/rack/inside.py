@@ -95,8 +95,8 @@ class Inside:
         try:
             self._do(request)
         except Exception as error:
-            name = self._plan.node_name(request.node)
-            return Reply(request.id, f"{name}: {request.do}: {error}")
+            name, text = self._plan.node_name(request.node), str(error)
+            return Reply(request.id, text if text.startswith(name) else f"{name}: {text}")
         return Reply(request.id)
 
     def _do(self, request: Request) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.node import CALLS, Node
 from pytest_mnode.cluster.rack import cgroups, namespaces, probe
 from pytest_mnode.cluster.rack.line import Line
 from pytest_mnode.cluster.rack.plan import Link, Plan, check_rate
@@ -274,7 +274,8 @@ class Rack:
     def _ask(self, do: str, node: Node, **details: Any) -> None:
         self._seat(node)
         if self._line is None or self._closed:
-            raise ClusterError(f"rack: {do}: " + ("closed" if self._closed else "not started"))
+            state = "closed" if self._closed else "not started"
+            raise ClusterError(f"rack: cannot {CALLS[do]}: {node.name}: the rack is {state}")
         self._line.ask(do, node.index, **details)
 
     def _outside(self, node: Node) -> tuple[int, int]:

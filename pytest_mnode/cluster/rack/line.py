@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from pytest_mnode.cluster.node import CALLS
 from pytest_mnode.cluster.rack.protocol import (
     PACKET_BYTES,
     Booted,
@@ -73,7 +74,7 @@ class Line:
 
     def await_up(self) -> int:
         """Pid of the rack's first process, once all nodes are up; raises ClusterError if not."""
-        reply = self._await_reply(0, "start")
+        reply = self._await_reply(0, "rack: start")
         if reply.keeper_pid is None:
             raise ClusterError(f"rack: cannot start: {reply.error or 'no reason given'}")
         return reply.keeper_pid
@@ -91,14 +92,16 @@ class Line:
     ) -> None:
         """Have it done; raises ClusterError that says why not, or TimeLimitError."""
         with self._lock:
+            what = f"rack: cannot {CALLS[do]}"
             request = Request(next(self._ids), do, node, link, rate_mbit_s, up, way, peer)
             try:
                 self._channel.send(encode(request))
             except OSError:
-                raise ClusterError(f"rack: {do}: the rack is down{self._last_words()}") from None
-            reply = self._await_reply(request.id, f"node{node}: {do}")
+                why = f"node{node}: the rack is down{self._last_words()}"
+                raise ClusterError(f"{what}: {why}") from None
+            reply = self._await_reply(request.id, f"{what}: node{node}")
         if reply.error is not None:
-            raise ClusterError(f"rack: {reply.error}")
+            raise ClusterError(f"{what}: {reply.error}")
 
     def _await_reply(self, request_id: int, what: str) -> Reply:
         while True:
@@ -106,14 +109,14 @@ class Line:
                 reply = self._replies.get(timeout=REQUEST_LIMIT_S)
             except queue.Empty:
                 raise TimeLimitError(
-                    f"rack: {what}: no answer in {REQUEST_LIMIT_S:g} s from the keeper"
+                    f"{what}: no answer in {REQUEST_LIMIT_S:g} s from the keeper"
                     f" (pid {self._process.pid}){self._last_words()}"
                 ) from None
             if reply.id == request_id:
                 return reply
             if reply.id < 0:
                 self._replies.put(reply)  # for whoever asks next
-                raise ClusterError(f"rack: {what}: the keeper is gone{self._last_words()}")
+                raise ClusterError(f"{what}: the keeper is gone{self._last_words()}")
 
     def _listen(self) -> None:
         while True:
