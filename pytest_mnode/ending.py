@@ -111,11 +111,16 @@ class Ending:
 
     def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
         config = session.config
-        nodes = tuple(n.name for n in run.pool.launcher.nodes) if run.pool else ()
+        launcher = run.pool.launcher if run.pool else None
+        nodes = tuple(n.name for n in launcher.nodes) if launcher else ()
+        # Nodes on the controller's own kernel are made for the run: there are no others.
+        made = len(nodes) if launcher and launcher.shared_kernel else None
         return RunFacts(
             launcher=run.launcher or "none",
             launcher_reason=run.reason,
             nodes=nodes,
+            cluster_nodes=run.spec.nodes or made,
+            not_covered=tuple(getattr(launcher, "unused", ())),
             ranks=len(nodes) * run.procs_per_node,
             backend=run.backend,
             spec=SpecFacts(run.spec.name, str(run.spec_path), run.spec.digest()),

@@ -58,10 +58,11 @@ class Run:
         self.spec = load_spec(self.spec_path)
         self.nodes = settings.nodes
         discovers = settings.discover is not None  # how many there are is what it is to say
-        if self.nodes is not None and self.nodes > self.spec.nodes and not discovers:
+        most = self.spec.nodes
+        if self.nodes is not None and most is not None and self.nodes > most and not discovers:
             raise pytest.UsageError(
-                f"--mnode-nodes={self.nodes}: {self.spec_path.name} says nodes: {self.spec.nodes}; "
-                f"accepted: 1 to {self.spec.nodes}"
+                f"--mnode-nodes={self.nodes}: {self.spec_path.name} says nodes: {most}; "
+                f"accepted: 1 to {most}"
             )
         self.pool: Pool | None = None
         self.client: Client | None = None
@@ -138,7 +139,8 @@ class Run:
         """Without --mnode-nodes: as many as the most demanding test asks for, two at least."""
         if self.nodes is None:
             asked = [need_of(item, self.settings).nodes or 0 for item in items]
-            self.nodes = min(max([FEWEST_NODES, *asked]), self.spec.nodes)
+            most = max([FEWEST_NODES, *asked])
+            self.nodes = most if self.spec.nodes is None else min(most, self.spec.nodes)
 
     def send_collect(self, items: Sequence[pytest.Item]) -> None:
         """Have the ranks collect the files of these tests as this process did."""

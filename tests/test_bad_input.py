@@ -17,7 +17,10 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-nodes=0"], f"ERROR: --mnode-nodes=0: {NODES}"),
         (["--mnode-nodes=four"], f"ERROR: --mnode-nodes=four: {NODES}"),
         (["--mnode-nodes="], f"ERROR: --mnode-nodes=: {NODES}"),
-        (["--mnode-nodes=99"], "ERROR: --mnode-nodes=99: rack.yaml says nodes: 16; accepted: 1*"),
+        (
+            ["--mnode-nodes=99", f"--mnode-spec={default_spec_path().with_name('h100-ib.yaml')}"],
+            "ERROR: --mnode-nodes=99: h100-ib.yaml says nodes: 16; accepted: 1*",
+        ),
         (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
         (
             ["--mnode-launcher=cloud"],

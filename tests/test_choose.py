@@ -92,6 +92,7 @@ def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
     launcher, reason = choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
     assert launcher.name == "ssh"
     assert reason == ("asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}")
+    assert list(getattr(launcher, "unused", ())) == ["n2"]
 
 
 @pytest.mark.usefixtures("_outside_slurm")

@@ -43,6 +43,24 @@ def test_a_node_that_is_lost_for_good_is_no_interruption(
     assert LOST in output
 
 
+@pytest.mark.parametrize(
+    ("promise", "covered"),
+    [
+        ("", "2 of 2 nodes: local[0-1]"),
+        ("nodes: 16", "2 of 16 nodes: local[0-1]; not covered: 14 others"),
+    ],
+)
+def test_a_certificate_says_how_much_of_the_cluster_it_covers(
+    tmp_path: Path, promise: str, covered: str
+) -> None:
+    page = default_spec_path().read_text().replace("name: rack", f"name: rack\n{promise}")
+    (tmp_path / "spec.yaml").write_text(page)
+    args = ("--mnode-spec=spec.yaml", "--mnode-nodes=2", "--mnode-launcher=local")
+    _, _, output = ended(tmp_path, "pass", *args, "--mnode-report=report")
+    assert f"covered: {covered}\n" in output
+    assert f'value="{covered}"' in (tmp_path / "report/certificate.xml").read_text()
+
+
 def test_without_a_certificate_the_exit_code_is_pytests_own(tmp_path: Path) -> None:
     code, _, output = ended(tmp_path, LOSES, f"--mnode-spec={default_spec_path()}")
     assert code == pytest.ExitCode.INTERRUPTED, output

@@ -139,6 +139,7 @@ def _ssh(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launcher
     return Ssh(
         hosts[:nodes],
         spec,
+        unused=[host.name for host in hosts[nodes:]],
         run_dir=run_dir,
         root=elsewhere.root,
         shared_dir=elsewhere.shared_dir,

@@ -54,6 +54,8 @@ class Slurm:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
         self.nodes: Sequence[Node] = ()
+        self.unused: Sequence[str] = ()
+        """Names of nodes of the allocation that the run does not need, known after `start`."""
         self.python = python or sys.executable
         self.shared_dir: Path | None = None
         self.slurm = slurm.Slurm()
@@ -98,6 +100,7 @@ class Slurm:
             self.granted = self.allocation.get(self._count)
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
             names = present(self.granted, states, self._count)
+            self.unused = [name for name in self.granted.names if name not in names]
             self._check_gpus(states, names)
             self._candidate = Shared(*self._shared)
             self._reach(names)

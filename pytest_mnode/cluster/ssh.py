@@ -63,8 +63,11 @@ class Ssh:
         root: Path,
         shared_dir: Path | None = None,
         python: str = "",
+        unused: Sequence[str] = (),
     ) -> None:
         self.nodes: Sequence[Node] = ()
+        self.unused = unused
+        """Names of hosts of the hostfile that the run does not need."""
         self.python = python or sys.executable
         self.shared_dir: Path | None = None
         self._spec = spec

@@ -11,7 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+from pytest_mnode.slurm.hostlist import compress
+
 DEFAULT_VALIDITY = timedelta(days=7)
+_LISTS = ("nodes", "not_covered", "doubts", "cut_short")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Versions:
 class RunFacts:
     """Everything about a run but its results.
 
+    nodes: those that were tested. cluster_nodes: how many the cluster has; None where the spec
+        names no number. not_covered: names of others, as far as they are known.
     start, end: with a time zone (ValueError without).
     emulated: what was not real hardware, in words; None where everything was.
     doubts: what is doubtful about the spec, one sentence each.
@@ -68,16 +73,36 @@ class RunFacts:
     doubts: tuple[str, ...] = ()
     cut_short: tuple[str, ...] = ()
     validity: timedelta = DEFAULT_VALIDITY
+    cluster_nodes: int | None = None
+    not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, moment in (("start", self.start), ("end", self.end)):
             if moment.tzinfo is None:
                 raise ValueError(f"{name} {moment} has no time zone; give UTC")
 
+    @property
+    def count(self) -> str:
+        """How much of the cluster was tested, such as "2 of 16 nodes"."""
+        covered, of = len(self.nodes), self.cluster_nodes
+        if of is None:
+            return f"{covered} node{'s' * (covered != 1)} (the spec names no number)"
+        return f"{covered} of {of} node{'s' * (of != 1)}"
+
+    @property
+    def coverage(self) -> str:
+        """The same with names: "2 of 16 nodes: n[0-1]; not covered: n[2-3] and 12 others"."""
+        names = f": {compress(self.nodes)}" if self.nodes else ""
+        unnamed = max(0, (self.cluster_nodes or 0) - len(self.nodes) - len(self.not_covered))
+        others = [compress(self.not_covered)] if self.not_covered else []
+        others += [f"{unnamed} other{'s' * (unnamed > 1)}"] if unnamed else []
+        rest = f"; not covered: {' and '.join(others)}" if others else ""
+        return f"{self.count}{names}{rest}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: times in UTC by ISO 8601, validity in seconds."""
         out = asdict(self)
-        for name in ("nodes", "doubts", "cut_short"):
+        for name in _LISTS:
             out[name] = list(out[name])
         out["start"], out["end"] = utc(self.start), utc(self.end)
         out["validity_s"] = out.pop("validity").total_seconds()
@@ -87,8 +112,8 @@ class RunFacts:
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The inverse of `to_dict`."""
         fields = dict(data)
-        for name in ("nodes", "doubts", "cut_short"):
-            fields[name] = tuple(data[name])
+        for name in _LISTS:
+            fields[name] = tuple(data.get(name, ()))
         fields["start"] = datetime.fromisoformat(data["start"])
         fields["end"] = datetime.fromisoformat(data["end"])
         fields["validity"] = timedelta(seconds=fields.pop("validity_s"))

@@ -38,6 +38,7 @@ def junit_text(certificate: Certificate) -> str:
         "spec": f"{certificate.run.spec.name} {certificate.run.spec.digest}",
         "launcher": certificate.run.launcher,
         "nodes": " ".join(certificate.run.nodes),
+        "covered": certificate.run.coverage,
     }
     suites = [
         junit_xml.TestSuite(
@@ -59,7 +60,7 @@ def _overall(certificate: Certificate) -> junit_xml.TestCase:
     out = _named(f"{certificate.run.spec.name} is certified", "certificate")
     match certificate.verdict:
         case CertificateVerdict.CERTIFIED:
-            pass
+            out.stdout = fit(f"certified: {certificate.run.coverage}")
         case CertificateVerdict.NOT_CERTIFIED:
             _fail(out, f"NOT certified: {reasons}")
         case verdict:

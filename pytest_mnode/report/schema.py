@@ -41,7 +41,7 @@ def _one_of(*values: str | None) -> dict[str, Any]:
 
 
 def certificate_schema() -> dict[str, Any]:
-    """The schema of what `Certificate.to_dict` returns. A change of it is a new version."""
+    """Of what `Certificate.to_dict` returns. A key that is changed or removed: a new version."""
     bound = _object(
         "Bound",
         relation=_one_of(*(r.value for r in Relation)),
@@ -108,6 +108,8 @@ def certificate_schema() -> dict[str, Any]:
         launcher=_TEXT,
         launcher_reason=_TEXT,
         nodes=_list(_TEXT),
+        cluster_nodes={"type": ["integer", "null"], "minimum": 1},
+        not_covered=_list(_TEXT),
         ranks=_COUNT,
         backend=_TEXT,
         spec=_object("Spec", name=_TEXT, path=_TEXT, digest=_TEXT),

@@ -44,6 +44,7 @@ def summary_lines(certificate: Certificate, width: int | None = None) -> list[st
         ),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
+        f"covered: {certificate.run.coverage}",
         certificate_line(certificate),
     ]
 
@@ -53,9 +54,9 @@ def certificate_line(certificate: Certificate) -> str:
     if certificate.expiry is not None:
         run = certificate.run
         until = certificate.expiry.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        count = f"{len(run.nodes)} node{'s' if len(run.nodes) != 1 else ''}"
-        about = f"spec {run.spec.name}, {count}, {run.launcher} launcher"
-        return f"certified until {until} ({about})"
+        return (
+            f"certified: {run.count} until {until} (spec {run.spec.name}, {run.launcher} launcher)"
+        )
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
     said = "NOT certified" if not_certified else certificate.verdict.value
     return f"{said}: {'; '.join(certificate.reasons)}"

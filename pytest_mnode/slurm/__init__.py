@@ -10,7 +10,7 @@ from pytest_mnode.slurm.commands import (
     SlurmError,
     run_slurm,
 )
-from pytest_mnode.slurm.hostlist import expand
+from pytest_mnode.slurm.hostlist import compress, expand
 from pytest_mnode.slurm.jobs import JobState, jobs_from_json, jobs_from_text
 from pytest_mnode.slurm.nodes import NodeState, nodes_from_text, shortage
 
@@ -20,6 +20,7 @@ __all__ = [
     "NodeState",
     "Slurm",
     "SlurmError",
+    "compress",
     "expand",
     "jobs_from_json",
     "jobs_from_text",

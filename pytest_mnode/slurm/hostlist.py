@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 
 from pytest_mnode.errors import UsageError
 
 MOST_HOSTS = 65_536
 _PART = re.compile(r"\[([^][]*)\]|([^][,\s]+)")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -24,6 +26,35 @@ def expand(text: str) -> tuple[str, ...]:
         if len(found) > MOST_HOSTS:
             raise UsageError(f"hosts {_shown(text)}: more than {MOST_HOSTS}")
     return tuple(found)
+
+
+def compress(names: Iterable[str]) -> str:
+    """Host names as ranges of their last number, `node[0-3,7],login`: the inverse of `expand`.
+
+    Names with other numbers before it are grouped by these; the order is that of first met.
+    """
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for name in dict.fromkeys(names):
+        match = _LAST_NUMBER.fullmatch(name)
+        if match is None:
+            groups[name, "", -1] = []
+            continue
+        head, digits, tail = match.groups()
+        width = len(digits)
+        # node10 goes on from node08 where that came before, else from node8.
+        if (width == 1 or digits[0] != "0") and (head, tail, width) not in groups:
+            width = 0
+        groups.setdefault((head, tail, width), []).append(int(digits))
+    return ",".join(_compressed(*key, numbers) for key, numbers in groups.items())
+
+
+def _compressed(head: str, tail: str, width: int, numbers: list[int]) -> str:
+    runs = []
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        ends = [f"{number:0{width}d}" for _, number in run]
+        runs.append(ends[0] if len(ends) == 1 else f"{ends[0]}-{ends[-1]}")
+    inside = ",".join(runs)
+    return f"{head}{f'[{inside}]' if len(numbers) > 1 else inside}{tail}"
 
 
 def _split(text: str) -> list[str]:

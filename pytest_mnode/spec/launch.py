@@ -99,6 +99,8 @@ def launch_doubts(spec: Spec) -> Iterator[str]:
     promise = spec.criteria.launch
     if promise is None or promise.rendezvous is None or not spec.accelerators.per_node:
         return
+    if spec.nodes is None:
+        return
     ranks, most = promise.rendezvous.ranks, spec.nodes * spec.accelerators.per_node
     if ranks > most:
         yield (

@@ -136,8 +136,8 @@ class Spec(Page):
     false until then, and no run with it certifies."""
     emulated: tuple[Text, ...] = ()
     """What is emulated and not real, a line each; said on the certificate."""
-    nodes: Some
-    """How many nodes the cluster has."""
+    nodes: Some | None = None
+    """How many nodes the cluster has; left out where as many are made as a run asks for."""
     accelerators: Accelerators
     fabric: Fabric
     management: Management | None = None

@@ -149,6 +149,15 @@ def test_the_verdict_of_the_run_is_a_case_of_its_own(
     assert told(overall) == [("rack is certified", outcome, message)]
 
 
+def test_what_was_covered_stands_beside_the_verdict(certify: Certify) -> None:
+    certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
+    overall = suite(certificate, "certificate")
+    covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
+    assert overall.findtext("testcase/system-out") == f"certified: {covered}"
+    properties = {p.get("name"): p.get("value") for p in overall.iter("property")}
+    assert properties["covered"] == covered
+
+
 HOSTILE = "\x1b[31mred\x1b[0m \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff ]]> <&\"' é 雪 end"
 FIT = r"red \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff " + "]]> <&\"' é 雪 end"
 

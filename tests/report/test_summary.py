@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.report import CaseResult, Certificate, print_summary, summary_lines
+from pytest_mnode.report import CaseResult, Certificate, RunFacts, print_summary, summary_lines
 from pytest_mnode.verdict import Measurement, at_least
 
 Certify = Callable[..., Certificate]
@@ -47,6 +47,7 @@ gpu        skipped                         Is gpu well?      inconclusive
 restart                                                      did not run
 gang       no scheduler                                      not promised
 doubtful spec: above the wire
+covered: 4 nodes (the spec names no number): node[0-3]
 NOT certified: fabric failed (node2); numa failed (rank 2); restart did not run; \
 clock inconclusive (busbw not measured: no counter); gpu inconclusive (skipped)"""  # fmt: skip
 
@@ -57,12 +58,13 @@ clock inconclusive (busbw not measured: no counter); gpu inconclusive (skipped)"
         (
             [case("fabric", "passed", FAST)],
             {},
-            "certified until 2026-11-28 02:06 UTC (spec rack, 4 nodes, rack launcher)",
+            "certified: 4 nodes (the spec names no number) until 2026-11-28 02:06 UTC "
+            "(spec rack, rack launcher)",
         ),
         (
             [case("fabric")],
-            {"emulated": "links shaped on one machine", "nodes": ("node0",)},
-            "certified until 2026-11-28 02:06 UTC (spec rack, 1 node, rack launcher)",
+            {"emulated": "links shaped on one machine", "nodes": ("node0",), "cluster_nodes": 16},
+            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher)",
         ),
         ([case("fabric", "passed", SLOW)], {}, "NOT certified: fabric failed (node2)"),
         ([], {}, "incomplete: fabric did not run"),
@@ -81,7 +83,7 @@ def test_the_last_line_is_the_certificate(
 
 def test_what_is_emulated_is_said_before_the_verdict(certify: Certify) -> None:
     lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
-    assert lines[-2] == "emulated: links shaped on one machine"
+    assert lines[-3] == "emulated: links shaped on one machine"
 
 
 def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: Certify) -> None:
@@ -114,3 +116,28 @@ def test_a_narrow_terminal_cuts_figures_and_never_the_culprit(certify: Certify, 
     assert table[1].endswith("FAIL     node2 fab0")
     assert ("…" in table[1]) is (width < 200)
     assert len({line.index("  FAIL") for line in table[1:]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "of", "others", "coverage"),
+    [
+        (4, 4, (), "4 of 4 nodes: node[0-3]"),
+        (1, 1, (), "1 of 1 node: node0"),
+        (2, 16, (), "2 of 16 nodes: node[0-1]; not covered: 14 others"),
+        (2, 3, (), "2 of 3 nodes: node[0-1]; not covered: 1 other"),
+        (2, 4, ("node2", "node3"), "2 of 4 nodes: node[0-1]; not covered: node[2-3]"),
+        (2, 16, ("n7", "n8"), "2 of 16 nodes: node[0-1]; not covered: n[7-8] and 12 others"),
+        (2, 2, ("node2",), "2 of 2 nodes: node[0-1]; not covered: node2"),
+        (4, None, (), "4 nodes (the spec names no number): node[0-3]"),
+        (1, None, ("b",), "1 node (the spec names no number): node0; not covered: b"),
+        (0, 16, (), "0 of 16 nodes; not covered: 16 others"),
+    ],
+)
+def test_what_was_covered_is_said_with_what_was_not(
+    certify: Certify, nodes: int, of: int | None, others: tuple[str, ...], coverage: str
+) -> None:
+    names = tuple(f"node{i}" for i in range(nodes))
+    facts = certify(nodes=names, cluster_nodes=of, not_covered=others).run
+    assert facts.coverage == coverage
+    assert coverage.startswith(facts.count)
+    assert RunFacts.from_dict(facts.to_dict()) == facts

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.slurm import expand
+from pytest_mnode.slurm import compress, expand
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,26 @@ def test_says_what_cannot_be_read(text: str, message: str) -> None:
 def test_numbers_keep_order_and_width(numbers: list[int]) -> None:
     text = f"n[{','.join(f'{n:03d}' for n in numbers)}]"
     assert list(expand(text)) == [f"n{n:03d}" for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([], ""),
+        (["node7"], "node7"),
+        ([f"node{i}" for i in range(16)], "node[0-15]"),
+        (["n08", "n09", "n10", "n12"], "n[08-10,12]"),
+        (["n3", "n1", "n2", "login"], "n[1-3],login"),
+        (["gpu1.example.org", "gpu2.example.org"], "gpu[1-2].example.org"),
+        (["rack0n1", "rack0n2", "rack1n1"], "rack0n[1-2],rack1n1"),
+        (["10.0.0.9", "10.0.0.10"], "10.0.0.[9-10]"),
+        (["node", "node1", "node01"], "node,node1,node01"),
+    ],
+)
+def test_writes(hosts: list[str], text: str) -> None:
+    assert compress(hosts) == text
+
+
+@given(st.lists(st.from_regex(r"[a-z]{0,2}[0-9]{0,3}[a-z.]?[0-9]{0,11}z?", fullmatch=True)))
+def test_what_is_written_reads_back(hosts: list[str]) -> None:
+    assert sorted(expand(compress(hosts))) == sorted({host for host in hosts if host})

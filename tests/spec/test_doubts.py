@@ -43,7 +43,7 @@ def test_the_rack_is_beyond_doubt() -> None:
             "[a, b]",
             "fabric.nics_per_node: 1, but fabric.interfaces names 2 (a, b)",
         ),
-        ("nodes: 16", "nodes: 1", "criteria.fabric: promised for nodes: 1, "),
+        ("name: rack", "name: rack\nnodes: 1", "criteria.fabric: promised for nodes: 1, "),
         ("per_node: 0", "per_node: 0\n  memory: 80 GB", "accelerators.memory: given, but "),
         ("per_node: 0", "per_node: 0\n  model: H100", "accelerators.model: given, but "),
         (

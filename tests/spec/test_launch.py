@@ -84,8 +84,9 @@ def test_doubts_more_ranks_than_there_are_accelerators(tmp_path: Path) -> None:
         lines = doubts(spec.model_copy(update=fields))
         return [line for line in lines if line.startswith("criteria.launch")]
 
-    assert found(accelerators=eight) == [
+    assert found(accelerators=eight, nodes=16) == [
         "criteria.launch.rendezvous.ranks: 129, but 16 nodes × 8 accelerators have no more than 128"
     ]
     assert found(accelerators=eight, nodes=17) == []
+    assert found(accelerators=eight, nodes=None) == []
     assert found() == []  # as many ranks as one likes share processors

@@ -17,7 +17,7 @@ def rack() -> Spec:
 
 
 def test_the_racks_promise_is_read_in_plain_units(rack: Spec) -> None:
-    assert (rack.name, rack.nodes, rack.accelerators.per_node) == ("rack", 16, 0)
+    assert (rack.name, rack.nodes, rack.accelerators.per_node) == ("rack", None, 0)
     assert rack.emulated
     fabric, management = rack.fabric, rack.management
     assert (fabric.kind, fabric.interfaces, fabric.nics_per_node) == ("ethernet", ("fab0",), 1)
@@ -168,6 +168,6 @@ def test_imports_only_what_is_needed(statement: str, absent: tuple[str, ...]) ->
 
 def test_the_order_of_free_names_does_not_count(load: Load) -> None:
     one, two = "partition: gpu", "account: x"
-    scheduler = "nodes: 16\nscheduler: {{kind: slurm, names: {{{}, {}}}}}"
-    digests = {load("nodes: 16", scheduler.format(*n)).digest() for n in ((one, two), (two, one))}
+    scheduler = "name: rack\nscheduler: {{kind: slurm, names: {{{}, {}}}}}"
+    digests = {load("name: rack", scheduler.format(*n)).digest() for n in ((one, two), (two, one))}
     assert len(digests) == 1

@@ -91,7 +91,11 @@ def test_says_what_is_wrong(page: Page, old: str, new: str, message: str) -> Non
             "at_most_uncertainty: 0.1 is more than",
         ),
         (COMPUTE, "dtype: bfloat16", "dtype: bfloat16, but accelerators.per_node is 0"),
-        ("nodes: 16", "nodes: 1", "promised for nodes: 1, which has no other node to scale to"),
+        (
+            "name: rack",
+            "name: rack\nnodes: 1",
+            "promised for nodes: 1, which has no other node to scale to",
+        ),
         (COMPUTE, "parts_within: 0.06", "parts_within: 0.06 of a step may have no name"),
         (COMPUTE, "explained_fraction: 0.4", "explained_fraction: 0.4 lets a loss pass of which"),
         (COMPUTE, "fabric_fraction: 0.4", "fabric_fraction: 0.4 calls a fabric at half its line"),

@@ -56,8 +56,8 @@ def test_the_rack_is_among_the_published() -> None:
         ("[64 KiB, 1 MiB, 4 MiB]", "{from: 4 KiB}", "'to' is a required property"),
         ("7 days", "7 MB", "'7 MB' does not match"),
         ("mesh: {}", "mesh:", "None is not of type 'object'"),
-        ("nodes: 16", "nodez: 4", "'nodez' was unexpected"),
-        ("nodes: 16", "", "'nodes' is a required property"),
+        ("name: rack", "name: rack\nnodez: 4", "'nodez' was unexpected"),
+        ("name: rack", "", "'name' is a required property"),
         ("[fab0]", "[]", "[] should be non-empty"),
     ],
 )
