@@ -14,17 +14,29 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pytest_mnode.world.contract import World
 
+_BACKENDS_OF_DEVICES = ("nccl", "xccl", "hccl")
 LAST_GROUP = "mnode-last-group"
 """Name of the thread that takes the group of an earlier test down."""
+
+
+def _accelerators() -> tuple[str, int]:
+    """Kind and number of the accelerators that this process sees."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return "cpu", 0
+    # By NVML, where torch can: the others start the driver.
+    cuda = kind.type == "cuda"
+    return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
 
 
 class GroupKeeper:
     """Makes, keeps and ends the default process group of one rank."""
 
-    def __init__(self, world: World, backend: str, use_accelerator: bool) -> None:
+    def __init__(self, world: World, backend: str, accelerators: int) -> None:
+        """accelerators: that the spec promises of this node."""
         self.world = world
         self.backend = backend
-        self.use_accelerator = use_accelerator
+        self.promised = accelerators
         self.generation = 0
         self.made: Any = None
         self._store: Any = None
@@ -32,11 +44,22 @@ class GroupKeeper:
     @property
     def device(self) -> torch.device:
         """This rank's accelerator by local rank, or the CPU where the spec promises none."""
-        accelerator = torch.accelerator.current_accelerator() if self.use_accelerator else None
-        if accelerator is None:
-            return torch.device("cpu")
-        count = torch.accelerator.device_count()
-        return torch.device(accelerator.type, self.world.local_rank % max(1, count))
+        uses = self.promised or self.backend != "gloo"
+        kind, count = _accelerators() if uses else ("cpu", 0)
+        return torch.device(kind, self.world.local_rank % count) if count else torch.device("cpu")
+
+    def missing_accelerators(self) -> str:
+        """What this node lacks of the accelerators that its ranks need; "" where nothing."""
+        least = self.promised or int(self.backend in _BACKENDS_OF_DEVICES)
+        needed = min(least, self.world.local_size)
+        if not needed or (found := _accelerators()[1]) >= needed:
+            return ""
+        if not self.promised:
+            return f"backend {self.backend}: 0 accelerators found; give --mnode-backend=gloo"
+        return (
+            f"accelerators.per_node: {self.promised} promised, {found} found by torch; check the "
+            "driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
+        )
 
     def get(self) -> Any:
         """The default process group over all ranks of the world, made where there is none."""

@@ -185,7 +185,7 @@ class BootAgent:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start the ranks of one node of a world."""
+    """Start the ranks of one node of a world. accelerators: that the spec promises of it."""
 
     node: str
     world: WorldInfo
@@ -193,6 +193,7 @@ class Launch:
     master_addr: str
     master_port: int
     backend: str
+    accelerators: int
     env: dict[str, str]
     binding: BindingOrder
 

@@ -95,7 +95,7 @@ class Pool:
             )
             facts = PoolFacts(
                 backend=backend_of(settings, spec),
-                env={"MNODE_DEVICE": "auto"} if spec.accelerators.per_node else {},
+                accelerators=spec.accelerators.per_node,
                 log_dir=str(log_dir),
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,

@@ -27,6 +27,7 @@ from pytest_mnode.world.messages import (
     GateOrder,
     Hello,
     Launch,
+    PartLost,
     Ping,
     Pong,
     Returned,
@@ -91,8 +92,7 @@ class Rank:
         self.launch = launch
         self.world = world
         self.order = order
-        use_accelerator = launch.backend != "gloo" or launch.env.get("MNODE_DEVICE") == "auto"
-        self.groups = GroupKeeper(world, launch.backend, use_accelerator)
+        self.groups = GroupKeeper(world, launch.backend, launch.accelerators)
         name = f"rank/{launch.world.id}/{world.rank}"
         self.line = Line(name, order.endpoint, Keys.from_dict(order.keys))
         self.reply_to = HUB
@@ -116,7 +116,10 @@ class Rank:
         os._exit(1)
 
     def serve(self) -> None:
-        self.line.send(HUB, Hello(self.launch.world.id, self.world.rank))
+        world, node = self.launch.world.id, self.launch.node
+        missing = self.groups.missing_accelerators()
+        first = PartLost(node, world, missing) if missing else Hello(world, self.world.rank)
+        self.line.send(HUB, first)  # after a PartLost the hub ends this world
         while True:
             message = self.line.receive(None)
             match message:

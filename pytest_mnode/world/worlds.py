@@ -32,11 +32,12 @@ _NO_LEASE = "the nodes of a test were given back when it ended: no world can be 
 class PoolFacts:
     """How ranks are started: what the settings and the spec say of them.
 
-    idle_worlds: how many a node may hold; each holds memory, and devices hold much of it.
+    accelerators: that the spec promises of each node. idle_worlds: how many a node may hold; each
+    holds memory, and devices hold much of it.
     """
 
     backend: str
-    env: dict[str, str]
+    accelerators: int
     log_dir: str
     idle_worlds: int
     numa_bind: str = "auto"
@@ -144,14 +145,17 @@ class Worlds:
             self._to_agent(node, self._order(info, node, node_rank, addr, port))
 
     def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
-        env = dict(self.facts.env)
+        env = {}
         node = self.nodes[name].node
         interface = node.fabric_interface
         if interface:
-            env.setdefault("GLOO_SOCKET_IFNAME", interface)
-            env.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly: else a prefix
+            env["GLOO_SOCKET_IFNAME"] = interface
+            env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: else a prefix
         binding = BindingOrder(self.facts.numa_bind, node.shown, self._misbound(node))
-        return Launch(name, info, node_rank, addr, port, self.facts.backend, env, binding)
+        facts = self.facts
+        return Launch(
+            name, info, node_rank, addr, port, facts.backend, facts.accelerators, env, binding
+        )
 
     def _make_room(self, names: Sequence[str]) -> None:
         """Stop the oldest idle worlds of nodes that hold as many as they may."""

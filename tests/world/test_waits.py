@@ -99,7 +99,7 @@ class Desk:
         self.sent: list[tuple[str, Any]] = []
         self.to_agents: list[Any] = []
         self.worlds = Worlds(
-            PoolFacts("gloo", {}, "/logs", 4),
+            PoolFacts("gloo", 0, "/logs", 4),
             leases,
             lambda peer, message: self.sent.append((peer, message)),
             lambda _, message: self.to_agents.append(message),
