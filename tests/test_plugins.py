@@ -270,3 +270,88 @@ def test_no_plugin_silences_a_test(
     assert run.outcomes() == outcomes, run.output
     assert line in run.output, run.output
     assert run.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+RELEASED = """
+    import time
+    import pytest
+
+    def test_passes(world): pass
+    def test_fails(world): assert world.rank == 0
+
+    @pytest.mark.flaky(reruns=2)
+    def test_marked_flaky(world): assert world.rank == 0
+
+    @pytest.mark.timeout(1)
+    def test_too_long(rank): time.sleep(60 * rank)
+
+    @pytest.mark.timeout(1, func_only=True)
+    def test_body_too_long(rank): time.sleep(60 * rank)
+
+    def test_subtest(world, subtests):
+        with subtests.test("first"):
+            assert world.rank == 0
+
+    def test_here(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--timeout-method=signal", "-p", "no:subtests", "-p", "pytest_subtests.plugin"),
+        ("--timeout-method=thread", "-n1"),
+    ],
+    ids=["alone", "xdist"],
+)
+def test_released_plugins(tmp_path: Path, args: tuple[str, ...]) -> None:
+    """pytest-randomly, -rerunfailures, -timeout and -subtests, all at once."""
+    for module in ("pytest_randomly", "pytest_rerunfailures", "pytest_timeout", "pytest_subtests"):
+        pytest.importorskip(module)
+    write_files(tmp_path, test_it=RELEASED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 90\nreruns = 2\n")
+    env = {"PYTEST_ADDOPTS": "", **WIDE}
+    run = run_pytest(tmp_path, *LOCAL, "--strict-markers", *args, env=env, limit_s=100)
+    failed = ("fails", "marked_flaky", "too_long", "body_too_long", "subtest")
+    assert run.outcomes() == {
+        **{f"test_{name}": "failure" for name in failed},
+        "test_passes": "passed",
+        "test_here": "passed",
+    }, run.output
+    assert "in ranks run once each, whatever rerunfailures" in run.output or "-n1" in args
+    assert run.output.count("rank 1 of 2 on local1: no end within 1 s") == 2, run.output
+
+
+@pytest.mark.parametrize(
+    ("ini", "args"), [("filterwarnings = error", ()), ("", ("-W", "error"))], ids=["ini", "option"]
+)
+def test_warnings_as_errors_are_those_of_tests(
+    tmp_path: Path, ini: str, args: tuple[str, ...]
+) -> None:
+    write_files(
+        tmp_path,
+        test_it="""
+            import warnings
+            import torch, torch.distributed as dist
+
+            def test_uses_a_group(process_group, device, measure):
+                x = torch.ones(1, device=device)
+                dist.all_reduce(x)
+                measure("sum", x.item(), equals=2)
+
+            def test_commands(cluster):
+                assert cluster.world().run(lambda *, world: world.rank) == [0, 1]
+
+            def test_warns(rank):
+                if rank == 1:
+                    warnings.warn("from a test")
+        """,
+    )
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+    run = run_pytest(tmp_path, *LOCAL, *args, env=WIDE)
+    assert run.outcomes() == {
+        "test_uses_a_group": "passed",
+        "test_commands": "passed",
+        "test_warns": "failure",
+    }, run.output
+    assert "rank 1 of 2 on local1: UserWarning: from a test" in run.output

@@ -172,9 +172,9 @@ class Conductor:
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
         if self.outcome.stillborn:
             return self.outcome
-        if self._limit is not None and self._limit[1].body_only:
-            self._limit = None
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
+        if self._limit is not None and (dirty or self._limit[1].body_only):
+            self._limit = None
         self._learn_calls()
         self._tell(
             [s for s in self._alive() if s.body_done],

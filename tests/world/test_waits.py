@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ class Desk:
             leases,
             lambda peer, message: self.sent.append((peer, message)),
             lambda _, message: self.to_agents.append(message),
+            now=time.monotonic,
         )
 
     def ask(self, number: int, seq: int) -> str:
