@@ -53,7 +53,6 @@ class RdmaPort:
     state: str | None
     protocol: str | None
     rate_gbits_s: float | None
-    driver: str | None
     virtual: bool
     netdevs: tuple[str, ...]
     gid_types: tuple[str, ...]

@@ -157,7 +157,6 @@ def rdma_ports(
             state=port.state,
             protocol=port.protocol,
             rate_gbits_s=port.rate_gbits_s,
-            driver=device.driver,
             virtual=device.virtual,
             netdevs=device.netdevs,
             gid_types=machine.gid_types(port),

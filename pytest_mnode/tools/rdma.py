@@ -30,7 +30,7 @@ _SPARE_S = 20.0
 class PairBandwidth:
     """What one node wrote into another's memory over one rail.
 
-    gbits_s: average; None where it could not be measured, and `why` says it.
+    gbits_s: average of one direction; None where it could not be measured, and `why` says it.
     """
 
     sender: str
@@ -173,8 +173,8 @@ class _Pair:
             self._told(None, why)
         elif len(rates) != 1 or rates[0] is None:
             self._told(None, "no average in its table")
-        else:
-            self._told(rates[0])
+        else:  # of both directions the program prints the sum
+            self._told(rates[0] / 2 if found.bidirectional else rates[0])
 
     def _told(self, gbits_s: float | None, why: str = "") -> None:
         device = self._sender.device or self._receiver.device or f"rail {self._sender.rail}"

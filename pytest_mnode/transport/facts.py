@@ -31,8 +31,7 @@ class Port:
     state: as the kernel says it, such as "ACTIVE". protocol: such as "RoCE". gid_types: by index,
     "v1" and "v2" for RoCE, "IB" for InfiniBand; None where they could not be read. netdevs:
     interfaces of the same port.
-    in_software: soft-RoCE or soft-iWARP, whose bytes the netdev counts as well. pci_address: what
-    libfabric calls it, such as 0000:53:00.0.
+    pci_address: what libfabric calls it, such as 0000:53:00.0.
     """
 
     device: str
@@ -43,7 +42,6 @@ class Port:
     protocol: str | None = None
     gid_types: Mapping[int, str] | None = None
     netdevs: tuple[str, ...] = ()
-    in_software: bool = False
     pci_address: str | None = None
 
     @property
@@ -145,6 +143,12 @@ class Facts:
     def ranks_per_node(self) -> int:
         """The same on all nodes."""
         return len(self.ranks) // max(1, len(self.nodes))
+
+    @property
+    def nccl_version(self) -> str | None:
+        """The one version that logs tell, which only the first rank prints; None of several."""
+        versions = {v for rank in self.ranks if rank.log for v in rank.log.versions}
+        return versions.pop() if len(versions) == 1 else None
 
     def node(self, name: str) -> NodeFacts:
         """The node of this name."""

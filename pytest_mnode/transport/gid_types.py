@@ -9,7 +9,7 @@ from pytest_mnode.probes.nccl_log import Gid
 from pytest_mnode.transport.facts import Port
 from pytest_mnode.transport.settings import version_numbers
 
-_GID_CHOSEN_FROM = (2, 21)
+GID_CHOSEN_FROM = (2, 21)
 """Until then NCCL takes GID 0 unless told; since then the one of the RoCE version asked for.
 
 Source: NCCL user guide, NCCL_IB_GID_INDEX and NCCL_IB_ROCE_VERSION_NUM.
@@ -42,7 +42,7 @@ def wrong_gids(
                 f"promised {roce_version}"
             )
     version = version_numbers(nccl_version)
-    if used or version is None or version >= _GID_CHOSEN_FROM:
+    if used or version is None or version >= GID_CHOSEN_FROM:
         return
     wrong: dict[str, list[str]] = {}
     for port in ports:

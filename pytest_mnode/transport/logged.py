@@ -25,13 +25,10 @@ def logged(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
             fact=Fact.LOGGED, answer=Answer.MISSING, case=Case.UNKNOWN_NETWORK, text=text
         )
         return FactVerdict(Fact.LOGGED, (only,))
-    # Of a world of one version only its first rank prints it.
-    versions = {v for rank in facts.ranks if rank.log for v in rank.log.versions}
-    version = versions.pop() if len(versions) == 1 else None
     found: list[Finding] = []
     for node in facts.nodes:
         ranks = [rank for rank in facts.ranks if rank.node == node.name]
-        read = [RankChannels(spec, roce_version, node, rank, version) for rank in ranks]
+        read = [RankChannels(spec, roce_version, node, rank, facts.nccl_version) for rank in ranks]
         for one in read:
             found += one.findings()
             found += _past_the_network(one, facts)

@@ -9,9 +9,10 @@ from functools import partial
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.transport.differing import differing
 from pytest_mnode.transport.facts import Facts, NodeFacts, RankFacts
+from pytest_mnode.transport.gid_types import GID_CHOSEN_FROM
 from pytest_mnode.transport.proof import Answer, Case, Fact, FactVerdict, Finding
 from pytest_mnode.transport.selection import Selection
-from pytest_mnode.transport.settings import cost, distance, is_off, is_on, number
+from pytest_mnode.transport.settings import cost, distance, is_off, is_on, number, version_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class _Rank:
     roce_version: str
     rank: RankFacts
     node: NodeFacts
+    nccl_version: str | None
 
     def value(self, name: str) -> str | None:
         """As the environment has it, else as NCCL says that it found it."""
@@ -58,7 +60,8 @@ def pinned(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
     """What each rank's variables send elsewhere or tie, and where ranks differ."""
     found: list[Finding] = []
     for rank in facts.ranks:
-        one = _Rank(spec, roce_version, rank, facts.node(rank.node))
+        own = rank.log.nccl_version if rank.log else None
+        one = _Rank(spec, roce_version, rank, facts.node(rank.node), own or facts.nccl_version)
         mine = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
         found += [*mine, *_costs(one, mine)]
     if facts.backend != "gloo" and spec.fabric.protocol is not None:
@@ -156,7 +159,9 @@ def _gids(one: _Rank) -> Iterator[Finding]:
     if one.spec.fabric.kind != "roce":
         return
     asked = number(one.value("NCCL_IB_ROCE_VERSION_NUM"))
-    if asked in (1, 2) and f"v{asked}" != one.roce_version:
+    version = version_numbers(one.nccl_version)
+    reads_it = version is None or version >= GID_CHOSEN_FROM
+    if reads_it and asked in (1, 2) and f"v{asked}" != one.roce_version:
         yield one.against(
             Case.GID_TYPE,
             f"{one.shown('NCCL_IB_ROCE_VERSION_NUM')} where RoCE {one.roce_version} is promised",
@@ -263,9 +268,8 @@ def _others(one: _Rank) -> Iterator[Finding]:
 
 def _costs(one: _Rank, told: Sequence[Finding]) -> Iterator[Finding]:
     """Settings that cost speed and of which nothing is told yet: they change no path."""
-    version = one.rank.log.nccl_version if one.rank.log else None
     for name in {**one.rank.environment, **one.rank.logged_settings}:
-        why = cost(name, one.value(name) or "", one.spec.fabric.kind, version)
+        why = cost(name, one.value(name) or "", one.spec.fabric.kind, one.nccl_version)
         shown = one.shown(name)
         if why is not None and not any(finding.text.startswith(shown) for finding in told):
             yield one.note(f"{shown}: {why}")

@@ -74,7 +74,6 @@ def _port(device: rdma.RdmaDevice, after: rdma.Port, before: rdma.Port | None) -
         protocol=after.protocol,
         gid_types=None if after.gids is None else types,
         netdevs=after.netdevs or device.netdevs,
-        in_software=device.virtual,
         pci_address=device.pci_address,
     )
 

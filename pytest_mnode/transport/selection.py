@@ -52,5 +52,7 @@ class Selection:
 
 
 def _name_and_port(text: str) -> tuple[str, int | None]:
-    name, colon, port = text.partition(":")
-    return (name, int(port)) if colon and port.isdigit() else (name, None)
+    """Of DEVICE, DEVICE:PORT or DEVICE:PORT:RAIL:PLANE, where the port may be empty."""
+    name, _, rest = text.partition(":")
+    port = rest.partition(":")[0]
+    return (name, int(port) if port.isdigit() else None)

@@ -40,7 +40,6 @@ def port(device: str, **changes: Any) -> RdmaPort:
         state="ACTIVE",
         protocol="InfiniBand",
         rate_gbits_s=400.0,
-        driver="mlx5_core",
         virtual=False,
         netdevs=(),
         gid_types=("IB",),
@@ -141,9 +140,7 @@ def roce_node(index: int) -> NodeLook:
 
 def efa_node(index: int) -> NodeLook:
     """Eight H100, and NICs whose driver is efa."""
-    ports = tuple(
-        port(f"rdmap{i}s0", protocol="EFA", driver="efa", rate_gbits_s=100.0) for i in range(32)
-    )
+    ports = tuple(port(f"rdmap{i}s0", protocol="EFA", rate_gbits_s=100.0) for i in range(32))
     control = nic("ens32", f"10.1.0.{index + 1}", rate_mbits_s=None, driver="ena", mtu_bytes=9001)
     return replace(LOOK, nics=(control,), rdma=ports, accelerators=gpus())
 

@@ -51,7 +51,7 @@ WRITE_BW = """\
     if [ "$rate" = hangs ]; then exec sleep 60; fi
     sleep 0.3
     if [ "$rate" = down ]; then echo " Port number 1 state is Down"; exit 1; fi
-    echo "                    RDMA_Write BW Test"
+    echo "                    RDMA_Write $WAYS BW Test"
     echo " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
     echo " 1048576    92000            0.00               $rate             0.046"
     echo "---------------------------------------------------------------------------------------"
@@ -169,6 +169,20 @@ def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
         ("n1", 387.42, ""),
         ("n2", 387.42, ""),
     ]
+
+
+def test_of_both_directions_one_is_judged(
+    nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """387 Gbit/s to and fro together are half a port's rate."""
+    monkeypatch.setenv("WAYS", "Bidirectional")
+    promise = WriteBandwidthPromise.model_validate({"arguments": ["-b"]})
+    devices: dict[str, tuple[str, ...]] = dict.fromkeys(nodes.nodes, ("mlx5_9",))
+    measure, kept = recorded()
+    tools.record_write_bandwidths(
+        measure, tools.write_bandwidths(nodes, devices, promise), fabric, promise
+    )
+    assert {(m.value, m.verdict) for m in kept} == {(193.71, Verdict.FAIL)}
 
 
 TABLE = """\

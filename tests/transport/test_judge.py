@@ -395,6 +395,17 @@ def test_more_bytes_than_the_algorithm_moves() -> None:
     assert "something else used it" in str(proof.culprit)
 
 
+@pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])
+def test_a_variable_that_a_version_does_not_read_changes_nothing(
+    version: str, judged_it: bool
+) -> None:
+    facts = with_logs(
+        with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"), "roce", version=version
+    )
+    told = judged("roce", facts).of(Fact.PINNED).text(Answer.DISAGREES, NODES)
+    assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in told) is judged_it
+
+
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
 @pytest.mark.parametrize("protocol", ["InfiniBand", "RoCE", "iWARP", "usNIC", "EFA", None])
 def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:

@@ -36,6 +36,10 @@ def test_ports() -> None:
     assert one.takes("mlx5_1", 2)
     assert not Selection.of("^mlx5_0:2").takes("mlx5_0", 2)
     assert Selection.of("^mlx5_0:2").takes("mlx5_0", 1)
+    planes = Selection.of("=mlx5_0:1:0:0,mlx5_1::0:1")  # with rail and plane, since 2.30
+    assert planes.takes("mlx5_0", 1)
+    assert not planes.takes("mlx5_0", 2)
+    assert planes.takes("mlx5_1", 2)
 
 
 @given(st.text(max_size=40), st.text(max_size=12))

@@ -30,7 +30,7 @@ from pytest_mnode.world.messages import (
 
 ORDER = GateOrder(gate=0, endpoint="", keys={}, run_dir="", log_dir="")
 WORLD = WorldInfo("w1", Shape(2, 1), ("n0", "n1"))
-LAUNCH = Launch("n0", WORLD, 0, "127.0.0.1", 1, "gloo", {}, BindingOrder("auto"))
+LAUNCH = Launch("n0", WORLD, 0, "127.0.0.1", 1, "gloo", 0, {}, BindingOrder("auto"))
 ORDERS = {
     "none": (),
     "launch": (LAUNCH,),

@@ -79,7 +79,7 @@ def launcher() -> Elsewhere:
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
     place = Place("", {"n0": "tcp://a:1", "n1": "tcp://b:1"}, str(directory), str(directory))
-    facts = PoolFacts("gloo", {}, str(directory), 1)
+    facts = PoolFacts("gloo", 0, str(directory), 1)
     switchboard: Any = Switchboard()
     return Hub(launcher, switchboard, Keys("a", "b", "c"), facts, place)
 
