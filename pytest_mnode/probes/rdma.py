@@ -11,8 +11,8 @@ from pytest_mnode.probes import sysfs
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec(?:\s*\((\d+)X(?:\s+(\w+))?\))?", re.IGNORECASE)
 _NUMBERED = re.compile(r"\d+\s*:\s*(\S.*)", re.ASCII)
-_PROTOCOLS = {"RNIC": "iWARP", "usNIC": "usNIC", "usNIC UDP": "usNIC", "unspecified": "EFA"}
-"""By node type, where it alone tells."""
+_ON_ETHERNET = {"CA": "RoCE", "RNIC": "iWARP", "usNIC": "usNIC", "usNIC UDP": "usNIC"}
+"""Protocol by node type."""
 _ZERO_GID = re.compile(r"[0:]*")
 _NO_GUID = re.compile(r"[0:]*")
 
@@ -33,7 +33,7 @@ class Port:
 
     state: ACTIVE, DOWN, INIT, ARMED, …, as in state_raw "4: ACTIVE"; phys_state likewise: LinkUp,
     Disabled, Polling, …. rate_gbits_s: of the link, in rate_raw "400 Gb/sec (4X NDR)"; a port that
-    is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet, or Unspecified as EFA
+    is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet, or Unknown as EFA
     has it. node_type: of its device, such as CA or RNIC. lid, sm_lid: 0 where there is none. gids:
     without the empty ones; None where the table cannot be listed.
     counters: the port's own, by the kernel's names and in its units (port_xmit_data counts 4 bytes
@@ -63,13 +63,15 @@ class Port:
         """InfiniBand, RoCE, iWARP, usNIC or EFA; None where node type and link layer do not tell.
 
         iWARP has the link layer of RoCE, and the kernel calls its GID "IB/RoCE v1": the node type
-        alone tells them apart. Source: Linux, drivers/infiniband/core/sysfs.c, node_type_show.
+        alone tells them apart. Kernels older than EFA do not know its node type.
+
+        Source: Linux, drivers/infiniband/core/sysfs.c, node_type_show and link_layer_show.
         """
-        if self.node_type in _PROTOCOLS:
-            return _PROTOCOLS[self.node_type]
         if self.link_layer == "InfiniBand":
             return "InfiniBand"
-        return "RoCE" if (self.node_type, self.link_layer) == ("CA", "Ethernet") else None
+        if self.link_layer == "Unknown":
+            return "EFA" if self.node_type in ("unspecified", None) else None
+        return _ON_ETHERNET.get(self.node_type or "") if self.link_layer == "Ethernet" else None
 
     @property
     def name(self) -> str:

@@ -156,7 +156,7 @@ def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> Non
         ("CA", "Ethernet", [None], (UNKNOWN_GID,)),
         ("CA", "InfiniBand", ["IB/RoCE v1"], ("IB",)),
         (None, "InfiniBand", [None], ("IB",)),
-        ("unspecified", "Unspecified", ["IB/RoCE v1"], ("IB",)),
+        ("unspecified", "Unknown", ["IB/RoCE v1"], ("IB",)),
         ("RNIC", "Ethernet", ["IB/RoCE v1"], ("iWARP",)),
         ("CA", None, ["IB/RoCE v1"], (UNKNOWN_GID,)),
         (None, "Ethernet", ["IB/RoCE v1"], (UNKNOWN_GID,)),

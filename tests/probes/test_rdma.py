@@ -85,7 +85,10 @@ def test_soft_iwarp_has_no_counters_and_is_found_by_its_address(recorded: Record
         ("4: RNIC", "Ethernet", "iWARP"),  # irdma and erdma as iWARP, cxgb4, soft-iWARP
         ("5: usNIC", "Ethernet", "usNIC"),
         ("6: usNIC UDP", "Ethernet", "usNIC"),
-        ("7: unspecified", "Unspecified", "EFA"),
+        ("7: unspecified", "Unknown", "EFA"),
+        ("7: <unknown>", "Unknown", "EFA"),  # Linux before 5.2
+        ("7: unspecified", "Ethernet", None),
+        ("1: CA", "Unknown", None),
         ("", "InfiniBand", "InfiniBand"),  # iWARP never has it
         ("", "Ethernet", None),
         ("1: CA", "", None),
