@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pytest_mnode.probes.nic import grown_by, port_bytes, sent_bytes, sent_so_far
+from pytest_mnode.probes.nic import grown, grown_by, port_bytes, sent_bytes, sent_so_far
 from pytest_mnode.probes.rdma import Port
 from tests.trees import MELLANOX, NIC, Tree
 
@@ -91,6 +93,27 @@ def test_what_each_driver_counts(
 ) -> None:
     port = _port(counters, hw_counters)
     assert (port_bytes(port), port_bytes(port, sent=False)) == (sent, received)
+
+
+_COUNTS = st.tuples(*[st.integers(0, 1 << 50)] * 4)
+
+
+@given(_COUNTS, _COUNTS, st.integers(0, 3))
+def test_efa_counts_each_byte_once(
+    before: tuple[int, ...], moved: tuple[int, ...], generation: int
+) -> None:
+    """Whatever operations carry them, and whichever of these a driver counts."""
+    names = ("send_bytes", "rdma_read_resp_bytes", "rdma_write_bytes")[:generation]
+
+    def sent(counts: tuple[int, ...], total: int) -> int | None:
+        parts = dict(zip(names, counts, strict=False))
+        return port_bytes(_port(None, {"tx_bytes": total, **_OTHER, **parts}))
+
+    after = tuple(b + m for b, m in zip(before, moved, strict=True))
+    # A total of all, with headers or what else the fourth stands for.
+    assert grown(sent(before, sum(before)), sent(after, sum(after))) == sum(moved)
+    if generation == 3:  # a total of sends alone
+        assert grown(sent(before, before[0]), sent(after, after[0])) == sum(moved[:3])
 
 
 def test_a_counter_that_cannot_be_read_is_not_another() -> None:
