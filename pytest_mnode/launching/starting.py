@@ -20,6 +20,7 @@ from pytest_mnode.launching.described import LaunchJob, read_job
 from pytest_mnode.launching.devices import more_visible
 from pytest_mnode.launching.paths import Outcome, SubmissionPath, Submitted, outside_names
 from pytest_mnode.launching.variables import FACTS, wrong_variables
+from pytest_mnode.probes.causes import first_cause
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -64,6 +65,9 @@ class Started:
             *self.notes,
             *self.logins(),
         ]
+        failed = any(self.outcome.codes.values()) or self.overdue
+        if failed and (cause := first_cause(self.outcome.output)):
+            lines.append(cause.text)
         for node, output in self.outcome.output.items():
             rest = [line for line in output.splitlines() if not line.startswith("{")]
             lines += [f"{node}: {line}" for line in rest[-_TAIL_LINES:]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import MnodeError, TimeLimitError, UsageError, WorldError
 from pytest_mnode.job import Job, JobResult, LaunchedJob
+from pytest_mnode.probes.causes import first_cause
 from pytest_mnode.scaling.facts import MARK, Facts
 from pytest_mnode.scaling.plan import Plan, device_for
 from pytest_mnode.scaling.result import Scaling, judge
@@ -102,14 +103,16 @@ def facts_of(result: JobResult) -> Facts:
 
 
 def _last_words(output: dict[str, str]) -> str:
-    """The end of what each node printed before torchrun's own summary, equal ends once."""
+    """The cause, and the end of what each node printed before torchrun's own summary."""
+    cause = first_cause(output)
     ends: dict[str, list[str]] = {}
     for node, text in output.items():
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(MARK)]
         told = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
         end = "\n".join((told or lines)[-_LAST_LINES:])
         ends.setdefault(end, []).append(node)
-    return "\n".join(f"[{', '.join(nodes)}]\n{end or 'nothing'}" for end, nodes in ends.items())
+    told = [f"[{', '.join(nodes)}]\n{end or 'nothing'}" for end, nodes in ends.items()]
+    return "\n".join([*([cause.text] if cause else []), *told])
 
 
 def _located(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: float) -> str:

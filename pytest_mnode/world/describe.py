@@ -3,37 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 from collections.abc import Iterable, Mapping
 
 from pytest_mnode.world.messages import Death
-
-_PEER_LOST = re.compile(
-    "|".join(
-        (
-            r"Connection (?:closed by peer|reset by peer|refused)",
-            r"connection was (?:closed|reset)",
-            r"Connection was likely closed",
-            r"Broken pipe",
-            r"Socket closed",
-            r"remote (?:process )?(?:exited|closed)",
-            r"recvd 0 bytes",
-            r"failed to recv, got 0 bytes",
-            r"Timed out waiting",
-            r"DistNetworkError",
-            r"NCCL (?:communicator was aborted|watchdog)",
-            r"ncclRemoteError",
-            r"ncclSystemError",
-        )
-    ),
-    re.IGNORECASE,
-)
-
-
-def is_peer_lost(text: str) -> bool:
-    """Whether this is what a rank says that lost another one."""
-    return _PEER_LOST.search(text) is not None
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

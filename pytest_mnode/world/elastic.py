@@ -186,6 +186,7 @@ class WatchfulAgent(LocalElasticAgent):
         log = "".join(
             traces.tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local])
         )
+        log += traces.nccl_causes(traces.nccl_file(world, rank))
         output = "".join(self._output(rank, fd) for fd in self._outputs.get(local, ()))
         place = read_place(traces.mark_file(world, rank))
         with contextlib.suppress(ChildProcessError):

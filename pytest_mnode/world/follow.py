@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.measure import curves_kept_by, kept_by
+from pytest_mnode.probes.causes import is_peer_lost
 from pytest_mnode.rank_tests import other_loops
 from pytest_mnode.world import leaks, stacks
-from pytest_mnode.world.describe import is_peer_lost
 from pytest_mnode.world.messages import (
     BodyDone,
     Collect,

@@ -11,9 +11,10 @@ from pathlib import PurePath
 
 import pytest
 
+from pytest_mnode.probes.causes import ENDINGS, causes, is_peer_lost
 from pytest_mnode.world.calls import INSIDE, RAISED, Call, difference
 from pytest_mnode.world.conduct import Outcome, RankState
-from pytest_mnode.world.describe import died_of, is_peer_lost, ranks_text
+from pytest_mnode.world.describe import died_of, ranks_text
 from pytest_mnode.world.stacks import is_hidden, tidy
 from pytest_mnode.world.stuck import Stuck, stuck_groups
 
@@ -220,7 +221,10 @@ def _death(state: RankState) -> Group:
     death = state.death
     assert death is not None
     line = f"{died_of(death)}, in {_phase_words(state)}"
-    text = line
+    told = causes("\n".join((death.error, death.output, death.log)))
+    cause = next((one for one in told if one.root and one.name not in ENDINGS), None)
+    line += f": {cause.short}" if cause else ""
+    text = f"{line}\n{cause.line!r}; {cause.kind.remedy}" if cause else line
     if death.fault:
         text += f"\n\n{tidy(death.fault)}"
     for title, content in (("error", death.error), ("output", death.output), ("log", death.log)):

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_mnode.probes.causes import is_peer_lost
 from pytest_mnode.world.conduct import Outcome
-from pytest_mnode.world.describe import is_peer_lost, places, ranks_text
+from pytest_mnode.world.describe import places, ranks_text
 from pytest_mnode.world.groups import (
     Group,
     Reports,

@@ -6,12 +6,14 @@ import json
 import os
 from pathlib import Path
 
+from pytest_mnode.probes.causes import causes
 from pytest_mnode.world.messages import WorldInfo
 
 CUT = "…"
 """Stands for what came before the end that is shown."""
 _TAIL_BYTES = 4096
 _FAULT_BYTES = 64 * 1024
+_NCCL_BYTES = 2**20
 
 
 def world_dir(world: WorldInfo) -> Path:
@@ -78,6 +80,17 @@ def tail_of_fd(fd: int) -> str:
         return text
     _, newline, lines = text.partition("\n")
     return f"{CUT}\n{lines if newline else text}"
+
+
+def nccl_causes(path: Path) -> str:
+    """Lines of NCCL's own log, which a rank does not print, that tell why it failed."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _NCCL_BYTES))
+            data = file.read(_NCCL_BYTES)
+    except OSError:
+        return ""
+    return "".join(f"{cause.line}\n" for cause in causes(data))
 
 
 def error_message(path: Path) -> str:

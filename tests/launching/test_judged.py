@@ -83,6 +83,17 @@ def test_no_node_is_blamed_for_a_job_that_never_left_the_queue() -> None:
     assert why in one.text().splitlines()
 
 
+def test_a_job_that_failed_names_its_cause() -> None:
+    said = {
+        "node0": "RuntimeError: Connection closed by peer [10.0.0.2]:9\n",
+        "node2": "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
+    }
+    cause = "rank 5 on node2: GPU out of memory ("
+    failed = started([], codes={"node0": 1, "node2": 1}, output=said)
+    assert any(line.startswith(cause) for line in failed.text().splitlines())
+    assert cause not in started(output=said).text()
+
+
 def test_a_node_that_failed_counts_while_the_others_still_wait_for_it() -> None:
     codes = {"node0": None, "node1": 1, "node2": None, "node3": None}
     failed = recorded(started([], codes=codes))["nodes on which the job failed"]

@@ -150,3 +150,27 @@ def test_each_cause_says_what_it_means_and_what_to_do() -> None:
     assert len({kind.name for kind in TABLE}) == len(TABLE)
     roots = [kind.root for kind in TABLE]
     assert roots == sorted(roots, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9",
+        "RuntimeError: [pair.cc:537] Read error [::1]:9: Connection reset by peer",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "DistBackendError: NCCL communicator was aborted on rank 1",
+        "ncclRemoteError: A call failed possibly due to a network error",
+        "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_lost_peer(text: str) -> None:
+    assert is_peer_lost(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["AssertionError: assert 4 == 5", "RuntimeError: shape mismatch", "ValueError: connection", ""],
+)
+def test_no_lost_peer(text: str) -> None:
+    assert not is_peer_lost(text)

@@ -56,7 +56,9 @@ def test_a_job_that_failed_tells_its_last_words_once() -> None:
         facts_of(result)
     text = str(caught.value)
     assert "exit codes node0 1, node1 1" in text
-    assert text.count("RuntimeError: no route to node1") == 1
+    cause, words = text.split("; read the traceback\n")
+    assert "Python error" in cause
+    assert words.count("RuntimeError: no route to node1") == 1
     assert "[node0, node1]" in text
     assert "ChildFailedError" not in text
 

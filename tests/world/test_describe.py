@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,11 +15,11 @@ from pytest_mnode.world.describe import (
     death_line,
     died_of,
     ended_text,
-    is_peer_lost,
     places,
     ranks_text,
 )
 from pytest_mnode.world.messages import Death
+from pytest_mnode.world.traces import nccl_causes
 
 NO_KILLS = OomKills(0)
 
@@ -94,25 +95,10 @@ def test_a_death_names_rank_and_node() -> None:
     assert death_line(death(3, None)) == "rank 2 on node1 exited with code 3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9",
-        "RuntimeError: [pair.cc:537] Read error [::1]:9: Connection reset by peer",
-        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
-        "DistBackendError: NCCL communicator was aborted on rank 1",
-        "ncclRemoteError: A call failed possibly due to a network error",
-        "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
-        "BrokenPipeError: [Errno 32] Broken pipe",
-    ],
-)
-def test_lost_peer(text: str) -> None:
-    assert is_peer_lost(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["AssertionError: assert 4 == 5", "RuntimeError: shape mismatch", "ValueError: connection", ""],
-)
-def test_no_lost_peer(text: str) -> None:
-    assert not is_peer_lost(text)
+def test_lines_of_the_log_of_nccl_that_tell_why_a_rank_failed(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.nccl.log"
+    assert nccl_causes(log) == ""
+    well = "elm4:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+    down = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
+    log.write_text(well + down + well)
+    assert nccl_causes(log) == down

@@ -123,6 +123,24 @@ def test_an_abort_after_a_lost_peer_is_a_victim(told: Told) -> None:
     assert "[rank 0 of 4 on node0: because of it]\nkilled by SIGABRT" in text
 
 
+def test_a_death_names_its_cause_with_the_line_that_tells(told: Told) -> None:
+    warned = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
+    told.die(1, 1.0, code=None, signal=6, log=f"{warned}ncclRemoteError: A call failed\n")
+    told.die(2, 2.0, code=None, signal=6, log="ncclRemoteError: A call failed\n")
+    text = told.failure()
+    assert text.startswith(
+        "[rank 1 of 4 on node1: first]\n"
+        "killed by SIGABRT, in the test: port went down (mlx5_3:1, port error)\n"
+        f"{warned.strip()!r}; look at the cable"
+    )
+    assert "[rank 2 of 4 on node2: because of it]\nkilled by SIGABRT, in the test\n" in text
+
+
+def test_a_cause_that_only_repeats_how_a_rank_ended_is_not_told(told: Told) -> None:
+    told.die(1, 1.0, code=None, signal=11, log="Segmentation fault (core dumped)\n")
+    assert "killed by SIGSEGV, in the test\n" in told.failure()
+
+
 def test_a_death_after_the_last_report_is_no_pass(told: Told) -> None:
     told.die(1, 1.0, phase="after")
     assert "exited with code 3, in teardown, after its last report" in told.failure("call")

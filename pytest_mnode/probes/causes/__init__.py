@@ -4,5 +4,6 @@
 """
 
 from pytest_mnode.probes.causes.find import Cause, causes, first_cause, is_peer_lost
+from pytest_mnode.probes.causes.programs import ENDINGS
 
-__all__ = ["Cause", "causes", "first_cause", "is_peer_lost"]
+__all__ = ["ENDINGS", "Cause", "causes", "first_cause", "is_peer_lost"]

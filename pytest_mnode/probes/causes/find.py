@@ -13,6 +13,7 @@ from pytest_mnode.probes.cpus import format_cpulist
 from pytest_mnode.probes.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.probes.nccl_log.text import NOBODY, plain_text
 
+_ORDERED = sorted(enumerate(TABLE), key=lambda one: one[1].unless_other)
 _LONGEST = 1000
 _SHOWN = 300
 
@@ -105,6 +106,14 @@ class Cause:
         return ", ".join(filter(None, [on, self.device, self.peer and f"peer {self.peer}"]))
 
     @property
+    def short(self) -> str:
+        """What it is, without rank and host: "port went down (mlx5_3:1)"."""
+        told = ", ".join(
+            filter(None, [self.device, self.peer and f"peer {self.peer}", self.detail])
+        )
+        return f"{self.name} ({told})" if told else self.name
+
+    @property
     def text(self) -> str:
         """One line for a reader: who, what, the evidence and the remedy."""
         who = f"{self.culprit}: " if self.culprit else ""
@@ -174,7 +183,7 @@ def _cause_of(
 ) -> Cause | None:
     prefix, body = _parted(line)
     is_info = _INFO.search(body) is not None
-    for order, kind in enumerate(TABLE):
+    for order, kind in _ORDERED:
         if is_info and not kind.in_info:
             continue
         for pattern in kind.patterns:

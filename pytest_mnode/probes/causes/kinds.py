@@ -11,6 +11,7 @@ class Kind:
     """One cause: its name, what it means, what to do, and how lines that tell of it look.
 
     in_info: whether NCCL prints it as INFO too; other INFO lines of NCCL tell of no failure.
+    unless_other: whether it is taken only for lines that tell of nothing else in the table.
     """
 
     name: str
@@ -19,11 +20,12 @@ class Kind:
     remedy: str
     patterns: tuple[re.Pattern[str], ...]
     in_info: bool = False
+    unless_other: bool = False
 
 
-def root(name: str, meaning: str, remedy: str, *patterns: str, in_info: bool = False) -> Kind:
+def root(name: str, meaning: str, remedy: str, *patterns: str, **flags: bool) -> Kind:
     """A cause that explains a failure."""
-    return Kind(name, True, meaning, remedy, tuple(map(re.compile, patterns)), in_info)
+    return Kind(name, True, meaning, remedy, tuple(map(re.compile, patterns)), **flags)
 
 
 def lost(name: str, meaning: str, remedy: str, *patterns: str) -> Kind:

@@ -5,12 +5,6 @@ from __future__ import annotations
 from pytest_mnode.probes.causes.kinds import COMPLETION, lost, root
 
 _IN_WRITING = r"(?:recv|send|read|write|Recv|Send|Read|Write)\w*"
-_DISTRIBUTED = (
-    r"(?!.*(?:Dist(?:Backend|Network|Store)Error|ChildFailedError|SignalException|CalledProcessError|"
-    r"Process(?:Exited|Raised)Exception|NCCL error|"
-    r"NCCL communicator|[Gg]loo|pair\.cc|unbound_buffer|Broken ?[Pp]ipe|[Cc]onnection ?(?:reset|"
-    r"refused|closed|aborted)|Connection\w*Error|TCPStore|RendezvousTimeout|\bexit(?:ed)? code))"
-)
 
 RANKS = (
     root(
@@ -63,7 +57,8 @@ PROGRAMS = (
         "Python error",
         "the program raised an exception",
         "read the traceback",
-        rf"^{_DISTRIBUTED}(?P<detail>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|NotFound))(?::|$)",
+        r"^(?P<detail>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|NotFound))(?::|$)",
+        unless_other=True,
     ),
     root(
         "GPU peer access off",
@@ -81,6 +76,9 @@ PROGRAMS = (
     ),
 )
 """How a process ended, where nothing else tells why."""
+
+ENDINGS = ("bus error", "crashed", "killed")
+"""Causes that only say how a process ended."""
 
 CONSEQUENCES = (
     lost(
@@ -153,7 +151,8 @@ CONSEQUENCES = (
         "ended by the launcher",
         "the launcher ended this process because another one failed",
         "look for the rank that failed first",
-        r"ChildFailedError|closing signal SIG|death signal|SIGTERM|failed \(exitcode: \d+\)",
+        r"ChildFailedError|CalledProcessError|Process(?:Exited|Raised)Exception|SignalException",
+        r"closing signal SIG|death signal|SIGTERM|failed \(exitcode: \d+\)",
         r"exitcode\s*: (?:1|-15)\b|Job step aborted|CANCELLED AT|Terminating StepId",
         r"tasks? [\d,-]+: (?:Exited|Terminated)",
         r"processes exited with non-zero status|returned a non-zero exit code",
