@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from pytest_mnode.probes.nccl_log import Channel, NcclLog, Network, RankLog
+from pytest_mnode.probes.nccl_log import Channel, NcclLog, Network, RankLog, network_of
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.transport.facts import NodeFacts, RankFacts
 from pytest_mnode.transport.gid_types import wrong_gids
 from pytest_mnode.transport.proof import Answer, Case, Fact, Finding
-from pytest_mnode.transport.why import Silence, Why
+from pytest_mnode.transport.why import Silence, Why, failure
 
 _LAYERS = {"IB": "infiniband", "INFINIBAND": "infiniband", "ROCE": "roce", "ETHERNET": "roce"}
 _OTHER_FABRICS = ("cxi", "gni", "opx", "psm2")
@@ -40,9 +41,16 @@ class RankChannels:
             self.channels = self.mine.net_channels
 
     @property
+    def identified(self) -> bool:
+        """Whether a line of a communicator or a channel says that this is its log."""
+        return self.mine is not None and bool(self.mine.comms or self.mine.channels)
+
+    @property
     def whole(self) -> bool:
         """Whether nothing is known to be missing in it: what it does not tell of is not there."""
-        if self.log is None or self.mine is None or self.mine.complete is False:
+        if self.log is None or self.mine is None or not self.identified:
+            return False
+        if self.mine.complete is False:
             return False
         return not (self.log.truncated or self.log.unknown_lines)
 
@@ -70,12 +78,13 @@ class RankChannels:
         if self.log is None:
             yield self.missing(Case.NO_LOG, f"no log: {self.rank.no_log or 'none was written'}")
             return
-        if self.mine is None:
+        if not self.identified:
             silence = Silence(self.rank.environment).text or "no line says which rank wrote it"
             yield self.missing(Case.NO_LOG, f"the log does not tell of this rank: {silence}")
+        if self.mine is None:
             return
         yield from self._whole(self.log, self.mine)
-        yield from self._carried(self.log)
+        yield from self._carried(self.log) if self.channels else self._chosen(self.log, self.mine)
         yield from self._gids(self.log)
         yield from self._warned(self.log, self.mine)
 
@@ -90,6 +99,22 @@ class RankChannels:
             yield self.missing(Case.UNREADABLE, f"the log is not whole: {log.truncated[0][:120]}")
         if mine.complete is False:
             yield self.missing(Case.UNREADABLE, "the log ends before its communicator is complete")
+
+    def _chosen(self, log: NcclLog, mine: RankLog) -> Iterator[Finding]:
+        """The network that NCCL says it uses, where no channel is logged."""
+        providers = log.providers_of(mine.process)
+        promised = Network.SOCKETS if self.spec.fabric.kind == "ethernet" else Network.RDMA
+        for name in log.networks_of(mine.process):
+            kind = network_of(name, providers)
+            if kind in (promised, Network.UNKNOWN):
+                continue
+            if kind is Network.SOCKETS:
+                why = Why.of(self.rank, self.node, log, self.spec)
+                text = f"NCCL uses network {name} instead of {self.spec.fabric.kind}: {why.text}"
+                yield self.against(why.case, text)
+            else:
+                text = f"NCCL uses network {name} ({kind}), promised is {self.spec.fabric.kind}"
+                yield self.against(Case.OTHER_NETWORK, text)
 
     def _carried(self, log: NcclLog) -> Iterator[Finding]:
         by_kind: dict[Network, list[Channel]] = {}
@@ -180,7 +205,8 @@ class RankChannels:
             return
         process = self.mine.process if self.mine else None
         told = wrong_gids(
-            [gid for gid in log.gids if gid.process == process],
+            # Why a connection failed is told with NCCL's own warning.
+            [replace(gid, error=None) for gid in log.gids if gid.process == process],
             [p for p in self.node.ports or () if self.spec.fabric.has_interface(p.device)],
             self.roce_version,
             self._takes_the_first(log),
@@ -196,10 +222,13 @@ class RankChannels:
 
     def _warned(self, log: NcclLog, mine: RankLog) -> Iterator[Finding]:
         for warn in log.warnings:
-            if warn.process != mine.process:
+            if warn.process != mine.process or mine.cuda_device not in (None, warn.cuda_device):
                 continue
             told = f"NCCL warned {warn.text[:160]!r}"
-            if warn.recovered is False:
+            cause = failure(warn)
+            if cause is not None:
+                yield self.against(*cause)
+            elif warn.recovered is False:
                 yield self.missing(Case.UNREADABLE, f"{told} and gave up")
             else:
                 again = " and went on" if warn.recovered else ""

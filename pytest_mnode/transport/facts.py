@@ -109,7 +109,7 @@ class RankFacts:
             # Where runs share a file, the last of them is meant; of the largest communicator.
             largest = max(one.size or 0 for one in same)
             return [one for one in same if (one.size or 0) == largest][-1]
-        unnamed = len(ranks) == 1 and ranks[0].rank is None and ranks[0].channels
+        unnamed = len(ranks) == 1 and ranks[0].rank is None
         return ranks[0] if unnamed else None
 
     @property

@@ -24,17 +24,12 @@ def wrong_gids(
     gids: as one rank logged them. ports: of the fabric, on its node. nccl_version: where GID 0 is
     taken if the version does so; None where a setting names another, or nothing runs over RDMA.
     """
-    if failed := [gid for gid in gids if gid.error]:
-        gid = failed[0]
-        index = "" if gid.index is None else f" {gid.index}"
-        kind = ", link-local" if (gid.local or "").lower().startswith("fe80") else ""
-        yield f"connections failed with GID{index} ({gid.local}{kind}): {gid.error}"
     shown = {_version(gid.roce_version) for gid in gids} - {None, roce_version}
     if shown:
         versions = ", ".join(sorted(str(v) for v in shown))
         yield f"connections use RoCE {versions} GIDs, promised {roce_version}"
         return
-    used = _used([gid for gid in gids if not gid.error], ports)
+    used = _used(gids, ports)
     for (number, type_), names in used.items():
         if type_ != roce_version:
             yield (

@@ -37,6 +37,7 @@ class Case(StrEnum):
     SOCKETS = "sockets instead of RDMA"
     OTHER_NETWORK = "another network than promised"
     GID_TYPE = "wrong GID type"
+    FAILED = "the network failed"
     RAIL_DOWN = "a rail missing"
     STRAY_RAIL = "a stray rail"
     GPUDIRECT_OFF = "GPUDirect off"

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from pytest_mnode.probes.nccl_log import NcclLog, Network, provider_network
+from pytest_mnode.probes.causes import causes
+from pytest_mnode.probes.nccl_log import NcclLog, Network, Use, Warn, provider_network
+from pytest_mnode.probes.nccl_log.gids import WRONG_GID
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.transport.facts import NodeFacts, RankFacts
 from pytest_mnode.transport.proof import Case
@@ -51,12 +53,30 @@ class Why:
         plugin = settings.get("NCCL_NET_PLUGIN", "")
         if spec.fabric.kind == "efa" and plugin.lower() == "none":
             return cls(Case.NET_CHOSEN, f"NCCL_NET_PLUGIN={plugin}")
+        failed = [
+            use.name
+            for use in log.networks
+            if use.use is Use.FAILED and (own is None or use.process == own.process)
+        ]
+        if failed:
+            return cls(Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be set up")
         if told:
             there = f", though there is {', '.join(node.devices)}" if node.devices else ""
             return cls(Case.NO_DEVICE, f"NCCL says {told[0].absence}{there}")
         if spec.fabric.kind == "efa" and not providers:
             return cls(Case.SOCKETS, "its log shows no libfabric plugin")
         return cls(Case.SOCKETS, "nothing tells why")
+
+
+def failure(warn: Warn) -> tuple[Case, str] | None:
+    """What failed for good, and what to do; None where NCCL went on or the warning is unclear."""
+    if warn.recovered is not False:
+        return None
+    told = causes(f"NCCL WARN {warn.text}")
+    if not told or not told[0].root:
+        return None
+    case = Case.GID_TYPE if told[0].name == WRONG_GID else Case.FAILED
+    return case, f"{told[0].short}: NCCL warned {warn.text[:160]!r}; {told[0].kind.remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def _judged(name: str, kind: str, ranks: int, ports: tuple[Port, ...] | None) ->
         ("ib-gdr-2.21", "roce", Answer.DISAGREES, {Case.OTHER_NETWORK}),
         ("ib-gdr-2.21", "efa", Answer.DISAGREES, {Case.OTHER_NETWORK}),
         ("unknown-plugin-2.30", "infiniband", Answer.MISSING, {Case.UNKNOWN_NETWORK}),
-        ("ib-aborted-2.29", "infiniband", Answer.MISSING, {Case.UNREADABLE}),
+        ("ib-aborted-2.29", "infiniband", Answer.DISAGREES, {Case.FAILED}),
         ("cut-2.21", "infiniband", Answer.MISSING, {Case.UNREADABLE}),
         ("empty", "infiniband", Answer.MISSING, {Case.NO_LOG}),
     ],
@@ -80,6 +80,14 @@ def _judged(name: str, kind: str, ranks: int, ports: tuple[Port, ...] | None) ->
 def test_each_log(name: str, kind: str, answer: Answer, cases: set[Case]) -> None:
     verdict = _judged(name, kind, 4, None)
     assert (verdict.answer, {f.case for f in verdict.findings}) == (answer, cases)
+
+
+def test_a_connection_that_died_names_nic_peer_and_remedy() -> None:
+    text = _judged("ib-aborted-2.29", "infiniband", 4, None).text(Answer.DISAGREES, ["larch01"])
+    assert text.startswith("rank 3 on larch02: RDMA peer did not answer (mlx5_3, peer 10.44.0.11, ")
+    assert text.endswith(
+        "; check the link, PFC and routing between the two ports; see whether the peer died"
+    )
 
 
 def test_the_one_node_on_tcp_is_named() -> None:

@@ -211,8 +211,10 @@ def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> No
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ("NET/IB : mlx5_3:1 Got async event : port error", Verdict.INCONCLUSIVE),
-        ("NET/IB : mlx5_3:1 async fatal event on QP #0x12", Verdict.INCONCLUSIVE),
+        ("NET/IB : mlx5_3:1 Got async event : port error", Verdict.FAIL),
+        ("NET/IB : mlx5_3:1 async fatal event on QP #0x12", Verdict.FAIL),
+        ("Connect to 10.0.0.9<42> failed : Connection timed out, retrying", Verdict.PASS),
+        ("something unknown timed out", Verdict.INCONCLUSIVE),
         ("Missing iommu setting", Verdict.PASS),
     ],
 )
@@ -239,3 +241,94 @@ def test_the_adapter_for_which_gpudirect_is_disabled() -> None:
     proof = judged("infiniband", facts)
     assert proof.cases == {Case.GPUDIRECT_OFF}
     assert "NCCL says that it is disabled for mlx5_0" in str(proof.culprit)
+
+
+USING = [
+    ("infiniband", "Socket", Verdict.FAIL, "NCCL uses network Socket instead of infiniband"),
+    ("roce", "Socket", Verdict.FAIL, "NCCL uses network Socket instead of roce"),
+    ("efa", "Socket", Verdict.FAIL, "instead of efa: its log shows no libfabric plugin"),
+    ("infiniband", "FasTrak", Verdict.FAIL, "NCCL uses network FasTrak (GPUDirect-TCP)"),
+    ("ethernet", "IBext_v8", Verdict.FAIL, "NCCL uses network IBext_v8 (RDMA), promised is"),
+    ("infiniband", "IB", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
+    ("ethernet", "Socket", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
+    ("infiniband", "Quillon", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
+]
+
+
+@pytest.mark.parametrize("with_comm", [True, False])
+@pytest.mark.parametrize(("kind", "network", "verdict", "said"), USING)
+def test_the_network_in_use_is_judged_without_channel_lines(
+    kind: str, network: str, verdict: Verdict, said: str, with_comm: bool
+) -> None:
+    def cut(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        begun = f"{who}comm 0x1 rank {rank} nranks {3 * RAILS} cudaDev 0 - Init START\n"
+        return f"{who}Using network {network}\n{begun if with_comm else ''}"
+
+    proof = judged(kind, rewritten(kind, healthy(kind), cut))
+    assert proof.verdict is verdict
+    assert said in str(proof.culprit)
+
+
+MODIFY = "Call to ibv_modify_qp failed with "
+ON = ", on dev mlx5_3:1, curr state INIT, next state RTR, local GID index 3, local GID "
+
+
+@pytest.mark.parametrize(
+    ("text", "case", "said"),
+    [
+        (
+            f"{MODIFY}110 Connection timed out{ON}::ffff:10.3.0.1, remote GID ::ffff:10.7.0.2",
+            Case.FAILED,
+            "no route between RDMA ports (mlx5_3:1, peer ::ffff:10.7.0.2, 110 Connection timed out",
+        ),
+        (f"{MODIFY}error Network is unreachable", Case.FAILED, "no route between RDMA ports"),
+        (
+            f"{MODIFY}110 Connection timed out{ON}::ffff:10.3.0.1, remote GID ::ffff:10.3.0.2",
+            Case.FAILED,
+            "queue pair not connected (mlx5_3:1",
+        ),
+        (
+            f"{MODIFY}22 Invalid argument{ON}fe80::a, remote GID fe80::b",
+            Case.GID_TYPE,
+            "wrong GID (mlx5_3:1, peer fe80::b, 22 Invalid argument",
+        ),
+        (
+            f"{MODIFY}22 Invalid argument{ON}::ffff:10.3.0.1, remote GID fd00::2",
+            Case.GID_TYPE,
+            "wrong GID (mlx5_3:1",
+        ),
+        (f"{MODIFY}error Invalid argument", Case.FAILED, "queue pair not connected: NCCL warned"),
+    ],
+)
+def test_why_a_queue_pair_could_not_be_connected(text: str, case: Case, said: str) -> None:
+    warned = (
+        f"birch1:5000:5100 [0] misc/ibvwrap.cc:1 NCCL WARN {text}\n"
+        "birch1:5000:5100 [0] NCCL INFO transport/net_ib/connect.cc:9 (ncclIbConnect) -> 2\n"
+    )
+    facts = rewritten("roce", healthy("roce"), lambda r, log: log + (warned if r == RAILS else ""))
+    proof = judged("roce", facts)
+    assert proof.cases == {case}
+    assert str(proof.culprit).startswith(f"rank 8 on birch1: {said}")
+
+
+def test_a_warning_of_one_gpu_is_not_told_of_the_other_ranks_of_its_process() -> None:
+    def text(rank: int) -> str:
+        return re.sub(r"(?m)^birch(\d):\d+:", r"birch\1:77:", log_text(rank, 3, "infiniband"))
+
+    warned = (
+        "birch1:77:1 [2] net_ib.cc:1 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error\n"
+    )
+    facts = healthy("infiniband")
+    log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks) + warned)
+    proof = judged(
+        "infiniband", replace(facts, ranks=tuple(replace(r, log=log) for r in facts.ranks))
+    )
+    assert str(proof.culprit).startswith("rank 10 on birch1: port went down (mlx5_2:1, port error)")
+    assert "ranks" not in str(proof.culprit)
+
+
+def test_efa_without_the_plugin_that_was_asked_for() -> None:
+    before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
+    facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
+    assert "its network plugin aws-ofi could not be set up" in str(judged("efa", facts).culprit)

@@ -53,6 +53,7 @@ _USES = (
     (re.compile(r"Initialized NET plugin (.{1,80})"), Use.INITIALIZED),
     (re.compile(r"Failed to initialize NET plugin (.{1,80})"), Use.FAILED),
     (re.compile(r"Assigned NET plugin (.{1,80}?) to comm\b"), Use.ASSIGNED),
+    (re.compile(r"NET/Plugin ?: Could not find:? (?!lib\w*ccl-net\.so)([\w-]{1,80})"), Use.FAILED),
     (re.compile(r"P2P plugin (?:v\d{1,3} )?(\S{1,80})$"), Use.LOADED),
     (re.compile(r"NET/Plugin ?: Loaded net plugin (.{1,80}?)(?: \(v\d{1,3}\))?$"), Use.LOADED),
 )
