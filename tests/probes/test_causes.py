@@ -27,12 +27,7 @@ def test_the_cause_of_a_failing_text(text: str, name: str, culprit: str) -> None
 
 
 def test_all_causes_of_the_table_are_tried() -> None:
-    assert {kind.name for kind in TABLE} - {name for _, name, _ in FAILING} <= {
-        "NVLink error",
-        "RDMA failed",
-        "gloo not connected",
-        "preempted",
-    }
+    assert {kind.name for kind in TABLE} == {name for _, name, _ in FAILING}
     assert len(FAILING) >= 80
 
 
@@ -87,7 +82,7 @@ def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> 
         first = first_cause({"elm1": lost, "elm2": root, "elm3": lost})
         assert first is not None
         assert first.name == cause
-        assert first.host == ("elm2" if culprit.find("elm4") < 0 else "elm4") or culprit == "oak"
+        assert first.host == "elm2" or str(first.host) in culprit
     assert is_peer_lost(lost)
 
 

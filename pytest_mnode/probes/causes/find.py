@@ -32,9 +32,9 @@ _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b")
 
 # What schedulers, launchers and torch put before a line, with who it is.
 _PREFIX = re.compile(
-    r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?|"
-    r"\d\d:\d\d:\d\d[\d.,]*|"
-    r"stdout F |stderr F |\[\d+,(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
+    r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
+    r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
+    r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
     r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|\(\w+ pid=\d+(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|(?P<compose>[\w.-]+) +\| )"
 )
@@ -44,11 +44,12 @@ _RANK = re.compile(
 )
 _HOST = re.compile(
     r"\bon node (?P<mpi>[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
-    r"\[(?P<ucx>[A-Za-z][\w.-]*):\d+ ?:\d+(?::\d+)?\]|STEP [\w.]+ ON (?P<step>[\w.-]+) |"
+    r"\[(?P<ucx>[A-Za-z][\w.-]*):\d+ ?:\d+(?::\d+)?\]|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) |"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): "
 )
 _WHO = re.compile(
-    r"(?:^|[\s>|\]])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<device>\d{1,4})\] "
+    r"(?:^|[\s>|\]:])(?P<host>(?!\d+:)[\w.-]{1,255}):(?:(?P<pid>\d{1,9}):\d{1,9}|[xX*#:]{1,19}) "
+    r"\[(?P<device>\d{1,4})\] "
 )
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
 _DEVICE = re.compile(

@@ -28,9 +28,9 @@ def root(name: str, meaning: str, remedy: str, *patterns: str, **flags: bool) ->
     return Kind(name, True, meaning, remedy, tuple(map(re.compile, patterns)), **flags)
 
 
-def lost(name: str, meaning: str, remedy: str, *patterns: str) -> Kind:
+def lost(name: str, meaning: str, remedy: str, *patterns: str, **flags: bool) -> Kind:
     """What a rank prints because of another one."""
-    return Kind(name, False, meaning, remedy, tuple(map(re.compile, patterns)))
+    return Kind(name, False, meaning, remedy, tuple(map(re.compile, patterns)), **flags)
 
 
 CUDA_ERROR = (

@@ -90,7 +90,8 @@ MACHINES = (
         "a rank asked for more memory than its GPU had left",
         "use a smaller batch or model per GPU; look for other processes on it",
         r"(?i:(?:cuda|hip) out of memory)|torch\.\w*\.?OutOfMemoryError|cudaErrorMemoryAllocation",
-        rf"{CUDA_ERROR}out of memory|CUBLAS_STATUS_ALLOC_FAILED|Failed to (?:CUDA|HIP) [mc]alloc",
+        rf"{CUDA_ERROR}out of memory|CUBLAS_STATUS_ALLOC_FAILED",
+        r"CUDA failure .*'out of memory'|Failed to (?:CUDA|HIP) [mc]alloc",
     ),
     root(
         "device-side assert",

@@ -15,7 +15,7 @@ NETWORKS = (
         r"(?P<detail>fi_mr_reg\w*).*fail|NET/OFI .*(?i:unable to register|register\w* fail)",
         r"(?i:memlock|locked memory|ulimit -l).*(?i:too (?:low|small)|limit|exceed)",
         r"(?i:unable to register memory|failed to register (?:user )?(?:buffer|memory|address))",
-        r"UCX .*(?i:failed to register)",
+        r"UCX .*(?i:failed to register)|(?i:GDRCOPY|gdr_\w+).*fail",
     ),
     root(
         "no RDMA resources",
@@ -100,6 +100,7 @@ NETWORKS = (
         "look up the status; see whether the peer died",
         rf"{COMPLETION}(?P<detail>(?!5\b)\d+)",
         r"Call to (?P<detail>ibv_\w+) failed|Send completion with error",
+        r"<warn> err: \d+, message: (?P<detail>.+?) My EFA addr",
     ),
     root(
         "file system failed",
@@ -141,6 +142,7 @@ NETWORKS = (
         "no such interface",
         "an interface that was asked for is not there or has no address",
         "correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
+        r"Socket creation failed|Call to bind failed",
         r"[Nn]o (?:socket )?interface found|with family \d+ is neither AF_INET",
         r"Unable to find (?:address|interface) for:? ?\[?(?P<detail>[\w.-]+)",
         r"network device '(?P<device>[\w:.]+)' is not available",
@@ -165,7 +167,8 @@ NETWORKS = (
         "port in use",
         "another process listens on the port of the rendezvous",
         "end it, or choose another MASTER_PORT",
-        r"(?::(?P<detail>\d+) )?.*(?:EADDRINUSE|[Aa]ddress already in use)",
+        r"(?P<detail>port: \d+),.*EADDRINUSE",
+        r"EADDRINUSE|[Aa]ddress already in use",
     ),
     root(
         "host unreachable",
@@ -215,7 +218,7 @@ NETWORKS = (
         "CUDA error",
         "a CUDA call failed",
         "run with CUDA_LAUNCH_BLOCKING=1",
-        r"(?:Cuda|HIP) failure (?P<detail>(?:\d+ )?'[^']+')",
+        r"(?:Cuda|HIP|CUDA) failure (?:\S+:\d+ )?(?P<detail>(?:\d+ )?'[^']+')",
         r"(?:CUDA|HIP) error: (?P<detail>.{3,80})",
         r"(?P<detail>CU(?:BLAS|DNN|SPARSE)_STATUS_(?!SUCCESS)\w+)",
     ),

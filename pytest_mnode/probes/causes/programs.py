@@ -129,7 +129,7 @@ CONSEQUENCES = (
         r"(?i:connection (?:closed|reset|refused|aborted)|connection was (?:closed|reset)|"
         r"socket closed|remote (?:process )?(?:exited|closed))",
         r"Broken ?[Pp]ipe|Connection(?:Reset|Refused|Aborted)Error",
-        r"Socket recv failed|Failed to execute operation|Error encountered progressing",
+        r"RAS.*\bdead\b|Socket recv failed|Failed to execute operation|Error encountered progress",
         rf"{COMPLETION}5\b",
     ),
     lost(
@@ -137,7 +137,10 @@ CONSEQUENCES = (
         "a communicator was aborted or a call of NCCL failed",
         "look for what NCCL warned of before",
         r"nccl(?:Remote|System|Internal|UnhandledCuda|InvalidUsage)\w*(?:Error)?\b|NCCL error in|"
-        r"NCCL communicator was aborted|NCCL watchdog|DistBackendError|Abort COMPLETE",
+        r"NCCL communicator was aborted|NCCL watchdog|DistBackendError|Test NCCL failure",
+        r"NCCL operation \w+.* failed|unhandled (?:system|cuda) error",
+        r"NCCL INFO (?P<detail>(?:\S*/)?(?:init|group)\.cc:\d+(?: \(.*\))? -> (?![07]\b)\d)",
+        in_info=True,
     ),
     lost(
         "aborted",
