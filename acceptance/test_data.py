@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
@@ -119,3 +120,8 @@ def test_all_ranks_read_the_same_files(
         not_promised("storage.datasets")
     for found in checks.files(promise, spec.storage.datasets, world):
         found.record(measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

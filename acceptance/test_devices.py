@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
-pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+pytestmark = pytest.mark.criterion
+needs_group = pytest.mark.usefixtures("process_group")
 
 
+@needs_group
 def test_every_rank_multiplies_as_fast_as_the_others(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -32,6 +35,7 @@ def test_every_rank_multiplies_as_fast_as_the_others(
         found.record(measure)
 
 
+@needs_group
 @pytest.mark.parametrize("kind", ["memory_copy", "device_copy", "host_to_device", "device_to_host"])
 def test_every_rank_copies_as_fast_as_the_others(
     kind: str, world: World, device: torch.device, spec: Spec, measure: Measure
@@ -44,3 +48,8 @@ def test_every_rank_copies_as_fast_as_the_others(
     found = bench.compare_copy(kind, promise, world, device)
     print(found.table())
     found.record(measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
@@ -126,3 +127,8 @@ def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measur
     tools.record_devices(measure, devices, spec.fabric)
     pairs = tools.write_bandwidths(cluster, devices, how)
     tools.record_write_bandwidths(measure, pairs, spec.fabric, how)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
@@ -23,8 +24,8 @@ if "torch" in sys.modules:  # where ranks are forked from; in the controller it 
 pytestmark = [
     pytest.mark.criterion,
     pytest.mark.mnode(min_procs_per_node=2),  # or no group could stay inside a node
-    pytest.mark.usefixtures("process_group"),
 ]
+needs_group = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
     pytest.fail(problem, pytrace=False)
 
 
+@needs_group
 def test_every_rank_is_in_the_right_groups(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
@@ -49,6 +51,7 @@ def test_every_rank_is_in_the_right_groups(
                 found.record(measure)
 
 
+@needs_group
 def test_collectives_inside_groups_are_right(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
@@ -58,6 +61,7 @@ def test_collectives_inside_groups_are_right(
             groups.collectives(mesh, world, device).record(measure)
 
 
+@needs_group
 def test_groups_do_not_mix(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
@@ -68,6 +72,7 @@ def test_groups_do_not_mix(
         groups.together(meshes, world, device).record(measure)
 
 
+@needs_group
 def test_tensor_parallel_groups_stay_inside_a_node(
     world: World,
     device: torch.device,
@@ -86,6 +91,7 @@ def test_tensor_parallel_groups_stay_inside_a_node(
             groups.inside_node(mesh, world, names).record(measure)
 
 
+@needs_group
 def test_slices_of_a_mesh_are_right(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
@@ -96,3 +102,8 @@ def test_slices_of_a_mesh_are_right(
     with groups.mesh_of(layout, device) as mesh:
         for found in groups.slices(mesh, world, device):
             found.record(measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

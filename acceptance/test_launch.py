@@ -12,6 +12,7 @@ from pytest_mnode import launching, not_promised
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
 
 pytestmark = pytest.mark.criterion
@@ -91,3 +92,8 @@ def test_who_never_came_is_named(cluster: Cluster, spec: Spec, measure: Measure)
     if len(cluster.nodes) < 2:
         pytest.skip("nobody is missed on one node; give --mnode-nodes=2 or more")
     launching.record_absent(cluster, promised.absent, spec, measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure, kills=True)

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
-pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+pytestmark = pytest.mark.criterion
+needs_group = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,7 @@ def _promised(spec: Spec) -> None:
         pytest.skip("not promised by the spec")
 
 
+@needs_group
 def test_every_rank_is_there(world: World) -> None:
     """Is every rank there, on the node it should be on?"""
     import torch.distributed as dist
@@ -33,6 +36,7 @@ def test_every_rank_is_there(world: World) -> None:
     assert there == [(r, world.nodes[r // world.local_size]) for r in range(world.size)]
 
 
+@needs_group
 def test_every_rank_meets_every_other(world: World, device: torch.device, measure: Measure) -> None:
     """Does every rank hear every other, as it spoke?"""
     met = bench.exchange(world, device)
@@ -45,8 +49,14 @@ def test_every_rank_meets_every_other(world: World, device: torch.device, measur
     )
 
 
+@needs_group
 @pytest.mark.parametrize("size_bytes", [4, (1 << 20) + 4])
 def test_sum_is_right(device: torch.device, size_bytes: int, measure: Measure) -> None:
     """Does a sum over all ranks come back right, at every position?"""
     wrong = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
     measure("#wrong", wrong, equals=0, source="a sum of whole numbers is exact")
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

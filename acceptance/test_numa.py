@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
 
-pytestmark = [pytest.mark.criterion, pytest.mark.usefixtures("process_group")]
+pytestmark = pytest.mark.criterion
+needs_group = pytest.mark.usefixtures("process_group")
 
 
+@needs_group
 def test_ranks_run_beside_their_accelerator(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -28,6 +31,7 @@ def test_ranks_run_beside_their_accelerator(
     found.record(measure)
 
 
+@needs_group
 def test_memory_is_beside_the_accelerator(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -37,6 +41,7 @@ def test_memory_is_beside_the_accelerator(
     found.record(measure)
 
 
+@needs_group
 def test_ranks_send_over_the_nearest_nic(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -46,6 +51,7 @@ def test_ranks_send_over_the_nearest_nic(
     found.record(measure)
 
 
+@needs_group
 def test_ranks_have_cores_of_their_own(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -55,6 +61,7 @@ def test_ranks_have_cores_of_their_own(
     found.record(measure)
 
 
+@needs_group
 def test_near_memory_is_faster_than_far(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
@@ -62,3 +69,8 @@ def test_near_memory_is_faster_than_far(
     found = bench.near_and_far(world, device, spec)
     print(found.table())
     found.record(measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

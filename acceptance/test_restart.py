@@ -14,6 +14,7 @@ from pytest_mnode.spec.restart import KILLS, Kill
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
 
 pytestmark = pytest.mark.criterion
@@ -73,3 +74,8 @@ def test_a_killed_job_comes_back_and_loses_nothing(
         killed = restart.judged_kill(kill, promised, take_cluster(), spec, base)
     print("\n".join(killed.lines))
     killed.record(measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure, kills=True)

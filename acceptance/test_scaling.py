@@ -13,6 +13,7 @@ from pytest_mnode.options import locate_budget_s
 if TYPE_CHECKING:
     from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
 
 pytestmark = pytest.mark.criterion
@@ -54,3 +55,8 @@ def test_every_second_is_attributed(found: scaling.Scaling, measure: Measure) ->
 def test_gradients_travel_on_the_fabric(found: scaling.Scaling, measure: Measure) -> None:
     """Did the fabric promised carry the bytes of the steps?"""
     found.record_network(measure)
+
+
+def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
+    """Did every fabric port stay up, free of errors and losses, during this criterion?"""
+    fabric_ports.record(measure)

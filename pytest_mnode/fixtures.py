@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE
+from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE, PORTS_FIXTURE
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_mnode.handle import Cluster
     from pytest_mnode.measure import Measure
+    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
     from pytest_mnode.world.contract import World
     from pytest_mnode.world.rank import Rank
@@ -116,6 +117,23 @@ def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluste
     yield take
     for handle in taken:
         handle.close()
+
+
+@pytest.fixture(name=PORTS_FIXTURE)
+def _fabric_ports(request: pytest.FixtureRequest, spec: Spec) -> PortWatch:
+    """Counters of every fabric port since this file's first test; its test is the file's last."""
+    from pytest_mnode.promise import not_promised
+    from pytest_mnode.report.criterion import criterion_name
+    from pytest_mnode.run import run_of
+
+    if not spec.promised(name := criterion_name(request.node.nodeid)):
+        not_promised(name)
+    try:
+        run_of(request.config).all_nodes()
+    except MnodeError as error:
+        pytest.fail(str(error), pytrace=False)
+    watch: PortWatch = request.config.pluginmanager.getplugin(PORTS_FIXTURE)
+    return watch
 
 
 @pytest.fixture(name=NODE_FIXTURE)

@@ -72,7 +72,8 @@ class Cluster(Nodes):
 
     def power_off(self, node: str) -> None:
         """As a pulled plug. The node is booted again when the test ends, if not before."""
-        self._ask("power_off", self._names(node)[0])
+        self._run.switched_off.add(self._names(node)[0])
+        self._ask("power_off", node)
         self._off.append(node)
 
     def power_on(self, node: str) -> None:

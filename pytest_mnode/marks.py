@@ -13,7 +13,8 @@ from pytest_mnode.options import REUSE, Settings
 RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
 CLUSTER_FIXTURE = "cluster"
 NODE_FIXTURE = "node"
-CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE)
+PORTS_FIXTURE = "fabric_ports"
+CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE, PORTS_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
 FEWEST_NODES = 2
 """What tests that need ranks get where nobody says how many nodes."""

@@ -61,6 +61,10 @@ class Measure:
         self._kept.append(measurement)
         return measurement
 
+    def keep(self, measurement: Measurement) -> None:
+        """Record a measurement that was made elsewhere."""
+        self._kept.append(replace(measurement, where=measurement.where or self._where))
+
     def curve(self, curve: Curve) -> None:
         """Keep a curve for the certificate. It is not judged: measure what is expected of it."""
         self._curves.append(curve)

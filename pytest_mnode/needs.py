@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from pytest_mnode import marks
+
 STOPS = "stops"
 MARKER = (
     "stops('mesh', 'fabric', …): when this test fails, tests of those criteria are not run and are "
@@ -14,14 +16,23 @@ MARKER = (
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files marked `criterion(without_nodes=True)`, then those marked `criterion(first=True)`."""
+    """Files marked `criterion(without_nodes=True)`, then those marked `criterion(first=True)`.
+
+    A test of `fabric_ports` comes last of its file: it judges what the others did.
+    """
 
     def place(item: pytest.Item) -> int:
         mark = item.get_closest_marker("criterion")
         first = mark is not None and mark.kwargs.get("first", False)
         return 0 if without_nodes(item) else 1 if first else 2
 
-    return sorted(items, key=place)
+    items = sorted(items, key=place)
+    last = {item.path: index for index, item in enumerate(items)}
+    placed = {
+        item: (last[item.path], 1) if marks.asks_for(item, marks.PORTS_FIXTURE) else (index, 0)
+        for index, item in enumerate(items)
+    }
+    return sorted(items, key=placed.__getitem__)
 
 
 def without_nodes(item: pytest.Item) -> bool:
@@ -77,9 +88,9 @@ class Needs:
         return f"not tried, for {criterion_name(first)} failed: {told}{more}"
 
 
-def stopped_by(marks: Iterable[pytest.Mark]) -> tuple[str, ...]:
+def stopped_by(found: Iterable[pytest.Mark]) -> tuple[str, ...]:
     """Names of the criteria that these `stops` marks name, each once."""
-    return tuple(dict.fromkeys(str(name) for mark in marks for name in mark.args))
+    return tuple(dict.fromkeys(str(name) for mark in found for name in mark.args))
 
 
 def _culprits(report: pytest.TestReport) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from pytest_mnode import marks, needs, options, rank_tests
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
+    _fabric_ports,
     _mnode_nodes,
     _node,
     cluster,
@@ -157,6 +158,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in items:
         marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
     run = _make_run(config)
+    if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
+        from pytest_mnode.port_counters.watching import PortWatch
+
+        config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
     config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), rank_tests.NAME)
     config.pluginmanager.register(Guard(), "mnode-guard")
     if not _is_xdist_worker(config):

@@ -76,6 +76,8 @@ class Run:
         self._postponed: list[pytest.Item] = []
         self._not_had = ""
         self._gone: dict[str, str] = {}
+        self.switched_off: set[str] = set()
+        """Nodes that tests switched off on purpose, since the criterion began."""
         self.ended = ""
         """Why this run ended itself, as where a node is lost for good."""
 

@@ -106,7 +106,7 @@ class Measurement:
     value: None (or not finite) where it could not be measured: inconclusive, never a pass.
     expected: None for a value that is only recorded, not judged.
     source: where the bound comes from, such as "fabric.line_rate_mbit_s 200 × 0.85".
-    culprit: node, NIC, rank or setting to blame where the bound is broken.
+    culprit: node, NIC, rank or setting to blame where the bound is broken; dropped where it holds.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
 
@@ -125,6 +125,8 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.value is not None:
             object.__setattr__(self, "value", _number(f"measurement {self.name!r}", self.value))
+        if self.verdict is Verdict.PASS:
+            object.__setattr__(self, "culprit", None)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -158,7 +160,7 @@ class Measurement:
                 parts.append(f"margin {self.margin:+.4g} {self.unit}".rstrip())
         if self.note:
             parts.append(self.note)
-        if self.culprit and self.verdict is not Verdict.PASS:
+        if self.culprit:
             parts.append(f"culprit {self.culprit}")
         if self.where:
             parts.append(f"measured by {self.where}")

@@ -184,3 +184,10 @@ def test_a_value_that_is_not_finite_stays_inconclusive_in_json() -> None:
 def test_an_edited_verdict_is_judged_anew() -> None:
     data = Measurement("busbw", 1, "", at_least(2)).to_dict() | {"verdict": "pass", "margin": 5}
     assert Measurement.from_dict(data).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("value", "culprit"), [(5, None), (3, "node2 fab0"), (None, "node2 fab0")])
+def test_who_passes_is_not_to_blame(value: float | None, culprit: str | None) -> None:
+    measured = Measurement("rate", value, "GB/s", at_least(4), "spec", "node2 fab0")
+    assert (measured.culprit, measured.to_dict()["culprit"]) == (culprit, culprit)
+    assert ("node2" in str(measured)) is (culprit is not None)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.errors import MnodeError
 from pytest_mnode.faults.acting import all_undone, at_switch, running, undone_once
 from pytest_mnode.faults.registry import Undo, fault, number, whole, word
 
 RELAY = str(Path(__file__).with_name("relay.py"))
+FLAP_EVERY_S, FLAP_S = 5.0, 0.2
 SLOW = 0.25
 """What is left of a slow link's rate where no rate is given."""
 
@@ -95,6 +98,31 @@ def link_down(rack: Rack, node: Node, link: str | None) -> Undo:
     name = link or rack.plan.fabric.name
     rack.set_link(node, name, up=False)
     return undone_once(rack, lambda: rack.set_link(node, name, up=True))
+
+
+@fault(number("EVERY_S", "5", above=FLAP_S, up_to=3600), LINK)
+def flapping_link(rack: Rack, node: Node, every_s: float | None, link: str | None) -> Undo:
+    """The switch port of a link goes down for 200 ms, again and again."""
+    name, over = link or rack.plan.fabric.name, threading.Event()
+    rack.set_link(node, name, up=True)  # raises for a link that is not there
+
+    def flap() -> None:
+        while not over.wait((every_s or FLAP_EVERY_S) - FLAP_S):
+            try:
+                rack.set_link(node, name, up=False)
+                over.wait(FLAP_S)
+                rack.set_link(node, name, up=True)
+            except MnodeError:  # the rack is closed
+                return
+
+    thread = threading.Thread(target=flap, name="flapping-link", daemon=True)
+    thread.start()
+
+    def undo() -> None:
+        over.set()
+        thread.join()
+
+    return undone_once(rack, undo)
 
 
 @fault(LINK)

@@ -15,7 +15,6 @@ from pytest_mnode.preflight.facts import Survey
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised
 from pytest_mnode.preflight.ranks import RankEnvironment, read_environment
 from pytest_mnode.promise import not_promised
-from pytest_mnode.verdict import Relation
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -109,20 +108,4 @@ class Asking:
         if isinstance(answer, NotPromised):
             not_promised(answer.why)
         for one in answer:
-            bound = one.expected
-            relation = {
-                Relation.AT_LEAST: "at_least",
-                Relation.AT_MOST: "at_most",
-                Relation.EQUALS: "equals",
-            }
-            expected = {relation[bound.relation]: bound.limit} if bound is not None else {}
-            self._measure(
-                one.name,
-                one.value,
-                one.unit,
-                tolerance=bound.tolerance if bound is not None else 0.0,
-                source=one.source,
-                culprit=one.culprit,
-                note=one.note,
-                **expected,
-            )
+            self._measure.keep(one)

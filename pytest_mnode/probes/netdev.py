@@ -36,7 +36,8 @@ class Interface:
     operstate: up, down, unknown, lowerlayerdown, …; loopback and some virtual ones stay "unknown"
     while they work. admin_up: set up by an administrator. carrier: None while it is not set up.
     speed_mbits_s: as the driver tells, which for veth is 10000 whatever it carries; None where it
-    does not know (−1) or the interface is down. address: MAC, of 20 bytes on IPoIB. slaves: what is
+    does not know (−1) or the interface is down. carrier_changes: how often the carrier came or went
+    since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: what is
     bound into it, ports of a bridge too. rdma_devices: those on the same PCI function. errors:
     counters of errors and drops by the kernel's names, only those that can be read.
     """
@@ -61,6 +62,7 @@ class Interface:
     sent_packets: int | None
     received_packets: int | None
     errors: Mapping[str, int]
+    carrier_changes: int | None = None
 
     @property
     def up(self) -> bool | None:
@@ -164,6 +166,7 @@ def _interface(path: Path, root: Path) -> Interface:
         errors={
             name: value for name in _ERRORS if (value := sysfs.count(statistics / name)) is not None
         },
+        carrier_changes=sysfs.count(path / "carrier_changes"),
     )
 
 

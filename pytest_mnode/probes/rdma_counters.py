@@ -62,6 +62,11 @@ class Means(StrEnum):
     OTHER = "other"
 
 
+def counts_the_link(counter: str) -> bool:
+    """Whether a counter is of the port's own link, not of connections that use it."""
+    return counter in _BITS
+
+
 def meaning(counter: str) -> Means:
     """What a counter tells, by its name in `counters` or `hw_counters`; never raises.
 
@@ -131,10 +136,11 @@ def _rises(
     before: Mapping[str, int] | None, after: Mapping[str, int] | None
 ) -> dict[str, int | None]:
     names = dict.fromkeys((*(before or {}), *(after or {})))
-    return {name: _rise(name, (before or {}).get(name), (after or {}).get(name)) for name in names}
+    return {name: rise(name, (before or {}).get(name), (after or {}).get(name)) for name in names}
 
 
-def _rise(name: str, before: int | None, after: int | None) -> int | None:
+def rise(name: str, before: int | None, after: int | None) -> int | None:
+    """By how much a counter rose; None where not known: unread, set back, or at its largest."""
     if before is None or after is None or after < before:
         return None
     full = (1 << _BITS[name]) - 1 if name in _BITS else None

@@ -76,6 +76,12 @@ class Fabric(Network):
     """Largest packet in bytes, without the frame: 1500, or 9000 for jumbo frames."""
     gpudirect: Annotated[bool, Field(strict=True)] | None = None
     """Whether NICs must read and write the accelerators' memory by themselves (GPUDirect RDMA)."""
+    carrier_changes_at_most: Count = 0
+    """How often the carrier of a port may come or go while one criterion runs."""
+    errors_at_most: Count = 0
+    """By how much an error counter of a port may rise while one criterion runs."""
+    lost_at_most_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
+    """Of the packets of a port, or of a node's TCP on ethernet: lost or sent again meanwhile."""
 
     @property
     def protocol(self) -> str | None:

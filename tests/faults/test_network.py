@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -140,6 +141,22 @@ def test_a_link_is_down(rack: Rack) -> None:
         assert shell(rack, 1, "cat /sys/class/net/mgmt0/carrier") == "1"
     assert shell(rack, 1, "cat /sys/class/net/fab0/carrier") == "1"
     assert echoes(rack, 0, 1)[0] == 1
+
+
+def test_a_link_flaps(rack: Rack) -> None:
+    def changes() -> int:
+        return int(shell(rack, 1, "cat /sys/class/net/fab0/carrier_changes"))
+
+    before, end = changes(), time.monotonic() + 20
+    with injected(rack, "flapping_link:node1:0.3"):
+        while changes() < before + 4 and time.monotonic() < end:
+            time.sleep(0.1)
+    last = changes()
+    assert last >= before + 4
+    assert shell(rack, 1, "cat /sys/class/net/fab0/carrier") == "1"
+    time.sleep(0.6)
+    assert changes() == last
+    assert shell(rack, 0, "cat /sys/class/net/fab0/carrier_changes") == "2"
 
 
 def test_an_interface_is_missing(rack: Rack) -> None:

@@ -40,7 +40,9 @@ def test_without_slurms_commands_nothing_is_certified(tmp_path: Path) -> None:
         [tried] = case["measurements"]
         assert tried["name"] == "experiments that could not be conducted"
         assert tried["note"].startswith("sinfo: no such command here"), tried
-    messages = {case["message"].splitlines()[0] for case in found["mesh"]["cases"]}
+    messages = {
+        case["message"].splitlines()[0].removeprefix("Failed: ") for case in found["mesh"]["cases"]
+    }
     assert len(messages) == 1, messages
     assert "slurm" in next(iter(messages)).lower()
     assert list(tmp_path.glob(".mnode*")) == []

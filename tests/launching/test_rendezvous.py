@@ -42,14 +42,14 @@ def test_a_rank_that_is_slow_by_itself_is_named(
 @pytest.mark.parametrize(
     ("init_s", "connect_s", "verdict", "culprit"),
     [
-        (0.9, 0.01, Verdict.PASS, "no rank by itself; rank 2 on node2 was the last"),
+        (0.9, 0.01, Verdict.PASS, None),
         (3.1, 0.01, Verdict.FAIL, "no rank by itself; rank 2 on node2 was the last"),
         (3.1, 0.8, Verdict.FAIL, "node2 (rank 2: 0.80 s to connect to the store alone)"),
         (None, 0.8, Verdict.INCONCLUSIVE, "node2 (rank 2: 0.80 s to connect to the store alone)"),
     ],
 )
 def test_a_rendezvous_is_judged_by_its_slowest_rank(
-    init_s: float | None, connect_s: float, verdict: Verdict, culprit: str
+    init_s: float | None, connect_s: float, verdict: Verdict, culprit: str | None
 ) -> None:
     found = [replace(one, init_s=0.5) for one in times(0.01, 0.01, connect_s, 0.01)]
     found[2] = replace(found[2], init_s=init_s, error="" if init_s else "no peer")

@@ -76,8 +76,7 @@ def test_what_is_uneven_by_chance_stays_skew() -> None:
     plan = made.plan(4)
     judged, efficiency = last(plan, made.uneven(made.facts(plan), 0.04), "skew")
     assert judged.causes[0].kind == "skew"
-    assert efficiency.culprit is not None
-    assert efficiency.culprit.startswith("ranks compute unevenly: "), efficiency.culprit
+    assert efficiency.culprit is None  # it is allowed, so that nobody is to blame
 
 
 @pytest.mark.parametrize("seed", range(8))
