@@ -82,6 +82,7 @@ class RankChannels:
             silence = Silence(self.rank.environment).text or "no line says which rank wrote it"
             yield self.missing(Case.NO_LOG, f"the log does not tell of this rank: {silence}")
         if self.mine is None:
+            yield from self._failed_for_all(self.log)
             return
         yield from self._whole(self.log, self.mine)
         yield from self._carried(self.log) if self.channels else self._chosen(self.log, self.mine)
@@ -220,6 +221,13 @@ class RankChannels:
         pinned = "NCCL_IB_GID_INDEX" in self.rank.environment  # judged there
         return self.nccl_version if runs_rdma and not pinned else None
 
+    def _failed_for_all(self, log: NcclLog) -> Iterator[Finding]:
+        """What failed for good by a log that does not tell its ranks, so that all ranks tell it."""
+        for warn in log.warnings:
+            cause = failure(warn) if warn.recovered is False else None
+            if cause is not None:
+                yield self.against(cause[0], f"{warn.process}: {cause[1]}")
+
     def _warned(self, log: NcclLog, mine: RankLog) -> Iterator[Finding]:
         for warn in log.warnings:
             if warn.process != mine.process or mine.cuda_device not in (None, warn.cuda_device):
@@ -227,7 +235,8 @@ class RankChannels:
             told = f"NCCL warned {warn.text[:160]!r}"
             cause = failure(warn)
             if cause is not None:
-                yield self.against(*cause)
+                # Without a sign that NCCL gave up or went on, it may have done either.
+                yield (self.missing if warn.recovered is None else self.against)(*cause)
             elif warn.recovered is False:
                 yield self.missing(Case.UNREADABLE, f"{told} and gave up")
             else:

@@ -69,8 +69,8 @@ class Why:
 
 
 def failure(warn: Warn) -> tuple[Case, str] | None:
-    """What failed for good, and what to do; None where NCCL went on or the warning is unclear."""
-    if warn.recovered is not False:
+    """What failed, and what to do; None where NCCL went on or the warning names no root cause."""
+    if warn.recovered:
         return None
     told = causes(f"NCCL WARN {warn.text}")
     if not told or not told[0].root:

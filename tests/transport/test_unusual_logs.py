@@ -215,6 +215,8 @@ def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> No
         ("NET/IB : mlx5_3:1 async fatal event on QP #0x12", Verdict.FAIL),
         ("Connect to 10.0.0.9<42> failed : Connection timed out, retrying", Verdict.PASS),
         ("something unknown timed out", Verdict.INCONCLUSIVE),
+        ("Cuda failure 3 'initialization error'", Verdict.INCONCLUSIVE),
+        ("Call to ibv_create_cq failed with error Invalid argument", Verdict.FAIL),
         ("Missing iommu setting", Verdict.PASS),
     ],
 )
@@ -253,6 +255,19 @@ USING = [
     ("ethernet", "Socket", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
     ("infiniband", "Quillon", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
 ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Call to ibv_reg_mr failed with error Cannot allocate memory", "Error: network IB not found."],
+)
+def test_a_failure_in_a_log_that_names_no_rank(text: str) -> None:
+    lines = [f"birch1:{pid}:1 [0] a.cc:1 NCCL WARN {text}\n" for pid in (5, 6)]
+    facts = rewritten("infiniband", healthy("infiniband"), lambda *_: "".join(lines))
+    proof = judged("infiniband", facts)
+    assert proof.verdict is Verdict.FAIL
+    for pid in (5, 6):
+        assert str(proof.culprit).count(f"all nodes: birch1:{pid}: ") == 1
 
 
 @pytest.mark.parametrize("with_comm", [True, False])

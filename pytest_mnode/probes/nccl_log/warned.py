@@ -19,7 +19,8 @@ WARNED = ("WARN", "ERROR")
 _RETRIES = re.compile(r"\bretrying\b", re.IGNORECASE)
 _GAVE_UP = re.compile(
     r"\babort|async(?:hronous)? error|unhandled|timed out|time-?out|\bfatal\b|catastrophic|"
-    r"\bport error\b|Got completion (?:from peer|with)",
+    r"\bport error\b|Got completion (?:from peer|with)|Call to ibv_\w+ failed|Duplicate GPU|"
+    r"network .{1,80} not found|no socket interface",
     re.IGNORECASE,
 )
 _LONGEST = 2000
