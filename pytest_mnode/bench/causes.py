@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from pytest_mnode.probes import sysfs
 from pytest_mnode.probes.cgroup import read_cpu_limits
-from pytest_mnode.probes.nvml import read_nvml
+from pytest_mnode.probes.nvml import Load
 from pytest_mnode.probes.waiting import Spent
 
 WORTH_TELLING = 0.1
@@ -18,15 +16,13 @@ COOL = 0.75
 """Of a CPU's highest clock: below it, it is held back."""
 
 
-def cause(spent: Spent, shared: bool, device: torch.device, on: torch.device, node: str) -> str:
+def cause(spent: Spent, shared: bool, load: Load | None, node: str) -> str:
     """What took this rank's time, or holds its device back, worst first.
 
-    shared: whether the machine has other nodes. on: the device whose time was measured.
+    shared: whether the machine has other nodes. load: of the device whose time was measured.
     """
-    found = [*_waiting(spent, shared, node), *_cold()]
-    if device.type == "cuda" and on.type == "cuda":
-        found += _held_back(device)
-    return ", ".join(found)
+    held_back = [f"device {load}"] if load is not None and load.slowed else []
+    return ", ".join([*_waiting(spent, shared, node), *_cold(), *held_back])
 
 
 def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
@@ -62,18 +58,3 @@ def _cold(root: Path = Path("/")) -> list[str]:
         if now and highest and now < COOL * highest:
             found.append(f"CPU {cpu} at {now / 1e6:.1f} of {highest / 1e6:.1f} GHz")
     return found[:1]
-
-
-def _held_back(device: torch.device) -> list[str]:
-    """What NVML says of the rank's own device."""
-    try:
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-    except (AttributeError, RuntimeError):
-        return []
-    for one in read_nvml().found or ():
-        if one.uuid is not None and one.uuid.removeprefix("GPU-") == uuid:
-            told = list(one.throttled or ())
-            if one.sm_clock_mhz and one.max_sm_clock_mhz:
-                told.append(f"at {one.sm_clock_mhz} of {one.max_sm_clock_mhz} MHz")
-            return [f"device {', '.join(told)}"] if one.throttled else []
-    return []

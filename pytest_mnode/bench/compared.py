@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.bench import outliers
+from pytest_mnode.probes.nvml import Load
 from pytest_mnode.probes.waiting import Spent
-from pytest_mnode.spec.devices import RankPromise
+from pytest_mnode.spec.devices import MatmulPromise, RankPromise
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RankRate:
     """One rank: its best round's median, None where it could not be measured; why it is slow, as
-    far as can be read. spent: over all its repeats."""
+    far as can be read. spent: over all its repeats. load: of its GPU, while it worked."""
 
     name: str
     rate: float | None
     why: str
     spent: Spent | None = None
+    load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,41 @@ class Compared:
                 culprit="; ".join(f"{r.name} ({_digits(_rate(r))} {self.unit})" for r in low)
                 or None,
             )
+
+        if isinstance(self.promise, MatmulPromise):
+            self._record_load(measure, self.promise)
+
+    def _record_load(self, measure: Measure, promise: MatmulPromise) -> None:
+        """GPUs that were held back while they worked, and their clocks."""
+        loads = {row.name: row.load for row in self.rows if row.load is not None}
+        if not loads:
+            return
+        most, least = promise.slowed_at_most_fraction, promise.at_least_sm_clock_mhz
+        shares = {name: load.share_slowed for name, load in loads.items()}
+        known = [share for share in shares.values() if share is not None]
+        held = [f"{n} ({loads[n]})" for n, share in shares.items() if (share or 0) > most]
+        mute = [n for n, share in shares.items() if share is None]
+        measure(
+            f"{self.name}, samples under load with a clock held back",
+            100 * max(known) if held or (known and not mute) else None,
+            "%",
+            at_most=100 * most,
+            source=f"matmul.slowed_at_most_fraction {most:g}",
+            culprit="; ".join(held) or None,
+            note=f"NVML tells nothing of {', '.join(mute)}" if mute else "",
+        )
+        if least is None:
+            return
+        clocks = {n: load.sm_clock_mhz for n, load in loads.items() if load.sm_clock_mhz}
+        slow = [f"{n} ({clock:g} MHz)" for n, clock in clocks.items() if clock < least]
+        measure(
+            f"{self.name}, lowest SM clock under load",
+            min(clocks.values()) if slow or len(clocks) == len(loads) else None,
+            "MHz",
+            at_least=least,
+            source="matmul.at_least_sm_clock_mhz",
+            culprit="; ".join(slow) or None,
+        )
 
     def _slow(self, line: outliers.Line) -> str | None:
         other = f"{'fastest' if line.most_are_slow else 'median'} {_digits(line.reference)}"

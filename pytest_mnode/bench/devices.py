@@ -10,6 +10,7 @@ slow only if it was each time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from pytest_mnode.bench.agree import by_rank
 from pytest_mnode.bench.causes import cause
 from pytest_mnode.bench.compared import Compared, RankRate
 from pytest_mnode.bench.timing import elapsed_s, finish
+from pytest_mnode.probes.nvml import LoadSampler
 from pytest_mnode.probes.waiting import Spent, read_waiting, spent_between, total
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, RankPromise
 from pytest_mnode.world.contract import World
@@ -176,18 +178,32 @@ def _compare(  # noqa: PLR0917  what the two kinds of work differ in
             row = RankRate(rank, None, why or "not measured, for another rank cannot be")
             return Compared(name, unit, promise, floor, _gathered(row, world), "")
         assert work is not None
-        rate, spent = _rounds(work, promise, world, device, shared)
+        sampler = _sampler(work.on)
+        rate, spent = _rounds(work, promise, world, device, shared, sampler)
     finally:
         torch.set_num_threads(threads)
-    why = cause(spent, shared, device, work.on, world.node)
+    load = sampler.load if sampler is not None else None
+    why = cause(spent, shared, load, world.node)
     how = _how(shared, promise)
     return Compared(
-        name, unit, promise, floor, _gathered(RankRate(rank, rate, why, spent), world), how
+        name, unit, promise, floor, _gathered(RankRate(rank, rate, why, spent, load), world), how
     )
 
 
-def _rounds(
-    work: Work, promise: RankPromise, world: World, device: torch.device, shared: bool
+def _sampler(on: torch.device) -> LoadSampler | None:
+    """Of the GPU that works; None for a CPU."""
+    if on.type != "cuda":
+        return None
+    return LoadSampler(str(getattr(torch.cuda.get_device_properties(on), "uuid", "")))
+
+
+def _rounds(  # noqa: PLR0917  what one rank needs to know
+    work: Work,
+    promise: RankPromise,
+    world: World,
+    device: torch.device,
+    shared: bool,
+    sampler: LoadSampler | None,
 ) -> tuple[float, Spent]:
     """This rank's best round, and what all its time went to."""
     best, stretches = 0.0, []
@@ -201,7 +217,7 @@ def _rounds(
                 if turn != world.rank:
                     continue
                 calls = calls or _calls(work, shared)
-                seconds, spent = _repeat(work, calls, shared)
+                seconds, spent = _repeat(work, calls, shared, sampler)
                 rates.append(work.amount * calls / seconds)
                 stretches.append(spent)
         best = max([best, *([median(rates)] if rates else [])])
@@ -227,11 +243,14 @@ def _call_s(work: Work, shared: bool) -> float:
     return time.thread_time() - before if shared and work.on.type == "cpu" else seconds
 
 
-def _repeat(work: Work, calls: int, shared: bool) -> tuple[float, Spent]:
+def _repeat(
+    work: Work, calls: int, shared: bool, sampler: LoadSampler | None
+) -> tuple[float, Spent]:
     """Seconds that count for this rank, and what they went to."""
     before = read_waiting()
     wall, cpu = time.perf_counter(), time.thread_time()
-    seconds = elapsed_s(work.call, calls, work.on)
+    with sampler or contextlib.nullcontext():
+        seconds = elapsed_s(work.call, calls, work.on)
     wall_s, cpu_s = time.perf_counter() - wall, time.thread_time() - cpu
     spent = spent_between(
         before,

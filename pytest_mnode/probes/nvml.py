@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from statistics import median
+from typing import Any, Self, TypeVar
 
 from pytest_mnode.probes.pci import full_address
 
@@ -21,6 +24,9 @@ _SLOWED = {
     0x200: "BoardLimit",
     0x400: "Reliability",
 }
+_USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
+"""A device at its power limit, and devices whose clocks are coupled: no fault by themselves."""
+SAMPLE_EVERY_S = 0.02
 _UNTOLD = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
 _CPU_WORDS = 1024 // 64
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
@@ -96,6 +102,89 @@ def read_nvml(nvml: Any = None) -> Accelerators:
         _try(nvml.nvmlShutdown)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What was sampled of a device while it worked.
+
+    slowed: number of samples with each reason that holds a clock back by heat, power brake or
+    hardware. sm_clock_mhz: the median; None where not told.
+    """
+
+    samples: int
+    slowed: tuple[tuple[str, int], ...]
+    sm_clock_mhz: float | None
+    share_slowed: float | None
+    """Of the samples; None without any."""
+
+    def __str__(self) -> str:
+        told = [f"{name} in {count} of {self.samples} samples" for name, count in self.slowed]
+        if told and self.sm_clock_mhz is not None:
+            told.append(f"at {self.sm_clock_mhz:g} MHz")
+        return ", ".join(told)
+
+
+class LoadSampler:
+    """Samples a device in a thread while the blocks under it run; never raises.
+
+    uuid: as torch tells it. Enter it as often as there is load.
+    """
+
+    def __init__(self, uuid: str, nvml: Any = None) -> None:
+        self._uuid, self._nvml = f"GPU-{uuid.removeprefix('GPU-')}", nvml
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[tuple[tuple[str, ...], int | None]] = []
+
+    def __enter__(self) -> Self:
+        self._over.clear()
+        self._thread = threading.Thread(target=_try, args=(self._sample,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        if self._nvml is None:
+            self._nvml = importlib.import_module("pynvml")
+        nvml = self._nvml
+        nvml.nvmlInit()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            while not self._over.wait(SAMPLE_EVERY_S):
+                slowed = _reasons(_reason_bits(nvml, handle), harmless=False)
+                clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
+                if slowed is not None and not self._over.is_set():
+                    self._samples.append((slowed, clock))
+        finally:
+            nvml.nvmlShutdown()
+
+    @property
+    def load(self) -> Load:
+        """What was sampled so far."""
+        harmful = [
+            tuple(r for r in told if r not in _USUAL_UNDER_LOAD) for told, _ in self._samples
+        ]
+        clocks = [clock for _, clock in self._samples if clock is not None]
+        return Load(
+            samples=len(self._samples),
+            slowed=tuple(Counter(name for told in harmful for name in told).items()),
+            sm_clock_mhz=median(clocks) if clocks else None,
+            share_slowed=sum(map(bool, harmful)) / len(harmful) if harmful else None,
+        )
+
+
+def _reason_bits(nvml: Any, handle: Any) -> Any:
+    """Newer bindings have another name for it."""
+    for name in ("EventReasons", "ThrottleReasons"):
+        bits = _try(lambda n=name: getattr(nvml, f"nvmlDeviceGetCurrentClocks{n}")(handle))  # type: ignore[misc]
+        if bits is not None:
+            return bits
+    return None
+
+
 def _read(nvml: Any) -> Accelerators:
     count = int(nvml.nvmlDeviceGetCount())
     cuda = _try(lambda: int(nvml.nvmlSystemGetCudaDriverVersion()))
@@ -116,9 +205,7 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
         return _try(lambda: getattr(nvml, function)(handle, *args))
 
     pci = ask("nvmlDeviceGetPciInfo")
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    reasons = None if handle is None else _reason_bits(nvml, handle)
     rows = ask("nvmlDeviceGetRemappedRows")
     limit = _try(lambda: int(ask("nvmlDeviceGetEnforcedPowerLimit")))
     memory = ask("nvmlDeviceGetMemoryInfo")

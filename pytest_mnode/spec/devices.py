@@ -36,6 +36,11 @@ class MatmulPromise(RankPromise):
     """Rows of a matrix: large enough that the device is busy, such as 8192 on a GPU."""
     at_least_tflops: Mapping[Dtype, Positive] = Field(default_factory=dict)
     """What each rank reaches in any case, by dtype, such as {bfloat16: 600}."""
+    slowed_at_most_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.05
+    """Of NVML's samples under load, those with a clock held back by heat, power brake or hardware.
+    A device at its power limit (SwPowerCap) or without work (GpuIdle) is not held back."""
+    at_least_sm_clock_mhz: Positive | None = None
+    """The median SM clock of each GPU under load, such as 1400."""
 
     @model_validator(mode="after")
     def _floors_are_measured(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from pytest_mnode.bench import devices
 from pytest_mnode.bench.compared import Compared, RankRate
 from pytest_mnode.measure import Measure
+from pytest_mnode.probes.nvml import Load, LoadSampler
 from pytest_mnode.spec.devices import MatmulPromise
 from pytest_mnode.verdict import Measurement, Verdict
 
@@ -97,3 +99,91 @@ def one_wrong_value(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def test_one_wrong_value_is_found(one_wrong_value: Iterator[list[float]], wrong: float) -> None:
     next(one_wrong_value)[0] = wrong
     assert devices.wrong_rows(192, "float32", CPU, seed=3) == 1
+
+
+class Nvml:
+    """A stand-in for NVML: a device that is held back only while it works."""
+
+    def __init__(self, reasons: int, *, known: bool = True) -> None:
+        self.reasons, self.known, self.works = reasons, known, False
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if not self.known:
+            raise RuntimeError(uuid)
+        return uuid
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return self.reasons if self.works else 0x1
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return 1200 if self.works else 345
+
+
+def loaded(nvml: Nvml) -> Load:
+    """What is sampled of two repeats of a rank; between and after them the device idles."""
+
+    def call() -> None:
+        nvml.works = True
+        time.sleep(0.1)
+        nvml.works = False
+
+    sampler = LoadSampler("5a", nvml)
+    for _ in range(2):
+        devices._repeat(devices.Work(1.0, call, CPU), 1, False, sampler)
+        time.sleep(0.05)
+    return sampler.load
+
+
+@pytest.mark.parametrize(
+    ("reasons", "share"),
+    [
+        (0x0, 0.0),
+        (0x4, 0.0),  # at its power limit
+        (0x1 | 0x2, 0.0),
+        (0x8, 1.0),
+        (0x20, 1.0),
+        (0x4 | 0x40, 1.0),
+        (0x80, 1.0),
+        (0x10000, 1.0),  # not known yet
+    ],
+)
+def test_a_gpu_is_sampled_while_it_works(reasons: int, share: float) -> None:
+    load = loaded(Nvml(reasons))
+    assert load.samples >= 2
+    assert load.share_slowed == pytest.approx(share, abs=0.4)
+    assert (load.sm_clock_mhz or 0) == 1200
+    assert bool(load.slowed) is bool(share)
+
+
+@pytest.mark.parametrize(
+    ("load", "verdicts", "told"),
+    [
+        (Load(50, (), 1700, 0.0), ("pass", "pass"), None),
+        (Load(50, (("HwThermalSlowdown", 2),), 1700, 0.04), ("pass", "pass"), None),
+        (
+            Load(50, (("HwThermalSlowdown", 20),), 1300, 0.4),
+            ("fail", "fail"),
+            "rank 1 on node1 (HwThermalSlowdown in 20 of 50 samples, at 1300 MHz)",
+        ),
+        (Load(0, (), None, None), ("inconclusive", "inconclusive"), None),
+    ],
+)
+def test_a_gpu_that_is_held_back_under_load_is_named(
+    load: Load, verdicts: tuple[str, str], told: str | None
+) -> None:
+    fine = Load(50, (), 1700, 0.0)
+    rows = [RankRate(f"rank {i} on node{i}", 100, "", None, fine) for i in range(3)]
+    rows[1] = RankRate("rank 1 on node1", 100, "", None, load)
+    promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
+    kept: list[Measurement] = []
+    Compared("matmul", "GFLOP/s", promise, None, tuple(rows), "").record(Measure(kept, ""))
+    slowed, clock = kept[-2:]
+    assert (str(slowed.verdict), str(clock.verdict)) == verdicts
+    assert slowed.culprit == told
+    assert slowed.name == "matmul, samples under load with a clock held back"
