@@ -101,6 +101,11 @@ def test_accelerators_are_as_promised(ask: Asking) -> None:
     ask(devices.accelerators)
 
 
+def test_pcie_links_are_full(ask: Asking) -> None:
+    """Have this node's accelerators and NICs the PCIe width and speed that card and slot can?"""
+    ask(devices.pcie)
+
+
 @stops_speed
 def test_rdma_ports_are_active(ask: Asking) -> None:
     """Are this node's RDMA ports there, ACTIVE, and with a GID of the right type?"""

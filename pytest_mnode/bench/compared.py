@@ -76,6 +76,28 @@ class Compared:
 
         if isinstance(self.promise, MatmulPromise):
             self._record_load(measure, self.promise)
+        elif self.name in ("host to device", "device to host"):
+            self._record_pcie(measure)
+
+    def _record_pcie(self, measure: Measure) -> None:
+        """PCIe links of GPUs that are slower under load than card and slot can."""
+        loads = {row.name: row.load for row in self.rows if row.load is not None}
+        read = {n: (x.pcie_generation, x.full_pcie_generation) for n, x in loads.items()}
+        slow = [
+            f"{n} (PCIe {now} of {full})"
+            for n, (now, full) in read.items()
+            if now and full and now < full
+        ]
+        mute = [n for n, (now, full) in read.items() if not now or not full]
+        if loads:
+            measure(
+                f"{self.name}, PCIe links below their generation under load",
+                None if mute and not slow else len(slow),
+                equals=0,
+                source="the most that card and slot can (NVML)",
+                culprit="; ".join(slow) or None,
+                note=f"NVML does not tell that of {', '.join(mute)}" if mute else "",
+            )
 
     def _record_load(self, measure: Measure, promise: MatmulPromise) -> None:
         """GPUs that were held back while they worked, and their clocks."""

@@ -206,6 +206,7 @@ class Accelerator:
     """An accelerator as its driver shows it.
 
     throttling: reasons for clocks held down. ecc_errors: uncorrected, since the driver was loaded.
+    remapped_rows: "failed", "pending", both or neither.
     """
 
     __pydantic_config__ = _STRICT
@@ -216,6 +217,24 @@ class Accelerator:
     ecc_errors: int | None
     persistence: bool | None
     throttling: tuple[str, ...] | None
+    mig: bool | None = None
+    remapped_rows: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PciLink:
+    """The PCIe link of an accelerator or a NIC.
+
+    name: such as "accelerator 0000:1b:00.0" or "mlx5_0". full_…: the most that card and slot can.
+    """
+
+    __pydantic_config__ = _STRICT
+    name: str
+    accelerator: bool
+    width: int | None
+    full_width: int | None
+    gtransfers_s: float | None
+    full_gtransfers_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +263,7 @@ class NodeFacts:
     rdma: tuple[RdmaPort, ...] | None
     accelerators: tuple[Accelerator, ...] | None
     unread: dict[str, str]
+    pci: tuple[PciLink, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import psutil
 
@@ -14,11 +15,12 @@ from pytest_mnode.preflight.facts import (
     UNKNOWN_GID,
     Accelerator,
     Interface,
+    PciLink,
     ProcessLimits,
     RdmaPort,
     RdmaRise,
 )
-from pytest_mnode.probes import netdev, nvml, rdma, rdma_counters, shaping
+from pytest_mnode.probes import netdev, nvml, pci, rdma, rdma_counters, shaping
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _WATCHED = (rdma_counters.Means.ERROR, rdma_counters.Means.LOSS)
@@ -157,6 +159,46 @@ def accelerators() -> tuple[Accelerator, ...]:
             ecc_errors=one.ecc_uncorrected,
             persistence=one.persistence,
             throttling=one.throttled,
+            mig=one.mig_enabled,
+            remapped_rows=_remapped(one),
         )
         for one in told.found
+    )
+
+
+def _remapped(one: nvml.Accelerator) -> tuple[str, ...] | None:
+    told = {"failed": one.remapped_rows_failed, "pending": one.remapped_rows_pending}
+    return None if None in told.values() else tuple(name for name, is_so in told.items() if is_so)
+
+
+def pci_links(fabric: Sequence[str], root: Path = Path("/")) -> tuple[PciLink, ...]:
+    """PCIe links of accelerators, and of the NICs that a pattern names.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
+    """
+    tree = pci.read_pci(root)
+    nics = {d.pci_address: d.name for d in rdma.read_rdma(root) or () if not d.virtual}
+    known = netdev.read_interfaces(root) or ()
+    names = {i.pci_address: i.name for i in known if _matches(fabric, i.name)}
+    names |= {a: n for a, n in nics.items() if _matches(fabric, n) or a in names}
+    found = [(f, f"accelerator {f.address}", True) for f in tree.accelerators]
+    found += [(f, names[f.address], False) for f in tree.networks if f.address in names]
+    return tuple(_pci_link(tree, *one) for one in found)
+
+
+def _matches(patterns: Sequence[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _pci_link(tree: pci.PciTree, card: pci.PciFunction, name: str, accelerator: bool) -> PciLink:
+    slot = tree.function(card.bridges[-1]) if card.bridges else None
+    widths = [card.max_link_width, slot.max_link_width if slot else None]
+    rates = [card.max_link_gtransfers_s, slot.max_link_gtransfers_s if slot else None]
+    return PciLink(
+        name,
+        accelerator,
+        card.link_width,
+        min((w for w in widths if w), default=None),
+        card.link_gtransfers_s,
+        min((r for r in rates if r), default=None),
     )

@@ -113,9 +113,10 @@ class SurveyOfNode:
             self.part("software", lambda: software.read(order.code, patterns)),
             self.part("rdma", machine.rdma_devices),
             self.part("accelerators", machine.accelerators) if order.accelerators else _nothing(),
+            self.part("pci", lambda: machine.pci_links(order.networks.get("fabric", ()))),
         )
         visits = await asyncio.gather(*(self.place(place) for place in order.places))
-        interfaces, software_facts, rdma, accelerators = await parts
+        interfaces, software_facts, rdma, accelerators, pci = await parts
         self.rdma = rdma
         control = self.post(CONTROL, "", "", None)
         listener = self.listen("", None)
@@ -134,6 +135,7 @@ class SurveyOfNode:
             places=tuple(visits),
             rdma=None if rdma is None else machine.rdma_ports(rdma),
             accelerators=accelerators,
+            pci=pci,
             unread=dict(self.unread),
         )
 

@@ -115,6 +115,9 @@ class Load:
     sm_clock_mhz: float | None
     share_slowed: float | None
     """Of the samples; None without any."""
+    pcie_generation: int | None = None
+    full_pcie_generation: int | None = None
+    """The most that card and slot can."""
 
     def __str__(self) -> str:
         told = [f"{name} in {count} of {self.samples} samples" for name, count in self.slowed]
@@ -134,6 +137,8 @@ class LoadSampler:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._samples: list[tuple[tuple[str, ...], int | None]] = []
+        self._generations: list[int] = []
+        self._full_generation: int | None = None
 
     def __enter__(self) -> Self:
         self._over.clear()
@@ -156,6 +161,11 @@ class LoadSampler:
             while not self._over.wait(SAMPLE_EVERY_S):
                 slowed = _reasons(_reason_bits(nvml, handle), harmless=False)
                 clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
+                now = _try(lambda: _count(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
+                self._generations += [now] if now else []
+                self._full_generation = _try(
+                    lambda: _count(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+                )
                 if slowed is not None and not self._over.is_set():
                     self._samples.append((slowed, clock))
         finally:
@@ -173,6 +183,8 @@ class LoadSampler:
             slowed=tuple(Counter(name for told in harmful for name in told).items()),
             sm_clock_mhz=median(clocks) if clocks else None,
             share_slowed=sum(map(bool, harmful)) / len(harmful) if harmful else None,
+            pcie_generation=max(self._generations, default=None),
+            full_pcie_generation=self._full_generation,
         )
 
 

@@ -69,6 +69,10 @@ class AcceleratorHealth(Page):
     """The driver stays loaded between jobs."""
     throttling: Literal["none"] | None = None
     """No clock is held down by heat, power or hardware."""
+    mig: Literal["on", "off"] | None = None
+    """Multi-Instance GPU mode."""
+    remapped_rows: Literal["none"] | None = None
+    """No row of memory failed to be remapped, and none waits for a reset to be."""
 
 
 class RdmaPromise(Page):
@@ -135,6 +139,9 @@ class PreflightCriterion(Page):
     """What is the same on all nodes; sysctl: kernel settings that networks depend on."""
     accelerators: AcceleratorHealth | None = None
     rdma: RdmaPromise | None = None
+    pcie: Literal["full"] | None = None
+    """PCIe links of accelerators and of the fabric's NICs have the width that card and slot can;
+    those of NICs the speed too. An idle accelerator may run slower: `devices` judges it."""
     gpudirect: Literal["peermem", "dma-buf", "either"] | None = None
     """How NICs reach the memory of accelerators."""
     storage: StoragePromise | None = None

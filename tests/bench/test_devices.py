@@ -12,7 +12,7 @@ from pytest_mnode.bench import devices
 from pytest_mnode.bench.compared import Compared, RankRate
 from pytest_mnode.measure import Measure
 from pytest_mnode.probes.nvml import Load, LoadSampler
-from pytest_mnode.spec.devices import MatmulPromise
+from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 from pytest_mnode.verdict import Measurement, Verdict
 
 CPU = torch.device("cpu")
@@ -187,3 +187,23 @@ def test_a_gpu_that_is_held_back_under_load_is_named(
     assert (str(slowed.verdict), str(clock.verdict)) == verdicts
     assert slowed.culprit == told
     assert slowed.name == "matmul, samples under load with a clock held back"
+
+
+@pytest.mark.parametrize(
+    ("now", "full", "verdict", "culprit"),
+    [
+        (5, 5, "pass", None),
+        (4, 5, "fail", "rank 1 on node1 (PCIe 4 of 5)"),
+        (None, 5, "inconclusive", None),
+        (5, None, "inconclusive", None),
+    ],
+)
+def test_the_pcie_speed_of_a_gpu_is_judged_while_it_copies(
+    now: int | None, full: int | None, verdict: str, culprit: str | None
+) -> None:
+    loads = [Load(9, (), 1700, 0.0, 5, 5), Load(9, (), 1700, 0.0, now, full)]
+    rows = tuple(RankRate(f"rank {i} on node{i}", 50, "", None, x) for i, x in enumerate(loads))
+    kept: list[Measurement] = []
+    promise = CopyPromise(at_least_fraction=0.8, size="1 MiB")
+    Compared("host to device", "GB/s", promise, None, rows, "").record(Measure(kept, ""))
+    assert (str(kept[-1].verdict), kept[-1].culprit) == (verdict, culprit)

@@ -20,6 +20,7 @@ from pytest_mnode.preflight.facts import (
     Survey,
     Token,
 )
+from pytest_mnode.preflight.machine import pci_links
 from pytest_mnode.preflight.questions import devices, room, same, storage
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised
 from pytest_mnode.spec import Spec
@@ -35,6 +36,7 @@ from tests.preflight.made import (
     with_facts,
     with_node,
 )
+from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 
 def _same(part: Part) -> Any:
@@ -252,7 +254,7 @@ def test_room_and_limits(tmp_path: Path) -> None:
 
 
 def _accelerator(index: int, **changes: Any) -> Accelerator:
-    one = Accelerator(index, "H100", 80 * 10**9, True, 0, True, ())
+    one = Accelerator(index, "H100", 80 * 10**9, True, 0, True, (), False, ())
     return replace(one, **changes)
 
 
@@ -267,12 +269,18 @@ def _accelerator(index: int, **changes: Any) -> Accelerator:
         ({"persistence": False}, "fail", "accelerator 1: off"),
         ({"throttling": ("HwThermalSlowdown",)}, "fail", "accelerator 1: HwThermalSlowdown"),
         ({"throttling": None}, "inconclusive", "accelerator 1 does not tell"),
+        ({"mig": True}, "fail", "accelerator 1: on"),
+        ({"mig": None}, "inconclusive", "accelerator 1 does not tell"),
+        ({"remapped_rows": ("failed",)}, "fail", "accelerator 1: failed"),
+        ({"remapped_rows": ("failed", "pending")}, "fail", "accelerator 1: failed, pending"),
+        ({"remapped_rows": None}, "inconclusive", "accelerator 1 does not tell"),
     ],
 )
 def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told: str) -> None:
     spec = spec_of(
         tmp_path,
-        "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none}}",
+        "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
+        "mig: 'off', remapped_rows: none}}",
         accelerators="2, model: H100, memory: 80 GB",
     )
     both = (_accelerator(0), _accelerator(1))
@@ -287,6 +295,55 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told
     assert culprits(devices.accelerators, fewer, spec) == {"gpu1": "gpu1 accelerators"}
     mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("card", "slot", "told", "verdict"),
+    [
+        ({}, {}, "", None),
+        ({"current_link_width": 8}, {}, "{0} x8 of 16", "fail"),
+        ({}, {"max_link_width": 8}, "", None),  # the slot has no more; nothing was lost
+        ({"current_link_width": 8}, {"max_link_width": 8}, "", None),
+        ({"current_link_speed": "16.0 GT/s PCIe"}, {}, "{0} GT/s 16 of 32", "fail"),
+        (
+            {"current_link_speed": "16.0 GT/s PCIe"},
+            {"max_link_speed": "16.0 GT/s PCIe"},
+            "",
+            None,
+        ),
+        ({"current_link_width": 255}, {}, "{0} does not tell its width", "inconclusive"),
+        ({"current_link_speed": "Unknown"}, {}, "{0} does not tell its speed", "inconclusive"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["nic", "accelerator"])
+def test_pcie_links(  # noqa: PLR0917  what is varied
+    tmp_path: Path,
+    card: dict[str, Any],
+    slot: dict[str, Any],
+    told: str,
+    verdict: str | None,
+    kind: str,
+) -> None:
+    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+    full |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+    tree = Tree(tmp_path)
+    for bus, (device, vendor) in {"1b": (GPU, NVIDIA), "1c": (NIC, MELLANOX)}.items():
+        odd = (bus == "1c") is (kind == "nic")
+        port = f"pci0000:10/0000:10:{bus}.0"
+        tree.pci(port, SWITCH_PORT, "0x8086", **{**full, **(slot if odd else {})})
+        tree.pci(f"{port}/0000:{bus}:00.0", device, vendor, **{**full, **(card if odd else {})})
+    tree.interface("fab0", "pci0000:10/0000:10:1c.0/0000:1c:00.0")
+    spec = spec_of(tmp_path, "{pcie: full}", accelerators="1")
+    survey = with_facts(healthy(2), 1, pci=pci_links(["fab*"], tmp_path))
+    if kind == "accelerator" and "current_link_speed" in card:
+        verdict = None  # it may save power
+    found = asked(devices.pcie, survey, spec)["gpu1"]
+    assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
+    if verdict:
+        name = "fab0" if kind == "nic" else "accelerator 0000:1b:00.0"
+        assert told.format(name) in " ".join(f"{m.culprit} {m.note}" for m in found)
+    dumb = with_facts(healthy(2), 1, pci=None, unread={"pci": "denied"})
+    assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
 
 
 PORT = RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "RoCE", 400.0, ("RoCE v1", "RoCE v2"))

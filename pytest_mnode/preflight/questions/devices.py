@@ -8,6 +8,7 @@ from pytest_mnode.preflight.facts import (
     UNKNOWN_GID,
     Accelerator,
     NodeSurvey,
+    PciLink,
     RdmaPort,
     Survey,
 )
@@ -49,6 +50,7 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> Answer:
     for key, wanted, read in (
         ("ecc", state.ecc, lambda a: a.ecc),
         ("persistence", state.persistence, lambda a: a.persistence),
+        ("MIG mode", state.mig, lambda a: a.mig),
     ):
         if wanted is not None:
             found.append(_switched(me, there, key, wanted, read))
@@ -64,9 +66,57 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> Answer:
                 ),
             )
         )
+    if state.remapped_rows is not None:
+        found.append(
+            _unlike(
+                me,
+                there,
+                "with rows of memory that failed to be remapped, or wait for it",
+                "preflight.accelerators.remapped_rows none",
+                lambda a: (
+                    None
+                    if a.remapped_rows is None
+                    else _shown(listed(a.remapped_rows), not a.remapped_rows)
+                ),
+            )
+        )
     if state.ecc_errors_at_most is not None:
         found.append(_ecc_errors(me, there, state.ecc_errors_at_most))
     return tuple(found)
+
+
+def pcie(survey: Survey, spec: Spec, name: str) -> Answer:
+    """How many PCIe links are narrower than card and slot can, and how many of NICs are slower."""
+    promise = spec.criteria.preflight
+    if promise is None or promise.pcie is None:
+        return NotPromised("PCIe links")
+    me = survey.node(name)
+    links = me.facts.pci if me.facts is not None else None
+    nics = None if links is None else [one for one in links if not one.accelerator]
+    widths = _full(me, "width", "x", links, [(x.width, x.full_width) for x in links or ()])
+    rates = [(x.gtransfers_s, x.full_gtransfers_s) for x in nics or ()]
+    return (widths, _full(me, "speed", "GT/s ", nics, rates))
+
+
+def _full(
+    me: NodeSurvey,
+    label: str,
+    unit: str,
+    links: Sequence[PciLink] | None,
+    read: Sequence[tuple[float | None, float | None]],
+) -> Measurement:
+    """How many links have less than they could, by what each has and could have."""
+    what, source = f"PCIe links below their full {label}", "preflight.pcie full"
+    if not links:
+        why = why_unread(me, "pci") if links is None else f"{me.name}: no such link is shown"
+        return unknown(what, "", equals(0), source, why)[0]
+    pairs = list(zip([one.name for one in links], read, strict=True))
+    low = [f"{n} {unit}{a:g} of {b:g}" for n, (a, b) in pairs if a and b and a < b]
+    if not low and (mute := [name for name, told in pairs if None in told]):
+        why = f"{me.name}: {listed(mute)} does not tell its {label}"
+        return unknown(what, "", equals(0), source, why)[0]
+    culprit = f"{me.name} {listed(low)}"
+    return Measurement(what, len(low), "", equals(0), source, culprit, listed(low))
 
 
 def _ecc_errors(me: NodeSurvey, there: Sequence[Accelerator], most: int) -> Measurement:
