@@ -7,6 +7,7 @@ They are imported on first use, so that having this package costs other pytest r
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ _HOME = {
     "World": "world.contract",
     "not_promised": "promise",
 }
+
+
+if not Path(__path__[0], "acceptance").exists():
+    # A clone has the suite beside this package: pytest_mnode.acceptance is found there too.
+    __path__.append(str(Path(__path__[0]).parent))
 
 
 def __getattr__(name: str) -> Any:

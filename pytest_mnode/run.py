@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,11 +150,14 @@ class Run:
         if self._collect_sent:
             return
         self._collect_sent = True
-        files = tuple(dict.fromkeys(str(item.path) for item in items))
+        files = dict.fromkeys(item.path for item in items)
+        root, asked = self.config.rootpath, items[0].session._initialpaths
+        args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
         factory = self.config._tmp_path_factory  # type: ignore[attr-defined]
         self.client.tell(
             Collect(
-                args=files,
+                args=tuple(args),
+                files=frozenset(map(str, files)),
                 options=_picklable(vars(self.config.option)),
                 inifile=str(self.config.inipath) if self.config.inipath else None,
                 rootdir=str(self.config.rootpath),
@@ -345,6 +348,15 @@ class Run:
         assert self.client is not None
         conductor = Conductor(self.client, world, timeout_s)
         return conductor.run_function(message(conductor.ordinal, self.client.name))
+
+
+def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:
+    """What to collect `file` from, so that its node ids come out the same in another process.
+
+    They are relative to the root directory or, outside of it, to what pytest was asked to collect.
+    """
+    below = () if file.is_relative_to(root) else asked
+    return next((path for path in below if file.is_relative_to(path)), file)
 
 
 def _picklable(options: dict[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,11 @@ class Follower:
         for line in self.collect.markers:  # those of plugins that only the controller has
             config.addinivalue_line("markers", line)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        unwanted = collection_path.is_file() and str(collection_path) not in self.collect.files
+        return True if unwanted else None
+
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

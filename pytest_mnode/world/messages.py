@@ -60,9 +60,13 @@ class StartPool:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """How the controller's pytest was configured, so that forges collect the same items."""
+    """How the controller's pytest was configured, so that forges collect the same items.
+
+    args: what to collect from, of which only `files` are wanted.
+    """
 
     args: tuple[str, ...]
+    files: frozenset[str]
     options: dict[str, Any]
     inifile: str | None
     rootdir: str
