@@ -92,6 +92,15 @@ def test_causes_without_a_text() -> None:
     assert not is_peer_lost("")
 
 
+def test_who_torchrun_tells_of_is_not_who_the_lines_behind_tell_of() -> None:
+    summary = "  host      : elm4\n  rank      : 6 (local_rank: 2)\n  exitcode  : -9 (pid: 1)\n"
+    killed, hidden = causes(f"[0]:\n{summary}=====\nOSError: [Errno 28] No space left on device\n")[
+        ::-1
+    ]
+    assert (killed.name, killed.culprit) == ("killed", "rank 6 on elm4")
+    assert (hidden.name, hidden.culprit) == ("disk full", "")
+
+
 def test_equal_causes_of_several_ranks_are_one() -> None:
     oom = "[rank{}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
     (one,) = causes("".join(oom.format(rank) for rank in (5, 1, 2, 5)))

@@ -42,7 +42,7 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CollectiveCause:
     """A cause by its name in the table, of these ranks."""
 
     name: str
@@ -79,7 +79,7 @@ class Collectives:
             if enqueued is not None:
                 one.enqueued = int(enqueued.group(1))
 
-    def all(self) -> Iterator[Told]:
+    def all(self) -> Iterator[CollectiveCause]:
         """Groups' collectives: who called another one, who came too late, who waited."""
         groups: dict[str | None, list[_Work]] = {}
         for work in self.works.values():
@@ -95,17 +95,19 @@ class Collectives:
                 name = "ranks' collectives differ" if differ else "collective timed out"
                 texts = " or ".join(dict.fromkeys(work.text for work in alike))
                 ranks = tuple(sorted(_odd(alike) if differ else {work.rank for work in alike}))
-                yield Told(name, alike[0].line, ranks, texts if differ else alike[0].text)
+                yield CollectiveCause(
+                    name, alike[0].line, ranks, texts if differ else alike[0].text
+                )
 
 
-def _behind(works: list[_Work]) -> Iterator[Told]:
+def _behind(works: list[_Work]) -> Iterator[CollectiveCause]:
     """Ranks that never enqueued what others of the group wait in."""
     latest = max(works, key=lambda work: work.seq or 0)
     late = [w for w in works if None not in (w.enqueued, latest.seq) and w.enqueued < latest.seq]  # type: ignore[operator]
     if late:
         text = f"enqueued no more than work {late[0].enqueued}, while others wait in {latest.text}"
         ranks = tuple(sorted({work.rank for work in late}))
-        yield Told("rank did not join", late[0].line, ranks, text)
+        yield CollectiveCause("rank did not join", late[0].line, ranks, text)
 
 
 def _differ(works: list[_Work]) -> bool:

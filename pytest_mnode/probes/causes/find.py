@@ -62,7 +62,9 @@ _PEER = re.compile(
     r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
 )
 _BLANKED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
-_BLOCK = re.compile(r"(?:^|[\s\]:])(?:(?P<key>host|rank)\s+: (?P<value>[\w.-]+)|\[\d+\]:$)")
+_SUMMARY = re.compile(
+    r"(?:^|[\s\]:])(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>[^\s(]+)"
+)
 """Of torchrun's summary, which tells host and rank of each process before what became of it."""
 
 
@@ -109,10 +111,10 @@ class Cause:
     @property
     def short(self) -> str:
         """What it is, without rank and host: "port went down (mlx5_3:1)"."""
-        told = ", ".join(
+        parts = ", ".join(
             filter(None, [self.device, self.peer and f"peer {self.peer}", self.detail])
         )
-        return f"{self.name} ({told})" if told else self.name
+        return f"{self.name} ({parts})" if parts else self.name
 
     @property
     def text(self) -> str:
@@ -134,9 +136,9 @@ def causes(text: str | bytes) -> list[Cause]:
         if line == before:
             continue
         before = line
-        _know_rank(line, ranks)
-        if (told := _BLOCK.search(line)) is not None:
-            block = {**block, told["key"]: told["value"]} if told["key"] else {}
+        _learn_rank(line, ranks)
+        summary = _SUMMARY.search(line)
+        block = {**block, summary["key"]: summary["value"]} if summary is not None else {}
         if not _WORTH.search(line) or _HARMLESS.search(line):
             continue
         collectives.take(line)
@@ -146,7 +148,7 @@ def causes(text: str | bytes) -> list[Cause]:
             known = found.setdefault(key, one)
             merged = tuple(sorted({*known.ranks, *one.ranks}))
             found[key] = replace(known, ranks=merged)
-    _tell_collectives(found, collectives)
+    _add_collectives(found, collectives)
     # Of equal weight, those that name more of the culprit come first.
     return sorted(found.values(), key=lambda cause: (cause.order, -cause.known))
 
@@ -154,21 +156,21 @@ def causes(text: str | bytes) -> list[Cause]:
 def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
     """The weightiest cause of several texts, such as outputs of ranks, or of nodes by name."""
     by_host = texts if isinstance(texts, Mapping) else {str(i): t for i, t in enumerate(texts)}
-    told = [
+    weightiest = [
         replace(one, host=host) if isinstance(texts, Mapping) and one.host is None else one
         for host, text in by_host.items()
         for one in causes(text)[:1]
     ]
-    return min(told, key=lambda cause: cause.order, default=None)
+    return min(weightiest, key=lambda cause: cause.order, default=None)
 
 
 def is_peer_lost(text: str) -> bool:
     """Whether this is what a rank says that lost another one, and nothing weightier."""
-    told = causes(text)
-    return bool(told) and not told[0].root
+    found = causes(text)
+    return bool(found) and not found[0].root
 
 
-def _know_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
+def _learn_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
     """Remember which rank of the largest communicator a process of NCCL is."""
     comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
     who = _WHO.search(line) if comm else None
@@ -196,12 +198,12 @@ def _cause_of(
 
 def _parted(line: str) -> tuple[dict[str, str], str]:
     """What stands before a line, by name, and the line without it."""
-    told: dict[str, str] = {}
+    labels: dict[str, str] = {}
     at = 0
     while (found := _PREFIX.match(line, at)) is not None and found.end() > at:
-        told |= {name: value for name, value in found.groupdict().items() if value}
+        labels |= {name: value for name, value in found.groupdict().items() if value}
         at = found.end()
-    return told, line[at:]
+    return labels, line[at:]
 
 
 def _cause(  # noqa: PLR0917  the match, then where it was found
@@ -221,8 +223,8 @@ def _cause(  # noqa: PLR0917  the match, then where it was found
         order, kind = _kind(name)
     who = _WHO.search(line)
     numbers = groups.get("rank") or _first(_RANK, body)
-    told = [prefix.get(key) for key in ("torch", "mpi", "srun")]
-    numbers = numbers or next(filter(None, told), None) or block.get("rank")
+    labels = [prefix.get(key) for key in ("torch", "mpi", "srun")]
+    numbers = numbers or next(filter(None, labels), None) or block.get("rank")
     mine = _numbers(f"{numbers or ''},{groups.get('other', '')}")
     if not mine and who is not None and who.groups() in ranks:
         mine = (ranks[who.groups()],)
@@ -230,7 +232,7 @@ def _cause(  # noqa: PLR0917  the match, then where it was found
     host = host or prefix.get("ip") or prefix.get("pod") or prefix.get("compose")
     device = groups.get("device") or _first(_DEVICE, body)
     peer = groups.get("peer") or _first(_PEER, body)
-    detail = groups.get("detail") or groups.get("said")
+    detail = groups.get("detail")
     if gid is not None and gid.local and gid.remote:
         detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
         peer = peer or gid.remote
@@ -239,9 +241,9 @@ def _cause(  # noqa: PLR0917  the match, then where it was found
         order=order,
         line=line[:_SHOWN],
         ranks=mine,
-        host=_told(host or block.get("host")),
-        device=_told(device),
-        peer=_told(peer),
+        host=_unblanked(host or block.get("host")),
+        device=_unblanked(device),
+        peer=_unblanked(peer),
         detail=detail.strip() if detail else None,
     )
 
@@ -255,7 +257,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
     return next(filter(None, found.groups()), None) if found else None
 
 
-def _told(name: str | None) -> str | None:
+def _unblanked(name: str | None) -> str | None:
     """A name, unless it was blanked."""
     return None if name is None or _BLANKED.fullmatch(name.strip("[]")) else name.strip("[]()")
 
@@ -268,13 +270,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _tell_collectives(found: dict[tuple[str, ...], Cause], collectives: Collectives) -> None:
+def _add_collectives(found: dict[tuple[str, ...], Cause], collectives: Collectives) -> None:
     """Put what watchdogs of all ranks say together, in place of their single lines."""
     if collectives.works:
         for key in [key for key in found if key[0] == "collective timed out"]:
             del found[key]
-    for told in collectives.all():
-        order, kind = _kind(told.name)
-        found[told.name, told.detail] = Cause(
-            kind, order, told.line[:_SHOWN], ranks=told.ranks, detail=told.detail
+    for one in collectives.all():
+        order, kind = _kind(one.name)
+        found[one.name, one.detail] = Cause(
+            kind, order, one.line[:_SHOWN], ranks=one.ranks, detail=one.detail
         )

@@ -17,7 +17,7 @@ RANKS = (
         "stray connection",
         "something that is no rank of this communicator connected to it",
         "look for another job, version of NCCL or port scanner on these nodes",
-        r"socketFinalizeAccept: wrong (?P<detail>type|magic)|wrong (?P<said>magic) \w+ ?!=",
+        r"socketFinalizeAccept: wrong (?P<detail>type|magic)|wrong magic \w+ ?!=",
     ),
     root(
         "ranks' collectives differ",
