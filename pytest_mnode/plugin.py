@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SETTINGS = pytest.StashKey[options.Settings]()
 NEEDS = pytest.StashKey[needs.Needs]()
+_SHOWS = ("collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "cacheshow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,6 +74,11 @@ def _discover_instead(config: pytest.Config, settings: options.Settings) -> None
 def _follows(config: pytest.Config) -> bool:
     """Whether this session is a forge's or a rank's."""
     return config.pluginmanager.has_plugin("mnode-follower")
+
+
+def _only_shows(config: pytest.Config) -> bool:
+    """Whether no test is executed, so that no nodes are needed."""
+    return any(config.getoption(name, None) for name in _SHOWS)
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:
@@ -120,7 +126,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     run = _run(config)
     if run is None or _is_xdist_worker(config) or run.nodes is None:
         return
-    if config.getoption("collectonly") or run.settings.discover is not None or run.holds_nodes:
+    if _only_shows(config) or run.settings.discover is not None or run.holds_nodes:
         return
     try:
         run.make_pool().start_early()
@@ -150,7 +156,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the terminal asks what to say of it
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
-    if _follows(config) or config.getoption("collectonly"):
+    if _follows(config) or _only_shows(config):
         return
     items = [i for i in session.items if _needs_pool(i)]
     if not items:
@@ -303,7 +309,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """pytest-xdist is about to start a worker: it gets its way to the hub by standard input."""
     run = _run(node.config)
-    if run is None or run.nodes is None:
+    if run is None or run.nodes is None or _only_shows(node.config):
         return
     pool = run.make_pool()
     node.workerinput["mnode"] = {

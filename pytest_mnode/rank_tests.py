@@ -46,11 +46,13 @@ class RankTests:
         if not marks.runs_in_ranks(item) or marks.contradiction(item):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if item.config.getoption("setupshow", False):
+            _show_fixtures(item)
         missing = self.needs.missing_for(item)
         run = self.run
         for report in run.not_tried(item, missing) if missing else run.run_item(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
-            if item.config.getoption("capture") == "no":
+            if item.config.getoption("capture", None) == "no":
                 _show_output(item.config, report)
         _end_what_is_over(item, nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -108,6 +110,15 @@ def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if call.excinfo is not None:
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
         item.ihook.pytest_runtest_logreport(report=report)
+
+
+def _show_fixtures(item: pytest.Item) -> None:
+    """With --setup-show: the fixtures of a test that ranks set up, in pytest's own form."""
+    if item.config.pluginmanager.has_plugin("terminalreporter"):
+        writer = item.config.get_terminal_writer()
+        names = ", ".join(sorted(marks.fixture_names(item)))
+        writer.line()
+        writer.write(f"        {item.nodeid} in ranks (fixtures used: {names})")
 
 
 def _show_output(config: pytest.Config, report: pytest.TestReport) -> None:

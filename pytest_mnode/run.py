@@ -153,7 +153,7 @@ class Run:
         files = dict.fromkeys(item.path for item in items)
         root, asked = self.config.rootpath, items[0].session._initialpaths
         args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
-        factory = self.config._tmp_path_factory  # type: ignore[attr-defined]
+        factory = getattr(self.config, "_tmp_path_factory", None)  # None: -p no:tmpdir
         self.client.tell(
             Collect(
                 args=tuple(args),
@@ -164,7 +164,7 @@ class Run:
                 cwd=str(self.config.invocation_params.dir),
                 sys_path=_sys_path(),
                 markers=tuple(self.config.getini("markers")),
-                basetemp=str(factory.getbasetemp() / "ranks"),
+                basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
             )
         )
 

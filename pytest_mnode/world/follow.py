@@ -70,6 +70,7 @@ class Follower:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
+        config.option.setupshow = False  # the controller shows it: there is no terminal here
         for line in self.collect.markers:  # those of plugins that only the controller has
             config.addinivalue_line("markers", line)
 
@@ -108,11 +109,10 @@ class Follower:
     def become(self, rank: Rank) -> None:
         """Called once after the fork: from now on this session is `rank`'s."""
         self.rank = rank
-        info = rank.launch.world
-        base = Path(self.collect.basetemp) / info.id / f"rank{rank.world.rank}"
-        factory = self.config._tmp_path_factory  # type: ignore[attr-defined]
-        base.parent.mkdir(parents=True, exist_ok=True)
-        factory._given_basetemp, factory._basetemp = base, None
+        if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
+            folder = Path(self.collect.basetemp) / rank.launch.world.id
+            folder.mkdir(parents=True, exist_ok=True)
+            factory._given_basetemp, factory._basetemp = folder / f"rank{rank.world.rank}", None
         self._capture("start_global_capturing")
 
     def run(self, order: RunItem) -> None:
@@ -177,7 +177,9 @@ class Follower:
     def _unreported(self) -> str:
         """Which phase of the test gave no report; "" where each did that had to."""
         due = ["setup", "teardown"]
-        if self._reported.get("setup") == "passed" and not self.config.getoption("setuponly"):
+        if self._reported.get("setup") == "passed" and not self.config.getoption(
+            "setuponly", False
+        ):
             due.insert(1, "call")
         silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
         return f"no report of the {' and the '.join(silent)} came from pytest" if silent else ""
