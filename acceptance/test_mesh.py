@@ -51,10 +51,35 @@ def test_every_rank_meets_every_other(world: World, device: torch.device, measur
 
 @needs_group
 @pytest.mark.parametrize("size_bytes", [4, (1 << 20) + 4])
-def test_sum_is_right(device: torch.device, size_bytes: int, measure: Measure) -> None:
-    """Does a sum over all ranks come back right, at every position?"""
+def test_sum_is_right(
+    world: World, device: torch.device, size_bytes: int, measure: Measure
+) -> None:
+    """Does a sum over all ranks come back right, at every position, each of several times?"""
     wrong = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
-    measure("#wrong", wrong, equals=0, source="a sum of whole numbers is exact")
+    measure(
+        "#wrong",
+        sum(wrong),
+        equals=0,
+        source="a sum of whole numbers is exact",
+        culprit=bench.whose(world, [rank for rank, count in enumerate(wrong) if count]),
+    )
+
+
+@needs_group
+def test_sum_is_right_in_every_dtype(world: World, device: torch.device, measure: Measure) -> None:
+    """Are sums right in every dtype that the backend adds up, and if not, whose values?"""
+    for dtype in bench.DTYPES:
+        found = bench.sums(world, dtype, device)
+        if found.wrong is None:
+            print(f"{dtype}: the backend has no sums of it")
+            continue
+        measure(
+            f"#wrong {dtype}",
+            found.wrong,
+            equals=0,
+            source="a sum of small whole numbers is exact",
+            culprit=found.culprit,
+        )
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

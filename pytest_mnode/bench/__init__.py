@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_mnode.bench.fabric import measured_busbw
     from pytest_mnode.bench.findings import Findings
     from pytest_mnode.bench.locate import located
-    from pytest_mnode.bench.mesh import exchange
+    from pytest_mnode.bench.mesh import DTYPES, exchange, sums, whose
     from pytest_mnode.bench.numa import placement
     from pytest_mnode.bench.sweep import wrong_values
 
@@ -36,6 +36,7 @@ __all__ = [
     "ALL_TO_ALL",
     "BROADCAST",
     "COLLECTIVES",
+    "DTYPES",
     "REDUCE_SCATTER",
     "SEND_RECV",
     "Findings",
@@ -46,6 +47,8 @@ __all__ = [
     "measured_busbw",
     "near_and_far",
     "placement",
+    "sums",
+    "whose",
     "wrong_products",
     "wrong_values",
 ]

@@ -38,11 +38,14 @@ reduce_scatter_single = _named("reduce_scatter_single", "reduce_scatter_tensor")
 class Prepared(Protocol):
     """A collective on buffers of one size. All ranks call the same methods in the same order."""
 
-    def fill(self) -> None:
-        """Set inputs to values that differ by rank and position, and spoil what is written to."""
+    def fill(self, turn: int = 0) -> None:
+        """Set inputs to values that differ by rank, position and turn; spoil what is written to."""
 
     def run(self) -> object:
         """Call the collective once, on whatever the buffers hold."""
+
+    def run_scratch(self) -> object:
+        """The same, so that one `run` after it still has the inputs of `fill`."""
 
     def wrong(self) -> int:
         """After `fill` and one `run`: how many values on this rank are not what they should be."""
@@ -99,15 +102,20 @@ class AllReduce:
         self._group = group
         self._values = Summed(dist.get_world_size(), part, device)
         self._buffer = torch.empty(part, dtype=DTYPE, device=device)
+        self._scratch = torch.zeros_like(self._buffer)
 
-    def fill(self) -> None:
-        self._values.fill(self._buffer, dist.get_rank())
+    def fill(self, turn: int = 0) -> None:
+        self._turn = turn
+        self._values.fill(self._buffer, dist.get_rank(), turn)
 
     def run(self) -> object:
         return dist.all_reduce(self._buffer, group=self._group)
 
+    def run_scratch(self) -> object:
+        return dist.all_reduce(self._scratch, group=self._group)
+
     def wrong(self) -> int:
-        return self._values.wrong(self._buffer)
+        return self._values.wrong(self._buffer, self._turn)
 
 
 class Broadcast:
@@ -117,15 +125,20 @@ class Broadcast:
         self._group = group
         self._values = Copied(part, device)
         self._buffer = torch.empty(part, dtype=DTYPE, device=device)
+        self._scratch = torch.zeros_like(self._buffer)
 
-    def fill(self) -> None:
-        self._values.fill(self._buffer, dist.get_rank())
+    def fill(self, turn: int = 0) -> None:
+        self._turn = turn
+        self._values.fill(self._buffer, dist.get_rank(), turn)
 
     def run(self) -> object:
         return dist.broadcast(self._buffer, src=0, group=self._group)
 
+    def run_scratch(self) -> object:
+        return dist.broadcast(self._scratch, src=0, group=self._group)
+
     def wrong(self) -> int:
-        return self._values.wrong(self._buffer, 0)
+        return self._values.wrong(self._buffer, 0, self._turn)
 
 
 class AllGather:
@@ -137,16 +150,19 @@ class AllGather:
         self._input = torch.empty(part, dtype=DTYPE, device=device)
         self._output = torch.empty(part * dist.get_world_size(), dtype=DTYPE, device=device)
 
-    def fill(self) -> None:
-        self._values.fill(self._input, dist.get_rank())
+    def fill(self, turn: int = 0) -> None:
+        self._turn = turn
+        self._values.fill(self._input, dist.get_rank(), turn)
         spoil(self._output)
 
     def run(self) -> object:
         return all_gather_single(self._output, self._input, group=self._group)
 
+    run_scratch = run
+
     def wrong(self) -> int:
         parts = parts_of(self._output, self._part)
-        return sum(self._values.wrong(part, rank) for rank, part in enumerate(parts))
+        return sum(self._values.wrong(part, rank, self._turn) for rank, part in enumerate(parts))
 
 
 class ReduceScatter:
@@ -159,16 +175,19 @@ class ReduceScatter:
         self._input = torch.empty(part * ranks, dtype=DTYPE, device=device)
         self._output = torch.empty(part, dtype=DTYPE, device=device)
 
-    def fill(self) -> None:
+    def fill(self, turn: int = 0) -> None:
+        self._turn = turn
         for receiver, part in enumerate(parts_of(self._input, self._part)):
-            self._values.fill(part, dist.get_rank(), phase=receiver)
+            self._values.fill(part, dist.get_rank(), phase=receiver + turn)
         spoil(self._output)
 
     def run(self) -> object:
         return reduce_scatter_single(self._output, self._input, group=self._group)
 
+    run_scratch = run
+
     def wrong(self) -> int:
-        return self._values.wrong(self._output, phase=dist.get_rank())
+        return self._values.wrong(self._output, phase=dist.get_rank() + self._turn)
 
 
 class AllToAll:
@@ -180,18 +199,23 @@ class AllToAll:
         self._input = torch.empty(part * dist.get_world_size(), dtype=DTYPE, device=device)
         self._output = torch.empty_like(self._input)
 
-    def fill(self) -> None:
+    def fill(self, turn: int = 0) -> None:
+        self._turn = turn
         for receiver, part in enumerate(parts_of(self._input, self._part)):
-            self._values.fill(part, dist.get_rank() * dist.get_world_size() + receiver)
+            self._values.fill(part, dist.get_rank() * dist.get_world_size() + receiver, turn)
         spoil(self._output)
 
     def run(self) -> object:
         return dist.all_to_all_single(self._output, self._input, group=self._group)
 
+    run_scratch = run
+
     def wrong(self) -> int:
         ranks, rank = dist.get_world_size(), dist.get_rank()
         parts = parts_of(self._output, self._part)
-        return sum(self._values.wrong(part, s * ranks + rank) for s, part in enumerate(parts))
+        return sum(
+            self._values.wrong(part, s * ranks + rank, self._turn) for s, part in enumerate(parts)
+        )
 
 
 class SendRecv:
@@ -205,8 +229,9 @@ class SendRecv:
         self._input = torch.empty(part, dtype=DTYPE, device=device)
         self._output = torch.empty_like(self._input)
 
-    def fill(self) -> None:
-        self._values.fill(self._input, dist.get_rank())
+    def fill(self, turn: int = 0) -> None:
+        self._turn = turn
+        self._values.fill(self._input, dist.get_rank(), turn)
         spoil(self._output)
 
     def run(self) -> object:
@@ -220,12 +245,14 @@ class SendRecv:
         )
         return [work.wait() for work in works]
 
+    run_scratch = run
+
     def wrong(self) -> int:
-        return self._values.wrong(self._output, self._before)
+        return self._values.wrong(self._output, self._before, self._turn)
 
 
-ALL_REDUCE = Measured(Collective.ALL_REDUCE, AllReduce, False, 1, 0, redop="sum", in_place=True)
-BROADCAST = Measured(Collective.BROADCAST, Broadcast, False, 1, 0, root=0, in_place=True)
+ALL_REDUCE = Measured(Collective.ALL_REDUCE, AllReduce, False, 2, 0, redop="sum", in_place=True)
+BROADCAST = Measured(Collective.BROADCAST, Broadcast, False, 2, 0, root=0, in_place=True)
 ALL_GATHER = Measured(Collective.ALL_GATHER, AllGather, True, 1, 1)
 REDUCE_SCATTER = Measured(Collective.REDUCE_SCATTER, ReduceScatter, True, 1, 1, redop="sum")
 ALL_TO_ALL = Measured(Collective.ALL_TO_ALL, AllToAll, True, 2, 0)

@@ -13,6 +13,7 @@ from pytest_mnode.bench.collectives import COLLECTIVES
 from pytest_mnode.bench.findings import Findings
 from pytest_mnode.bench.leave_one_out import slow_in_company
 from pytest_mnode.bench.locate import BUDGET_S, located
+from pytest_mnode.bench.mesh import whose
 from pytest_mnode.bench.sweep import Row, Sweep, Unmeasured, sweep
 from pytest_mnode.bench.table import table
 from pytest_mnode.bench.traffic import Counted, NodeTraffic, astray
@@ -47,6 +48,7 @@ class Judged:
     line: BusbwLine
     culprit: str | None = None
     trial: int = 1
+    world: World | None = None
 
     @property
     def bound(self) -> Bound:
@@ -71,6 +73,7 @@ class Judged:
                 row.wrong,
                 equals=0,
                 source="whole numbers, sent or added up, are exact",
+                culprit=whose(self.world, row.wrong_ranks) if self.world else None,
             )
             self._record_busbw(measure, f"{name} busbw{pinned}", row)
         for missing in self.sweep.unmeasured:
@@ -231,7 +234,7 @@ def _measured(
                     device=device,
                     group=group,
                 )
-            judged.append(Judged(algorithm, found, promise, line))
+            judged.append(Judged(algorithm, found, promise, line, world=world))
     timed_bytes = sum(row.timed_bytes for j in judged for row in j.sweep.rows)
     traffic = counted.by_node(_least_bytes(measured.collective, timed_bytes, world))
     return Busbw(spec, backend, tuple(judged), traffic)

@@ -1,7 +1,9 @@
-"""Every rank sends to every other, and each message must arrive as it was sent."""
+"""Every rank sends to every other, and sums with all: each value must arrive as it was sent."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +14,11 @@ from pytest_mnode.bench.agree import by_rank
 from pytest_mnode.world.contract import World
 
 _VALUES = 1024
+_SUMMED_VALUES = 4096
+_TURNS = 12
+"""How often each sum is made, each time of other values."""
+_PERIOD, _STEP = 101, 31
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +44,76 @@ class Exchange:
         return ", ".join(f"{self._place(a)} → {self._place(b)}" for a, b in self.wrong[:4])
 
     def _place(self, rank: int) -> str:
-        return f"rank {rank} on {self.world.nodes[rank // self.world.local_size]}"
+        return place(self.world, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Values of sums that are not right: of each rank's result, by whose values they hold.
+
+    by_sender is the same on every rank; None where the backend has no sums of this dtype.
+    """
+
+    world: World
+    by_sender: tuple[tuple[int, ...], ...] | None
+
+    @property
+    def wrong(self) -> int | None:
+        return None if self.by_sender is None else sum(map(sum, self.by_sender))
+
+    @property
+    def culprit(self) -> str | None:
+        """The rank whose result, or whose values in all results, are wrong; None without any."""
+        if not self.wrong or self.by_sender is None:
+            return None
+        senders = [s for s, column in enumerate(zip(*self.by_sender, strict=True)) if any(column)]
+        receivers = [rank for rank, row in enumerate(self.by_sender) if any(row)]
+        if len(senders) == 1 and len(receivers) == self.world.size > 1:
+            return f"{place(self.world, senders[0])}: its values are wrong in the sums of all ranks"
+        return whose(self.world, receivers)
+
+
+def place(world: World, rank: int) -> str:
+    return f"rank {rank} on {world.nodes[rank // world.local_size]}"
+
+
+def whose(world: World, ranks: Sequence[int]) -> str | None:
+    """What is known of who is to blame for wrong results on these ranks; None for no rank."""
+    if not ranks:
+        return None
+    if len(ranks) == world.size:
+        return "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
+    names = ", ".join(place(world, rank) for rank in ranks[:4])
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"{names}{more}: wrong there, right on {world.size - len(ranks)} other ranks"
+
+
+def sums(world: World, dtype: str, device: torch.device) -> Sums:
+    """Sum small whole numbers, exact in every dtype, several times over. All ranks call this.
+
+    At each position one rank alone gives a value and all others 0, so that a wrong value of the sum
+    shows whose it is.
+    """
+    positions = torch.arange(_SUMMED_VALUES, device=device)
+    wrong = torch.zeros(world.size, dtype=torch.int64, device=device)
+    for turn in range(_TURNS):
+        senders = (positions + turn) % world.size
+        expected = ((positions + _STEP * turn) % _PERIOD + 1).to(getattr(torch, dtype))
+        total = expected * (senders == world.rank)
+        try:
+            dist.all_reduce(total)
+        except RuntimeError as error:
+            if turn or "nvalid scalar type" not in str(error):
+                raise
+            return Sums(world, None)  # before anything was sent
+        wrong += torch.bincount(senders[total != expected], minlength=world.size)
+    every = by_rank(wrong.tolist(), device)
+    every[world.rank] = wrong.tolist()  # where sums are wrong, this exchange may be
+    return Sums(world, tuple(tuple(int(n) for n in row) for row in every))
 
 
 def exchange(world: World, device: torch.device) -> Exchange:
-    """Send 8 KiB between every two ranks, both ways. All ranks call this.
+    """Send 8 KiB between every two ranks, both ways, and again if they are few. All call this.
 
     In round d rank r sends to r+d and receives from r-d, so that no rank waits for another's turn.
     Raises ValueError for one rank.
@@ -49,23 +121,26 @@ def exchange(world: World, device: torch.device) -> Exchange:
     if world.size < 2:
         raise ValueError("one rank has nobody to meet; give two nodes or more")
     wrong = [0] * world.size
-    for distance in range(1, world.size):
+    rounds = math.ceil(_TURNS / (world.size - 1))
+    for turn, distance in itertools.product(range(rounds), range(1, world.size)):
         receiver = (world.rank + distance) % world.size
         sender = (world.rank - distance) % world.size
-        sent = message(world.rank, receiver, world.size, device)
+        sent = message(world.rank, receiver, world.size, device, turn)
         received = torch.zeros_like(sent)
         for work in dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, sent, receiver), dist.P2POp(dist.irecv, received, sender)]
         ):
             work.wait()
-        expected = message(sender, world.rank, world.size, device)
-        wrong[sender] = int(not torch.equal(received, expected))
+        expected = message(sender, world.rank, world.size, device, turn)
+        wrong[sender] |= not torch.equal(received, expected)
     return Exchange(world, wrong_messages(by_rank(wrong, device)))
 
 
-def message(sender: int, receiver: int, ranks: int, device: torch.device) -> torch.Tensor:
-    """Values that no other pair sends at any position."""
-    first = (sender * ranks + receiver) * _VALUES
+def message(
+    sender: int, receiver: int, ranks: int, device: torch.device, turn: int = 0
+) -> torch.Tensor:
+    """Values that no other pair sends at any position, nor this one in another turn."""
+    first = ((turn * ranks + sender) * ranks + receiver) * _VALUES
     return torch.arange(first, first + _VALUES, device=device)
 
 

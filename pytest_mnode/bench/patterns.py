@@ -88,13 +88,13 @@ class Copied:
     def __init__(self, longest: int, device: torch.device) -> None:
         self._pattern = Pattern(_PERIOD_COPIED, longest, device)
 
-    def fill(self, values: torch.Tensor, number: int) -> None:
+    def fill(self, values: torch.Tensor, number: int, phase: int = 0) -> None:
         """Message `number`."""
-        self._pattern.fill(values, self._first(number))
+        self._pattern.fill(values, self._first(number), phase)
 
-    def wrong(self, values: torch.Tensor, number: int) -> int:
+    def wrong(self, values: torch.Tensor, number: int, phase: int = 0) -> int:
         """How many of `values` are not those of message `number`."""
-        return self._pattern.wrong(values, self._first(number))
+        return self._pattern.wrong(values, self._first(number), phase=phase)
 
     @staticmethod
     def _first(number: int) -> int:

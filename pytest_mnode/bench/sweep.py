@@ -1,4 +1,4 @@
-"""A collective over sizes: first whether its result is right, then how long it takes."""
+"""A collective over sizes: how long it takes, and whether results are right, in every repeat."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
-from pytest_mnode.bench.collectives import Group, Measured, Prepared
+from pytest_mnode.bench.collectives import ALL_REDUCE, Group, Measured, Prepared
 from pytest_mnode.bench.memory import free_bytes_by_rank
+from pytest_mnode.bench.patterns import DTYPE
 from pytest_mnode.bench.timing import elapsed_s
 from pytest_mnode.curve import Curve, Point
 from pytest_mnode.spec import wire
@@ -21,7 +22,12 @@ from pytest_mnode.spec import wire
 REPEAT_S = 0.25
 """How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
 MOST_CALLS = 1000
+CHECKED_CALLS = 12
+"""How many calls in a row are checked one by one: of a large size only those that fill a repeat,
+but all of the smallest, so that one result in as many is found where it is stale."""
 _CALLS_TOLD_APART = 4
+_LEAD_BYTES = 512 * 1024
+"""What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class Row:
 
     size_bytes: as asked for. moved_bytes: in whole values and equal parts. count: values of a part,
     as nccl-tests counts. calls: in a row in each repeat. wrong: values that were not right, over
-    all ranks.
+    all ranks, in calls before the repeats and in the last call of each. wrong_ranks: who had them.
     """
 
     collective: str
@@ -41,6 +47,7 @@ class Row:
     calls: int
     times_s: tuple[float, ...]
     wrong: int
+    wrong_ranks: tuple[int, ...] = ()
 
     @property
     def timed_bytes(self) -> int:
@@ -126,7 +133,18 @@ def sweep(
         raise ValueError(
             f"{measured.collective} over one rank moves nothing; give two nodes or more"
         )
-    found = [_measure(measured, size, warmup, repeats, device, group) for size in sizes_bytes]
+    found = [
+        _measure(
+            measured,
+            size,
+            warmup,
+            repeats,
+            device,
+            group,
+            least_checked=CHECKED_CALLS if size == min(sizes_bytes) else 1,
+        )
+        for size in sizes_bytes
+    ]
     return Sweep(
         measured,
         ranks,
@@ -142,6 +160,8 @@ def _measure(  # noqa: PLR0917  the arguments of `sweep`
     repeats: int,
     device: torch.device,
     group: Group,
+    *,
+    least_checked: int,
 ) -> Row | Unmeasured:
     ranks = dist.get_world_size()
     try:
@@ -155,7 +175,7 @@ def _measure(  # noqa: PLR0917  the arguments of `sweep`
     if isinstance(prepared, str):
         return Unmeasured(size_bytes, prepared)
     try:
-        wrong = _called_once(prepared, device)
+        mine = _wrong_here(prepared, 0)
     except (RuntimeError, NotImplementedError) as error:
         if "not support" not in str(error) and "unsupported" not in str(error).lower():
             raise
@@ -163,11 +183,17 @@ def _measure(  # noqa: PLR0917  the arguments of `sweep`
     calls = calls_of_a_repeat(_call_s(prepared, max(1, warmup), device))
     if calls > _CALLS_TOLD_APART:  # a shaper's burst let the first ones through
         calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
-    # Ranks meet before the first repeat only: a pause between two would refill a shaper's burst.
-    by_rank([0], device)
-    times_s = [elapsed_s(prepared.run, calls, device) / calls for _ in range(repeats)]
+    checked = max(least_checked, min(CHECKED_CALLS, calls))
+    mine += sum(_wrong_here(prepared, turn) for turn in range(1, checked + 1))
+    lead = ALL_REDUCE.prepare(_LEAD_BYTES // DTYPE.itemsize, device, group)
+    times_s = []
+    for turn in range(checked + 1, checked + 1 + repeats):
+        prepared.fill(turn)
+        lead.run_scratch()
+        times_s.append(elapsed_s(lambda: _run(prepared, calls), 1, device) / calls)
+        mine += prepared.wrong()
+    wrong_by_rank = _wrong_by_rank(mine, device)
     slowest_s = tuple(max(of_repeat) for of_repeat in zip(*by_rank(times_s, device), strict=True))
-    wrong += _called_once(prepared, device)  # and once more with everything warm
     return Row(
         collective=measured.collective.value,
         ranks=ranks,
@@ -176,7 +202,8 @@ def _measure(  # noqa: PLR0917  the arguments of `sweep`
         count=part,
         calls=calls,
         times_s=slowest_s,
-        wrong=wrong,
+        wrong=sum(wrong_by_rank),
+        wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
     )
 
 
@@ -195,7 +222,7 @@ def _prepared(measured: Measured, part: int, device: torch.device, group: Group)
 
 def _call_s(prepared: Prepared, calls: int, device: torch.device) -> float:
     """How long a call takes, by the slowest rank, over a few. All ranks call this."""
-    mine_s = elapsed_s(prepared.run, calls, device) / calls
+    mine_s = elapsed_s(prepared.run_scratch, calls, device) / calls
     return max(times[0] for times in by_rank([mine_s], device))
 
 
@@ -216,15 +243,30 @@ def calls_of_a_repeat(call_s: float) -> int:
     return max(1, min(MOST_CALLS, math.ceil(REPEAT_S / max(call_s, 1e-9))))
 
 
-def wrong_values(measured: Measured, size_bytes: int, device: torch.device) -> int:
-    """How many values are not right after one call, over all ranks. All ranks call this."""
-    part = measured.part(size_bytes, dist.get_world_size())
-    return _called_once(measured.prepare(part, device, None), device)
-
-
-def _called_once(prepared: Prepared, device: torch.device) -> int:
-    prepared.fill()
+def _run(prepared: Prepared, calls: int) -> None:
+    """Calls in a row, the last with the inputs of `fill`."""
+    for _ in range(calls - 1):
+        prepared.run_scratch()
     prepared.run()
-    mine = prepared.wrong()
-    total = sum(int(wrong[0]) for wrong in by_rank([mine], device))
-    return max(mine, total)  # where collectives are wrong, what was agreed may be wrong as well
+
+
+def _wrong_here(prepared: Prepared, turn: int) -> int:
+    """How many values of this rank are not right after one call."""
+    prepared.fill(turn)
+    prepared.run()
+    return prepared.wrong()
+
+
+def _wrong_by_rank(mine: int, device: torch.device) -> list[int]:
+    """The counts of all ranks. Where collectives are wrong, these may be: one's own stays."""
+    counts = [int(count) for [count] in by_rank([mine], device)]
+    counts[dist.get_rank()] = mine
+    return counts
+
+
+def wrong_values(measured: Measured, size_bytes: int, device: torch.device) -> list[int]:
+    """How many values of each rank are not right after CHECKED_CALLS calls. All ranks call this."""
+    part = measured.part(size_bytes, dist.get_world_size())
+    prepared = measured.prepare(part, device, None)
+    mine = sum(_wrong_here(prepared, turn) for turn in range(CHECKED_CALLS))
+    return _wrong_by_rank(mine, device)

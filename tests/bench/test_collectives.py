@@ -229,8 +229,8 @@ def test_sizes_are_those_of_nccl_tests(name: str, part: int, moved_bytes: int) -
 @pytest.mark.parametrize(
     ("name", "copies"),
     [
-        ("all_reduce", 1),
-        ("broadcast", 1),
+        ("all_reduce", 2),
+        ("broadcast", 2),
         ("all_gather", 1.125),
         ("reduce_scatter", 1.125),
         ("all_to_all", 2),
