@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.cluster.rack import namespaces
+from pytest_mnode.probes.threads import threads_text
 from pytest_mnode.world import calls, elastic, process, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
@@ -207,6 +208,7 @@ class Agent:
             {rank: _output(pid) for rank, pid in pids.items()},
             {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
             {rank: read_place(traces.mark_file(info, rank)) for rank in pids},
+            kernel={rank: threads_text(pid) for rank, pid in pids.items()},
         )
 
     def _calls(self, world_id: str) -> dict[int, str]:

@@ -65,6 +65,7 @@ class RankState:
     stack: str | None = None
     output: str = ""
     state: str = ""
+    kernel: str = ""
     stuck_in: str = ""
     calls: str | None = None
     """Its record of collectives; None where it is not known."""
@@ -332,6 +333,7 @@ class Conductor:
             state.stack = text
             state.output = message.outputs.get(rank, "")
             state.state = message.states.get(rank, "")
+            state.kernel = message.kernel.get(rank, "")
             place = message.places.get(rank)
             if state.stuck_in == "setup" and place and place.ordinal == self.ordinal:
                 # A process that is stopped does not even send what it said before.

@@ -308,7 +308,7 @@ class StackTexts:
 
     outputs: end of what the test had printed; states: why there is no stack, where that is known;
     places: the test and the phase that each rank was in, which its own reports may lag behind;
-    calls: its record of collectives, for calls.parse.
+    calls: its record of collectives, for calls.parse; kernel: where its threads are in the kernel.
     """
 
     node: str
@@ -318,6 +318,7 @@ class StackTexts:
     states: dict[int, str] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
+    kernel: dict[int, str] = field(default_factory=dict)
     look: int | None = None
 
 

@@ -86,7 +86,10 @@ def _group(
         line = f"{limit}: absent, never {_entering(at, waiting)}; it is at {here}"
     else:
         line = f"{limit}: it is at {here}"
-    text = "\n\n".join([line, *_stacks(outcome, ranks), *_outputs(outcome, ranks)])
+    kernel = [] if here.frame else _kernel(outcome, ranks)
+    if kernel:
+        line += f"; its {state.kernel.partition(chr(10))[0]}"
+    text = "\n\n".join([line, *_stacks(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
     return Stuck(ranks, state.stuck_in, line, text, victim)
 
 
@@ -107,6 +110,15 @@ def _stacks(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
         text = tidy(outcome.states[rank].stack or "none")
         texts.setdefault(_IDENT.sub("", text), ([], text))[0].append(rank)
     return [f"stack of {ranks_text(same)}:\n{text}" for same, text in texts.values()]
+
+
+def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
+    """Where threads are in the kernel, of ranks whose Python stacks tell nothing of the test."""
+    return [
+        f"threads of rank {rank}:\n{outcome.states[rank].kernel}"
+        for rank in ranks
+        if outcome.states[rank].kernel
+    ]
 
 
 def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:

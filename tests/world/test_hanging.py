@@ -102,6 +102,15 @@ def test_finalizer_that_hangs_is_a_failure_not_a_pass(ran: Scenario) -> None:
     assert "in load_checkpoint: time.sleep(60)" in case.part("rank 1 of 4 on local1]")
 
 
+def test_where_it_is_without_a_python_frame(ran: Scenario) -> None:
+    case = ran["hangs_in_c_when_freed"]
+    assert case.message.startswith(
+        "rank 1 of 4 on local1: no end within 1 s: it is at no Python frame of the test; its "
+        "thread mnode-rank1 (main): in futex: waits for a lock or another thread"
+    )
+    assert "threads of rank 1:\nthread mnode-rank1 (main): in futex" in case.text
+
+
 def test_setup_that_hangs(ran: Scenario) -> None:
     case = ran["setup_hangs_on_one"]
     assert case.outcome == "error"

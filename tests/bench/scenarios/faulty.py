@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from pytest_mnode import bench
 from pytest_mnode.bench import sweep as module
-from pytest_mnode.bench import timing
 from pytest_mnode.bench.collectives import COLLECTIVES
 from pytest_mnode.bench.sweep import Row
+from pytest_mnode.bench.timing import elapsed_s
 from pytest_mnode.world.contract import World
 
 FAULTY = 2
@@ -102,7 +102,6 @@ def test_one_value_that_is_wrong_only_while_time_is_taken(
     position: int, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[bool] = []
-    elapsed_s = timing.elapsed_s
 
     def noted(*args: Any) -> float:
         timed.append(True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import re
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +118,22 @@ def slow_to_come(rank: int) -> None:
 @pytest.mark.mnode(timeout=1)
 def test_setup_hangs_on_one(slow_to_come: None, rank: int, process_group: Any) -> None:
     pass
+
+
+class Buffer:
+    pass
+
+
+EMPTY: Any = queue.SimpleQueue()
+KEPT: list[object] = []
+
+
+@pytest.mark.mnode(timeout=1)
+def test_hangs_in_c_when_freed(rank: int) -> None:
+    """As a destructor in C does, after the last line of the test."""
+    buffer = Buffer()
+    if rank == 1:
+        KEPT.append(weakref.ref(buffer, EMPTY.get))  # waits for ever
 
 
 @pytest.mark.mnode(timeout=20)
