@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode import bench, not_promised, tools, transport
+from pytest_mnode.bench import limits
 from pytest_mnode.options import locate_budget_s
 
 if TYPE_CHECKING:
@@ -34,7 +35,14 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> bench.Findings:
 
 
 @needs_group
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.parametrize(
+    "collective",
+    [
+        pytest.param(name, marks=pytest.mark.mnode(timeout=limits.collective_limit_s(name)))
+        for name in COLLECTIVES
+    ],
+)
 def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
     collective: str,
     world: World,
@@ -57,6 +65,8 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
 
 
 @needs_group
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.mnode(timeout=limits.paths_limit_s)
 def test_every_path_reaches_the_line_rate(
     world: World, device: torch.device, spec: Spec, measure: Measure, pytestconfig: pytest.Config
 ) -> None:
@@ -82,6 +92,7 @@ def test_every_path_reaches_the_line_rate(
 
 
 @needs_group
+@pytest.mark.mnode(timeout=limits.transport_limit_s)
 def test_traffic_runs_on_the_fabric(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:

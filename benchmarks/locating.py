@@ -121,6 +121,13 @@ line rate of all NICs that the rank uses. Where only other collectives are promi
 them gives the fraction, and paths that are all slow alike are not a fault: one pair may not fill
 the line by itself.
 
+Receivers also compare what arrives with what was sent: a path that changes payloads past checksums
+fails, and where all such paths have a node in common, the node is named.
+
+The limit of each test follows from the spec: 30 s for start-up (0.1 s more per rank), the budget
+of locating, and ten times what the sweep takes at the promised rate; about 80 to 120 s on four
+nodes of the rack. After the first hang the rest of the criterion is not tried.
+
 ## How
 
 1. **Rounds of disjoint pairs.** Up to 16 nodes every pair is measured, by the circle method: n−1

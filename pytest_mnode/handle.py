@@ -53,7 +53,7 @@ class Cluster(Nodes):
         procs = procs_per_node or self.procs_per_node
         assert self._run.client is not None
         info = self._run.client.open_world(self._lease, procs, fresh, tuple(names))
-        world = RankWorld(self._run, info, self._need.timeout_s, fresh)
+        world = RankWorld(self._run, info, self._run.limit_s_of(self._need), fresh)
         self._worlds.append(world)
         return world
 

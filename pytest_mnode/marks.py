@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_mnode.options import REUSE, Settings
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec import Spec
 
 RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
 CLUSTER_FIXTURE = "cluster"
@@ -21,7 +24,8 @@ FEWEST_NODES = 2
 
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
-    "reuse='warm'|'group'|'fresh', timeout=SECONDS, exclusive=True): run the test's body in every "
+    "reuse='warm'|'group'|'fresh', timeout=SECONDS or a function of (spec, settings, nodes, "
+    "ranks_per_node) that returns them, exclusive=True): run the test's body in every "
     "rank of a world of N nodes × G ranks; a list of nodes parametrises. Without nodes the test "
     "gets all."
 )
@@ -36,6 +40,10 @@ _ACCEPTED = (
 )
 
 
+LimitOf = Callable[["Spec", Settings, int, int], float]
+"""Seconds, from spec, settings, nodes and ranks per node; never more than --mnode-timeout."""
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """The world a test asks for; None: all there is, the run's default."""
@@ -43,7 +51,7 @@ class Need:
     nodes: int | None
     procs_per_node: int | None
     reuse: str
-    timeout_s: float
+    timeout_s: float | LimitOf
     exclusive: bool
     min_procs_per_node: int = 1
     """As many ranks a node at least, where they do not need an accelerator each."""
@@ -114,7 +122,7 @@ def need_of(item: pytest.Item, settings: Settings) -> Need:
         nodes,
         said.get("procs_per_node", settings.procs_per_node),
         said.get("reuse", settings.reuse),
-        float(said.get("timeout", settings.timeout_s)),
+        said.get("timeout", settings.timeout_s),
         bool(said.get("exclusive", False)) or asks_for(item, "measure"),
         int(said.get("min_procs_per_node", 1)),
     )
@@ -138,9 +146,10 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
         elif name == "reuse" and value not in REUSE:
             raise wrong(text, ", ".join(REUSE))
         elif name == "timeout" and not (
-            isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            callable(value)
+            or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0)
         ):
-            raise wrong(text, "seconds, more than 0")
+            raise wrong(text, "seconds, more than 0, or a function that returns them")
         elif name == "exclusive" and not isinstance(value, bool):
             raise wrong(text, "True or False")
 

@@ -10,8 +10,9 @@ from pytest_mnode import marks
 
 STOPS = "stops"
 MARKER = (
-    "stops('mesh', 'fabric', …): when this test fails, tests of those criteria are not run and are "
-    "inconclusive, with its finding as the reason"
+    "stops('mesh', 'fabric', …, only_hung=False): when this test fails (only_hung: when it reaches "
+    "its limit), tests of those criteria are not run and are inconclusive, with its finding as the "
+    "reason"
 )
 
 
@@ -45,16 +46,18 @@ class Needs:
     """pytest plugin: notes failures of tests marked `stops`, and says what is not worth running."""
 
     def __init__(self) -> None:
-        self._stops: dict[str, tuple[str, ...]] = {}
+        self._stops: dict[str, list[pytest.Mark]] = {}
         self._found: dict[str, dict[str, str]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._stops = {item.nodeid: stopped_by(item.iter_markers(STOPS)) for item in session.items}
+        self._stops = {item.nodeid: list(item.iter_markers(STOPS)) for item in session.items}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        stopped = self._stops.get(report.nodeid, ())
-        if stopped and report.failed and report.when == "call":  # inconclusive stops nothing
+        hung = getattr(report, "mnode_hung", False)
+        stopped = stopped_by(self._stops.get(report.nodeid, ()), hung=hung)
+        # What is inconclusive stops nothing; a hang may be in the making of a group as well.
+        if stopped and report.failed and (hung or report.when == "call"):
             self._note(stopped, report.nodeid, _finding(report))
         elif stopped and (culprits := _culprits(report)):
             self._note(
@@ -88,9 +91,10 @@ class Needs:
         return f"not tried, for {criterion_name(first)} failed: {told}{more}"
 
 
-def stopped_by(found: Iterable[pytest.Mark]) -> tuple[str, ...]:
+def stopped_by(found: Iterable[pytest.Mark], *, hung: bool = False) -> tuple[str, ...]:
     """Names of the criteria that these `stops` marks name, each once."""
-    return tuple(dict.fromkeys(str(name) for mark in found for name in mark.args))
+    counting = [mark for mark in found if hung or not mark.kwargs.get("only_hung", False)]
+    return tuple(dict.fromkeys(str(name) for mark in counting for name in mark.args))
 
 
 def _culprits(report: pytest.TestReport) -> list[str]:

@@ -217,7 +217,7 @@ class Run:
             fresh = need.reuse == "fresh"
             for _ in range(_BEGIN_AGAIN):
                 world = client.open_world(lease, self.procs_of(need), fresh)
-                conductor = Conductor(client, world, need.timeout_s)
+                conductor = Conductor(client, world, self.limit_s_of(need))
                 keep_group = need.reuse == "warm" and not world.fresh
                 outcome = conductor.run_item(item.nodeid, following, keep_group)
                 client.close_world(world, outcome.clean and not fresh)
@@ -228,6 +228,15 @@ class Run:
         finally:
             client.release(lease)
         return outcome
+
+    def limit_s_of(self, need: Need) -> float:
+        """Limit of a test: what its mark says, or what follows from the spec where that is less."""
+        if not callable(need.timeout_s):
+            return need.timeout_s
+        nodes = need.nodes or self.nodes
+        assert nodes is not None
+        derived_s = need.timeout_s(self.spec, self.settings, nodes, self.procs_of(need))
+        return min(derived_s, self.settings.timeout_s)
 
     def procs_of(self, need: Need) -> int:
         """Ranks a node for a test: more than usual only where they do not share accelerators."""

@@ -148,3 +148,45 @@ def test_a_test_that_was_interrupted_has_not_passed(tmp_path: Path) -> None:
     }
     assert mesh["verdict"] == "inconclusive"
     assert cases["test_interrupted"]["message"] == "it was interrupted before it ended"
+
+
+def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(tmp_path: Path) -> None:
+    """The limit of the hanging test follows from the spec; the others cost nothing."""
+    hangs = """
+        import time
+        import pytest
+        pytestmark = [pytest.mark.criterion, pytest.mark.stops("mesh", only_hung=True)]
+
+        def limit_s(spec, settings, nodes, ranks_per_node):
+            assert (spec.name, settings.nodes, nodes, ranks_per_node) == ("rack", 2, 2, 1)
+            return 0.5
+
+        def test_fails(world):
+            \"\"\"Is it well?\"\"\"
+            assert world.size == 3
+
+        def test_is_tried(world):
+            \"\"\"Is it well?\"\"\"
+
+        @pytest.mark.mnode(timeout=limit_s)
+        def test_hangs(world):
+            \"\"\"Does it end?\"\"\"
+            if world.rank == 1:
+                time.sleep(1000)
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_is_not_tried(world, number):
+            \"\"\"Is it well?\"\"\"
+    """
+    write_files(tmp_path, test_mesh=hangs)
+    run = run_pytest(tmp_path, "--mnode-nodes=2")
+    assert run.outcomes() == {
+        "test_fails": "failure",
+        "test_is_tried": "passed",
+        "test_hangs": "failure",
+        "test_is_not_tried[1]": "error",
+        "test_is_not_tried[2]": "error",
+    }, run.output
+    assert run.output.count("not tried, for mesh failed: ") >= 2
+    assert "no end within 0.5 s" in run.output
+    assert "node1" in run.output.partition("not tried, for mesh failed: ")[2].splitlines()[0]

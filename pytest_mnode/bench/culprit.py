@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pytest_mnode.bench.blame import Blamed, SlowNode, SlowPath
 from pytest_mnode.spec import Spec
 
@@ -76,6 +79,21 @@ def culprits(found: Blamed, naming: Naming) -> str | None:
         parts += _suspected(found, naming)
     more = [f"and {len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
     return "; ".join(parts[:_MOST_NAMED] + more) or None
+
+
+def corrupters(wrong: NDArray[np.bool_], naming: Naming) -> str | None:
+    """The node that all paths that changed what was sent have in common, or those paths.
+
+    wrong: by sender and receiver; None where no path did.
+    """
+    paths = [(int(a), int(b)) for a, b in np.argwhere(wrong)]
+    if not paths:
+        return None
+    common = set(paths[0]).intersection(*paths)
+    if len(common) == 1 and len(paths) > 1:
+        return f"{naming.nodes[common.pop()]} {naming.interfaces}"
+    told = ", ".join(f"{naming.nodes[a]}→{naming.nodes[b]}" for a, b in paths[:_MOST_NAMED])
+    return f"the path{'s' * (len(paths) > 1)} {told}"
 
 
 def _too_slow(found: Blamed, naming: Naming) -> list[str]:

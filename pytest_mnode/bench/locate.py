@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pytest_mnode.bench.blame import Blamed, blamed
-from pytest_mnode.bench.culprit import Naming, culprits
+from pytest_mnode.bench.culprit import Naming, corrupters, culprits
 from pytest_mnode.bench.pairs import Measured, Pairs, Rails, chunk_bytes
 from pytest_mnode.bench.rates import STANDS_OUT, Rates
 from pytest_mnode.bench.rounds import Reading, Round, both_ways
@@ -36,6 +36,7 @@ class Located:
     fault where the collective kept it. tests: as `Round.tests` counts them.
     bound_mbits_s: what a link must carry. paths: ordered pairs of nodes. unmeasured: why not all
     of them were measured, with counts; empty where all were. every_path: whether all had to be.
+    corrupt_paths: those that changed what was sent, once at least; corrupter: who, in words.
     """
 
     blamed: Blamed
@@ -52,6 +53,8 @@ class Located:
     paths_measured: int = 0
     unmeasured: str = ""
     every_path: bool = True
+    corrupt_paths: int = 0
+    corrupter: str | None = None
 
     def __str__(self) -> str:
         if self.unsteady:
@@ -103,6 +106,14 @@ class Located:
             source="n(n-1) ordered pairs of n nodes" if self.every_path else "",
             note=f"{self.paths_measured} of {self.paths} ordered paths measured"
             + (f"; not measured: {self.unmeasured}" if self.unmeasured else ""),
+        )
+
+        measure(
+            "paths that change what is sent",
+            self.corrupt_paths if self.slowest else None,
+            equals=0,
+            source="what arrives is what was sent, whatever checksums say",
+            culprit=self.corrupter,
         )
 
     @property
@@ -219,6 +230,8 @@ def conclude(
         rates.paths_measured,
         _unmeasured(rates, late_s, gone_astray, every_path=every_path),
         every_path or rates.nodes <= EVERY_PAIR_UP_TO,
+        int(rates.wrong.sum()),
+        corrupters(rates.wrong, naming),
     )
 
 

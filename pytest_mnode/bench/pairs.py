@@ -17,10 +17,14 @@ from pytest_mnode.world.contract import World
 _CHUNK_S = 0.005
 _MOST_CHUNKS = 12
 _LEAST_CHUNKS = 4
+_COUNTS = range(1, _MOST_CHUNKS + 1)
+"""Of wrong chunks; another number was changed itself on its way to this rank."""
 _ENOUGH_S = 0.1
 """A slow link is told from fewer chunks, so that it does not hold up the others for long."""
 _SMALLEST_BYTES = 64 << 10
 _LARGEST_BYTES = 256 << 20
+_CHECKED_BYTES = 4 << 20
+"""Of larger chunks only the last two are checked, since that takes time."""
 
 
 def chunk_bytes(line_rate_mbits_s: float) -> int:
@@ -99,18 +103,20 @@ class Pairs:
     def measure(self, step: Round) -> Measured:
         """Run a round; every rank waits for its end, so that the next has the fabric to itself."""
         target, source = self._rails.peers(step)
-        rate = 0.0
+        rate, wrong = 0.0, 0
         if target is not None:
             self._send(target)
         elif source is not None:
-            rate = payload_mbits_s(self._arrivals_s(source), self._size_bytes)
+            arrived_s, wrong = self._arrivals_s(source)
+            rate = payload_mbits_s(arrived_s, self._size_bytes)
         spent_s = time.monotonic() - self._started_s
-        every = by_rank([rate, spent_s], self._device)
+        every = by_rank([rate, spent_s, wrong], self._device)
         readings = []
         for flow in step.flows:
             for rail in flow.rails:
-                mbits_s = every[self._rails.rank(flow.receiver, rail)][0]
-                readings.append(Reading(flow.sender, flow.receiver, rail, mbits_s, step.alone))
+                mbits_s, _, changed = every[self._rails.rank(flow.receiver, rail)]
+                ends = flow.sender, flow.receiver
+                readings.append(Reading(*ends, rail, mbits_s, step.alone, changed in _COUNTS))
         return Measured(tuple(readings), every[0][1])
 
     def _send(self, target: int) -> None:
@@ -131,8 +137,10 @@ class Pairs:
         for posted in pending:
             posted.finish()
 
-    def _arrivals_s(self, source: int) -> list[float]:
+    def _arrivals_s(self, source: int) -> tuple[list[float], int]:
+        """When each chunk arrived, and how many were not as they were sent: zeros."""
         arrived_s: list[float] = []
+        wrong = 0
         pending = [_Posted(dist.irecv, chunk, source) for chunk in self._chunks]
         ends = False
         while pending:
@@ -140,9 +148,13 @@ class Pairs:
             arrived_s.append(time.perf_counter())
             chunk = self._chunks[(len(arrived_s) - 1) % 2]
             was_last, ends = ends, bool(chunk[0])
+            checked = self._size_bytes <= _CHECKED_BYTES or was_last or ends
+            if checked and chunk[1:].any():
+                wrong += 1
+                chunk.zero_()  # it is sent on to others later
             if not was_last and not ends:
                 pending.append(_Posted(dist.irecv, chunk, source))
-        return arrived_s
+        return arrived_s, wrong
 
 
 class _Posted:

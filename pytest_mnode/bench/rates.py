@@ -36,6 +36,8 @@ class Rates:
         self._alone: dict[tuple[int, int, int], list[float]] = {}
         self.in_vain = np.zeros((rails, nodes, nodes), dtype=np.bool_)
         """Which links were tried once at least with nothing measured."""
+        self.wrong = np.zeros((nodes, nodes), dtype=np.bool_)
+        """Which paths changed what was sent, once at least."""
         self.tx = np.full((rails, nodes), np.nan)
         """How fast each node sends to the partner that it sends to fastest."""
         self.rx = np.full((rails, nodes), np.nan)
@@ -48,6 +50,7 @@ class Rates:
         for reading in readings:
             rate, rail = reading.mbits_s, reading.rail
             link = rail, reading.sender, reading.receiver
+            self.wrong[link[1:]] |= reading.wrong
             if not 0 < rate < np.inf:
                 self.in_vain[link] = True
                 continue

@@ -39,7 +39,7 @@ class Round:
 class Reading:
     """What one rail of a flow carried, Mbit/s of payload.
 
-    alone: from a round that was run to confirm.
+    alone: from a round that was run to confirm. wrong: whether it did not arrive as it was sent.
     """
 
     sender: int
@@ -47,6 +47,7 @@ class Reading:
     rail: int
     mbits_s: float
     alone: bool
+    wrong: bool = False
 
 
 @lru_cache(maxsize=8)

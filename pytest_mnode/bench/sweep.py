@@ -13,14 +13,13 @@ import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
 from pytest_mnode.bench.collectives import ALL_REDUCE, Group, Measured, Prepared
+from pytest_mnode.bench.limits import REPEAT_S
 from pytest_mnode.bench.memory import free_bytes_by_rank
 from pytest_mnode.bench.patterns import DTYPE
 from pytest_mnode.bench.timing import elapsed_s
 from pytest_mnode.curve import Curve, Point
 from pytest_mnode.spec import wire
 
-REPEAT_S = 0.25
-"""How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
 MOST_CALLS = 1000
 CHECKED_CALLS = 12
 """How many calls in a row are checked one by one: of a large size only those that fill a repeat,

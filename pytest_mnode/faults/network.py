@@ -10,10 +10,11 @@ from pytest_mnode.cluster.node import Node
 from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.faults.acting import all_undone, at_switch, running, undone_once
-from pytest_mnode.faults.registry import Undo, fault, number, whole, word
+from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
 
 RELAY = str(Path(__file__).with_name("relay.py"))
 FLAP_EVERY_S, FLAP_S = 5.0, 0.2
+CORRUPT_BYTES = 256 << 10
 SLOW = 0.25
 """What is left of a slow link's rate where no rate is given."""
 
@@ -86,10 +87,25 @@ def delay(
     Over when the node is switched off. What the switch drops (lossy_link, one_way, mtu_hole,
     port_dropped) it no longer drops on this link meanwhile.
     """
+    return _relayed(rack, node, link, "delay", delay_ms or 5.0, jitter_ms or 0.0)
+
+
+@fault(size("SIZE", "256 KiB"), LINK)
+def corrupt_payload(rack: Rack, node: Node, every_bytes: int | None, link: str | None) -> Undo:
+    """Of what TCP carries to and from a node a byte changes now and then, past the checksum.
+
+    One in so many bytes, on average. Over when the node is switched off; as with delay, the switch
+    drops nothing meanwhile.
+    """
+    return _relayed(rack, node, link, "corrupt_payload", 0.0, 0.0, every_bytes or CORRUPT_BYTES)
+
+
+def _relayed(rack: Rack, node: Node, link: str | None, what: str, *values: float) -> Undo:
+    """A relay beside the node's port: delay, jitter (ms); bytes of which one is corrupt, or 0."""
     name = link or rack.plan.fabric.name
-    times = str(delay_ms or 5.0), str(jitter_ms or 0.0)
-    words = [sys.executable, "-P", RELAY, rack.switch_port(node, name), name, *times]
-    return undone_once(rack, running(rack.agent_command(words), f"{node.name}: delay"))
+    texts = [str(value) for value in (*values, 0.0)][:3]
+    words = [sys.executable, "-P", RELAY, rack.switch_port(node, name), name, *texts]
+    return undone_once(rack, running(rack.agent_command(words), f"{node.name}: {what}"))
 
 
 @fault(LINK)
@@ -145,9 +161,9 @@ def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
 def mtu_hole(rack: Rack, node: Node, size_bytes: int | None, link: str | None) -> Undo:
     """IP packets to and from a node vanish beyond this size, and nobody is told."""
     name = link or rack.plan.fabric.name
-    size = size_bytes or rack.plan.link(name).mtu - 100
+    largest = size_bytes or rack.plan.link(name).mtu - 100
     port = rack.switch_port(node, name)
-    big = f"ether type ip ip length > {size} drop"
+    big = f"ether type ip ip length > {largest} drop"
     return at_switch(rack, [f'iifname "{port}" {big}', f'oifname "{port}" {big}'])
 
 

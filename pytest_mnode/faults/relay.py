@@ -1,9 +1,9 @@
-"""Holds packets back: `relay.py PORT BRIDGE DELAY_MS JITTER_MS`, run at the switch.
+"""Holds packets back: `relay.py PORT BRIDGE DELAY_MS JITTER_MS BYTES`, at the switch.
 
 Takes a node's port out of its bridge, stands between the two with raw sockets, and lets every
-packet go when its time has come. Prints a line when it does; puts things back and ends when its
-standard input does. Packets come and go with their offload headers, so that segments larger than
-the MTU pass whole, as they do through the bridge.
+packet go when its time has come, with a changed byte in about so many (0: none). Prints a line when
+it does; puts things back and ends when its standard input does. Packets come and go with their
+offload headers, so that segments larger than the MTU pass whole, as they do through the bridge.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pyroute2 import IPRoute
 
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL = 3
+VNET_HEADER_BYTES = 10
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 BUFFER_BYTES = 16 << 20
 LARGEST_BYTES = 70_000
 AT_ONCE = 64
 
 
-def main(port: str, bridge: str, delay_s: float, jitter_s: float) -> None:
+def main(port: str, bridge: str, delay_s: float, jitter_s: float, every_bytes: float) -> None:
     """Stand between `port` and `bridge` until standard input ends."""
     near, far = f"relay{os.getpid()}a", f"relay{os.getpid()}b"
     with IPRoute() as netlink:
@@ -41,7 +42,7 @@ def main(port: str, bridge: str, delay_s: float, jitter_s: float) -> None:
             netlink.link("set", index=far_index, state="up", master=master)
             netlink.link("set", index=index, master=0)
             try:
-                relay(raw_socket(port), raw_socket(near), delay_s, jitter_s)
+                relay(raw_socket(port), raw_socket(near), delay_s, jitter_s, every_bytes)
             finally:
                 with contextlib.suppress(OSError):  # the node may be off: its port is gone
                     netlink.link("set", index=socket.if_nametoindex(port), master=master)
@@ -62,8 +63,10 @@ def raw_socket(interface: str) -> socket.socket:
     return raw
 
 
-def relay(one: socket.socket, other: socket.socket, delay_s: float, jitter_s: float) -> None:
-    """Pass packets both ways, each late."""
+def relay(
+    one: socket.socket, other: socket.socket, delay_s: float, jitter_s: float, every_bytes: float
+) -> None:
+    """Pass packets both ways, each late; one in so many bytes is corrupt, or none for 0."""
     way_out = {one: other, other: one}
     selector = selectors.DefaultSelector()
     for raw in way_out:
@@ -81,7 +84,9 @@ def relay(one: socket.socket, other: socket.socket, delay_s: float, jitter_s: fl
             for packet in arrived(key.fileobj):
                 count += 1
                 due = time.monotonic() + delay_s + random.random() * jitter_s
-                heapq.heappush(waiting, (due, count, out, packet))
+                changed = random.random() * every_bytes < len(packet) and every_bytes > 0
+                sent = corrupted(packet) if changed else packet
+                heapq.heappush(waiting, (due, count, out, sent))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, out, packet = heapq.heappop(waiting)
             with contextlib.suppress(OSError):  # a full queue drops, as on any switch
@@ -97,5 +102,23 @@ def arrived(raw: socket.socket) -> list[bytes]:
     return packets
 
 
+def corrupted(packet: bytes) -> bytes:
+    """With another byte somewhere in its TCP payload, past the checksum.
+
+    The checksum of a local segment is computed after this, from what it holds then: packets whose
+    offload header does not say so, and those without payload, stay as they are.
+    """
+    needs_checksum, frame = packet[0] & 1, packet[VNET_HEADER_BYTES:]
+    if not needs_checksum or frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_TCP:
+        return packet
+    tcp = 14 + (frame[14] & 15) * 4
+    payload, end = tcp + (frame[tcp + 12] >> 4) * 4, 14 + int.from_bytes(frame[16:18])
+    if not payload < end <= len(frame):
+        return packet
+    place = VNET_HEADER_BYTES + random.randrange(payload, end)
+    return packet[:place] + bytes([packet[place] ^ 0x5A]) + packet[place + 1 :]
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]) / 1e3, float(sys.argv[4]) / 1e3)
+    delay_ms, jitter_ms, corrupt_bytes = map(float, sys.argv[3:6])
+    main(sys.argv[1], sys.argv[2], delay_ms / 1e3, jitter_ms / 1e3, corrupt_bytes)

@@ -79,6 +79,7 @@ def merge(
             )
             report.sections = _sections(have, {r for g in groups for r in g.ranks})
             report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
+            report.mnode_hung = bool(outcome.timed_out)  # type: ignore[attr-defined]
         elif have and blamed in (None, "teardown"):
             _take_over(report, have)
         elif have:

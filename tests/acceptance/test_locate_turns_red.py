@@ -48,3 +48,12 @@ def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
         r"without node2 \(0\.02\d* GB/s; with it 0\.01\d*\)$",
         culprit,
     )
+
+
+def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path) -> None:
+    need_rack()
+    fault = "--mnode-fault=corrupt_payload:node2:128 KiB"
+    done = certify(tmp_path, "-k", "every_path", fault, files=["test_fabric.py"])
+    changed = done.measurements("fabric")["paths that change what is sent"]
+    assert (changed["verdict"], changed["culprit"]) == ("fail", "node2 fab0"), done.run.output
+    assert 2 <= changed["value"] <= 6

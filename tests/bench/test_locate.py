@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 import torch
@@ -258,6 +259,29 @@ def test_a_rail_carries_the_sum_of_its_nics(
     slow = Nodes(lambda pair: line_mbits_s * rate_of_line)
     found = _located(monkeypatch, slow, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
     assert found.faults == (0 if rate_of_line > 0.85 else min(nics, ranks))
+
+
+@pytest.mark.parametrize(
+    ("changed", "culprit"),
+    [
+        ([], None),
+        ([(0, 2), (2, 1), (3, 2)], "node2 fab0"),
+        ([(0, 2)], "the path node0→node2"),
+        ([(0, 2), (2, 0)], "the paths node0→node2, node2→node0"),
+        ([(0, 2), (1, 3)], "the paths node0→node2, node1→node3"),
+    ],
+)
+def test_who_changes_what_is_sent(changed: list[tuple[int, int]], culprit: str | None) -> None:
+    rates = Rates(4, 1, 85.0)
+    rates.add(
+        Reading(a, b, 0, 95.0, False, (a, b) in changed) for a, b in permutations(range(4), 2)
+    )
+    naming = Naming(("node0", "node1", "node2", "node3"), "fab0", ("fab0",), None)
+    kept: list[Measurement] = []
+    module.conclude(rates, naming, None, module.Effort(), "").record(Measure(kept, ""))
+    found = next(m for m in kept if m.name == "paths that change what is sent")
+    assert (found.value, found.culprit) == (len(changed), culprit)
+    assert found.verdict is (Verdict.FAIL if changed else Verdict.PASS)
 
 
 def test_progress_is_a_line_a_round(

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
 from pytest_mnode.bench.collectives import ALL_REDUCE, COLLECTIVES
+from pytest_mnode.bench.limits import REPEAT_S
 from pytest_mnode.bench.sweep import (
     MOST_CALLS,
-    REPEAT_S,
     Row,
     Sweep,
     Unmeasured,

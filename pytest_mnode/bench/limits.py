@@ -1,0 +1,69 @@
+"""Limits of the fabric criterion's tests, from what the spec lets expect. Pure, without torch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pytest_mnode.spec.line import busbw_line
+from pytest_mnode.spec.wire import bus_factor
+
+if TYPE_CHECKING:
+    from pytest_mnode.marks import LimitOf
+    from pytest_mnode.options import Settings
+    from pytest_mnode.spec import BusbwPromise, Spec
+    from pytest_mnode.spec.line import BusbwLine
+
+REPEAT_S = 0.25
+"""How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
+START_UP_S, START_UP_OF_A_RANK_S = 30.0, 0.1
+"""Of a process group and its connections, which grows with the ranks."""
+FACTOR = 10.0
+"""Of the time that is expected where a promise is just kept: slower is a hang, not a rate."""
+
+
+def sweep_s(promise: BusbwPromise, collective: str, line: BusbwLine, ranks: int) -> float:
+    """Seconds that one sweep of all sizes takes where busbw is just at its bound."""
+    busbw_bytes_s = promise.at_least_fraction * line.gbytes_s * 1e9
+    spent_s = 0.0
+    for size in promise.sizes_bytes:
+        call_s = size * bus_factor(collective, ranks) / busbw_bytes_s
+        calls = math.ceil(REPEAT_S / call_s)
+        # Two checked calls and the warm-up; then the repeats, and up to a quarter to time them by.
+        spent_s += (3 + promise.warmup + (promise.repeats + 0.25) * max(1, calls)) * call_s
+    return spent_s
+
+
+def collective_limit_s(collective: str) -> LimitOf:
+    """Limit of the test of this collective: start-up, locating, and ten times the sweep."""
+
+    def limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
+        fabric = spec.criteria.fabric
+        promise = fabric.busbw(collective) if fabric else None
+        limit = paths_limit_s(spec, settings, nodes, ranks_per_node)
+        if promise is None or nodes * ranks_per_node < 2:
+            return limit
+        # gloo's line is the lower one.
+        line = busbw_line(collective, spec.fabric, nodes, ranks_per_node, "gloo")
+        return limit + FACTOR * sweep_s(promise, collective, line, nodes * ranks_per_node)
+
+    return limit_s
+
+
+def paths_limit_s(_: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of the test of all paths: start-up, and what locating may take."""
+    return _start_up_s(nodes * ranks_per_node) + settings.locate_budget_s
+
+
+def transport_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of the proof of transport: start-up, and ten times its calls at the line rate."""
+    fabric = spec.criteria.fabric
+    start_up_s = _start_up_s(nodes * ranks_per_node)
+    if fabric is None or fabric.transport is None:
+        return start_up_s
+    sent_bits = 2 * fabric.transport.size_bytes * fabric.transport.calls * 8
+    return start_up_s + FACTOR * sent_bits / spec.fabric.line_rate_bits_s
+
+
+def _start_up_s(ranks: int) -> float:
+    return START_UP_S + START_UP_OF_A_RANK_S * ranks
