@@ -271,7 +271,7 @@ def _located(  # noqa: PLR0917  what `located` takes
     found = located(world, spec, traffic, slow_below_mbits_s, device, budget_s=budget_s)
     culprit = str(found) if found.culprit is not None else None
     if found.faults == 0:
-        culprit = _in_company(world, spec, told_by, device, budget_s)
+        culprit = _in_company(world, spec, told_by, device, budget_s - found.spent_s)
     # That nobody was found explains nothing, least of all a fault that came later.
     if findings is not None and culprit:
         findings.keep(world, instead, culprit, collective)

@@ -194,6 +194,8 @@ class _Located:
     def __init__(self, culprit: str | None) -> None:
         self.culprit = culprit
 
+    spent_s = 0.0
+
     @property
     def faults(self) -> int:
         return self.culprit is not None
