@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC
+from itertools import zip_longest
 
 from pytest_mnode.report.certificate import Certificate, CertificateVerdict
 from pytest_mnode.report.criterion import CriterionResult, CriterionVerdict
@@ -11,8 +13,8 @@ from pytest_mnode.report.text import first_line
 from pytest_mnode.verdict import Verdict
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
-# Columns that give way on a narrow terminal, and how far; a culprit is never cut.
-_SHRINKS = ((1, 20), (2, 12))
+# Columns that give way on a narrow terminal, and how far: their cells go on in further lines.
+_SHRINKS = ((1, 20), (4, 16), (2, 12), (1, 12), (4, 12))
 _GAP = "  "
 
 
@@ -25,9 +27,9 @@ def print_summary(
 
 
 def summary_lines(certificate: Certificate, width: int | None = None) -> list[str]:
-    """Aligned plain text: a line per criterion, doubts about the spec, the certificate's line.
+    """Aligned plain text: the criteria, doubts about the spec, the certificate's line.
 
-    width: columns of the terminal; what is measured and expected is cut to fit. None cuts nothing.
+    width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
     """
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
@@ -36,12 +38,7 @@ def summary_lines(certificate: Certificate, width: int | None = None) -> list[st
             excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
             widths[column] -= max(0, min(excess, widths[column] - least))
     return [
-        *(
-            _GAP.join(
-                _cut(cell, size).ljust(size) for cell, size in zip(row, widths, strict=True)
-            ).rstrip()
-            for row in rows
-        ),
+        *(line for row in rows for line in _wrapped(row, widths)),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         f"covered: {certificate.run.coverage}",
@@ -79,7 +76,6 @@ def _told(criterion: CriterionResult) -> tuple[str, str]:
     worst, count = case.worst, len(criterion.judged)
     exact = criterion.verdict is CriterionVerdict.PASS and count > 1 and worst and not worst.margin
     if worst is not None and worst.expected is not None and not exact:
-        # The value comes first: a narrow terminal cuts the end.
         judged = worst.verdict is not Verdict.INCONCLUSIVE
         told = f"{worst.measured} {worst.name}" if judged else case.told
         return first_line(told), worst.expected.short(worst.unit)
@@ -88,5 +84,8 @@ def _told(criterion: CriterionResult) -> tuple[str, str]:
     return case.told, case.question
 
 
-def _cut(cell: str, size: int) -> str:
-    return cell if len(cell) <= size else cell[: size - 1] + "…"
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Lines of one row; nothing is cut."""
+    cells = [textwrap.wrap(cell, size or 1) for cell, size in zip(row, widths, strict=True)]
+    for parts in zip_longest(*cells, fillvalue=""):
+        yield _GAP.join(p.ljust(size) for p, size in zip(parts, widths, strict=True)).rstrip()
