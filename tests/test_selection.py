@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,18 @@ def test_a_run_without_ranks_imports_and_starts_nothing(tmp_path: Path) -> None:
         check=True,
     )
     assert "heavy [] children [] status 0" in done.stdout, done.stdout + done.stderr
+
+
+def test_every_option_is_documented(pytestconfig: pytest.Config) -> None:
+    parser = pytestconfig._parser
+    [group] = [group for group in parser._groups if group.name == "mnode"]
+    registered = {name for option in group.options for name in option.names()}
+    ini_keys = {key for key in parser._inidict if key.startswith("mnode_")}
+    page = Path(__file__).parents[1] / "docs/tests.md"
+    rows = re.findall(r"^\| `(--mnode-[a-z-]+)(=?)", page.read_text(), re.MULTILINE)
+    assert {name for name, _ in rows} == registered
+    valued = {name.removeprefix("--").replace("-", "_") for name, value in rows if value}
+    assert valued == ini_keys
 
 
 def test_threads_at_import_are_refused_with_the_remedy(tmp_path: Path) -> None:

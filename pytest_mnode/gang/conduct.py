@@ -138,9 +138,8 @@ def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
     Raises UsageError, ClusterError.
     """
     scheduler = spec.scheduler
-    if scheduler is None or scheduler.kind != "slurm":
-        kind = "none" if scheduler is None else scheduler.kind
-        raise ClusterError(f"scheduler.kind {kind}: gangs are tried on slurm so far")
+    if scheduler is None:
+        raise ClusterError("the spec names no scheduler; accepted: scheduler: {kind: slurm}")
     from pytest_mnode.gang.slurm import SlurmEngine, default_shared
 
     engine = SlurmEngine(

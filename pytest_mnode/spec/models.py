@@ -110,7 +110,7 @@ class Storage(Page):
 class Scheduler(Page):
     """Who hands out nodes."""
 
-    kind: Literal["slurm", "kubernetes"]
+    kind: Literal["slurm"]
     """The scheduler that jobs are submitted to."""
     names: Mapping[str, Text] = Field(default_factory=dict)
     """Free-form names that a submission needs: partition, account, queue, namespace."""
@@ -172,8 +172,7 @@ class Spec(Page):
     def _has_a_scheduler(cls, criteria: Criteria, info: ValidationInfo) -> Criteria:
         if criteria.gang is not None and info.data.get("scheduler", 0) is None:
             raise ValueError(
-                "gang: promised without a scheduler; "
-                "accepted: with scheduler: {kind: slurm} or {kind: kubernetes}"
+                "gang: promised without a scheduler; accepted: with scheduler: {kind: slurm}"
             )
         return criteria
 

@@ -74,3 +74,9 @@ def test_a_gang_needs_a_scheduler(load: Load) -> None:
         load("  mesh: {}", "  mesh: {}\n  gang: {}")
     spec = load("criteria:\n", "scheduler: {kind: slurm}\ncriteria:\n  gang: {}\n")
     assert spec.promised("gang")
+
+
+def test_a_scheduler_that_cannot_be_used_is_refused_when_the_spec_is_read(load: Load) -> None:
+    with pytest.raises(SpecError) as refused:
+        load("criteria:\n", "scheduler: {kind: kubernetes}\ncriteria:\n  gang: {}\n")
+    assert str(refused.value).endswith("scheduler.kind: 'kubernetes'; accepted: 'slurm'")
