@@ -164,12 +164,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in items:
         marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
     run = _make_run(config)
-    if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
-        from pytest_mnode.port_counters.watching import PortWatch
+    if not config.pluginmanager.has_plugin(rank_tests.NAME):
+        if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
+            from pytest_mnode.port_counters.watching import PortWatch
 
-        config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
-    config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), rank_tests.NAME)
-    config.pluginmanager.register(Guard(), "mnode-guard")
+            config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
+        config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), rank_tests.NAME)
+        config.pluginmanager.register(Guard(), "mnode-guard")
     if not _is_xdist_worker(config):
         run.decide_nodes(items)
         if run.pool is None and run.holds_nodes and any(map(needs.without_nodes, session.items)):

@@ -246,3 +246,31 @@ def test_a_lost_peer_in_teardown_is_an_error_of_teardown(told: Told) -> None:
     told.say(2, report("teardown", "failed", f"{LOST} of node1"), at=1.0)
     assert told.merged()["call"].outcome == "passed"
     assert "[rank 2 of 4 on node2]\nRuntimeError" in told.failure("teardown")
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "outcomes"),
+    [
+        ({0: ["a+"], 1: ["a+"], 2: ["a+"], 3: ["a+"]}, ["passed"]),
+        ({0: ["a+", "b+"], 3: ["a+", "b-"]}, ["passed", "failed"]),
+        ({0: ["a+", "a-"], 1: ["a+", "a+", "a+"]}, ["passed", "failed", "passed"]),
+        ({1: ["a-"], 2: ["b-"]}, ["failed", "failed"]),
+        ({}, []),
+    ],
+)
+def test_subtests_of_ranks_are_merged_one_by_one(
+    told: Told, by_rank: dict[int, list[str]], outcomes: list[str]
+) -> None:
+    partial: dict[int, list[pytest.TestReport]] = {rank: [] for rank in range(4)}
+    for rank, names in by_rank.items():
+        for name in names:
+            failed = name[1] == "-"
+            one = report("call", "failed" if failed else "passed", "wrong" if failed else None)
+            one.context = name[0]
+            partial[rank].append(one)
+            told.states[rank].partial.append((1.0, PhaseReport(rank, 1, "call", one.outcome, {})))
+    made = merge(told.outcome, told.reports, "a.py::t", ("a.py", 1, "t"), {}, partial=partial)
+    assert [r.outcome for r in made if hasattr(r, "context")] == outcomes
+    [body] = [r for r in made if r.when == "call" and not hasattr(r, "context")]
+    assert body.outcome == ("failed" if "failed" in outcomes else "passed")
+    assert [r.when for r in made if not hasattr(r, "context")] == list(PASSED)
