@@ -76,7 +76,7 @@ class _LateKill:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    if not config.pluginmanager.has_plugin("mnode-follower"):
         config.pluginmanager.register(_Clock())
         config.pluginmanager.register(_LateKill())
         if node := os.environ.get("SCENARIO_POWER_OFF"):
