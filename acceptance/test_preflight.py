@@ -11,6 +11,7 @@ from pytest_mnode.preflight.questions import (
     clocks,
     devices,
     environment,
+    kernel,
     links,
     mtu,
     names,
@@ -99,6 +100,11 @@ def test_nodes_are_the_same(ask: Asking, part: Any) -> None:
 def test_accelerators_are_as_promised(ask: Asking) -> None:
     """Has this node the accelerators promised, in the state promised?"""
     ask(devices.accelerators)
+
+
+def test_kernel_log_has_no_failures(ask: Asking) -> None:
+    """Has this node's kernel logged no failing device since boot?"""
+    ask(kernel.kernel_log)
 
 
 def test_pcie_links_are_full(ask: Asking) -> None:

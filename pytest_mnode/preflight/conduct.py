@@ -243,6 +243,7 @@ def _look_order(
         places=tuple(_places(promise, spec)),
         master_port=_master_port(promise),
         accelerators=spec.accelerators.per_node > 0,
+        kernel_log=promise.kernel_log is not None,
     )
 
 

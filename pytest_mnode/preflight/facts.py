@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from pytest_mnode.probes.kernel_log import Event
+
 _STRICT: Mapping[str, Any] = {"extra": "forbid"}
 UNKNOWN_GID = "unknown"
 """Stands for a GID whose type cannot be read."""
@@ -45,6 +47,7 @@ class LookOrder:
     places: tuple[Place, ...] = ()
     master_port: int | None = None
     accelerators: bool = False
+    kernel_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,7 @@ class NodeFacts:
     accelerators: tuple[Accelerator, ...] | None
     unread: dict[str, str]
     pci: tuple[PciLink, ...] | None = None
+    kernel_log: tuple[Event, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from pytest_mnode.preflight.facts import (
     encode,
     paired,
 )
+from pytest_mnode.probes import kernel_log
 from pytest_mnode.probes.rdma import RdmaDevice
 
 PART_LIMIT_S = 10.0
@@ -113,10 +114,11 @@ class SurveyOfNode:
             self.part("software", lambda: software.read(order.code, patterns)),
             self.part("rdma", machine.rdma_devices),
             self.part("accelerators", machine.accelerators) if order.accelerators else _nothing(),
+            self.part("kernel_log", kernel_log.read) if order.kernel_log else _nothing(),
             self.part("pci", lambda: machine.pci_links(order.networks.get("fabric", ()))),
         )
         visits = await asyncio.gather(*(self.place(place) for place in order.places))
-        interfaces, software_facts, rdma, accelerators, pci = await parts
+        interfaces, software_facts, rdma, accelerators, events, pci = await parts
         self.rdma = rdma
         control = self.post(CONTROL, "", "", None)
         listener = self.listen("", None)
@@ -136,6 +138,7 @@ class SurveyOfNode:
             rdma=None if rdma is None else machine.rdma_ports(rdma),
             accelerators=accelerators,
             pci=pci,
+            kernel_log=events,
             unread=dict(self.unread),
         )
 

@@ -84,6 +84,15 @@ class RdmaPromise(Page):
     """By how much the error counters of a node may rise, in all, during preflight."""
 
 
+class KernelLogPromise(Page):
+    """The kernel has logged no failure of a device since boot: GPUs (Xid), PCIe, NICs, memory."""
+
+    corrected_at_most: Count = 100
+    """Errors that were made good: of PCIe (AER) and memory (EDAC)."""
+    link_downs_at_most: Count = 0
+    """How often links that were up went down."""
+
+
 class StoragePromise(Page):
     """The paths of `storage` are the same files on all nodes."""
 
@@ -139,6 +148,7 @@ class PreflightCriterion(Page):
     """What is the same on all nodes; sysctl: kernel settings that networks depend on."""
     accelerators: AcceleratorHealth | None = None
     rdma: RdmaPromise | None = None
+    kernel_log: KernelLogPromise | None = None
     pcie: Literal["full"] | None = None
     """PCIe links of accelerators and of the fabric's NICs have the width that card and slot can;
     those of NICs the speed too. An idle accelerator may run slower: `devices` judges it."""

@@ -21,8 +21,9 @@ from pytest_mnode.preflight.facts import (
     Token,
 )
 from pytest_mnode.preflight.machine import pci_links
-from pytest_mnode.preflight.questions import devices, room, same, storage
+from pytest_mnode.preflight.questions import devices, kernel, room, same, storage
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised
+from pytest_mnode.probes.kernel_log import Event, Severity
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Part
 from tests.preflight.made import (
@@ -344,6 +345,40 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
         assert told.format(name) in " ".join(f"{m.culprit} {m.note}" for m in found)
     dumb = with_facts(healthy(2), 1, pci=None, unread={"pci": "denied"})
     assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
+
+
+XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
+AER = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
+DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
+
+
+@pytest.mark.parametrize(
+    ("events", "verdict", "culprit", "note"),
+    [
+        ((), None, None, ""),
+        ((AER,) * 3, None, None, ""),
+        ((XID,), "fail", "gpu1 0000:1b:00", "2026-11-22T06:54:23Z: Xid 79: GPU is lost"),
+        ((AER,) * 4, "fail", "gpu1 0000:18:00.0", "0000:18:00.0 [5.1]: PCIe AER Corrected"),
+        ((DOWN, DOWN), "fail", "gpu1 eth2", "eth2 [9.1]: link down"),
+        (None, "inconclusive", None, "dmesg: Operation not permitted"),
+    ],
+)
+def test_the_kernel_log(
+    tmp_path: Path,
+    events: tuple[Event, ...] | None,
+    verdict: str | None,
+    culprit: str | None,
+    note: str,
+) -> None:
+    spec = spec_of(tmp_path, "{kernel_log: {corrected_at_most: 3}}")
+    unread = {"kernel_log": "OSError: dmesg: Operation not permitted"}
+    survey = with_facts(healthy(2), 1, kernel_log=events, unread=unread)
+    found = asked(kernel.kernel_log, survey, spec)["gpu1"]
+    assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
+    assert {m.culprit for m in found} - {None} == ({culprit} if culprit else set())
+    assert note in " ".join(m.note for m in found)
+    silent = spec_of(tmp_path, "{interfaces: {}}")
+    assert isinstance(kernel.kernel_log(survey, silent, "gpu1"), NotPromised)
 
 
 PORT = RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "RoCE", 400.0, ("RoCE v1", "RoCE v2"))

@@ -1,0 +1,34 @@
+"""What has the kernel logged of failing devices?"""
+
+from __future__ import annotations
+
+from pytest_mnode.preflight.facts import Survey
+from pytest_mnode.preflight.questions.answer import Answer, NotPromised, listed, unknown
+from pytest_mnode.preflight.questions.links import why_unread
+from pytest_mnode.probes.kernel_log import Severity
+from pytest_mnode.spec import Spec
+from pytest_mnode.verdict import Measurement, at_most
+
+
+def kernel_log(survey: Survey, spec: Spec, name: str) -> Answer:
+    """How many failures, corrected errors and links that went down, since boot."""
+    promise = spec.criteria.preflight
+    if promise is None or promise.kernel_log is None:
+        return NotPromised("the kernel log")
+    me, promised = survey.node(name), promise.kernel_log
+    events = me.facts.kernel_log if me.facts else None
+    found: list[Measurement] = []
+    for severity, label, key, most in (
+        (Severity.FAULT, "failures of devices", "none", 0),
+        (Severity.CORRECTED, "corrected errors", "corrected_at_most", promised.corrected_at_most),
+        (Severity.LINK_DOWN, "links down", "link_downs_at_most", promised.link_downs_at_most),
+    ):
+        what, source = f"{label} in the kernel log", f"preflight.kernel_log {key} {most}"
+        if events is None:
+            found += unknown(what, "", at_most(most), source, why_unread(me, "kernel_log"))
+            continue
+        ours = [event for event in events if event.severity is severity]
+        culprit = f"{name} {listed(list(dict.fromkeys(event.device for event in ours)))}"
+        note = listed([f"{event.device} {event.when}: {event.what}" for event in ours])
+        found.append(Measurement(what, len(ours), "", at_most(most), source, culprit, note))
+    return tuple(found)

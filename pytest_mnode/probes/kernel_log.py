@@ -1,0 +1,183 @@
+"""What the kernel logged of failing devices since boot, from /dev/kmsg, dmesg or the journal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from typing import Any, ClassVar
+
+LIMIT_S = 5.0
+COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-iso"))
+XIDS = {
+    48: "uncorrectable ECC error",
+    61: "micro-controller breakpoint",
+    62: "micro-controller halted",
+    64: "a row could not be remapped",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "many corrected ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP does not answer",
+    120: "GSP error",
+    140: "ECC error that was not recovered",
+}
+"""Source: NVIDIA, "XID Errors"."""
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})
+"""Xids that a program's own mistake or its end leaves, and 63, a row that was remapped rightly."""
+
+_PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
+_CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
+_SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
+_PREFIX = re.compile(
+    r"(?:<\d+>|\w+ *:\w+ *: )?"  # dmesg --raw, dmesg --decode
+    rf"(?:\[ *(?P<uptime>[^\]]+)\] ?|(?P<clock>{_CLOCK}|{_SYSLOG}) )"
+    r"(?:\S+ kernel: )?(?P<text>.*)"  # of another program its name is left, which no rule knows
+)
+_KMSG = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
+
+
+class Severity(StrEnum):
+    """FAULT: a device failed or gave wrong data. CORRECTED: it made good an error itself.
+
+    LINK_DOWN: a link that had been up went down.
+    """
+
+    FAULT = "fault"
+    CORRECTED = "corrected"
+    LINK_DOWN = "link down"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the kernel log about a failing device. when: as the log writes it."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    severity: Severity
+    when: str
+    device: str
+    what: str
+
+
+_RULES = (
+    (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}\): (?P<xid>\d+)")),
+    (None, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), .*")),
+    (None, re.compile(rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),.*")),
+    (None, re.compile(rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)")),
+    (
+        Severity.FAULT,
+        re.compile(
+            rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
+            r"|not responding|synd(?:rome)?:?[ (]*0x(?!0+\b)[0-9a-f]+).*",
+            re.IGNORECASE,
+        ),
+    ),
+    (Severity.FAULT, re.compile(r"(?:mce: |\{\d+\})?\[Hardware Error\]: (?P<device>).*")),
+    (Severity.FAULT, re.compile(r"EDAC (?P<device>MC\d+): \d+ UE .*")),
+    (Severity.CORRECTED, re.compile(r"EDAC (?P<device>MC\d+): \d+ CE .*")),
+)
+_LINK = re.compile(
+    r"(?:\S+ [0-9a-f:.]+ )?(?P<device>[\w.-]+): (?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
+    re.IGNORECASE,
+)
+
+
+def parse(text: str) -> tuple[Event, ...]:
+    """Events of a log, in its order: lines of /dev/kmsg, of dmesg or of journalctl, in any mix.
+
+    Lines that others than the kernel wrote are no events, whatever they say.
+    """
+    up: set[str] = set()
+    return tuple(event for line in text.splitlines() if (event := _event(line, up)) is not None)
+
+
+def _event(line: str, up: set[str]) -> Event | None:
+    if (told := _message(line)) is None:
+        return None
+    when, message = told
+    if link := _LINK.fullmatch(message):
+        device = link["device"]
+        if link["state"].lower() == "up":
+            up.add(device)
+        elif device in up:
+            up.discard(device)
+            return Event(Severity.LINK_DOWN, when, device, "link down")
+        return None
+    for severity, rule in _RULES:
+        if found := rule.match(message):
+            judged = severity or _severity(found)
+            what = _meaning(found) or message[:160]
+            return Event(judged, when, found["device"] or "machine", what) if judged else None
+    return None
+
+
+def _message(line: str) -> tuple[str, str] | None:
+    """When a line was written, and its text; None for what is no line of a log."""
+    if kmsg := _KMSG.fullmatch(line):
+        kernel = int(kmsg["priority"]) >> 3 == 0  # facility 0; programs may write there too
+        return (_since_boot(int(kmsg["us"])), kmsg["text"]) if kernel else None
+    found = _PREFIX.fullmatch(line)
+    return ((found["uptime"] or found["clock"]).strip(), found["text"]) if found else None
+
+
+def _since_boot(us: int) -> str:
+    """Where the machine slept in between it is that much too early."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return datetime.fromtimestamp(booted + us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _severity(found: re.Match[str]) -> Severity | None:
+    told = found.groupdict()
+    if told.get("xid"):
+        return None if int(told["xid"]) in OF_PROGRAMS else Severity.FAULT
+    return Severity.CORRECTED if (told.get("aer") or "").startswith("Corrected") else Severity.FAULT
+
+
+def _meaning(found: re.Match[str]) -> str:
+    told = found.groupdict()
+    if number := told.get("xid"):
+        return f"Xid {number}: {XIDS.get(int(number), 'see NVIDIA XID Errors')}"
+    return f"PCIe AER {aer}" if (aer := told.get("aer")) else ""
+
+
+def read() -> tuple[Event, ...]:
+    """Events since boot, or since the kernel's buffer began. Raises OSError that says why not."""
+    why = []
+    sources: list[Callable[[], str]] = [_kmsg, *(partial(_said, argv) for argv in COMMANDS)]
+    for source in sources:
+        try:
+            if text := source():
+                return parse(text)
+        except (OSError, subprocess.SubprocessError) as error:
+            why.append(str(error))
+    raise OSError("; ".join(why) or "it is empty")
+
+
+def _kmsg() -> str:
+    lines, file = [], os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                lines.append(os.read(file, 8192).decode(errors="replace").partition("\n")[0])
+            except BrokenPipeError:  # lines were overwritten meanwhile
+                continue
+            except BlockingIOError:
+                return "\n".join(lines)
+    finally:
+        os.close(file)
+
+
+def _said(argv: tuple[str, ...]) -> str:
+    done = subprocess.run(
+        argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
+    )
+    if done.returncode != 0:
+        raise OSError(f"{argv[0]}: {done.stderr.strip().partition(chr(10))[0]}")
+    return done.stdout

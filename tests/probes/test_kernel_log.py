@@ -1,0 +1,125 @@
+"""Lines of the kernel log, composed in every form that the kernel's readers write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.probes.kernel_log import Severity, parse
+
+FORMS = {
+    "kmsg": "3,1290,5123456,-;{}",
+    "kmsg that goes on": "4,1290,5123456,c;{}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0",
+    "dmesg": "[    5.123456] {}",
+    "dmesg of long uptime": "[1234567.123456] {}",
+    "dmesg -T": "[Sun Nov 22 06:54:23 2026] {}",
+    "dmesg -x": "kern  :err   : [    5.123456] {}",
+    "dmesg -r": "<3>[    5.123456] {}",
+    "dmesg iso": "2026-11-22T06:54:23,123456+00:00 {}",
+    "journalctl": "Nov 22 06:54:23 gpu-17.example kernel: {}",
+    "journalctl short-iso": "2026-11-22T06:54:23+0000 gpu17 kernel: {}",
+    "journalctl short-monotonic": "[    5.123456] gpu17 kernel: {}",
+}
+GPU, NIC = "0000:1b:00", "0000:18:00.0"
+FAULT, CORRECTED, DOWN = Severity.FAULT, Severity.CORRECTED, Severity.LINK_DOWN
+EVENTS = {
+    f"NVRM: Xid (PCI:{GPU}): 79, pid=1234, GPU has fallen off the bus.": (
+        FAULT,
+        GPU,
+        "Xid 79: GPU",
+    ),
+    f"NVRM: Xid (PCI:{GPU}): 48, pid='<unknown>', DBE": (FAULT, GPU, "Xid 48: uncorrectable ECC"),
+    f"NVRM: Xid (PCI:{GPU}): 74, pid=9, NVLink: fatal error": (FAULT, GPU, "Xid 74: NVLink error"),
+    f"NVRM: Xid (PCI:{GPU}): 999, something new": (FAULT, GPU, "Xid 999: see NVIDIA"),
+    f"nvidia-nvswitch3: SXid (PCI:{NIC}): 20034, Fatal, Link 30 fault": (
+        FAULT,
+        NIC,
+        "nvidia-nvswitch3: SXid",
+    ),
+    f"mlx5_core {NIC}: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)": (
+        *(CORRECTED, NIC),
+        "PCIe AER Corrected",
+    ),
+    f"nvidia {GPU}.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction": (
+        *(FAULT, f"{GPU}.0"),
+        "PCIe AER Uncorrected (Non-Fatal)",
+    ),
+    f"pcieport {NIC}: AER: Uncorrected (Fatal) error received: {NIC}": (FAULT, NIC, "PCIe AER"),
+    f"mlx5_core {NIC}: poll_health:800:(pid 0): device's health compromised - miss count": (
+        *(FAULT, NIC),
+        "mlx5_core",
+    ),
+    f"mlx5_core {NIC}: print_health_info:424:(pid 0): assert_var[0] 0x00000001": (
+        *(FAULT, NIC),
+        "mlx5_core",
+    ),
+    f"mlx5_core {NIC}: mlx5_cmd_out_err:8:(pid 7): QUERY failed, syndrome (0x5add95)": (
+        *(FAULT, NIC),
+        "mlx5_core",
+    ),
+    "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400": (
+        *(FAULT, "machine"),
+        "mce",
+    ),
+    "{1}[Hardware Error]: event severity: fatal": (FAULT, "machine", "{1}[Hardware"),
+    "EDAC MC0: 1 UE memory read error on CPU_SrcID#0": (FAULT, "MC0", "EDAC"),
+    "EDAC MC1: 12 CE memory scrubbing error on CPU_SrcID#0": (CORRECTED, "MC1", "EDAC"),
+}
+BENIGN = (
+    "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.54.15",
+    f"NVRM: Xid (PCI:{GPU}): 31, pid=12, name=python, MMU Fault",
+    f"NVRM: Xid (PCI:{GPU}): 43, pid=12, name=python",
+    f"mlx5_core {NIC}: firmware version: 28.39.1002",
+    f"mlx5_core {NIC}: Port module event: module 0, Cable plugged",
+    f"mlx5_core {NIC}: print_health_info:430:(pid 0): synd 0x0: no error",
+    f"pcieport {NIC}: AER: enabled with IRQ 30",
+    "mce: CPU0: Thermal monitoring enabled (TM1)",
+    "MCE: In-kernel MCE decoding enabled.",
+    "EDAC MC: Ver: 3.0.0",
+    "EDAC MC0: Giving out device to module skx_edac",
+    "Command line: BOOT_IMAGE=/vmlinuz note=Xid",
+    'audit: type=1400 comm="NVRM: Xid (PCI:0000:1b:00): 79"',
+    f"mlx5_core {NIC} eth2: Link up",
+    f"mlx5_core {NIC} eth3: Link down",  # it was never up
+)
+USERS = (
+    "Nov 22 06:54:23 gpu17 python[812]: {}",
+    "Nov 22 06:54:23 gpu17 systemd: {}",
+    "2026-11-22T06:54:23+0000 gpu17 exporter[9]: {}",
+    "12,1291,5123457,-;{}",  # facility 1: a program wrote to /dev/kmsg
+    "[    5.1] systemd[1]: Started {}",
+    "{}",
+)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_events_are_found_in_every_form(form: str) -> None:
+    for line, (severity, device, what) in EVENTS.items():
+        [event] = parse("\n".join([form.format("x: y"), form.format(line), form.format("z")]))
+        assert (event.severity, event.device) == (severity, device), line
+        assert event.what.startswith(what), event
+        assert event.when
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_what_is_usual_is_no_event(form: str) -> None:
+    assert parse("\n".join(form.format(line) for line in BENIGN)) == ()
+
+
+@pytest.mark.parametrize("form", USERS)
+def test_what_programs_write_is_no_event(form: str) -> None:
+    assert parse("\n".join(form.format(line) for line in EVENTS)) == ()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (f"mlx5_core {NIC} eth2: Link {{}}", "eth2"),
+        (f"ixgbe {NIC} eno1: NIC Link is {{}} 10 Gbps", "eno1"),
+        ("bond0: link {}", "bond0"),
+    ],
+)
+def test_a_link_that_was_up_and_went_down_is_an_event(form: str, line: str, name: str) -> None:
+    states = ("Down", "Up", "Down", "Up")
+    [event] = parse("\n".join(form.format(line.format(state)) for state in states))
+    assert (event.severity, event.device) == (DOWN, name)
