@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ class RankRate:
     rate: float | None
     why: str
     spent: Spent | None = None
+    alone: float | None = None
+    """What it reached while no other rank of its node worked; None where that was not asked."""
     load: Load | None = None
 
 
@@ -63,16 +66,13 @@ class Compared:
         if line:
             measure(f"{self.name}, median of ranks", line.median, self.unit)
         if self.floor is not None:
-            low = [row for row in self.rows if row.rate is not None and row.rate < self.floor]
-            measure(
-                f"{self.name}, slowest rank against its floor",
-                None if unknown or slowest is None else slowest.rate,
-                self.unit,
-                at_least=self.floor,
-                source="what each rank is promised to reach",
-                culprit="; ".join(f"{r.name} ({_digits(_rate(r))} {self.unit})" for r in low)
-                or None,
-            )
+            rates = {row.name: row.rate for row in self.rows}
+            self._record_floor(measure, self.name, rates, self.floor, self.how)
+        alone = {row.name: row.alone for row in self.rows}
+        floor = getattr(self.promise, "alone_at_least_gbytes_s", None)
+        if floor is not None or any(rate is not None for rate in alone.values()):
+            how = "one rank of a node at a time"
+            self._record_floor(measure, f"{self.name} alone", alone, floor, how)
 
         if isinstance(self.promise, MatmulPromise):
             self._record_load(measure, self.promise)
@@ -98,6 +98,27 @@ class Compared:
                 culprit="; ".join(slow) or None,
                 note=f"NVML does not tell that of {', '.join(mute)}" if mute else "",
             )
+
+    def _record_floor(
+        self,
+        measure: Measure,
+        name: str,
+        rates: Mapping[str, float | None],
+        floor: float | None,
+        how: str,
+    ) -> None:
+        """The slowest rank; judged where a floor is promised."""
+        known = {rank: rate for rank, rate in rates.items() if rate is not None}
+        low = [f"{n} ({_digits(r)} {self.unit})" for n, r in known.items() if r < (floor or 0)]
+        measure(
+            f"{name}, slowest rank against its floor" if floor else f"{name}, slowest rank",
+            min(known.values()) if known and len(known) == len(rates) else None,
+            self.unit,
+            at_least=floor,
+            source=f"what each rank is promised to reach, {how}" if floor else "",
+            culprit="; ".join(low) or None,
+            note=how,
+        )
 
     def _record_load(self, measure: Measure, promise: MatmulPromise) -> None:
         """GPUs that were held back while they worked, and their clocks."""

@@ -182,11 +182,20 @@ def _compare(  # noqa: PLR0917  what the two kinds of work differ in
         rate, spent = _rounds(work, promise, world, device, shared, sampler)
     finally:
         torch.set_num_threads(threads)
+    alone = None
+    if isinstance(promise, CopyPromise) and (promise.alone_at_least_gbytes_s or "host" in name):
+        # Where nodes share a machine the ranks took turns anyway.
+        alone = rate if shared else _alone(work, promise, world, device)
     load = sampler.load if sampler is not None else None
     why = cause(spent, shared, load, world.node)
     how = _how(shared, promise)
     return Compared(
-        name, unit, promise, floor, _gathered(RankRate(rank, rate, why, spent, load), world), how
+        name,
+        unit,
+        promise,
+        floor,
+        _gathered(RankRate(rank, rate, why, spent, alone, load), world),
+        how,
     )
 
 
@@ -228,6 +237,20 @@ def _rounds(  # noqa: PLR0917  what one rank needs to know
         if not turns:
             break
     return best, total(tuple(stretches))
+
+
+def _alone(work: Work, promise: RankPromise, world: World, device: torch.device) -> float:
+    """This rank's median while no other rank of its node works. All ranks call this."""
+    rates = []
+    calls = _calls(work, shared=False)
+    for turn in range(world.local_size):
+        by_rank([0.0], device)
+        if turn == world.local_rank:
+            for _ in range(promise.repeats):
+                seconds, _ = _repeat(work, calls, shared=False, sampler=None)
+                rates.append(work.amount * calls / seconds)
+    by_rank([0.0], device)
+    return median(rates)
 
 
 def _calls(work: Work, shared: bool) -> int:

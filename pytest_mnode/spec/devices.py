@@ -59,7 +59,10 @@ class CopyPromise(RankPromise):
     size_bytes: Bytes = Field(64 << 20, alias="size")
     """Of the buffer, several times the caches that all ranks of a node share."""
     at_least_gbytes_s: Positive | None = None
-    """What each rank reaches in any case; bytes copied, not bytes moved."""
+    """What each rank reaches while all copy at once; bytes copied, not bytes moved."""
+    alone_at_least_gbytes_s: Positive | None = None
+    """What each rank reaches while no other rank of its node copies, as checks of one GPU at a
+    time define it."""
 
 
 class DevicesCriterion(Page):

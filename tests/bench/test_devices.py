@@ -14,6 +14,7 @@ from pytest_mnode.measure import Measure
 from pytest_mnode.probes.nvml import Load, LoadSampler
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 from pytest_mnode.verdict import Measurement, Verdict
+from pytest_mnode.world.contract import World
 
 CPU = torch.device("cpu")
 
@@ -178,8 +179,8 @@ def test_a_gpu_that_is_held_back_under_load_is_named(
     load: Load, verdicts: tuple[str, str], told: str | None
 ) -> None:
     fine = Load(50, (), 1700, 0.0)
-    rows = [RankRate(f"rank {i} on node{i}", 100, "", None, fine) for i in range(3)]
-    rows[1] = RankRate("rank 1 on node1", 100, "", None, load)
+    rows = [RankRate(f"rank {i} on node{i}", 100, "", load=fine) for i in range(3)]
+    rows[1] = RankRate("rank 1 on node1", 100, "", load=load)
     promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
     kept: list[Measurement] = []
     Compared("matmul", "GFLOP/s", promise, None, tuple(rows), "").record(Measure(kept, ""))
@@ -202,8 +203,48 @@ def test_the_pcie_speed_of_a_gpu_is_judged_while_it_copies(
     now: int | None, full: int | None, verdict: str, culprit: str | None
 ) -> None:
     loads = [Load(9, (), 1700, 0.0, 5, 5), Load(9, (), 1700, 0.0, now, full)]
-    rows = tuple(RankRate(f"rank {i} on node{i}", 50, "", None, x) for i, x in enumerate(loads))
+    rows = tuple(RankRate(f"rank {i} on node{i}", 50, "", load=x) for i, x in enumerate(loads))
     kept: list[Measurement] = []
     promise = CopyPromise.model_validate({"at_least_fraction": 0.8})
     Compared("host to device", "GB/s", promise, None, rows, "").record(Measure(kept, ""))
     assert (str(kept[-1].verdict), kept[-1].culprit) == (verdict, culprit)
+
+
+@pytest.mark.parametrize(
+    ("alone", "at_once", "verdicts"),
+    [
+        ((55, 54), (55, 54), ("pass", "pass")),
+        ((55, 54), (28, 27), ("fail", "pass")),  # two GPUs share a way to memory
+        ((55, 26), (55, 54), ("pass", "fail")),
+        ((55, None), (55, 54), ("pass", "inconclusive")),
+    ],
+)
+def test_copies_at_once_and_alone_have_bounds_of_their_own(
+    alone: tuple[float | None, ...], at_once: tuple[float, ...], verdicts: tuple[str, str]
+) -> None:
+    keys = {"at_least_fraction": 0.1, "at_least_gbytes_s": 40, "alone_at_least_gbytes_s": 50}
+    rows = tuple(
+        RankRate(f"rank {i} on n", at_once[i], "", None, rate) for i, rate in enumerate(alone)
+    )
+    kept: list[Measurement] = []
+    how = "median of 3, all ranks at once"
+    promise = CopyPromise.model_validate(keys)
+    Compared("copy", "GB/s", promise, 40, rows, how).record(Measure(kept, ""))
+    found = {m.name: m for m in kept}
+    floor = found["copy, slowest rank against its floor"]
+    by_itself = found["copy alone, slowest rank against its floor"]
+    assert (str(floor.verdict), str(by_itself.verdict)) == verdicts
+    assert floor.source == f"what each rank is promised to reach, {how}"
+    assert by_itself.source == "what each rank is promised to reach, one rank of a node at a time"
+
+
+def test_a_rank_works_alone_in_its_own_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(devices, "by_rank", lambda *_: log.append("all"))
+    monkeypatch.setattr(devices, "_calls", lambda *_, **__: 1)
+    nodes = ("n0", "n1")
+    world = World(rank=1, size=4, local_rank=1, local_size=2, node="n0", nodes=nodes)
+    work = devices.Work(1.0, lambda: log.append("work"), CPU)
+    promise = CopyPromise.model_validate({"at_least_fraction": 0.8, "repeats": 2})
+    assert devices._alone(work, promise, world, CPU) > 0
+    assert log == ["all", "all", "work", "work", "all"]
