@@ -34,6 +34,7 @@ OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})
 """Xids that a program's own mistake or its end leaves, and 63, a row that was remapped rightly."""
 
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
+_HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
 _SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
 _PREFIX = re.compile(
@@ -79,7 +80,20 @@ _RULES = (
             re.IGNORECASE,
         ),
     ),
-    (Severity.FAULT, re.compile(r"(?:mce: |\{\d+\})?\[Hardware Error\]: (?P<device>).*")),
+    (
+        Severity.FAULT,
+        re.compile(
+            rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check|Uncorrected|Deferred error"
+            r"|event severity: (?:fatal|recoverable)).*"
+        ),
+    ),
+    (
+        Severity.CORRECTED,
+        re.compile(
+            rf"{_HARDWARE}(?P<device>)(?:Machine check events logged|Corrected error"
+            r"|event severity: corrected).*"
+        ),
+    ),
     (Severity.FAULT, re.compile(r"EDAC (?P<device>MC\d+): \d+ UE .*")),
     (Severity.CORRECTED, re.compile(r"EDAC (?P<device>MC\d+): \d+ CE .*")),
 )
@@ -137,7 +151,7 @@ def _severity(found: re.Match[str]) -> Severity | None:
     told = found.groupdict()
     if told.get("xid"):
         return None if int(told["xid"]) in OF_PROGRAMS else Severity.FAULT
-    return Severity.CORRECTED if (told.get("aer") or "").startswith("Corrected") else Severity.FAULT
+    return Severity.CORRECTED if (told.get("aer") or "").startswith("Correct") else Severity.FAULT
 
 
 def _meaning(found: re.Match[str]) -> str:
