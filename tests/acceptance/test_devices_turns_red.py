@@ -14,7 +14,10 @@ WRONG_PRODUCT = """
     import pytest
 
     @pytest.fixture(autouse=True)
-    def one_wrong_value(world, monkeypatch):
+    def one_wrong_value(request, monkeypatch):
+        if "process_group" not in request.fixturenames:
+            return  # runs in the controller
+        world = request.getfixturevalue("world")
         import torch
         right = torch.mm
         def mm(a, b, **options):
