@@ -38,9 +38,9 @@ def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Dr
     from pytest_mnode.train import randomness
 
     device = torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator() if on_accelerator else None
-    if accelerator is not None:
-        places = max(1, torch.accelerator.device_count())
-        device = torch.device(accelerator.type, world.local_rank % places)
+    accelerator = torch.accelerator.current_accelerator()
+    if on_accelerator and accelerator is not None and torch.accelerator.is_available():
+        count = torch.accelerator.device_count()
+        device = torch.device(accelerator.type, world.local_rank % count)
     randomness.seed_all(seed, world.rank)
     return draw(world, device, workers=workers)

@@ -22,8 +22,9 @@ def device_of(config: JobConfig, local_rank: int) -> torch.device:
 
     if config.device == "cpu":
         return torch.device("cpu")
+    # A build of torch for CUDA names cuda where there is no device.
     accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
+    if accelerator is None or not torch.accelerator.is_available():
         if config.device == "accelerator":
             raise EnvironmentContractError(
                 f"torch {torch.__version__} shows no accelerator, and the job is to train on one; "

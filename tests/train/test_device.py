@@ -10,9 +10,10 @@ from pytest_mnode.train.config import JobConfig
 from pytest_mnode.train.device import device_of
 
 
-@pytest.fixture(autouse=True)
-def _none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+@pytest.fixture(autouse=True, params=[None, torch.device("cuda")], ids=["CPU build", "CUDA build"])
+def _none(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: request.param)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
