@@ -47,11 +47,12 @@ bench: environment
 environment: $(READY)
 
 # torch first and alone: its version is fixed here, and what follows takes the one that is there.
-$(READY): pyproject.toml
+$(READY): pyproject.toml tests/plugins.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "pytest-mnode needs Python 3.11 or later, and %s is %d.%d; name another: make PYTHON=/path/to/python3.12" % (sys.executable, v[0], v[1]))'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/plugins -r tests/plugins.txt
 	@touch $@
 
 clean:

@@ -59,9 +59,8 @@ def write_files(directory: Path, **files: str) -> None:
 
 
 def clean_env() -> dict[str, str]:
-    """The environment without what an outer pytest left in it, and without others' plugins."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "MNODE"))}
-    return {**kept, "PYTEST_ADDOPTS": "-p no:randomly -p no:rerunfailures -p no:timeout"}
+    """The environment without what an outer pytest left in it."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "MNODE"))}
 
 
 def command(*args: str) -> list[str]:

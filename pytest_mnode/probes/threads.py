@@ -46,6 +46,8 @@ _CALLS: dict[str, tuple[int, int, str]] = {
     "fsync": (74, 82, ""),
     "flock": (73, 32, ""),
     "fcntl": (72, 25, ""),
+    "kill": (62, 129, ""),
+    "tgkill": (234, 131, ""),
 }
 _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {name: call[0] for name, call in _CALLS.items()},

@@ -87,7 +87,7 @@ def _group(
     else:
         line = f"{limit}: it is at {here}"
     kernel = [] if here.frame else _kernel(outcome, ranks)
-    if kernel:
+    if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
     text = "\n\n".join([line, *_stacks(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
     return Stuck(ranks, state.stuck_in, line, text, victim)

@@ -14,6 +14,7 @@ import yaml
 from pytest_mnode.spec import default_spec_path
 from tests.inner import InnerRun, run_pytest, write_files
 
+PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 
