@@ -24,10 +24,14 @@ _WORTH = re.compile(
     r"unable|cannot|can't|too many|event|down\b|timed? ?out|not found|could not|interface|family|"
     r"resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|fault|"
     r"sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|wait|load|"
-    r"daemon|read-only|warn|bad_|joined|collective",
+    r"daemon|read-only|warn|bad_|joined|collective|available|evict|pull|low on|horovod|not ready|"
+    r"host:|gone",
     re.IGNORECASE,
 )
-_HARMLESS = re.compile(r"\bretrying\b|\bset (?:by environment )?to\b|\bset by environment\b")
+_HARMLESS = re.compile(
+    r"\bretrying\b|\bset (?:by environment )?to\b|\bset by environment\b|"
+    r"client socket has failed to connect to \[|due to an error of type Rendezvous"
+)
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b")
 
 # What schedulers, launchers and torch put before a line, with who it is.
@@ -35,16 +39,22 @@ _PREFIX = re.compile(
     r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
     r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
-    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|\(\w+ pid=\d+(?:, ip=(?P<ip>[\w.:]+))?\)|"
-    r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|(?P<compose>[\w.-]+) +\| )"
+    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|\(raylet\)|"
+    r"\((?:\w+ )?pid=\d+(?:, ip=(?P<ip>[\w.:]+))?\)|"
+    r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
+    r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
+    r"(?P<pdsh>(?!slurmstepd|python|mlx|rank|gpu|cuda|step|line|layer)[a-z][\w.-]*\d): |"
+    r"(?P<compose>[\w.-]+) +\| )"
 )
 _RANK = re.compile(
     r"\b[rR]ank (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
-    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b"
+    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
+    r"\(rank (?P<mpich>\d+) in comm "
 )
 _HOST = re.compile(
-    r"\bon node (?P<mpi>[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
-    r"\[(?P<ucx>[A-Za-z][\w.-]*):\d+ ?:\d+(?::\d+)?\]|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) |"
+    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
+    r"\[(?P<ucx>(?![\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
+    r"\[(?P<mpich>[\w.-]+)\] - Abort\(|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) |"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): "
 )
 _WHO = re.compile(
@@ -53,15 +63,23 @@ _WHO = re.compile(
 )
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
 _DEVICE = re.compile(
-    r"\b((?:mlx[45]|bnxt_re|irdma|rdmap|ionic|roce|qedr|hfi1|cxi|erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
+    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|rocep?|qedr|hfi1|cxi|hsn|"
+    r"erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
     r"(?::\d{1,3})?)\b|\b(?:on dev|hca) (\w+(?::\d{1,3})?)"
 )
 _PEER = re.compile(
     r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
-    r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]]+)\]|"
+    r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
+    r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
     r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
 )
 _BLANKED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
+_LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
+"""Torchrun lists later failures before the first one, which is the cause."""
+_MPICH = re.compile(r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort")
+_MPICH_STACK = re.compile(r"^(?:MPI|PMPI)\w+\(\d+\)\.*:")
+_CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
+_CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
 _SUMMARY = re.compile(
     r"(?:^|[\s\]:])(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>[^\s(]+)"
 )
@@ -131,15 +149,19 @@ def causes(text: str | bytes) -> list[Cause]:
     collectives = Collectives()
     block: dict[str, str] = {}
     before = ""
+    later = False
     for whole in plain_text(text).lines:
         line = whole[:_LONGEST].rstrip()
         if line == before:
             continue
         before = line
         _learn_rank(line, ranks)
-        summary = _SUMMARY.search(line)
-        block = {**block, summary["key"]: summary["value"]} if summary is not None else {}
-        if not _WORTH.search(line) or _HARMLESS.search(line):
+        if _CONNECTED.search(line):
+            _recover(found, line)
+        if (listed := _LISTED.search(line)) is not None:
+            later = listed["first"] is None
+        block = _block(line, block)
+        if (later and "exitcode" in block) or not _WORTH.search(line) or _HARMLESS.search(line):
             continue
         collectives.take(line)
         one = _cause_of(line, ranks, block)
@@ -168,6 +190,24 @@ def is_peer_lost(text: str) -> bool:
     """Whether this is what a rank says that lost another one, and nothing weightier."""
     found = causes(text)
     return bool(found) and not found[0].root
+
+
+def _recover(found: dict[tuple[str, ...], Cause], line: str) -> None:
+    """Forget what a process warned of while it connected, for it has connected since."""
+    who = _WHO.search(line)
+    for key in [key for key, cause in found.items() if _CONNECTING.search(cause.line)]:
+        earlier = _WHO.search(found[key].line)
+        if who and earlier and earlier.group("host", "pid") == who.group("host", "pid"):
+            del found[key]
+
+
+def _block(line: str, block: dict[str, str]) -> dict[str, str]:
+    """What the lines before told of the rank and host that `line` speaks of."""
+    if (summary := _SUMMARY.search(line)) is not None:
+        return {**block, summary["key"]: summary["value"]}
+    if (mpich := _MPICH.search(line)) is not None:
+        return mpich.groupdict()
+    return block if _MPICH_STACK.search(line) else {}
 
 
 def _learn_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
@@ -229,7 +269,9 @@ def _cause(  # noqa: PLR0917  the match, then where it was found
     if not mine and who is not None and who.groups() in ranks:
         mine = (ranks[who.groups()],)
     host = groups.get("host") or (who["host"] if who else None) or _first(_HOST, body)
-    host = host or prefix.get("ip") or prefix.get("pod") or prefix.get("compose")
+    host = (
+        host or prefix.get("ip") or prefix.get("pod") or prefix.get("pdsh") or prefix.get("compose")
+    )
     device = groups.get("device") or _first(_DEVICE, body)
     peer = groups.get("peer") or _first(_PEER, body)
     detail = groups.get("detail")

@@ -33,8 +33,17 @@ def lost(name: str, meaning: str, remedy: str, *patterns: str, **flags: bool) ->
     return Kind(name, False, meaning, remedy, tuple(map(re.compile, patterns)), **flags)
 
 
+def ended_by(signal: int) -> str:
+    """How launchers, shells and Kubernetes print the exit code of a process that a signal ended."""
+    return (
+        rf"(?i:exitcode\s*: |return code = |exit (?:code|status):? )(?:-{signal}|{128 + signal})\b"
+    )
+
+
 CUDA_ERROR = (
     r"(?:CUDA error: |(?:Cuda|CUDA|HIP) (?:failure|error) ?(?:\d+ )?'?|cudaError\w* ?:? ?'?)"
 )
 COMPLETION = r"Got completion (?:from peer |with ).*?(?:status=|error )(?:\w+\()?"
 """How NCCL says that an RDMA operation ended; the status follows."""
+QP_GONE = "Invalid receiver queue pair"
+"""How libfabric says that the process of a peer is gone."""

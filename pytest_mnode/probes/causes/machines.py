@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from pytest_mnode.probes.causes.kinds import CUDA_ERROR, root
+from pytest_mnode.probes.causes.kinds import CUDA_ERROR, ended_by, root
 
 MACHINES = (
+    # Schedulers and launchers.
+    root(
+        "not scheduled",
+        "the scheduler has no room for the job",
+        "ask for what its nodes have, or wait until they are free",
+        r"nodes are available: .*(?P<detail>Insufficient [\w./-]+)|FailedScheduling",
+        r"Unable to allocate resources: (?P<detail>.+)|Requested node configuration is not avail",
+        r"not enough slots available|No available node types can fulfill",
+    ),
+    root(
+        "not started",
+        "a launcher could not start processes on a node",
+        "start a program by hand on that node in the same way",
+        r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?P<detail>.+)",
+        r"(?:Application launch failed|Unable to create step for job \w+): (?P<detail>.+)",
+        r"ssh: connect to host (?P<peer>\S+) port \d+: (?P<detail>.+)",
+        r"Host key verification failed|Permission denied \(publickey|execve\(\): (?P<detail>.+)",
+        r"\b(?P<detail>ErrImagePull|ImagePullBackOff|CreateContainer\w*Error|RunContainerError)",
+        r"was unable to (?:launch the specified|find the specified executable)|"
+        r"\b(?:orted|prted|hydra_pmi_proxy): (?:command )?not found|pyxis: .*fail",
+    ),
     root(
         "node lost",
         "the scheduler or the launcher lost a node",
@@ -12,7 +33,8 @@ MACHINES = (
         r"[Nn]ode failure on (?P<host>[\w.-]+)",
         r"DUE TO NODE FAILURE",
         r"Remote daemon ?: .* on node (?P<host>[\w.-]+)",
-        r"[PO]RTE has lost communication with a remote daemon",
+        r"[PO]RTE has lost communication with a remote daemon|NodeNotReady|TaintManagerEviction",
+        r"address: (?P<host>[\w.:-]+) .*(?:marked dead|node has crashed)|its node has died",
     ),
     root(
         "host out of memory",
@@ -20,6 +42,8 @@ MACHINES = (
         "raise the job's memory limit or use less memory per rank",
         r"tasks? [\d,-]+: Out Of Memory",
         r"(?i:out of memory: killed process|oom[-_]kill|\bOOM[ -]?killed|cgroup out of memory)",
+        r"[Mm]emory on the node \(IP: (?P<host>[\w.:]+)|low on (?:resource: )?memory",
+        r"due to memory pressure",
         r"exceeded (?:job )?memory limit|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc",
         r"\bMemoryError\b|Unable to allocate \S+ [KMGT]iB",
     ),
@@ -103,7 +127,7 @@ MACHINES = (
         "no kernel for this GPU",
         "torch or a library was not built for this GPU's architecture",
         "install a build that supports it",
-        r"no kernel image is available",
+        r"no kernel image is available|enqueue\.cc.*'named symbol not found'",
     ),
     root(
         "no GPU driver",
@@ -112,6 +136,7 @@ MACHINES = (
         r"Driver/library version mismatch|CUDA driver version is insufficient",
         r"no CUDA-capable device|No CUDA GPUs are available|no NVIDIA driver|hipErrorNoDevice",
         r"Failed to find CUDA library|libcuda\.so\S*: cannot open|No HIP GPUs are available",
+        r"nvidia-container-cli: initialization error|could not select device driver",
     ),
     root(
         "no such GPU",
@@ -138,7 +163,9 @@ MACHINES = (
         "run with CUDA_LAUNCH_BLOCKING=1; look for Xid errors in the kernel log",
         rf"{CUDA_ERROR}(?:an )?(?P<detail>illegal memory access|unspecified launch failure|"
         r"misaligned address|illegal instruction|launch timed out|the launch timed out)",
-        r"Memory access fault by GPU (?P<detail>\S+)",
+        r"(?:Memory access fault|HW Exception) by GPU (?P<detail>\S+)",
+        r"(?P<detail>HSA_STATUS_ERROR_(?:MEMORY\w*|EXCEPTION|ILLEGAL\w*|INVALID\w*))",
+        r"amdgpu (?P<device>[\da-f:.]+): .*(?:GPU reset begin|ring \S+ timeout)",
     ),
     # Memory and files of the node.
     root(
@@ -160,13 +187,13 @@ MACHINES = (
         "bus error",
         "a process could not write to memory behind a file, mostly /dev/shm",
         "see that /dev/shm and the file systems have room",
-        r"\bBus error\b|SIGBUS|exited on signal 7\b|exitcode\s*: -7\b",
+        rf"\bBus error\b|SIGBUS|exited on signal 7\b|{ended_by(7)}",
     ),
     root(
         "disk full",
         "a file system has no room left",
         "remove files or raise the quota",
-        r"No space left on device|Disk quota exceeded|ENOSPC",
+        r"No space left on device|Disk quota exceeded|ENOSPC|low on resource: ephemeral-storage",
     ),
     root(
         "process limit",

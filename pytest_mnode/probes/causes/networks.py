@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_mnode.probes.causes.kinds import COMPLETION, root
+from pytest_mnode.probes.causes.kinds import COMPLETION, QP_GONE, root
 from pytest_mnode.probes.nccl_log.gids import NO_ROUTE, WRONG_GID
 
 NETWORKS = (
@@ -15,7 +15,8 @@ NETWORKS = (
         r"(?P<detail>fi_mr_reg\w*).*fail|NET/OFI .*(?i:unable to register|register\w* fail)",
         r"(?i:memlock|locked memory|ulimit -l).*(?i:too (?:low|small)|limit|exceed)",
         r"(?i:unable to register memory|failed to register (?:user )?(?:buffer|memory|address))",
-        r"UCX .*(?i:failed to register)|(?i:GDRCOPY|gdr_\w+).*fail",
+        r"(?i:couldn't allocate MR)",
+        r"UCX .*(?i:failed to register)|(?i:GDRCOPY|gdr_\w+).*fail|cxil_map: \w+ error",
     ),
     root(
         "no RDMA resources",
@@ -23,6 +24,8 @@ NETWORKS = (
         "look at ulimit -l, at /dev/infiniband in the container, and at the device",
         r"(?P<detail>ibv_(?:create_\w+|alloc_pd|open_device|get_device_list|query_\w+))\W.*fail",
         r"NET/IB ?: Unable to open device (?P<device>\w+)",
+        r"mlx5dv_devx_obj_create\(\w+\) failed|(?i:failed to create (?:\w+ )?(?:QP|CQ|SRQ)\b)",
+        r"infiniband (?P<device>\w+): Failed to (?:process command|allocate)",
     ),
     root(
         "NIC failed",
@@ -59,7 +62,8 @@ NETWORKS = (
         "queue pair not connected",
         "two RDMA ports could not be connected",
         "check the GID index of both ends, the state of the ports and the route between them",
-        r"ibv_modify_qp.*fail|(?i:failed to modify QP)",
+        r"ibv_modify_qp.*fail|mlx5dv_devx_qp_modify.*fail",
+        r"(?i:failed to modify (?:\w+ )?QP)(?:.* on (?P<device>\w+))?",
     ),
     root(
         WRONG_GID,
@@ -99,15 +103,17 @@ NETWORKS = (
         "an RDMA operation ended with an error",
         "look up the status; see whether the peer died",
         rf"{COMPLETION}(?P<detail>(?!5\b)\d+)",
-        r"Call to (?P<detail>ibv_\w+) failed|Send completion with error",
+        r"Call to (?P<detail>ibv_\w+) failed|Send completion with error|fi_cq_readerr",
+        r"OFI poll failed.*?(?:- (?P<detail>\w+))?\)",
+        rf"NET/OFI .*completed with error\. (?P<detail>(?!.*{QP_GONE}).{{3,60}})",
         r"<warn> err: \d+, message: (?P<detail>.+?) My EFA addr",
     ),
     root(
         "file system failed",
         "a file system answers with errors",
         "look at the mount on this node and at the file server",
-        r"Stale file handle|Input/output error|Transport endpoint is not connected|"
-        r"Read-only file system",
+        r"^(?!.*(?:ucp_|UCX|OFI|ibv_|fi_|NET/|ocket)).*(?:Stale file handle|Input/output error|"
+        r"Transport endpoint is not connected|Read-only file system)",
     ),
     # Plugins and interfaces.
     root(
@@ -126,9 +132,10 @@ NETWORKS = (
         "a network plugin could not be set up",
         "see that its provider and devices are there (fi_info -p efa), in the container too",
         r"NET/OFI .*(?:fi_getinfo.*fail|No eligible provider|optimal provider|Unexpected group)",
-        r"NCCL WARN NET/OFI (?P<detail>.{3,120})",
+        r"NCCL WARN NET/OFI (?!Request .* completed)(?P<detail>.{3,120})",
+        r"(?P<detail>Failed to find valid default rgroup and vni)",
         r"provider (?P<detail>\w+) output empty list",
-        r"Failed to initialize NET plugin (?P<detail>\S.*)",
+        r"Failed to initialize NET plugin (?P<detail>(?!IB\b|Socket\b)\S.*)",
         in_info=True,
     ),
     root(
@@ -136,7 +143,7 @@ NETWORKS = (
         "libibverbs or a provider of it could not be loaded",
         "install rdma-core, in the container too",
         r"NCCL WARN.*(?:Failed to open|dlopen) libibverbs|libibverbs\S*: cannot open shared object",
-        r"libibverbs: Warning: (?:couldn't load driver|no userspace device-specific driver)",
+        r"libibverbs: Warning: no userspace device-specific driver",
     ),
     root(
         "no such interface",
@@ -144,7 +151,7 @@ NETWORKS = (
         "correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
         r"Socket creation failed|Call to bind failed",
         r"[Nn]o (?:socket )?interface found|with family \d+ is neither AF_INET",
-        r"Unable to find (?:address|interface) for:? ?\[?(?P<detail>[\w.-]+)",
+        r"Unable to find (?:address|interface) for:? ?\[?(?P<detail>[\w.^,=-]+)",
         r"network device '(?P<device>[\w:.]+)' is not available",
     ),
     root(
@@ -181,6 +188,7 @@ NETWORKS = (
         "connections to an address time out: a firewall, another interface, or nobody there",
         "check that the address is reachable from this node and that its rank runs",
         r"client socket has (?:timed out|failed).*\((?P<peer>[^,()]+), (?P<detail>\d+)\)",
+        r"client socket has (?:timed out|failed).* to (?P<peer>[\w.-]+|\[[^]]+\]):(?P<detail>\d+)",
         r"client socket has timed out after",
         r"socket(?:Start|Poll)Connect.*(?:exceeded|failed|no POLLOUT)",
         r"Software caused connection abort",
@@ -188,24 +196,27 @@ NETWORKS = (
         r"Connect timeout \[",
     ),
     root(
-        "no UCX transport",
-        "UCX has no transport that reaches a peer",
-        "check UCX_TLS and UCX_NET_DEVICES, and that both nodes have the device",
+        "no transport",
+        "UCX or MPI has no transport that reaches a peer",
+        "check UCX_TLS, UCX_NET_DEVICES and MPI's components, and that both nodes have the device",
         r"UCX .*(?:no|transport) (?P<detail>'?\w[\w ]*?'?)(?: transport| is not available)",
-        r"UCX .*Destination is unreachable",
+        r"(?:UCX |ucp_ep_create).*Destination is unreachable|PML add procs failed",
+        r"Process 1 \(\S+\) is on host: (?P<host>[\w.-]+)|processes are unable to reach each other",
+        r"No components were able to be opened in the pml",
     ),
     root(
         "rendezvous failed",
         "launchers of the nodes did not meet in time",
         "start all of them; check the endpoint, its port and the firewall",
-        r"Rendezvous(?:Timeout|Connection|Closed|State)Error|(?i:rendezvous\b.*timed out)",
+        r"RendezvousTimeoutError|(?i:rendezvous\b.*timed out)",
     ),
     root(
         "topology not read",
         "NCCL could not use the topology of the node",
         "unset NCCL_TOPO_FILE; see that /sys is mounted in the container",
-        r"NCCL WARN (?P<detail>(?:Attribute \w+ of node \w+ not found|Could not find .*(?:path|NET|"
-        r"XML)|(?:XML|Topology).*(?:error|fail)|Could not open XML).*)",
+        r"NCCL WARN (?P<detail>(?:Attribute \w+ of node \w+ not found|Could not find (?!a path for)"
+        r".*(?:path|NET|XML)|(?:XML|Topology).*(?:error|fail)|Could not open XML|"
+        r"Could not read node|Failed to find reverse path).*)",
     ),
     root(
         "no GPU peer access",
@@ -220,7 +231,7 @@ NETWORKS = (
         "run with CUDA_LAUNCH_BLOCKING=1",
         r"(?:Cuda|HIP|CUDA) failure (?:\S+:\d+ )?(?P<detail>(?:\d+ )?'[^']+')",
         r"(?:CUDA|HIP) error: (?P<detail>.{3,80})",
-        r"(?P<detail>CU(?:BLAS|DNN|SPARSE)_STATUS_(?!SUCCESS)\w+)",
+        r"(?P<detail>(?:CU(?:BLAS|DNN|SPARSE)_STATUS_(?!SUCCESS)|HSA_STATUS_ERROR)\w+)",
     ),
     root(
         "permission denied",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_mnode.probes.causes.kinds import COMPLETION, lost, root
+from pytest_mnode.probes.causes.kinds import COMPLETION, QP_GONE, ended_by, lost, root
 
 _IN_WRITING = r"(?:recv|send|read|write|Recv|Send|Read|Write)\w*"
 
@@ -18,6 +18,13 @@ RANKS = (
         "something that is no rank of this communicator connected to it",
         "look for another job, version of NCCL or port scanner on these nodes",
         r"socketFinalizeAccept: wrong (?P<detail>type|magic)|wrong magic \w+ ?!=",
+    ),
+    root(
+        "rank used twice",
+        "two processes have the same rank, or a rank is outside of the world",
+        "check RANK and WORLD_SIZE, and node ranks given to launchers",
+        r"Bootstrap Root ?: (?P<detail>rank \d+ of \d+ ranks has already checked in|mismatch.*)",
+        r"(?P<detail>Invalid rank requested ?: \d+/\d+)",
     ),
     root(
         "ranks' collectives differ",
@@ -37,9 +44,10 @@ RANKS = (
         "look at what these ranks do instead: their stack, log and data",
         r"ranks \[(?P<rank>[\d, ]+)\] are the lagging ranks that caused this timeout",
         r"\[(?P<rank>[\d, ]+)\] joined but didn't finish collective #(?P<detail>\d+)",
-        r"missing ranks: \{(?P<rank>[\d, ]+)\}",
+        r"missing ranks: [\[{]?(?P<rank>[\d, ]+)",
         r"[Rr]anks? (?P<rank>[\d, ]+) failed to pass monitoredBarrier",
-        r"(?i:not all ranks joining collective)",
+        r"(?i:not all ranks joining collective)|submitted to be reduced.* by subset of ranks",
+        r"^\[[\w/.]*Horovod(?:Allreduce|Allgather|Broadcast)",
         r"Timed out after \d+ seconds waiting for (?:clients|workers)\. (?P<detail>\d+/\d+)",
     ),
 )
@@ -50,8 +58,8 @@ PROGRAMS = (
         "crashed",
         "a process crashed",
         "look at its stack and core file",
-        r"Segmentation fault|SIGSEGV|signal 11\b|exitcode\s*: -11\b|Illegal instruction|SIGILL|"
-        r"exited on signal [48]\b|Caught signal (?P<detail>\d+)",
+        rf"Segmentation fault|(?<!due to )SIGSEGV|signal 11\b|{ended_by(11)}|Illegal instruction|"
+        r"SIGILL|exited on signal [48]\b|Caught signal (?P<detail>\d+)",
     ),
     root(
         "Python error",
@@ -72,7 +80,7 @@ PROGRAMS = (
         "somebody killed a process, the kernel for want of memory perhaps",
         "look at the node's kernel log for the out-of-memory killer, and at the scheduler",
         r"(?:^|line \d+: +\d+ |tasks? [\d,-]+: )Killed\b|exited on signal 9\b",
-        r"exitcode\s*: -9\b|[Ss]ignals?[. ](?:9 )?\(?SIGKILL",
+        rf"{ended_by(9)}|[Ss]ignals?[. ](?:9 )?\(?SIGKILL",
     ),
 )
 """How a process ended, where nothing else tells why."""
@@ -106,6 +114,7 @@ CONSEQUENCES = (
         "another rank did not come as far as to set a key of the store in time",
         "look for the rank that sets it, mostly rank 0",
         r"(?:[Ww]ait timeout after \d+ms, keys|Timeout waiting for key): (?P<detail>\S+)",
+        r"\[(?P<rank>\d+)\] is setting up NCCL .* (?P<detail>from \[\d+\]).*(?i:timeout)",
         r"Socket Timeout|store->get\(.*\) got error: .*(?i:timeout)",
     ),
     lost(
@@ -120,7 +129,7 @@ CONSEQUENCES = (
         "look at rank 0 and at the launcher",
         rf"{_IN_WRITING} failed on SocketImpl|recvValue failed|sendBytes failed|recvd 0 bytes|"
         r"failed to recv, got 0 bytes|Connection was likely closed|DistNetworkError",
-        r"TCPStore.*(?i:reset|closed|fail)|store->get\(.*\) got error",
+        r"TCPStore.*(?i:reset|closed|fail)|store->get\(.*\) got error|RendezvousConnectionError",
     ),
     lost(
         "connection closed by peer",
@@ -130,7 +139,7 @@ CONSEQUENCES = (
         r"socket closed|remote (?:process )?(?:exited|closed))",
         r"Broken ?[Pp]ipe|Connection(?:Reset|Refused|Aborted)Error",
         r"RAS.*\bdead\b|Socket recv failed|Failed to execute operation|Error encountered progress",
-        rf"{COMPLETION}5\b",
+        rf"{COMPLETION}5\b|{QP_GONE}|its worker process has died|Worker unexpectedly exits",
     ),
     lost(
         "NCCL failed",
@@ -143,10 +152,16 @@ CONSEQUENCES = (
         in_info=True,
     ),
     lost(
+        "MPI failed",
+        "a call of MPI failed",
+        "look for what was printed before, and for another rank that failed first",
+        r"Fatal error in (?P<detail>\w+)|\*\*\* (?P<mpi>MPI_ERR_\w+)|ucp_ep_create\(\S+\) failed",
+    ),
+    lost(
         "aborted",
         "a process ended itself after an error",
         "look for the error before",
-        r"SIGABRT|Aborted(?: \(core dumped\))?$|signal 6\b|exitcode\s*: -6\b|"
+        rf"SIGABRT|Aborted(?: \(core dumped\))?$|signal 6\b|{ended_by(6)}|"
         r"taking the entire process down|terminate called after|MPI_ABORT was invoked on rank "
         r"(?P<rank>\d+)",
     ),
@@ -156,9 +171,10 @@ CONSEQUENCES = (
         "look for the rank that failed first",
         r"ChildFailedError|CalledProcessError|Process(?:Exited|Raised)Exception|SignalException",
         r"closing signal SIG|death signal|SIGTERM|failed \(exitcode: \d+\)",
-        r"exitcode\s*: (?:1|-15)\b|Job step aborted|CANCELLED AT|Terminating StepId",
+        rf"exitcode\s*: 1\b|{ended_by(15)}|Rendezvous(?:Closed|State)Error|Job step aborted|"
+        r"CANCELLED AT|Terminating StepId",
         r"tasks? [\d,-]+: (?:Exited|Terminated)",
-        r"processes exited with non-zero status|returned a non-zero exit code",
+        r"processes exited with non-zero status|returned a non-zero exit code|return code = \d+",
     ),
 )
 """Of a rank that is dead, late, or elsewhere; those that tell the most come first."""
