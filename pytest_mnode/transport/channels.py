@@ -10,6 +10,7 @@ from pytest_mnode.spec.models import Spec
 from pytest_mnode.transport.facts import NodeFacts, RankFacts
 from pytest_mnode.transport.gid_types import wrong_gids
 from pytest_mnode.transport.proof import Answer, Case, Fact, Finding
+from pytest_mnode.transport.sockets import off_fabric
 from pytest_mnode.transport.why import Silence, Why, failure
 
 _LAYERS = {"IB": "infiniband", "INFINIBAND": "infiniband", "ROCE": "roce", "ETHERNET": "roce"}
@@ -86,6 +87,10 @@ class RankChannels:
             return
         yield from self._whole(self.log, self.mine)
         yield from self._carried(self.log) if self.channels else self._chosen(self.log, self.mine)
+        if any((c.network or "").upper().startswith("UCX") for c in self.channels):
+            configs = [one for one in self.log.ucx if one.process == self.mine.process]
+            for case, text in off_fabric(configs, self.spec, self.rank):
+                yield self.against(case, text)
         yield from self._gids(self.log)
         yield from self._warned(self.log, self.mine)
 

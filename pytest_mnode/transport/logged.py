@@ -11,20 +11,16 @@ from pytest_mnode.transport.channels import RankChannels, adapters
 from pytest_mnode.transport.facts import Facts, NodeFacts
 from pytest_mnode.transport.proof import Answer, Case, Fact, FactVerdict, Finding
 from pytest_mnode.transport.rails import rails_expected
-from pytest_mnode.transport.sockets import connected
+from pytest_mnode.transport.sockets import connected, over_ucx
 from pytest_mnode.transport.why import Silence
 
 
 def logged(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
-    """What ranks say that they run on: NCCL by its log, gloo by its connections."""
+    """What ranks say that they run on: NCCL by its log, gloo by its connections, others by UCX."""
     if facts.backend == "gloo":
         return connected(facts, spec)
     if facts.backend != "nccl":
-        text = f"nothing is known of where the {facts.backend} backend tells what it runs on"
-        only = Finding(
-            fact=Fact.LOGGED, answer=Answer.MISSING, case=Case.UNKNOWN_NETWORK, text=text
-        )
-        return FactVerdict(Fact.LOGGED, (only,))
+        return over_ucx(facts, spec)
     found: list[Finding] = []
     for node in facts.nodes:
         ranks = [rank for rank in facts.ranks if rank.node == node.name]

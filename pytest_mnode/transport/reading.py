@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mnode.probes import connections, nccl_files, netdev, rdma
@@ -89,13 +89,18 @@ def rank_now(world: World, backend: str, environment: Mapping[str, str], root: P
     files = nccl_files.settings_of_files(environment, root)
     seen = of_networks({**environment, **{name: value for name, (value, _) in files.items()}})
     log = no_log = None
+    ucx_file = seen.get("UCX_LOG_FILE")
+    ucx = read_nccl_log((ucx_file and nccl_files.log_of_process(ucx_file)) or b"")
     if backend == "nccl":
         pattern = seen.get("NCCL_DEBUG_FILE")
         data = nccl_files.log_of_process(pattern) if pattern else None
         log = None if data is None else read_nccl_log(data)
+        log = log and replace(log, ucx=log.ucx or ucx.ucx)
         if data is None:
             lost = f"{pattern} cannot be read" if pattern else "NCCL_DEBUG_FILE is not set"
             no_log = Silence(seen).text or lost
+    elif ucx.ucx:
+        log = ucx
     found = connections.established() if backend == "gloo" else None
     return RankFacts(
         rank=world.rank,

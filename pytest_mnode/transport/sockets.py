@@ -1,9 +1,10 @@
-"""Second fact for gloo, which logs nothing: the connections that ranks really have."""
+"""Second fact where NCCL tells nothing: connections of ranks (gloo), what UCX logs (MPI, UCC)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from pytest_mnode.probes.nccl_log import UcxConfig
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.transport.facts import Facts, NodeFacts, RankFacts, Socket
 from pytest_mnode.transport.proof import Answer, Case, Fact, FactVerdict, Finding
@@ -32,6 +33,47 @@ def connected(facts: Facts, spec: Spec) -> FactVerdict:
         found += _bound(rank, facts, spec, owners)
         found += _unmet(rank, met, facts)
     return FactVerdict(Fact.LOGGED, tuple(found))
+
+
+def over_ucx(facts: Facts, spec: Spec) -> FactVerdict:
+    """What ranks of a backend over UCX say that they run on."""
+    found: list[Finding] = []
+    for rank in facts.ranks:
+        configs = rank.log.ucx if rank.log is not None else ()
+        if not configs:
+            text = (
+                f"nothing tells what the {facts.backend} backend runs on; where that is UCX, set "
+                "UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
+            )
+            found.append(_said(rank, Answer.MISSING, Case.UNKNOWN_NETWORK, text))
+        found += [
+            _said(rank, Answer.DISAGREES, case, text)
+            for case, text in off_fabric(configs, spec, rank)
+        ]
+    return FactVerdict(Fact.LOGGED, tuple(found))
+
+
+def off_fabric(
+    configs: Sequence[UcxConfig], spec: Spec, rank: RankFacts
+) -> Iterator[tuple[Case, str]]:
+    """Where UCX goes to other nodes by something else than the fabric."""
+    kind, fabric = spec.fabric.kind, ", ".join(spec.fabric.interfaces)
+    for config in configs:
+        if kind == "ethernet" and config.rdma:
+            text = f"UCX runs over {', '.join(config.rdma)} (RDMA), promised is {kind}"
+            yield Case.OTHER_NETWORK, text
+            continue
+        if kind != "ethernet" and not config.rdma:
+            named = ("UCX_TLS", "UCX_NET_DEVICES")
+            why = [f"{n}={rank.environment[n]}" for n in named if n in rank.environment]
+            text = f"channels run over UCX's tcp ({', '.join(config.tcp)}) instead of {kind}"
+            yield Case.SOCKETS, f"{text}: {', '.join(why) or 'nothing tells why'}"
+            continue
+        used = config.tcp if kind == "ethernet" else config.rdma
+        wrong = [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]
+        if wrong:
+            case = Case.WRONG_INTERFACE if len(wrong) == len(used) else Case.STRAY_RAIL
+            yield case, f"UCX runs over {', '.join(wrong)}, not over the fabric ({fabric})"
 
 
 def _bound(

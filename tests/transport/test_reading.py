@@ -121,6 +121,17 @@ def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Pa
     assert "NCCL_NET" not in mine.environment  # NCCL reads no name with a blank behind it
 
 
+@pytest.mark.parametrize("backend", ["nccl", "mpi"])
+def test_what_ucx_logs_to_a_file_of_its_own_is_read(tmp_path: Path, backend: str) -> None:
+    _write(tmp_path, ucx="[1.2] [birch0:7:0] a.c:9 UCX  INFO  x inter-node cfg#1 tag(tcp/mgmt0)\n")
+    _write(tmp_path, nccl=log_text(0, 2, "roce"))
+    environment = {"UCX_LOG_FILE": f"{tmp_path}/ucx", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl"}
+    log = rank_now(World(0, 1, 0, 1, "birch0", ("birch0",)), backend, environment).log
+    assert log is not None
+    assert [config.tcp for config in log.ucx] == [("mgmt0",)]
+    assert bool(log.channels) is (backend == "nccl")
+
+
 def test_a_counter_that_went_back_is_not_known(tmp_path: Path) -> None:
     _tree(tmp_path / "before", "infiniband", 5000)
     _tree(tmp_path / "after", "infiniband", 10)

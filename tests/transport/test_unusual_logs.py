@@ -347,3 +347,56 @@ def test_efa_without_the_plugin_that_was_asked_for() -> None:
     before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
     facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
     assert "its network plugin aws-ofi could not be set up" in str(judged("efa", facts).culprit)
+
+
+def _ucx(rank: int, *configs: str, old: bool = False) -> str:
+    """Lines of UCX_LOG_LEVEL=info of the process of `log_text`."""
+    where = "ep_cfg[{}]: " if old else "ucp_context_0 inter-node cfg#{} "
+    return "".join(
+        f"[1750940428.18] [birch{rank // RAILS}:{5000 + rank % RAILS}:0]  ucp_worker.c:19 UCX  INFO"
+        f"    {where.format(i)}{config}\n"
+        for i, config in enumerate(configs)
+    ) + (
+        f"[1750940428.18] [birch{rank // RAILS}:{5000 + rank % RAILS}:0]  ucp_worker.c:19 UCX  INFO"
+        f"    {'ep_cfg[9]: ' if old else 'ucp_context_0 self cfg#9 '}"
+        "tag(self/memory cma/memory tcp/lo)\n"
+    )
+
+
+_OVER_UCX = [
+    ("infiniband", ["tag(rc_mlx5/mlx5_0:1 rc_mlx5/mlx5_3:1)"], None, ""),
+    ("infiniband", ["tag(dc_mlx5/mlx5_0:1) rma(rc_verbs/mlx5_1:1 tcp/mgmt0)"], None, ""),
+    ("roce", ["tag(tcp/mgmt0 tcp/ib0)"], Case.SOCKETS, "UCX's tcp (mgmt0, ib0) instead of roce"),
+    ("roce", ["tag(ud_verbs/mlx5_1:1)", "am(tcp/mgmt0)"], Case.SOCKETS, "UCX_TLS=tcp,sm"),
+    ("infiniband", ["tag(rc_mlx5/mlx5_9:1)"], Case.WRONG_INTERFACE, "UCX runs over mlx5_9:1"),
+    ("roce", ["tag(rc_x/mlx5_0:1 rc_x/mlx5_bond_0:1)"], Case.STRAY_RAIL, "mlx5_bond_0:1, not"),
+    ("ethernet", ["tag(tcp/eth1 tcp/eth2)"], None, ""),
+    ("ethernet", ["tag(tcp/mgmt0)"], Case.WRONG_INTERFACE, "mgmt0, not over the fabric"),
+    ("ethernet", ["tag(rc_mlx5/mlx5_0:1)"], Case.OTHER_NETWORK, "promised is ethernet"),
+]
+
+
+@pytest.mark.parametrize(("backend", "old"), [("nccl", False), ("mpi", True)])
+@pytest.mark.parametrize(("kind", "configs", "case", "said"), _OVER_UCX)
+def test_what_ucx_runs_on(
+    kind: str, configs: list[str], case: Case | None, said: str, backend: str, *, old: bool
+) -> None:
+    def told(rank: int, text: str) -> str:
+        ucx = _ucx(rank, *configs, old=old)
+        return ucx + text.replace("NET/IB/", "NET/UCX/") if backend == "nccl" else ucx
+
+    facts = with_env(healthy(kind, 2), UCX_TLS="tcp,sm")
+    facts = replace(rewritten(kind, facts, told), backend=backend)
+    verdict = judge(facts, spec_of(kind), PROMISE).of(Fact.LOGGED)
+    if backend == "nccl" and kind == "ethernet":
+        case = None  # NCCL's channels run over sockets of its own: UCX carries something else
+    assert verdict.answer is (Answer.DISAGREES if case else Answer.AGREES), verdict
+    assert {one.case for one in verdict.of(Answer.DISAGREES)} == ({case} if case else set())
+    assert said in verdict.text(Answer.DISAGREES, ()) or case is None
+
+
+def test_a_backend_that_tells_nothing() -> None:
+    facts = replace(rewritten("roce", healthy("roce", 2), lambda *_: ""), backend="mpi")
+    verdict = judge(facts, spec_of("roce"), PROMISE).of(Fact.LOGGED)
+    assert verdict.answer is Answer.MISSING
+    assert "set UCX_LOG_LEVEL=info" in verdict.text(Answer.MISSING, ())

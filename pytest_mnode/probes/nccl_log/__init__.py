@@ -16,7 +16,7 @@ from pytest_mnode.probes.nccl_log.facts import (
     Warn,
 )
 from pytest_mnode.probes.nccl_log.log import NcclLog, Rails, RankLog
-from pytest_mnode.probes.nccl_log.networks import network_of, provider_network
+from pytest_mnode.probes.nccl_log.networks import UcxConfig, network_of, provider_network
 from pytest_mnode.probes.nccl_log.read import read_nccl_log
 from pytest_mnode.probes.nccl_log.surroundings import (
     Absence,
@@ -54,6 +54,7 @@ __all__ = [
     "Setting",
     "Transport",
     "Tuning",
+    "UcxConfig",
     "Use",
     "Warn",
     "network_of",

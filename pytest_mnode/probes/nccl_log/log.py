@@ -15,7 +15,7 @@ from pytest_mnode.probes.nccl_log.facts import (
     Tuning,
     Warn,
 )
-from pytest_mnode.probes.nccl_log.networks import family_of, network_of
+from pytest_mnode.probes.nccl_log.networks import UcxConfig, family_of, network_of
 from pytest_mnode.probes.nccl_log.surroundings import (
     Device,
     Gid,
@@ -85,6 +85,8 @@ class NcclLog:
     """Evidence that lines are missing: a last line cut off, bytes that are no text."""
     unknown_lines: tuple[str, ...]
     """Lines that speak of a channel's transport and could not be read: then nothing is proven."""
+    ucx: tuple[UcxConfig, ...] = ()
+    """What UCX runs on, where it logged to the same file."""
 
     @property
     def nccl_version(self) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pytest_mnode.probes.nccl_log.facts import Network
+from pytest_mnode.probes.nccl_log.facts import Network, Process
 
 _RDMA = re.compile(
     r"(?:NET[/ ])?(?:IB(?:ext)?(?:_v\d+)?|gIB(?:_v\d+)?|SHARP(?:_v\d+)?|UCX(?:[-_][\w-]+)?|"
@@ -15,6 +16,14 @@ _RDMA = re.compile(
 _SOCKETS = re.compile(r"(?:NET[/ ])?(?:Socket|FastSocket|Fast ?Socket)(?:_v\d+)?", re.IGNORECASE)
 _GPUDIRECT_TCP = re.compile(r"(?:GPUDirectTCPX\w*|FasTrak\w*|TCPXO?\w*)", re.IGNORECASE)
 _LIBFABRIC = re.compile(r"(?:AWS )?(?:Libfabric|OFI)(?:_v\d+)?", re.IGNORECASE)
+
+_CONFIG = re.compile(
+    r"\[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) ?:\d{1,9}\].{0,100} UCX +INFO +"
+    r".{0,100}?(?:inter-node cfg#\d{1,5} ?|ep_cfg\[\d{1,5}\]: )(?P<lanes>.+)"
+)
+_LANE = re.compile(r"\b([a-z]\w{1,30})/([\w.:-]{1,80})")
+_RDMA_LANE = re.compile(r"(?:rc|dc|ud|gga|srd)(?:_\w+)?")
+_WITHIN_LANES = ("self", "sysv", "posix", "mm", "cma", "knem", "xpmem", "cuda_ipc", "rocm_ipc")
 
 _RDMA_PROVIDERS = ("efa", "efa-direct", "verbs", "cxi", "opx", "psm2", "psm3", "gni", "ucx", "mlx")
 _SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
@@ -57,3 +66,30 @@ def family_of(name: str) -> str:
     if _SOCKETS.fullmatch(name):
         return "Socket"
     return "IB" if _RDMA.fullmatch(name) else name
+
+
+@dataclass(frozen=True, slots=True)
+class UcxConfig:
+    """What UCX uses to another node: `inter-node cfg#2 tag(rc_mlx5/mlx5_0:1 tcp/eth0)`."""
+
+    process: Process
+    rdma: tuple[str, ...]
+    """Devices, such as mlx5_0:1."""
+    tcp: tuple[str, ...]
+    """Interfaces."""
+
+
+def read_ucx(line: str) -> UcxConfig | None:
+    """The configuration that a line of UCX_LOG_LEVEL=info tells; None within a node.
+
+    `ep_cfg[2]: …` of UCX before 1.14 does not say where it leads: within a node where it has
+    shared memory. Source: UCX, src/ucp/core/ucp_worker.c.
+    """
+    found = _CONFIG.search(line) if "UCX" in line else None
+    lanes = _LANE.findall(found["lanes"]) if found is not None else []
+    if found is None or any(name in _WITHIN_LANES for name, _ in lanes):
+        return None
+    rdma = dict.fromkeys(device for name, device in lanes if _RDMA_LANE.fullmatch(name))
+    tcp = dict.fromkeys(device for name, device in lanes if name == "tcp")
+    process = Process(host=found["host"], pid=int(found["pid"]))
+    return UcxConfig(process, tuple(rdma), tuple(tcp)) if rdma or tcp else None

@@ -22,6 +22,7 @@ from pytest_mnode.probes.nccl_log.devices import (
 from pytest_mnode.probes.nccl_log.facts import Channel, Comm, Process, Tuning
 from pytest_mnode.probes.nccl_log.gids import read_gid
 from pytest_mnode.probes.nccl_log.log import NcclLog
+from pytest_mnode.probes.nccl_log.networks import UcxConfig, read_ucx
 from pytest_mnode.probes.nccl_log.plans import Plans, read_tuning
 from pytest_mnode.probes.nccl_log.surroundings import (
     Device,
@@ -55,6 +56,7 @@ def read_nccl_log(log: str | bytes) -> NcclLog:
     reader = _Reader()
     for line in text.lines:
         reader.version(line)
+        _keep(reader.ucx, read_ucx(line))
     head_is_cut = first_line_is_cut(text)
     for message in messages(text, start=1 if head_is_cut else 0):
         reader.take(message)
@@ -83,6 +85,7 @@ class _Reader:
     cut: Line | None = None
     cut_lists: dict[str, None] = field(default_factory=dict)
     unknown: dict[str, None] = field(default_factory=dict)
+    ucx: dict[UcxConfig, None] = field(default_factory=dict)
 
     def version(self, line: str) -> None:
         if "CCL version" not in line:
@@ -176,6 +179,7 @@ class _Reader:
             tunings=tuple(self.tunings),
             truncated=tuple(self._truncated(text, head_is_cut=head_is_cut)),
             unknown_lines=tuple(self.unknown),
+            ucx=tuple(self.ucx),
         )
 
     def _channels(self, comms: tuple[Comm, ...]) -> tuple[Channel, ...]:
