@@ -126,7 +126,8 @@ def test_what_ucx_logs_to_a_file_of_its_own_is_read(tmp_path: Path, backend: str
     _write(tmp_path, ucx="[1.2] [birch0:7:0] a.c:9 UCX  INFO  x inter-node cfg#1 tag(tcp/mgmt0)\n")
     _write(tmp_path, nccl=log_text(0, 2, "roce"))
     environment = {"UCX_LOG_FILE": f"{tmp_path}/ucx", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl"}
-    log = rank_now(World(0, 1, 0, 1, "birch0", ("birch0",)), backend, environment).log
+    world = World(0, 1, 0, 1, "birch0", ("birch0",))
+    log = rank_now(world, backend, environment, Path("/")).log
     assert log is not None
     assert [config.tcp for config in log.ucx] == [("mgmt0",)]
     assert bool(log.channels) is (backend == "nccl")
