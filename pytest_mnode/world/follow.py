@@ -32,7 +32,7 @@ from pytest_mnode.world.messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.world.traces import world_dir
+from pytest_mnode.world.traces import NCCL_SECTION, nccl_causes, nccl_file, size, world_dir
 
 if TYPE_CHECKING:
     from pytest_mnode.world.forge import Forge
@@ -63,6 +63,8 @@ class Follower:
         self.session: pytest.Session
         self._held: list[PhaseReport] = []
         self._reported: dict[str, str] = {}
+        self._nccl_start = 0
+        """Where NCCL's log of this test begins."""
         """Outcomes of the phases of a test that have been reported."""
 
     # In the forge.
@@ -121,6 +123,7 @@ class Follower:
         rank = self.rank
         self._warnings: list[tuple[Any, ...]] = []
         self._reported = {}
+        self._nccl_start = size(nccl_file(rank.launch.world, rank.world.rank))
         rank.mark.place(order.ordinal, "setup")
         rank.calls.begin()
         for name, value in rank.contract.items():
@@ -257,17 +260,20 @@ class Follower:
         own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
         partial = not own or when in self._reported
         report = _with_known_outcome(report)
+        log = nccl_file(self.rank.launch.world, self.rank.world.rank)
+        if report.failed and (told := nccl_causes(log, self._nccl_start)):
+            report.sections.append((NCCL_SECTION, told))
         self._trim(report)
         hook = self.config.hook.pytest_report_to_serializable
         data = plain(hook(config=self.config, report=report))
         place = (self.rank.world.rank, self.order.ordinal)
-        told = PhaseReport(*place, when, report.outcome, data, partial)
+        message = PhaseReport(*place, when, report.outcome, data, partial)
         if not partial:
             self._reported[when] = report.outcome
         if partial or when == "setup":
-            self.rank.tell(told)  # the body may be long, and the others may wait for this rank
+            self.rank.tell(message)  # the body may be long, and the others may wait for this rank
         else:
-            self._held.append(told)
+            self._held.append(message)
 
     def _finish(self) -> TornDown:
         assert self.rank is not None

@@ -11,12 +11,13 @@ from pathlib import PurePath
 
 import pytest
 
-from pytest_mnode.probes.causes import ENDINGS, causes, is_peer_lost
+from pytest_mnode.probes.causes import ENDINGS, Cause, causes, is_peer_lost
 from pytest_mnode.world.calls import INSIDE, RAISED, Call, difference
 from pytest_mnode.world.conduct import Outcome, RankState
 from pytest_mnode.world.describe import died_of, ranks_text
 from pytest_mnode.world.stacks import is_hidden, tidy
 from pytest_mnode.world.stuck import Stuck, stuck_groups
+from pytest_mnode.world.traces import NCCL_SECTION
 
 PHASES = ("setup", "call", "teardown")
 _LINE_CHARS = 2000
@@ -120,15 +121,29 @@ def raised_in(
         rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)
         for rank, report in failed.items()
     }
+    own = {rank: cause for rank in failed if told[rank] and (cause := _nccl_cause(failed[rank]))}
+    first = min((cause.order for cause in own.values()), default=None)
 
     def make(rank: int) -> Group:
-        text = told[rank]
+        text, line, cause = told[rank], lines[rank], own.get(rank)
         report = None if text else failed[rank]
-        victim = text is not None
-        return Group([rank], when, lines[rank], report, text or "", 0.0, victim, True)
+        if cause is not None:
+            line += f": {cause.short}"
+            text = f"{text}: {cause.short}\n{cause.line!r}; {cause.kind.remedy}"
+        victim = text is not None and (cause is None or cause.order != first)
+        return Group([rank], when, line, report, text or "", 0.0, victim, True)
 
-    keys = ((rank, _key(report, told[rank]), times[rank]) for rank, report in failed.items())
+    keys = (
+        (rank, _key(report, told[rank]) + (own[rank].short if rank in own else ""), times[rank])
+        for rank, report in failed.items()
+    )
     return collected(keys, make)
+
+
+def _nccl_cause(report: pytest.TestReport) -> Cause | None:
+    """The root cause that NCCL's own log of this rank tells."""
+    log = "".join(text for name, text in report.sections if name == NCCL_SECTION)
+    return next((cause for cause in causes(log) if cause.root), None)
 
 
 def _each_place_once(groups: list[Group]) -> list[Group]:

@@ -11,6 +11,8 @@ from pytest_mnode.world.messages import WorldInfo
 
 CUT = "…"
 """Stands for what came before the end that is shown."""
+NCCL_SECTION = "NCCL's log"
+"""Name of the section of a failed rank's report with what `nccl_causes` found."""
 _TAIL_BYTES = 4096
 _FAULT_BYTES = 64 * 1024
 _NCCL_BYTES = 2**20
@@ -50,6 +52,14 @@ def nccl_file(world: WorldInfo, rank: int) -> Path:
     return world_dir(world) / f"rank{rank}.nccl.log"
 
 
+def size(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def tail(path: Path) -> str:
     """`tail_of_fd` of a file by its path; "" where there is none."""
     try:
@@ -82,11 +92,12 @@ def tail_of_fd(fd: int) -> str:
     return f"{CUT}\n{lines if newline else text}"
 
 
-def nccl_causes(path: Path) -> str:
-    """Lines of NCCL's own log, which a rank does not print, that tell why it failed."""
+def nccl_causes(path: Path, start: int = 0) -> str:
+    """Lines of NCCL's own log from byte `start` on, which a rank does not print, that tell why it
+    failed."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _NCCL_BYTES))
+            file.seek(max(start, path.stat().st_size - _NCCL_BYTES))
             data = file.read(_NCCL_BYTES)
     except OSError:
         return ""

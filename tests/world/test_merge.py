@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_mnode.world.groups import same
 from pytest_mnode.world.merge import merge
 from pytest_mnode.world.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
 from pytest_mnode.world.ranksrepr import RanksRepr
+from pytest_mnode.world.traces import NCCL_SECTION, nccl_causes, size
 
 LOST = "RuntimeError: Connection closed by peer"
 NODES = ("node0", "node1", "node2", "node3")
@@ -139,6 +141,32 @@ def test_a_death_names_its_cause_with_the_line_that_tells(told: Told) -> None:
 def test_a_cause_that_only_repeats_how_a_rank_ended_is_not_told(told: Told) -> None:
     told.die(1, 1.0, code=None, signal=11, log="Segmentation fault (core dumped)\n")
     assert "killed by SIGSEGV, in the test\n" in told.failure()
+
+
+def test_a_rank_that_raised_names_the_cause_in_its_nccl_log(told: Told) -> None:
+    where = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : "
+    down = f"{where}mlx5_3:1 Got async event : port error"
+    silent = f"{where}Got completion from peer 10.7.0.9<4> with status=12 opcode=1 len=0"
+    for rank, log in enumerate(("", silent, down, f"{silent}\n{down}")):
+        made = report("call", "failed", "DistBackendError: ncclRemoteError: A call failed")
+        made.sections = [(NCCL_SECTION, f"{log}\n")] if log else []
+        told.say(rank, made, 1.0 + rank)
+    text = told.failure()
+    assert text.startswith(
+        "[ranks 2-3 of 4 on node2,node3: first]\nDistBackendError: ncclRemoteError: A call failed: "
+        f"port went down (mlx5_3:1, port error)\n{down!r}; look at the cable"
+    )
+    assert "[rank 1 of 4 on node1: because of it]" in text
+    assert f"{silent!r}; check the link" in text
+    assert "[rank 0 of 4 on node0: because of it]" in text
+
+
+def test_nccl_s_log_of_earlier_tests_is_not_told(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.nccl.log"
+    assert (size(log), nccl_causes(log, size(log))) == (0, "")
+    log.write_text("elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : Got async event : port error\n")
+    assert nccl_causes(log)
+    assert nccl_causes(log, size(log)) == ""
 
 
 def test_a_death_after_the_last_report_is_no_pass(told: Told) -> None:
