@@ -25,7 +25,7 @@ _WORTH = re.compile(
     r"resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|fault|"
     r"sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|wait|load|"
     r"daemon|read-only|warn|bad_|joined|collective|available|evict|pull|low on|horovod|not ready|"
-    r"host:|gone",
+    r"host:|gone|sandbox|crashloop|bounds|unexpected pos|\bdead\b",
     re.IGNORECASE,
 )
 _HARMLESS = re.compile(
@@ -39,8 +39,8 @@ _PREFIX = re.compile(
     r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
     r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
-    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|\(raylet\)|"
-    r"\((?:\w+ )?pid=\d+(?:, ip=(?P<ip>[\w.:]+))?\)|"
+    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|[\w.-]+/\d+ (?=\[default)|"
+    r"\((?:raylet|(?:\w+ )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
     r"(?P<pdsh>(?!slurmstepd|python|mlx|rank|gpu|cuda|step|line|layer)[a-z][\w.-]*\d): |"

@@ -23,7 +23,7 @@ MACHINES = (
         r"ssh: connect to host (?P<peer>\S+) port \d+: (?P<detail>.+)",
         r"Host key verification failed|Permission denied \(publickey|execve\(\): (?P<detail>.+)",
         r"\b(?P<detail>ErrImagePull|ImagePullBackOff|CreateContainer\w*Error|RunContainerError)",
-        r"was unable to (?:launch the specified|find the specified executable)|"
+        r"was unable to (?:reliably )?(?:start one|launch the spec|find the spec)|create pod sandbox|"
         r"\b(?:orted|prted|hydra_pmi_proxy): (?:command )?not found|pyxis: .*fail",
     ),
     root(
@@ -34,6 +34,7 @@ MACHINES = (
         r"DUE TO NODE FAILURE",
         r"Remote daemon ?: .* on node (?P<host>[\w.-]+)",
         r"[PO]RTE has lost communication with a remote daemon|NodeNotReady|TaintManagerEviction",
+        r"node manager has mistakenly been marked as dead|This node has been? marked as dead",
         r"address: (?P<host>[\w.:-]+) .*(?:marked dead|node has crashed)|its node has died",
     ),
     root(
@@ -173,7 +174,8 @@ MACHINES = (
         "/dev/shm is full or too small",
         "give the container more: --shm-size or --ipc=host; remove stale files",
         r"(?:/dev/shm|nccl-shm|shmutils|posix_fallocate|torch_).*No space left",
-        r"Error while creating shared memory segment|failed to extend /dev/shm",
+        r"Error while creating shared memory segment|failed to extend /dev/shm|shmget\(.*No space",
+        r"check that /dev/shm .*more available memory",
         r"insufficient shared memory|unable to (?:open|write|mmap) shared memory|"
         r"DataLoader worker .*Bus error",
     ),
@@ -182,6 +184,7 @@ MACHINES = (
         "a segment in /dev/shm is gone or in another container",
         "let the ranks of a node share /dev/shm; set RemoveIPC=no in logind.conf",
         r"Error while attaching to shared memory segment (?P<detail>\S+)",
+        r"shmat\(.*fail|failed to connect to remote FIFO|failed: Shared memory error",
     ),
     root(
         "bus error",

@@ -114,6 +114,7 @@ NETWORKS = (
         "look at the mount on this node and at the file server",
         r"^(?!.*(?:ucp_|UCX|OFI|ibv_|fi_|NET/|ocket)).*(?:Stale file handle|Input/output error|"
         r"Transport endpoint is not connected|Read-only file system)",
+        r"inline_container\.cc.*(?P<detail>unexpected pos|fail\w* writing)",
     ),
     # Plugins and interfaces.
     root(

@@ -55,6 +55,12 @@ RANKS = (
 
 PROGRAMS = (
     root(
+        "wrong results",
+        "a collective gave other values than it must",
+        "find the GPU or link that changes data: run pairs of GPUs and of nodes by themselves",
+        r"Out of bounds values ?: (?P<detail>[1-9]\d*)",
+    ),
+    root(
         "crashed",
         "a process crashed",
         "look at its stack and core file",
@@ -139,7 +145,8 @@ CONSEQUENCES = (
         r"socket closed|remote (?:process )?(?:exited|closed))",
         r"Broken ?[Pp]ipe|Connection(?:Reset|Refused|Aborted)Error",
         r"RAS.*\bdead\b|Socket recv failed|Failed to execute operation|Error encountered progress",
-        rf"{COMPLETION}5\b|{QP_GONE}|its worker process has died|Worker unexpectedly exits",
+        rf"{COMPLETION}5\b|{QP_GONE}|its worker process has died|Worker unexpectedly exits|"
+        r"Failed to connect to GCS",
     ),
     lost(
         "NCCL failed",
@@ -148,6 +155,7 @@ CONSEQUENCES = (
         r"nccl(?:Remote|System|Internal|UnhandledCuda|InvalidUsage)\w*(?:Error)?\b|NCCL error in|"
         r"NCCL communicator was aborted|NCCL watchdog|DistBackendError|Test NCCL failure",
         r"NCCL operation \w+.* failed|unhandled (?:system|cuda) error",
+        r"socketTryAccept: Accept failed",
         r"NCCL INFO (?P<detail>(?:\S*/)?(?:init|group)\.cc:\d+(?: \(.*\))? -> (?![07]\b)\d)",
         in_info=True,
     ),
@@ -156,6 +164,7 @@ CONSEQUENCES = (
         "a call of MPI failed",
         "look for what was printed before, and for another rank that failed first",
         r"Fatal error in (?P<detail>\w+)|\*\*\* (?P<mpi>MPI_ERR_\w+)|ucp_ep_create\(\S+\) failed",
+        r"PMIX ERROR: (?P<detail>[\w-]+)",
     ),
     lost(
         "aborted",
@@ -174,7 +183,8 @@ CONSEQUENCES = (
         rf"exitcode\s*: 1\b|{ended_by(15)}|Rendezvous(?:Closed|State)Error|Job step aborted|"
         r"CANCELLED AT|Terminating StepId",
         r"tasks? [\d,-]+: (?:Exited|Terminated)",
-        r"processes exited with non-zero status|returned a non-zero exit code|return code = \d+",
+        r"processes exited with non-zero status|returned a non-zero exit code|return code = \d+|"
+        r"CrashLoopBackOff",
     ),
 )
 """Of a rank that is dead, late, or elsewhere; those that tell the most come first."""
