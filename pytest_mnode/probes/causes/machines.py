@@ -23,7 +23,7 @@ MACHINES = (
         r"ssh: connect to host (?P<peer>\S+) port \d+: (?P<detail>.+)",
         r"Host key verification failed|Permission denied \(publickey|execve\(\): (?P<detail>.+)",
         r"\b(?P<detail>ErrImagePull|ImagePullBackOff|CreateContainer\w*Error|RunContainerError)",
-        r"was unable to (?:reliably )?(?:start one|launch the spec|find the spec)|create pod sandbox|"
+        r"was unable to (?:reliably start|launch the spec|find the spec)|create pod sandbox|"
         r"\b(?:orted|prted|hydra_pmi_proxy): (?:command )?not found|pyxis: .*fail",
     ),
     root(

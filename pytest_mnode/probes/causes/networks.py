@@ -134,6 +134,7 @@ NETWORKS = (
         "see that its provider and devices are there (fi_info -p efa), in the container too",
         r"NET/OFI .*(?:fi_getinfo.*fail|No eligible provider|optimal provider|Unexpected group)",
         r"NCCL WARN NET/OFI (?!Request .* completed)(?P<detail>.{3,120})",
+        r"^NET/OFI (?P<detail>(?:Unable|Could|Fail|Error|Only|No )(?!.*completed).{3,120})",
         r"(?P<detail>Failed to find valid default rgroup and vni)",
         r"provider (?P<detail>\w+) output empty list",
         r"Failed to initialize NET plugin (?P<detail>(?!IB\b|Socket\b)\S.*)",
@@ -215,7 +216,8 @@ NETWORKS = (
         "topology not read",
         "NCCL could not use the topology of the node",
         "unset NCCL_TOPO_FILE; see that /sys is mounted in the container",
-        r"NCCL WARN (?P<detail>(?:Attribute \w+ of node \w+ not found|Could not find (?!a path for)"
+        r"(?:NCCL WARN |^)(?P<detail>(?:Attribute \w+ of node \w+ not found|"
+        r"Could not find (?!a path for)"
         r".*(?:path|NET|XML)|(?:XML|Topology).*(?:error|fail)|Could not open XML|"
         r"Could not read node|Failed to find reverse path).*)",
     ),

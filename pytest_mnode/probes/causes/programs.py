@@ -71,7 +71,7 @@ PROGRAMS = (
         "Python error",
         "the program raised an exception",
         "read the traceback",
-        r"^(?P<detail>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|NotFound))(?::|$)",
+        r"^(?P<detail>(?:[a-z_]\w*\.)*(?:[A-Z]\w*(?:Error|NotFound)|\w*Exception))(?::|$)",
         unless_other=True,
     ),
     root(
