@@ -7,6 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_mnode.probes.causes.collectives import Collectives
+from pytest_mnode.probes.causes.culprits import (
+    DEVICE,
+    HOST,
+    PEER,
+    RANK,
+    WHO,
+    first,
+    parted,
+    rank_numbers,
+    unblanked,
+)
 from pytest_mnode.probes.causes.kinds import Kind
 from pytest_mnode.probes.causes.table import TABLE
 from pytest_mnode.probes.cpus import format_cpulist
@@ -34,48 +45,10 @@ _HARMLESS = re.compile(
 )
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b")
 
-# What schedulers, launchers and torch put before a line, with who it is.
-_PREFIX = re.compile(
-    r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
-    r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
-    r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
-    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|[\w.-]+/\d+ (?=\[default)|"
-    r"\((?:raylet|(?:\w+ )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
-    r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
-    r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
-    r"(?P<pdsh>(?!slurmstepd|python|mlx|rank|gpu|cuda|step|line|layer)[a-z][\w.-]*\d): |"
-    r"(?P<compose>[\w.-]+) +\| )"
-)
-_RANK = re.compile(
-    r"\b[rR]ank (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
-    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
-    r"\(rank (?P<mpich>\d+) in comm "
-)
-_HOST = re.compile(
-    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
-    r"\[(?P<ucx>(?![\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
-    r"\[(?P<mpich>[\w.-]+)\] - Abort\(|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) |"
-    r"\bslurmstepd-(?P<slurm>[\w.-]+): "
-)
-_WHO = re.compile(
-    r"(?:^|[\s>|\]:])(?P<host>(?!\d+:)[\w.-]{1,255}):(?:(?P<pid>\d{1,9}):\d{1,9}|[xX*#:]{1,19}) "
-    r"\[(?P<device>\d{1,4})\] "
-)
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
-_DEVICE = re.compile(
-    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|rocep?|qedr|hfi1|cxi|hsn|"
-    r"erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
-    r"(?::\d{1,3})?)\b|\b(?:on dev|hca) (\w+(?::\d{1,3})?)"
-)
-_PEER = re.compile(
-    r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
-    r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
-    r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
-    r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
-)
-_BLANKED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
 _LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
 """Torchrun lists later failures before the first one, which is the cause."""
+# MPICH tells rank and host ahead of a stack of errors.
 _MPICH = re.compile(r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort")
 _MPICH_STACK = re.compile(r"^(?:MPI|PMPI)\w+\(\d+\)\.*:")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
@@ -194,10 +167,15 @@ def is_peer_lost(text: str) -> bool:
 
 def _recover(found: dict[tuple[str, ...], Cause], line: str) -> None:
     """Forget what a process warned of while it connected, for it has connected since."""
-    who = _WHO.search(line)
+    who = WHO.search(line)
     for key in [key for key, cause in found.items() if _CONNECTING.search(cause.line)]:
-        earlier = _WHO.search(found[key].line)
-        if who and earlier and earlier.group("host", "pid") == who.group("host", "pid"):
+        earlier = WHO.search(found[key].line)
+        if (
+            who
+            and earlier
+            and who["pid"]
+            and who.group("host", "pid") == earlier.group("host", "pid")
+        ):
             del found[key]
 
 
@@ -213,7 +191,7 @@ def _block(line: str, block: dict[str, str]) -> dict[str, str]:
 def _learn_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
     """Remember which rank of the largest communicator a process of NCCL is."""
     comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
-    who = _WHO.search(line) if comm else None
+    who = WHO.search(line) if comm else None
     if comm is None or who is None:
         return
     place, size = who.groups(), (*who.groups(), "size")
@@ -224,7 +202,7 @@ def _learn_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
 def _cause_of(
     line: str, ranks: Mapping[tuple[str, ...], int], block: Mapping[str, str]
 ) -> Cause | None:
-    prefix, body = _parted(line)
+    prefix, body = parted(line)
     is_info = _INFO.search(body) is not None
     for order, kind in _ORDERED:
         if is_info and not kind.in_info:
@@ -234,16 +212,6 @@ def _cause_of(
             if match is not None:
                 return _cause(kind, order, match, line.strip(), body, prefix, ranks, block)
     return None
-
-
-def _parted(line: str) -> tuple[dict[str, str], str]:
-    """What stands before a line, by name, and the line without it."""
-    labels: dict[str, str] = {}
-    at = 0
-    while (found := _PREFIX.match(line, at)) is not None and found.end() > at:
-        labels |= {name: value for name, value in found.groupdict().items() if value}
-        at = found.end()
-    return labels, line[at:]
 
 
 def _cause(  # noqa: PLR0917  the match, then where it was found
@@ -261,19 +229,18 @@ def _cause(  # noqa: PLR0917  the match, then where it was found
     name = connection_failure(gid) if gid is not None and "modify_qp" in body else None
     if name is not None:
         order, kind = _kind(name)
-    who = _WHO.search(line)
-    numbers = groups.get("rank") or _first(_RANK, body)
+    who = WHO.search(line)
+    told = groups.get("rank") or first(RANK, body)
     labels = [prefix.get(key) for key in ("torch", "mpi", "srun")]
-    numbers = numbers or next(filter(None, labels), None) or block.get("rank")
-    mine = _numbers(f"{numbers or ''},{groups.get('other', '')}")
+    told = told or next(filter(None, labels), None) or block.get("rank")
+    mine = rank_numbers(f"{told or ''},{groups.get('other', '')}")
     if not mine and who is not None and who.groups() in ranks:
         mine = (ranks[who.groups()],)
-    host = groups.get("host") or (who["host"] if who else None) or _first(_HOST, body)
-    host = (
-        host or prefix.get("ip") or prefix.get("pod") or prefix.get("pdsh") or prefix.get("compose")
-    )
-    device = groups.get("device") or _first(_DEVICE, body)
-    peer = groups.get("peer") or _first(_PEER, body)
+    host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
+    labels = [prefix.get(key) for key in ("ip", "pod", "pdsh", "compose")]
+    host = host or next(filter(None, labels), None)
+    device = groups.get("device") or first(DEVICE, body)
+    peer = groups.get("peer") or first(PEER, body)
     detail = groups.get("detail")
     if gid is not None and gid.local and gid.remote:
         detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
@@ -283,33 +250,15 @@ def _cause(  # noqa: PLR0917  the match, then where it was found
         order=order,
         line=line[:_SHOWN],
         ranks=mine,
-        host=_unblanked(host or block.get("host")),
-        device=_unblanked(device),
-        peer=_unblanked(peer),
+        host=unblanked(host or block.get("host")),
+        device=unblanked(device),
+        peer=unblanked(peer),
         detail=detail.strip() if detail else None,
     )
 
 
 def _kind(name: str) -> tuple[int, Kind]:
     return next((order, kind) for order, kind in enumerate(TABLE) if kind.name == name)
-
-
-def _first(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.search(text)
-    return next(filter(None, found.groups()), None) if found else None
-
-
-def _unblanked(name: str | None) -> str | None:
-    """A name, unless it was blanked."""
-    return None if name is None or _BLANKED.fullmatch(name.strip("[]")) else name.strip("[]()")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Ranks of "3", "0, 2" or "0-3,7"; of a range no more than it is likely to mean."""
-    found: set[int] = set()
-    for first, last in re.findall(r"(\d{1,7})(?:-(\d{1,7}))?", text):
-        found.update(range(int(first), min(int(last or first), int(first) + 4096) + 1))
-    return tuple(sorted(found))
 
 
 def _add_collectives(found: dict[tuple[str, ...], Cause], collectives: Collectives) -> None:

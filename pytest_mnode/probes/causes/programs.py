@@ -163,8 +163,8 @@ CONSEQUENCES = (
         "MPI failed",
         "a call of MPI failed",
         "look for what was printed before, and for another rank that failed first",
-        r"Fatal error in (?P<detail>\w+)|\*\*\* (?P<mpi>MPI_ERR_\w+)|ucp_ep_create\(\S+\) failed",
-        r"PMIX ERROR: (?P<detail>[\w-]+)",
+        r"(?:Fatal error in|PMIX ERROR:|\*\*\* (?=MPI_ERR_\w+:)) ?(?P<detail>[\w-]+)",
+        r"ucp_ep_create\(\S+\) failed",
     ),
     lost(
         "aborted",

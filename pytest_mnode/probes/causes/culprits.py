@@ -1,0 +1,75 @@
+"""Who is to blame, by a line: rank, host, device and peer. Pure."""
+
+from __future__ import annotations
+
+import re
+
+# What schedulers, launchers and torch put before a line, with who it is.
+_PREFIX = re.compile(
+    r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
+    r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
+    r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
+    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|[\w.-]+/\d+ (?=\[default)|"
+    r"\((?:raylet|(?:\w+ )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
+    r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
+    r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
+    r"(?P<pdsh>(?!slurmstepd|python|mlx|bnxt|hfi|efa|nvme|eth|rank|gpu|cuda|step|line)"
+    r"[a-z][\w.-]*\d): |"
+    r"(?P<compose>[\w.-]+) +\| )"
+)
+RANK = re.compile(
+    r"\b[rR]ank (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
+    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
+    r"\(rank (?P<mpich>\d+) in comm "
+)
+HOST = re.compile(
+    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
+    r"\[(?P<ucx>(?![\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
+    r"\[(?P<mpich>[\w.-]+)\] - Abort\(|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) |"
+    r"\bslurmstepd-(?P<slurm>[\w.-]+): "
+)
+WHO = re.compile(
+    r"(?:^|[\s>|\]:])(?P<host>(?!\d+:)[\w.-]{1,255}):(?:(?P<pid>\d{1,9}):\d{1,9}|[xX*#:]{1,19}) "
+    r"\[(?P<device>\d{1,4})\] "
+)
+DEVICE = re.compile(
+    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|rocep?|qedr|hfi1|cxi|hsn|"
+    r"erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
+    r"(?::\d{1,3})?)\b|\b(?:on dev|hca) (\w+(?::\d{1,3})?)"
+)
+PEER = re.compile(
+    r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
+    r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
+    r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
+    r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
+)
+_BLANKED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
+
+
+def parted(line: str) -> tuple[dict[str, str], str]:
+    """What stands before a line, by name, and the line without it."""
+    labels: dict[str, str] = {}
+    at = 0
+    while (found := _PREFIX.match(line, at)) is not None and found.end() > at:
+        labels |= {name: value for name, value in found.groupdict().items() if value}
+        at = found.end()
+    return labels, line[at:]
+
+
+def first(pattern: re.Pattern[str], text: str) -> str | None:
+    """The first group that a pattern finds."""
+    found = pattern.search(text)
+    return next(filter(None, found.groups()), None) if found else None
+
+
+def unblanked(name: str | None) -> str | None:
+    """A name, unless it was blanked."""
+    return None if name is None or _BLANKED.fullmatch(name.strip("[]")) else name.strip("[]()")
+
+
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """Ranks of "3", "0, 2" or "0-3,7"; of a range no more than it is likely to mean."""
+    found: set[int] = set()
+    for low, high in re.findall(r"(\d{1,7})(?:-(\d{1,7}))?", text):
+        found.update(range(int(low), min(int(high or low), int(low) + 4096) + 1))
+    return tuple(sorted(found))
