@@ -35,7 +35,7 @@ class Located:
     tried, in words. alike: pairs are all below the bound, which is no
     fault where the collective kept it. tests: as `Round.tests` counts them.
     bound_mbits_s: what a link must carry. paths: ordered pairs of nodes. unmeasured: why not all
-    of them were measured, with counts; empty where all were. every_path: whether all had to be.
+    of them, or not all NICs, were measured, with counts; empty where all were. every_path: whether all had to be.
     corrupt_paths: those that changed what was sent, once at least; corrupter: who, in words.
     """
 
@@ -101,13 +101,12 @@ class Located:
         )
         measure(
             "ordered paths measured",
-            None if self.paths_measured < self.paths and self.every_path else self.paths_measured,
+            None if self.unmeasured and self.every_path else self.paths_measured,
             equals=self.paths if self.every_path else None,
             source="n(n-1) ordered pairs of n nodes" if self.every_path else "",
             note=f"{self.paths_measured} of {self.paths} ordered paths measured"
             + (f"; not measured: {self.unmeasured}" if self.unmeasured else ""),
         )
-
         measure(
             "paths that change what is sent",
             self.corrupt_paths if self.slowest else None,
@@ -156,8 +155,8 @@ def located(
     told_astray = astray(traffic, fabric) or ""
     found = conclude(rates, naming, late, effort, told_astray, kept=kept, every_path=every_path)
     if (used := rails.count * rails.nics_each) < fabric.nics_per_node:
-        left_out = f"paths of {fabric.nics_per_node - used} of {fabric.nics_per_node} NICs a node, "
-        left_out += f"over which {world.local_size} ranks cannot be spread evenly"
+        left_out = f"{fabric.nics_per_node - used} of {fabric.nics_per_node} NICs of each node: "
+        left_out += f"{world.local_size} ranks per node cannot be spread evenly over them"
         return replace(found, unmeasured="; ".join(filter(None, (found.unmeasured, left_out))))
     return found
 

@@ -216,6 +216,38 @@ def test_a_path_without_reading_is_not_measured(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+@pytest.mark.parametrize(
+    ("nics", "ranks", "left_out"),
+    [(3, 8, 2), (10, 8, 2), (6, 4, 2), (4, 6, 3), (8, 16, 0), (32, 8, 0)],
+)
+@pytest.mark.parametrize(("nodes", "every_path"), [(3, False), (17, False), (17, True)])
+def test_nics_that_ranks_cannot_cover_are_not_measured(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    nics: int,
+    ranks: int,
+    left_out: int,
+    nodes: int,
+    every_path: bool,
+) -> None:
+    fabric = SPEC.fabric.model_copy(
+        update={"nics_per_node": nics, "interfaces": tuple(f"eth{i}" for i in range(nics))}
+    )
+    spec = SPEC.model_copy(update={"fabric": fabric})
+    found = _located(
+        *(monkeypatch, Nodes(lambda pair: 190_000), nodes),
+        every_path=every_path,
+        spec=spec,
+        ranks=ranks,
+    )
+    kept: list[Measurement] = []
+    found.record(Measure(kept, ""))
+    missing = f"{left_out} of {nics} NICs of each node: {ranks} ranks per node cannot be spread"
+    assert (missing in kept[1].note) is bool(left_out)
+    required = every_path or nodes <= 16
+    verdict = Verdict.INCONCLUSIVE if left_out else Verdict.PASS
+    assert kept[1].verdict is (verdict if required else None)
+
+
 @pytest.mark.parametrize("nodes", [2, 3, 4, 16, 40])
 @pytest.mark.parametrize("busy", [0.2, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("seed", range(5))
