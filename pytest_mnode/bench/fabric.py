@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.bench.agree import by_rank
 from pytest_mnode.bench.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
 from pytest_mnode.bench.collectives import COLLECTIVES
 from pytest_mnode.bench.findings import Findings
@@ -196,20 +198,24 @@ def measured_busbw(
 
     collective: torch.distributed's name. findings: what was located before in this run; a culprit
     that is known is not looked for again. All ranks call this, with the default group in place.
-    Takes a few seconds, and up to `budget_s` more where the promise is broken. Emulated nodes share
-    the processors of one machine, which others may use as well: where the promise is broken and
-    nobody is found to be slow, it is all done again, twice at the most, and the note says so.
+    Takes a few seconds, and up to `budget_s` more in all where the promise is broken. Emulated
+    nodes share the processors of one machine, which others may use as well: where the promise is
+    broken and nobody is found to be slow, it is all done again, twice at the most, and the note
+    says so.
     """
     for trial in range(1, _TRIALS + 1):
         found = _measured(collective, promise, spec, world, device)
         short = [j for j in found.judged if j.falls_short]
         if not short:
             return found.after(trial)
+        started_s = time.monotonic()
         culprit, named = _located(
             world, short[0], spec, found.traffic, device, findings=findings, budget_s=budget_s
         )
         if named or not spec.emulated:
             break
+        [spent_s] = by_rank([time.monotonic() - started_s], device)[0]  # the same on all ranks
+        budget_s = max(0.0, round(budget_s - spent_s, 1))
     return found.after(trial, culprit)
 
 

@@ -18,8 +18,13 @@ REPEAT_S = 0.25
 """How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
 START_UP_S, START_UP_OF_A_RANK_S = 30.0, 0.1
 """Of a process group and its connections, which grows with the ranks."""
+START_UP_OF_ACCELERATORS_S = 60.0
+"""Contexts of all accelerators of a node, libraries from a file server, and NCCL's search."""
 FACTOR = 10.0
 """Of the time that is expected where a promise is just kept: slower is a hang, not a rate."""
+CHECKED_CALLS = 12
+"""How many calls in a row are checked one by one: of a large size only those that fill a repeat,
+but all of the smallest, so that one result in as many is found where it is stale."""
 
 
 def sweep_s(promise: BusbwPromise, collective: str, line: BusbwLine, ranks: int) -> float:
@@ -29,8 +34,9 @@ def sweep_s(promise: BusbwPromise, collective: str, line: BusbwLine, ranks: int)
     for size in promise.sizes_bytes:
         call_s = size * bus_factor(collective, ranks) / busbw_bytes_s
         calls = math.ceil(REPEAT_S / call_s)
-        # Two checked calls and the warm-up; then the repeats, and up to a quarter to time them by.
-        spent_s += (3 + promise.warmup + (promise.repeats + 0.25) * max(1, calls)) * call_s
+        # Checked calls and the warm-up; then the repeats, and up to a quarter to time them by.
+        checked = 1 + min(CHECKED_CALLS, calls)
+        spent_s += (checked + promise.warmup + (promise.repeats + 0.25) * calls) * call_s
     return spent_s
 
 
@@ -50,20 +56,21 @@ def collective_limit_s(collective: str) -> LimitOf:
     return limit_s
 
 
-def paths_limit_s(_: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
+def paths_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of the test of all paths: start-up, and what locating may take."""
-    return _start_up_s(nodes * ranks_per_node) + settings.locate_budget_s
+    return _start_up_s(spec, nodes * ranks_per_node) + settings.locate_budget_s
 
 
 def transport_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of the proof of transport: start-up, and ten times its calls at the line rate."""
     fabric = spec.criteria.fabric
-    start_up_s = _start_up_s(nodes * ranks_per_node)
+    start_up_s = _start_up_s(spec, nodes * ranks_per_node)
     if fabric is None or fabric.transport is None:
         return start_up_s
     sent_bits = 2 * fabric.transport.size_bytes * fabric.transport.calls * 8
     return start_up_s + FACTOR * sent_bits / spec.fabric.line_rate_bits_s
 
 
-def _start_up_s(ranks: int) -> float:
-    return START_UP_S + START_UP_OF_A_RANK_S * ranks
+def _start_up_s(spec: Spec, ranks: int) -> float:
+    of_accelerators_s = START_UP_OF_ACCELERATORS_S if spec.accelerators.per_node else 0.0
+    return START_UP_S + of_accelerators_s + START_UP_OF_A_RANK_S * ranks

@@ -35,7 +35,8 @@ class Located:
     tried, in words. alike: pairs are all below the bound, which is no
     fault where the collective kept it. tests: as `Round.tests` counts them.
     bound_mbits_s: what a link must carry. paths: ordered pairs of nodes. unmeasured: why not all
-    of them, or not all NICs, were measured, with counts; empty where all were. every_path: whether all had to be.
+    of them, or not all NICs, were measured, with counts; empty where all were. every_path: whether
+    all had to be.
     corrupt_paths: those that changed what was sent, once at least; corrupter: who, in words.
     """
 

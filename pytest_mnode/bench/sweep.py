@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pytest_mnode.bench.agree import by_rank
 from pytest_mnode.bench.collectives import ALL_REDUCE, Group, Measured, Prepared
-from pytest_mnode.bench.limits import REPEAT_S
+from pytest_mnode.bench.limits import CHECKED_CALLS, REPEAT_S
 from pytest_mnode.bench.memory import free_bytes_by_rank
 from pytest_mnode.bench.patterns import DTYPE
 from pytest_mnode.bench.timing import elapsed_s
@@ -21,9 +21,6 @@ from pytest_mnode.curve import Curve, Point
 from pytest_mnode.spec import wire
 
 MOST_CALLS = 1000
-CHECKED_CALLS = 12
-"""How many calls in a row are checked one by one: of a large size only those that fill a repeat,
-but all of the smallest, so that one result in as many is found where it is stale."""
 _CALLS_TOLD_APART = 4
 _LEAD_BYTES = 512 * 1024
 """What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""

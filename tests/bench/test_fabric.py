@@ -256,12 +256,23 @@ def test_an_emulated_fabric_that_falls_short_with_nobody_slow_is_measured_again(
         "_measured",
         lambda *args: Busbw(SPEC, "gloo", (_judged([_row(MIB, next(measured))]),), ()),
     )
-    monkeypatch.setattr(module, "located", lambda *args, budget_s: _Located(culprit))
+    budgets_s: list[float] = []
+
+    def located(*_: Any, budget_s: float) -> _Located:
+        budgets_s.append(budget_s)
+        return _Located(culprit)
+
+    monkeypatch.setattr(module, "located", located)
+    monkeypatch.setattr(module, "slow_in_company", lambda *_: "")
+    monkeypatch.setattr(module, "by_rank", lambda *_: [[12.0], [13.0]])
     spec = SPEC.model_copy(update={"emulated": ("links",) if emulated else ()})
     world = World(0, 2, 0, 1, "node0", ("node0", "node1"))
     found = module.measured_busbw("all_reduce", PROMISE, spec, world, CPU)
     assert len(list(measured)) == len(rates) - trials
     assert [j.trial for j in found.judged] == [trials]
+    assert (
+        budgets_s == [20.0, 8.0, 0.0][: trials - (rates[trials - 1] == 0.9)]
+    )  # one for all trials
     assert (found.culprit is None) is kept
     note = _recorded(found.judged[0])["all_reduce 1 MiB busbw"].note
     assert (f"sweep {trials}, for before" in note) is (trials > 1)

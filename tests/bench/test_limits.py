@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_mnode.bench.limits import (
     paths_limit_s,
     transport_limit_s,
 )
+from pytest_mnode.marks import LimitOf
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
 RACK = load_spec(default_spec_path())
@@ -32,6 +34,15 @@ def test_on_the_rack_a_hang_costs_far_less_than_the_usual_limit(collective: str)
     assert START_UP_S + 20 + FACTOR < limit_s < 120
     assert transport_limit_s(RACK, SETTINGS, 4, 1) < 60
     assert paths_limit_s(RACK, SETTINGS, 4, 1) < 60
+
+
+@pytest.mark.parametrize(
+    "limit", [paths_limit_s, transport_limit_s, collective_limit_s("all_reduce")]
+)
+@pytest.mark.parametrize("nodes", [2, 64, 512])
+def test_accelerators_have_time_to_start(limit: LimitOf, nodes: int) -> None:
+    cluster = load_spec(Path(__file__).parents[2] / "fixtures/clusters/h100-ib.yaml")
+    assert limit(cluster, SETTINGS, nodes, 8) > 90 + 0.1 * 8 * nodes
 
 
 @pytest.mark.parametrize("slower", [2, 10, 100])
