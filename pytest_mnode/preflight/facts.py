@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from pytest_mnode.probes.kernel_log import Event
+from pytest_mnode.probes.kernel_log import Log
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid"}
 UNKNOWN_GID = "unknown"
@@ -267,7 +267,7 @@ class NodeFacts:
     accelerators: tuple[Accelerator, ...] | None
     unread: dict[str, str]
     pci: tuple[PciLink, ...] | None = None
-    kernel_log: tuple[Event, ...] | None = None
+    kernel_log: Log | None = None
 
 
 @dataclass(frozen=True, slots=True)

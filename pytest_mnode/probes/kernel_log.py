@@ -67,6 +67,16 @@ class Event:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Events of a log, in its order. since: when its oldest line was written, where older ones were
+    overwritten; "" where it begins with the boot."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    events: tuple[Event, ...]
+    since: str = ""
+
+
 _RULES = (
     (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}\): (?P<xid>\d+)")),
     (None, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), .*")),
@@ -76,7 +86,8 @@ _RULES = (
         Severity.FAULT,
         re.compile(
             rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
-            r"|not responding|synd(?:rome)?:?[ (]*0x(?!0+\b)[0-9a-f]+).*",
+            # A command that firmware refuses has a syndrome too: mlx5_cmd_out_err, of monitors.
+            r"|not responding|synd 0x(?!0+\b)[0-9a-f]+).*",
             re.IGNORECASE,
         ),
     ),
@@ -97,10 +108,19 @@ _RULES = (
     (Severity.FAULT, re.compile(r"EDAC (?P<device>MC\d+): \d+ UE .*")),
     (Severity.CORRECTED, re.compile(r"EDAC (?P<device>MC\d+): \d+ CE .*")),
 )
-_LINK = re.compile(
-    r"(?:\S+ [0-9a-f:.]+ )?(?P<device>[\w.-]+): (?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
-    re.IGNORECASE,
+_LINKS = (
+    re.compile(
+        r"(?:\S+ [0-9a-f:.]+ )?(?P<device>[\w.-]+): (?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
+        re.IGNORECASE,
+    ),
+    # drivers/net/bonding, since Linux 5.3 and before; its own link is one that went down already.
+    re.compile(r"\S+: \(slave (?P<device>\S+)\): link status definitely (?P<state>up|down)\b.*"),
+    re.compile(
+        r"(?:bonding: )?\S+: link status definitely (?P<state>up|down) for interface "
+        r"(?P<device>[^\s,]+).*"
+    ),
 )
+_FIRST_LINE, _NEAR_THE_TOP = "Linux version ", 20
 
 
 def parse(text: str) -> tuple[Event, ...]:
@@ -116,7 +136,7 @@ def _event(line: str, up: set[str]) -> Event | None:
     if (told := _message(line)) is None:
         return None
     when, message = told
-    if link := _LINK.fullmatch(message):
+    if link := next(filter(None, (rule.fullmatch(message) for rule in _LINKS)), None):
         device = link["device"]
         if link["state"].lower() == "up":
             up.add(device)
@@ -161,17 +181,26 @@ def _meaning(found: re.Match[str]) -> str:
     return f"PCIe AER {aer}" if (aer := told.get("aer")) else ""
 
 
-def read() -> tuple[Event, ...]:
+def since(text: str) -> str | None:
+    """As of `Log`; None where no line is the kernel's, as of a journal that one may not read."""
+    written = [told for line in text.splitlines() if (told := _message(line)) is not None]
+    if not written:
+        return None
+    whole = any(message.startswith(_FIRST_LINE) for _, message in written[:_NEAR_THE_TOP])
+    return "" if whole else written[0][0]
+
+
+def read() -> Log:
     """Events since boot, or since the kernel's buffer began. Raises OSError that says why not."""
     why = []
     sources: list[Callable[[], str]] = [_kmsg, *(partial(_said, argv) for argv in COMMANDS)]
     for source in sources:
         try:
-            if text := source():
-                return parse(text)
+            if (oldest := since(text := source())) is not None:
+                return Log(parse(text), oldest)
         except (OSError, subprocess.SubprocessError) as error:
             why.append(str(error))
-    raise OSError("; ".join(why) or "it is empty")
+    raise OSError("; ".join(why) or "no line of the kernel is shown")
 
 
 def _kmsg() -> str:

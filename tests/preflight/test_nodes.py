@@ -23,7 +23,7 @@ from pytest_mnode.preflight.facts import (
 from pytest_mnode.preflight.machine import pci_links
 from pytest_mnode.preflight.questions import devices, kernel, room, same, storage
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised
-from pytest_mnode.probes.kernel_log import Event, Severity
+from pytest_mnode.probes.kernel_log import Event, Log, Severity
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Part
 from tests.preflight.made import (
@@ -353,26 +353,24 @@ DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
 
 
 @pytest.mark.parametrize(
-    ("events", "verdict", "culprit", "note"),
+    ("log", "verdict", "culprit", "note"),
     [
-        ((), None, None, ""),
-        ((AER,) * 3, None, None, ""),
-        ((XID,), "fail", "gpu1 0000:1b:00", "2026-11-22T06:54:23Z: Xid 79: GPU is lost"),
-        ((AER,) * 4, "fail", "gpu1 0000:18:00.0", "0000:18:00.0 [5.1]: PCIe AER Corrected"),
-        ((DOWN, DOWN), "fail", "gpu1 eth2", "eth2 [9.1]: link down"),
+        (Log(()), None, None, ""),
+        (Log((), "[7200.5]"), None, None, "the log goes back to [7200.5] only"),
+        (Log((AER,) * 3), None, None, ""),
+        (Log((XID,)), "fail", "gpu1 0000:1b:00", "2026-11-22T06:54:23Z: Xid 79: GPU is lost"),
+        (Log((AER,) * 4), "fail", "gpu1 0000:18:00.0", "0000:18:00.0 [5.1]: PCIe AER Corrected"),
+        (Log((DOWN,) * 4), "fail", "gpu1 eth2", "eth2 [9.1]: link down"),
+        (Log(tuple(replace(DOWN, device=f"eth{i % 8}") for i in range(24))), None, None, ""),
         (None, "inconclusive", None, "dmesg: Operation not permitted"),
     ],
 )
 def test_the_kernel_log(
-    tmp_path: Path,
-    events: tuple[Event, ...] | None,
-    verdict: str | None,
-    culprit: str | None,
-    note: str,
+    tmp_path: Path, log: Log | None, verdict: str | None, culprit: str | None, note: str
 ) -> None:
     spec = spec_of(tmp_path, "{kernel_log: {corrected_at_most: 3}}")
     unread = {"kernel_log": "OSError: dmesg: Operation not permitted"}
-    survey = with_facts(healthy(2), 1, kernel_log=events, unread=unread)
+    survey = with_facts(healthy(2), 1, kernel_log=log, unread=unread)
     found = asked(kernel.kernel_log, survey, spec)["gpu1"]
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     assert {m.culprit for m in found} - {None} == ({culprit} if culprit else set())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.probes.kernel_log import Severity, parse
+from pytest_mnode.probes import kernel_log
+from pytest_mnode.probes.kernel_log import Log, Severity, parse, since
 
 FORMS = {
     "kmsg": "3,1290,5123456,-;{}",
@@ -52,7 +53,7 @@ EVENTS = {
         *(FAULT, NIC),
         "mlx5_core",
     ),
-    f"mlx5_core {NIC}: mlx5_cmd_out_err:8:(pid 7): QUERY failed, syndrome (0x5add95)": (
+    f"mlx5_core {NIC}: print_health_info:430:(pid 0): synd 0x8: unrecoverable hardware error": (
         *(FAULT, NIC),
         "mlx5_core",
     ),
@@ -79,6 +80,8 @@ BENIGN = (
     f"mlx5_core {NIC}: firmware version: 28.39.1002",
     f"mlx5_core {NIC}: Port module event: module 0, Cable plugged",
     f"mlx5_core {NIC}: print_health_info:430:(pid 0): synd 0x0: no error",
+    f"mlx5_core {NIC}: mlx5_cmd_out_err:8:(pid 7): ACCESS_REG(0x805) failed, syndrome (0x5add95)",
+    f"mlx5_core {NIC}: mlx5_cmd_check:7:(pid 9): CREATE_MKEY(0x200) failed, syndrome (0x35e6ec)",
     f"pcieport {NIC}: AER: enabled with IRQ 30",
     "{2}[Hardware Error]: It has been corrected by h/w and requires no further action",
     "{2}[Hardware Error]:   section_type: memory error",
@@ -128,9 +131,43 @@ def test_what_programs_write_is_no_event(form: str) -> None:
         (f"mlx5_core {NIC} eth2: Link {{}}", "eth2"),
         (f"ixgbe {NIC} eno1: NIC Link is {{}} 10 Gbps", "eno1"),
         ("bond0: link {}", "bond0"),
+        ("bond0: (slave eth2): link status definitely {}, disabling slave", "eth2"),
+        ("bond0: link status definitely {} for interface eth2, disabling it", "eth2"),
+        ("bonding: bond0: link status definitely {} for interface eth2", "eth2"),
     ],
 )
 def test_a_link_that_was_up_and_went_down_is_an_event(form: str, line: str, name: str) -> None:
     states = ("Down", "Up", "Down", "Up")
+    if "definitely" in line:
+        states = tuple(map(str.lower, states))
     [event] = parse("\n".join(form.format(line.format(state)) for state in states))
     assert (event.severity, event.device) == (DOWN, name)
+
+
+def test_a_link_that_its_nic_and_its_bond_report_went_down_once() -> None:
+    nic, bond = f"mlx5_core {NIC} eth2: Link {{}}", "bond0: (slave eth2): link status definitely {}"
+    states = ("up", "down", "up")
+    lines = [f"[    5.1] {line.format(state)}" for state in states for line in (nic, bond)]
+    assert [event.device for event in parse("\n".join(lines))] == ["eth2"]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_how_far_a_log_goes_back(form: str) -> None:
+    first, later = form.format("Linux version 6.8.0 (gcc)"), form.format("x: y")
+    assert since("\n".join([form.format("microcode: updated early"), first, later])) == ""
+    assert since(later)
+    assert since("\n".join([later] * 50 + [first]))
+
+
+@pytest.mark.parametrize("text", ["", "\n", "-- No entries --\n", "Hint: not seeing messages\n"])
+def test_a_log_that_shows_nothing_of_the_kernel_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    assert since(text) is None
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda: "")
+    monkeypatch.setattr(kernel_log, "_said", lambda _: text)
+    with pytest.raises(OSError, match="no line of the kernel is shown"):
+        kernel_log.read()
+    first = "[    0.000000] Linux version 6.8.0\n[    5.1] x: y"
+    monkeypatch.setattr(kernel_log, "_said", lambda _: first)
+    assert kernel_log.read() == Log((), "")

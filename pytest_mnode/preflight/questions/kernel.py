@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pytest_mnode.preflight.facts import Survey
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised, listed, unknown
 from pytest_mnode.preflight.questions.links import why_unread
@@ -11,24 +13,35 @@ from pytest_mnode.verdict import Measurement, at_most
 
 
 def kernel_log(survey: Survey, spec: Spec, name: str) -> Answer:
-    """How many failures, corrected errors and links that went down, since boot."""
+    """How many failures and corrected errors since boot, and how often the worst link went down."""
     promise = spec.criteria.preflight
     if promise is None or promise.kernel_log is None:
         return NotPromised("the kernel log")
     me, promised = survey.node(name), promise.kernel_log
-    events = me.facts.kernel_log if me.facts else None
+    log = me.facts.kernel_log if me.facts else None
     found: list[Measurement] = []
     for severity, label, key, most in (
         (Severity.FAULT, "failures of devices", "none", 0),
         (Severity.CORRECTED, "corrected errors", "corrected_at_most", promised.corrected_at_most),
-        (Severity.LINK_DOWN, "links down", "link_downs_at_most", promised.link_downs_at_most),
+        (
+            Severity.LINK_DOWN,
+            "times a link went down",
+            "link_downs_at_most",
+            promised.link_downs_at_most,
+        ),
     ):
         what, source = f"{label} in the kernel log", f"preflight.kernel_log {key} {most}"
-        if events is None:
+        if log is None:
             found += unknown(what, "", at_most(most), source, why_unread(me, "kernel_log"))
             continue
-        ours = [event for event in events if event.severity is severity]
+        ours = [event for event in log.events if event.severity is severity]
+        if severity is Severity.LINK_DOWN:  # of the worst link
+            [(worst, _)] = Counter(event.device for event in ours).most_common(1) or [("", 0)]
+            ours = [event for event in ours if event.device == worst]
         culprit = f"{name} {listed(list(dict.fromkeys(event.device for event in ours)))}"
-        note = listed([f"{event.device} {event.when}: {event.what}" for event in ours])
-        found.append(Measurement(what, len(ours), "", at_most(most), source, culprit, note))
+        notes = [f"the log goes back to {log.since} only"] if log.since else []
+        notes += [f"{event.device} {event.when}: {event.what}" for event in ours]
+        found.append(
+            Measurement(what, len(ours), "", at_most(most), source, culprit, listed(notes))
+        )
     return tuple(found)
