@@ -42,7 +42,8 @@ class Machine:
     """What bounds depend on.
 
     managed, managed_mtu: there is a management network, and its MTU is known. numa_told: where each
-    accelerator sits is. nvml: it was asked on all nodes. gpudirect, memlock: "" where not promised.
+    accelerator sits is. nvml: it was asked on all nodes. remapped_rows, pcie_links, kernel_log: all
+    nodes tell of them. gpudirect, memlock: "" where not promised.
     """
 
     nodes: int
@@ -56,6 +57,10 @@ class Machine:
     nvml: bool
     ecc: bool | None
     persistence: bool | None
+    mig: bool | None
+    remapped_rows: bool
+    pcie_links: bool
+    kernel_log: bool
     gpudirect: str
     shm_bytes: int | None
     memlock: str
@@ -105,6 +110,11 @@ def _questions(machine: Machine) -> Iterator[Entry]:
     if machine.fabric.kind in ("infiniband", "roce"):
         why = "Ports are ACTIVE, and their error counters stand still."
         yield Entry("rdma", mapped(_rdma(machine)), why)
+    if machine.kernel_log and not machine.emulated:
+        why = "No failure of a device since boot; the log could be read on all nodes."
+        yield Entry("kernel_log", "{}", why)
+    if machine.pcie_links and not machine.emulated:
+        yield Entry("pcie", "full", "Links have the width that card and slot can.")
     if machine.gpudirect:
         yield Entry(
             "gpudirect",
@@ -125,10 +135,11 @@ def _parts(machine: Machine) -> list[str]:
 
 
 def _health(machine: Machine) -> dict[str, str]:
-    switches = {"ecc": machine.ecc, "persistence": machine.persistence}
+    switches = {"ecc": machine.ecc, "persistence": machine.persistence, "mig": machine.mig}
     told = {key: '"on"' if on else '"off"' for key, on in switches.items() if on is not None}
     counted = {"ecc_errors_at_most": "0"} if machine.ecc else {}
-    return {**told, **counted, "throttling": "none"}
+    rows = {"remapped_rows": "none"} if machine.remapped_rows else {}
+    return {**told, **counted, "throttling": "none", **rows}
 
 
 def _rdma(machine: Machine) -> dict[str, str]:

@@ -66,9 +66,9 @@ class Accelerators:
     """Accelerators of a node.
 
     on_pci: how many PCI shows, of which makers. nvidia_on_pci: those of NVIDIA, without virtual
-    functions of others. models, memory_bytes, ecc, persistence: of each that NVML tells of, which
-    may be those of a job alone; None where it could not be asked, for the reason in `why`.
-    numa_nodes: beside which each is, by PCI.
+    functions of others. models, memory_bytes, ecc, persistence, mig: of each that NVML tells of,
+    which may be those of a job alone; None where it could not be asked, for the reason in `why`.
+    numa_nodes: beside which each is, by PCI. remapped_rows_told: each tells of its remapped rows.
     """
 
     __pydantic_config__ = _STRICT
@@ -83,6 +83,8 @@ class Accelerators:
     numa_nodes: tuple[int | None, ...]
     driver_is_open: bool
     peermem: str | None
+    mig: tuple[bool | None, ...] | None = None
+    remapped_rows_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,11 @@ class SharedMount:
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """All that one node shows. unread: why a part is missing, by the part's name."""
+    """All that one node shows. unread: why a part is missing, by the part's name.
+
+    pcie_links_told: each accelerator and RDMA device tells width and speed of its link.
+    kernel_log_told: this user may read it.
+    """
 
     __pydantic_config__ = _STRICT
     nics: tuple[Nic, ...] | None
@@ -113,6 +119,8 @@ class NodeLook:
     mounts: tuple[SharedMount, ...] | None
     scheduler: str | None
     unread: dict[str, str]
+    pcie_links_told: bool = False
+    kernel_log_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)

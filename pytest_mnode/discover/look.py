@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from pytest_mnode.discover.mounts import mount_table, shared_mounts
 from pytest_mnode.preflight import machine
 from pytest_mnode.preflight.facts import encode
 from pytest_mnode.preflight.software import peermem_version
-from pytest_mnode.probes import cpus, netdev, numa, nvml, pci, rdma, shaping, sysfs
+from pytest_mnode.probes import cpus, kernel_log, netdev, numa, nvml, pci, rdma, shaping, sysfs
 
 PART_LIMIT_S = 15.0
 """Of one part: a driver in trouble lets its askers hang."""
@@ -63,7 +64,24 @@ def look(root: Path = Path("/"), *, running: bool = True, scheduled: bool = True
         mounts=part("mounts", lambda: shared_mounts(mount_table(root))),
         scheduler=part("scheduler", scheduler) if running and scheduled else None,
         unread=unread,
+        pcie_links_told=part("PCIe links", lambda: pcie_links_told(root)) or False,
+        kernel_log_told=running and kernel_log_told(),
     )
+
+
+def pcie_links_told(root: Path) -> bool:
+    """Whether there are links of accelerators and RDMA devices, and each tells all of itself."""
+    links = machine.pci_links([device.name for device in rdma.read_rdma(root) or ()], root)
+    return bool(links) and all(None not in astuple(link) for link in links)
+
+
+def kernel_log_told() -> bool:
+    """Whether this user may read the kernel log."""
+    try:
+        _in_time(kernel_log.read)
+    except OSError:  # TimeoutError is one
+        return False
+    return True
 
 
 def _in_time(read: Callable[[], T]) -> T:
@@ -194,6 +212,11 @@ def accelerators(root: Path, tree: pci.PciTree | None, *, running: bool) -> Acce
         ecc=None if each is None else tuple(one.ecc_enabled for one in each),
         persistence=None if each is None else tuple(one.persistence for one in each),
         numa_nodes=tuple(one.numa_node for one in on_pci),
+        mig=None if each is None else tuple(one.mig_enabled for one in each),
+        remapped_rows_told=bool(each)
+        and all(
+            None not in (one.remapped_rows_failed, one.remapped_rows_pending) for one in each or ()
+        ),
         driver_is_open="open kernel module" in driver.lower(),
         peermem=peermem_version(root),
     )

@@ -183,7 +183,8 @@ def pci_links(fabric: Sequence[str], root: Path = Path("/")) -> tuple[PciLink, .
     names |= {a: n for a, n in nics.items() if _matches(fabric, n) or a in names}
     found = [(f, f"accelerator {f.address}", True) for f in tree.accelerators]
     found += [(f, names[f.address], False) for f in tree.networks if f.address in names]
-    return tuple(_pci_link(tree, *one) for one in found)
+    # A virtual function has no link of its own.
+    return tuple(_pci_link(tree, *one) for one in found if one[0].physical_function is None)
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:

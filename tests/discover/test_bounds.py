@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +8,12 @@ import pytest
 
 from pytest_mnode.discover.bounds import tcp_fraction, tcp_plateau_bytes
 from pytest_mnode.discover.draft import draft
+from pytest_mnode.discover.facts import NodeLook
 from pytest_mnode.spec import Spec, load_spec
 from pytest_mnode.spec.doubtful import wire_allows_fraction
 from tests.discover.made import efa_node, gpus, ib_node, roce_node, sight, tcp_node
+
+CLUSTERS = Path(__file__).parents[2] / "fixtures/clusters"
 
 
 @pytest.mark.parametrize(
@@ -96,3 +100,45 @@ def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: 
     assert preflight.mtu.networks == ("management",)
     assert preflight.rdma is not None
     assert preflight.rdma.gid_types == ("IB",)
+
+
+@pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("silent", [None, 0, 3])
+def test_what_all_nodes_show_of_their_devices_is_promised(
+    tmp_path: Path, make: Callable[[int], NodeLook], told: bool, silent: int | None
+) -> None:
+    def node(index: int) -> NodeLook:
+        one, shown = make(index), told and index != silent
+        there = one.accelerators
+        if there is not None and there.models:
+            mig = (False,) * len(there.models)
+            there = replace(there, mig=mig if told else None, remapped_rows_told=shown)
+        return replace(one, accelerators=there, pcie_links_told=shown, kernel_log_told=shown)
+
+    preflight = spec_of(tmp_path, node).criteria.preflight
+    assert preflight is not None
+    everywhere = told and silent is None
+    assert preflight.pcie == ("full" if everywhere else None)
+    assert (preflight.kernel_log is not None) is everywhere
+    state = preflight.accelerators
+    assert (state is not None) is (make is not tcp_node)
+    if state is not None:
+        assert (state.mig, state.remapped_rows) == (
+            "off" if told else None,
+            "none" if everywhere else None,
+        )
+
+
+PROFILES = ("a100-ib", "h100-ib", "h100-roce", "h100-efa")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profiles_of_real_hardware_promise_the_health_of_devices(name: str) -> None:
+    preflight = load_spec(CLUSTERS / f"{name}.yaml").criteria.preflight
+    assert preflight is not None
+    assert preflight.kernel_log is not None
+    assert preflight.pcie == "full"
+    state = preflight.accelerators
+    assert state is not None
+    assert (state.mig, state.remapped_rows) == ("off", "none")

@@ -137,9 +137,9 @@ def test_what_programs_write_is_no_event(form: str) -> None:
     ],
 )
 def test_a_link_that_was_up_and_went_down_is_an_event(form: str, line: str, name: str) -> None:
-    states = ("Down", "Up", "Down", "Up")
+    states = ["Down", "Up", "Down", "Up"]
     if "definitely" in line:
-        states = tuple(map(str.lower, states))
+        states = [state.lower() for state in states]
     [event] = parse("\n".join(form.format(line.format(state)) for state in states))
     assert (event.severity, event.device) == (DOWN, name)
 
