@@ -13,8 +13,8 @@ from pytest_mnode.bench.timing import elapsed_s
 from pytest_mnode.spec.wire import Collective, busbw_gbytes_s
 from pytest_mnode.world.contract import World
 
-FEWEST_NODES, MOST_NODES = 4, 16
-"""Without one of three nodes a pair is left, which is not company."""
+FEWEST_NODES, MOST_NODES = 3, 16
+"""Of two nodes nothing is left to compare."""
 _CALLS = 2
 
 
