@@ -49,27 +49,28 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Values of sums that are not right: of each rank's result, by whose values they hold.
+    """Values of sums that are not right: of each rank's result how many, and by whose values.
 
-    by_sender is the same on every rank; None where the backend has no sums of this dtype.
+    by_rank: count, first and last rank whose values are wrong, -1 for none; the same on every rank.
+    None where the backend has no sums of this dtype.
     """
 
     world: World
-    by_sender: tuple[tuple[int, ...], ...] | None
+    by_rank: tuple[tuple[int, int, int], ...] | None
 
     @property
     def wrong(self) -> int | None:
-        return None if self.by_sender is None else sum(map(sum, self.by_sender))
+        return None if self.by_rank is None else sum(count for count, *_ in self.by_rank)
 
     @property
     def culprit(self) -> str | None:
         """The rank whose result, or whose values in all results, are wrong; None without any."""
-        if not self.wrong or self.by_sender is None:
+        if not self.wrong or self.by_rank is None:
             return None
-        senders = [s for s, column in enumerate(zip(*self.by_sender, strict=True)) if any(column)]
-        receivers = [rank for rank, row in enumerate(self.by_sender) if any(row)]
+        senders = {sender for count, *ends in self.by_rank if count for sender in ends}
+        receivers = [rank for rank, (count, *_) in enumerate(self.by_rank) if count]
         if len(senders) == 1 and len(receivers) == self.world.size > 1:
-            return f"{place(self.world, senders[0])}: its values are wrong in the sums of all ranks"
+            return f"{place(self.world, *senders)}: its values are wrong in the sums of all ranks"
         return whose(self.world, receivers)
 
 
@@ -107,9 +108,11 @@ def sums(world: World, dtype: str, device: torch.device) -> Sums:
                 raise
             return Sums(world, None)  # before anything was sent
         wrong += torch.bincount(senders[total != expected], minlength=world.size)
-    every = by_rank(wrong.tolist(), device)
-    every[world.rank] = wrong.tolist()  # where sums are wrong, this exchange may be
-    return Sums(world, tuple(tuple(int(n) for n in row) for row in every))
+    senders_here = wrong.nonzero().flatten().tolist() or [-1]
+    mine = [int(wrong.sum()), senders_here[0], senders_here[-1]]
+    every = [[int(n) for n in row] for row in by_rank(mine, device)]
+    every[world.rank] = mine  # where sums are wrong, this exchange may be
+    return Sums(world, tuple((count, first, last) for count, first, last in every))
 
 
 def exchange(world: World, device: torch.device) -> Exchange:

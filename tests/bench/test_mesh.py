@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from pytest_mnode.bench.mesh import Exchange, exchange, message, wrong_messages
+from pytest_mnode.bench import mesh as module
+from pytest_mnode.bench.mesh import Exchange, exchange, message, sums, wrong_messages
 from pytest_mnode.world.contract import World
 
 WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
@@ -42,3 +45,34 @@ def test_one_rank_alone_does_not_pass() -> None:
 def test_no_two_messages_share_a_value() -> None:
     values = torch.cat([message(a, b, 4, torch.device("cpu")) for a in range(4) for b in range(4)])
     assert len(set(values.tolist())) == len(values)
+
+
+@pytest.mark.parametrize("ranks", [4, 4096])
+@pytest.mark.parametrize(("positions", "one_sender"), [([], False), ([5], True), ([5, 6], False)])
+def test_sums_of_many_ranks_exchange_a_few_numbers_each(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, positions: list[int], one_sender: bool
+) -> None:
+    """All ranks have the same wrong positions, of one sender or of several."""
+    sent: list[int] = []
+    turns = iter(range(100))
+
+    def all_reduce(total: torch.Tensor) -> None:
+        turn = next(turns)
+        total.copy_((torch.arange(4096) + 31 * turn) % 101 + 1)
+        if turn == 0:
+            total[positions] += 1
+
+    def by_rank(mine: Any, _: object) -> list[list[float]]:
+        sent.append(len(mine))
+        return [list(map(float, mine))] * ranks
+
+    monkeypatch.setattr(module.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(module, "by_rank", by_rank)
+    world = World(0, ranks, 0, 1, "node0", tuple(f"node{i}" for i in range(ranks)))
+    found = sums(world, "float32", torch.device("cpu"))
+    assert sent == [3]
+    assert found.wrong == len(positions) * ranks
+    sender = 5 % ranks
+    named = f"rank {sender} on node{sender}: its values are wrong in the sums of all ranks"
+    everywhere = "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
+    assert found.culprit == (named if one_sender else everywhere if positions else None)
