@@ -167,7 +167,11 @@ def _counted(port: _Port, counter: str) -> _Row:
 
 def _lost(port: _Port) -> _Row | None:
     """The share of a port's packets that were lost or sent again, in per cent."""
-    rises = [by for counter, by in port.rises.items() if _means(counter) is Means.LOSS]
+    rises = [
+        by
+        for counter, by in port.rises.items()
+        if _means(counter) is Means.LOSS and not counter.endswith("_bytes")  # EFA counts both
+    ]
     if not rises or None in rises:
         return _Row(f"{port.node} {port.name} losses", None) if rises else None
     lost = sum(by for by in rises if by)

@@ -38,6 +38,8 @@ _LOSS = re.compile(
     r"|rcvd_seq_err|completer_retry_err|roce_adp_retrans\w*|roce_slow_restart\w*|(?:tcp)?retrans\w*"
     r"|.*rnr_nak_retry_err|send_rnr_err|rcvd_rnr_err|seq_err_naks_rcvd|dup_req|to_retransmits"
     r"|missing_resp|oos_drop_count|out_of_buffer"
+    # The subnet manager's packets that came too fast, and EFA's (SRD): both are sent again.
+    r"|vl15_dropped|rx_drops"
 )
 # A queue pair that is taken down flushes what waits in it: every orderly end does. And a switch
 # that sends a multicast back where it came from is counted as an error of relaying.

@@ -146,6 +146,20 @@ def test_where_tcp_loses_is_found_by_who_sends_again_and_who_gets_out_of_order(
     assert lost.culprit == culprit
 
 
+@pytest.mark.parametrize(("again", "verdict"), [(PACKETS // 200, "pass"), (PACKETS // 50, "fail")])
+def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) -> None:
+    before: Counters = {
+        **dict.fromkeys(("tx_pkts", "rx_pkts", "retrans_pkts", "retrans_bytes", "rx_drops"), 9),
+        **dict.fromkeys(("retrans_timeout_events", "unresponsive_remote_events"), 1),
+    }
+    more = {"tx_pkts": PACKETS, "retrans_pkts": again, "retrans_bytes": 8800 * again}
+    after = {name: (count or 0) + more.get(name, 0) for name, count in before.items()}
+    first, last = (Reading("a", {"rdmap0s6:1": counters}) for counters in (before, dict(after)))
+    [errors, lost] = judged({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
+    assert (str(errors.verdict), str(lost.verdict)) == ("pass", verdict)
+    assert lost.value == pytest.approx(100 * again / PACKETS)
+
+
 def test_of_few_packets_few_losses_say_nothing() -> None:
     quiet = Reading("a", QUIET)
     ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30
