@@ -248,3 +248,28 @@ def test_a_rank_works_alone_in_its_own_turn_only(monkeypatch: pytest.MonkeyPatch
     promise = CopyPromise.model_validate({"at_least_fraction": 0.8, "repeats": 2})
     assert devices._alone(work, promise, world, CPU) > 0
     assert log == ["all", "all", "work", "work", "all"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "verdict", "culprit"),
+    [
+        ([0, 0], 0, Verdict.PASS, None),
+        ([0, -1], None, Verdict.INCONCLUSIVE, None),
+        ([3, 0], 3, Verdict.FAIL, "rank 0 on node0 (3)"),
+        ([3, -1], 3, Verdict.FAIL, "rank 0 on node0 (3)"),  # wrong, whatever another rank could not
+    ],
+)
+def test_wrong_products_fail_though_another_rank_could_not_compute(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[int],
+    value: int | None,
+    verdict: Verdict,
+    culprit: str | None,
+) -> None:
+    monkeypatch.setattr(devices, "by_rank", lambda *_: [[float(count)] for count in rows])
+    kept: list[Measurement] = []
+    world = World(0, 2, 0, 1, "node0", ("node0", "node1"))
+    promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",), size=64)
+    devices.wrong_products(promise, "float32", world, CPU, Measure(kept, ""))
+    [found] = kept
+    assert (found.value, found.verdict, found.culprit) == (value, verdict, culprit)

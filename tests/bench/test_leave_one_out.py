@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pytest_mnode.bench import leave_one_out as module
 from pytest_mnode.bench.leave_one_out import only_restorer
@@ -58,9 +59,9 @@ def test_who_is_named_of_how_many_nodes(
         busbw = (0.5 if half else 0.95) * LINE * 1e9
         return 2 * MIB * bus_factor("all_reduce", len(groups[-1])) / busbw
 
-    monkeypatch.setattr(module.dist, "new_group", groups.append)
-    monkeypatch.setattr(module.dist, "all_reduce", lambda *_, **__: None)
-    monkeypatch.setattr(module.dist, "destroy_process_group", lambda _: None)
+    monkeypatch.setattr(dist, "new_group", groups.append)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda _: None)
     monkeypatch.setattr(module, "elapsed_s", elapsed_s)
     # Rank 0 is left out in turn; then the others tell how long it took.
     monkeypatch.setattr(module, "by_rank", lambda mine, _: [mine, [elapsed_s() if groups else 0.0]])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pytest_mnode.bench import mesh as module
 from pytest_mnode.bench.mesh import Exchange, exchange, message, sums, wrong_messages
@@ -66,7 +67,7 @@ def test_sums_of_many_ranks_exchange_a_few_numbers_each(
         sent.append(len(mine))
         return [list(map(float, mine))] * ranks
 
-    monkeypatch.setattr(module.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(module, "by_rank", by_rank)
     world = World(0, ranks, 0, 1, "node0", tuple(f"node{i}" for i in range(ranks)))
     found = sums(world, "float32", torch.device("cpu"))

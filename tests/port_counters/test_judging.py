@@ -153,8 +153,8 @@ def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) ->
         **dict.fromkeys(("retrans_timeout_events", "unresponsive_remote_events"), 1),
     }
     more = {"tx_pkts": PACKETS, "retrans_pkts": again, "retrans_bytes": 8800 * again}
-    after = {name: (count or 0) + more.get(name, 0) for name, count in before.items()}
-    first, last = (Reading("a", {"rdmap0s6:1": counters}) for counters in (before, dict(after)))
+    after: Counters = {name: (n or 0) + more.get(name, 0) for name, n in before.items()}
+    first, last = (Reading("a", {"rdmap0s6:1": counters}) for counters in (before, after))
     [errors, lost] = judged({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
     assert (str(errors.verdict), str(lost.verdict)) == ("pass", verdict)
     assert lost.value == pytest.approx(100 * again / PACKETS)
