@@ -113,7 +113,7 @@ _LINKS = (
         r"(?:\S+ [0-9a-f:.]+ )?(?P<device>[\w.-]+): (?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
         re.IGNORECASE,
     ),
-    # drivers/net/bonding, since Linux 5.3 and before; its own link is one that went down already.
+    # drivers/net/bonding, since Linux 5.3 and before.
     re.compile(r"\S+: \(slave (?P<device>\S+)\): link status definitely (?P<state>up|down)\b.*"),
     re.compile(
         r"(?:bonding: )?\S+: link status definitely (?P<state>up|down) for interface "

@@ -361,6 +361,10 @@ DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
         (Log((XID,)), "fail", "gpu1 0000:1b:00", "2026-11-22T06:54:23Z: Xid 79: GPU is lost"),
         (Log((AER,) * 4), "fail", "gpu1 0000:18:00.0", "0000:18:00.0 [5.1]: PCIe AER Corrected"),
         (Log((DOWN,) * 4), "fail", "gpu1 eth2", "eth2 [9.1]: link down"),
+        (
+            Log((DOWN, *(replace(DOWN, device=f"eth{i % 2}") for i in range(9)))),
+            *("fail", "gpu1 eth0, eth1", "eth2 [9.1]: link down"),
+        ),
         (Log(tuple(replace(DOWN, device=f"eth{i % 8}") for i in range(24))), None, None, ""),
         (None, "inconclusive", None, "dmesg: Operation not permitted"),
     ],

@@ -35,13 +35,13 @@ def kernel_log(survey: Survey, spec: Spec, name: str) -> Answer:
             found += unknown(what, "", at_most(most), source, why_unread(me, "kernel_log"))
             continue
         ours = [event for event in log.events if event.severity is severity]
-        if severity is Severity.LINK_DOWN:  # of the worst link
-            [(worst, _)] = Counter(event.device for event in ours).most_common(1) or [("", 0)]
-            ours = [event for event in ours if event.device == worst]
-        culprit = f"{name} {listed(list(dict.fromkeys(event.device for event in ours)))}"
+        counts = Counter(event.device for event in ours)
+        value, devices = len(ours), list(counts)
+        if severity is Severity.LINK_DOWN:  # each link by itself
+            value = max(counts.values(), default=0)
+            devices = [device for device, count in counts.items() if count > most]
+        culprit = f"{name} {listed(devices)}"
         notes = [f"the log goes back to {log.since} only"] if log.since else []
         notes += [f"{event.device} {event.when}: {event.what}" for event in ours]
-        found.append(
-            Measurement(what, len(ours), "", at_most(most), source, culprit, listed(notes))
-        )
+        found.append(Measurement(what, value, "", at_most(most), source, culprit, listed(notes)))
     return tuple(found)
