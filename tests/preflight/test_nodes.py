@@ -347,6 +347,19 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
 
 
+def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+    port = "pci0000:10/0000:10:01.0"
+    tree.pci(port, SWITCH_PORT, "0x8086", **full)
+    tree.pci(f"{port}/0000:1c:00.0", NIC, MELLANOX, **full)
+    tree.pci(f"{port}/0000:1c:00.1", NIC, MELLANOX, current_link_width=0, max_link_width=0)
+    tree.link(f"sys/devices/{port}/0000:1c:00.1/physfn", f"sys/devices/{port}/0000:1c:00.0")
+    for name, function in (("fab0", 0), ("fab0v0", 1)):
+        tree.interface(name, f"{port}/0000:1c:00.{function}")
+    assert [link.name for link in pci_links(["fab*"], tmp_path)] == ["fab0"]
+
+
 XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
 AER = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
 DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
