@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from pytest_mnode.world.describe import ranks_text
 
 SLOTS = 128
 """How many calls of a rank are kept."""
-SLOT_BYTES = 192
+SLOT_BYTES = 512
 SEPARATOR = "\x1f"
-INSIDE, PENDING, RETURNED, RAISED = "i", "p", "r", "x"
-"""PENDING: the call returned, but the collective may go on, as on a device or with async_op."""
-_OPEN = {INSIDE, PENDING}
+INSIDE, LIMITED, PENDING, RETURNED, RAISED = "i", "l", "p", "r", "x"
+"""PENDING: the call returned, but the collective may go on, as on a device or with async_op.
+LIMITED: INSIDE or PENDING, but with a timeout of its own."""
 _SHAPE = re.compile(r"\[([\d,]*)\]")
 _NOT_COMPARED = re.compile(r" \(here .*\)")
 _KINDS = 4
@@ -31,6 +31,8 @@ _SHOWN = 3
 
 Calls = Mapping[int, Sequence["Call"]]
 """By rank, oldest first."""
+_Numbers = Mapping[str, int]
+"""By group: the number of the first call whose error the test caught. Later ones do not match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class Call:
     def text(self) -> str:
         mode = f" ({self.mode})" if self.mode else ""
         return " ".join(word for word in (self.op + mode, self.arguments) if word)
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (INSIDE, LIMITED, PENDING)
+
+    @property
+    def has_no_end(self) -> bool:
+        """Whether it waits until all ranks come; a handle may be waited for with a timeout."""
+        return self.state in (INSIDE, PENDING) and not self.mode
 
     @property
     def as_which(self) -> str:
@@ -122,37 +133,50 @@ def difference(calls: Calls, ended: Collection[int], *, still: bool) -> Differen
     ended: ranks that ended the test and did not fail; still: no rank has made a call for a while,
     so that a rank inside a call can be waited for in vain.
     """
-    return _unequal(calls, ended) or _left(calls, ended) or (_crossed(calls) if still else None)
+    caught = _caught(calls, ended)
+    return (
+        _unequal(calls, caught)
+        or _left(calls, ended, caught, lambda call: call.is_open)
+        or (_crossed(calls, caught) if still else None)
+    )
 
 
 def is_hopeless(calls: Calls, ended: Collection[int]) -> bool:
     """Whether ranks that stand still will never go on."""
-    unequal = [pair for pair in _pairs(calls, ended) if {c.state for c in pair.values()} & _OPEN]
-    return bool(unequal or _left(calls, ended) or _crossed(calls))
+    caught = _caught(calls, ended)
+    return bool(
+        any(c.state in (INSIDE, PENDING) for at in _pairs(calls, caught) for c in at.values())
+        or _left(calls, ended, caught, lambda call: call.has_no_end)
+        or _crossed(calls, caught)
+    )
 
 
-def _pairs(calls: Calls, ended: Collection[int]) -> list[dict[int, Call]]:
+def _caught(calls: Calls, ended: Collection[int]) -> _Numbers:
+    found: dict[str, int] = {}
+    for rank, made in calls.items():
+        for call in made:
+            if call.state == RAISED and (rank in ended or call is not made[-1]):
+                found[call.group] = min(call.seq, found.get(call.group, call.seq))
+    return found
+
+
+def _matches(call: Call, caught: _Numbers) -> bool:
+    return call.seq < caught.get(call.group, math.inf)
+
+
+def _pairs(calls: Calls, caught: _Numbers) -> list[dict[int, Call]]:
     """Calls of the same number of the same group that are not equal, the first made first."""
     by_number: dict[tuple[str, int], dict[int, Call]] = {}
     for rank, made in calls.items():
         for call in made:
-            by_number.setdefault((call.group, call.seq), {})[rank] = call
-    found = [
-        at
-        for at in by_number.values()
-        if len({call.key for call in at.values()}) > 1
-        and not any(_is_expected(at[rank], calls[rank], rank in ended) for rank in at)
-    ]
+            if _matches(call, caught):
+                by_number.setdefault((call.group, call.seq), {})[rank] = call
+    found = [at for at in by_number.values() if len({call.key for call in at.values()}) > 1]
     return sorted(found, key=lambda at: min(call.number for call in at.values()))
 
 
-def _is_expected(call: Call, made: Sequence[Call], ended: bool) -> bool:
-    """Whether the test caught the error of this call, and went on."""
-    return call.state == RAISED and (ended or call is not made[-1])
-
-
-def _unequal(calls: Calls, ended: Collection[int]) -> Difference | None:
-    for at in _pairs(calls, ended)[:1]:
+def _unequal(calls: Calls, caught: _Numbers) -> Difference | None:
+    for at in _pairs(calls, caught)[:1]:
         kinds = _kinds({rank: call.key for rank, call in at.items()})
         odd = _odd(kinds)
         first = at[odd[0]]
@@ -173,10 +197,12 @@ def _unequal(calls: Calls, ended: Collection[int]) -> Difference | None:
     return None
 
 
-def _left(calls: Calls, ended: Collection[int]) -> Difference | None:
+def _left(
+    calls: Calls, ended: Collection[int], caught: _Numbers, waits: Callable[[Call], bool]
+) -> Difference | None:
     """Ranks that ended the test without a call in which others are."""
     going_on = {rank: made for rank, made in calls.items() if rank not in ended}
-    for group, seq, inside in _waits(going_on, _OPEN):
+    for group, seq, inside in _waits(going_on, caught, waits):
         left = sorted(_missing(calls, group, seq) & set(ended))
         if not left:
             continue
@@ -195,11 +221,11 @@ def _left(calls: Calls, ended: Collection[int]) -> Difference | None:
     return None
 
 
-def _crossed(calls: Calls) -> Difference | None:
+def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
     """Ranks that wait for each other in calls of different groups."""
     waits = {
         rank: ((group, seq), _missing(calls, group, seq))
-        for group, seq, inside in _waits(calls, {INSIDE})
+        for group, seq, inside in _waits(calls, caught, lambda call: call.state == INSIDE)
         for rank in inside
     }
     while free := [r for r, (_, missing) in waits.items() if not missing & set(waits)]:
@@ -220,12 +246,14 @@ def _crossed(calls: Calls) -> Difference | None:
     return Difference(odd, line, line)
 
 
-def _waits(calls: Calls, states: Collection[str]) -> list[tuple[str, int, list[int]]]:
-    """Group, number and ranks of the calls that are in one of these states."""
+def _waits(
+    calls: Calls, caught: _Numbers, waits: Callable[[Call], bool]
+) -> list[tuple[str, int, list[int]]]:
+    """Group, number and ranks of the calls in which ranks wait."""
     found: dict[tuple[str, int], list[int]] = {}
     for rank, made in calls.items():
         for call in made:
-            if call.state in states:
+            if waits(call) and _matches(call, caught):
                 found.setdefault((call.group, call.seq), []).append(rank)
     return [(group, seq, sorted(ranks)) for (group, seq), ranks in sorted(found.items())]
 

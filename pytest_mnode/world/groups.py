@@ -12,7 +12,7 @@ from pathlib import PurePath
 import pytest
 
 from pytest_mnode.probes.causes import ENDINGS, Cause, causes, is_peer_lost
-from pytest_mnode.world.calls import INSIDE, RAISED, Call, difference
+from pytest_mnode.world.calls import INSIDE, LIMITED, RAISED, Call, difference
 from pytest_mnode.world.conduct import Outcome, RankState
 from pytest_mnode.world.describe import died_of, ranks_text
 from pytest_mnode.world.stacks import is_hidden, tidy
@@ -213,9 +213,8 @@ def different_calls(outcome: Outcome, others: list[Group]) -> list[Group]:
 def _ended_by_call(state: RankState, calls: list[Call] | None) -> bool:
     """Whether the last call of a rank raised, or aborted the process as gloo does."""
     aborted = state.death is not None and state.death.signal == signal.SIGABRT
-    return calls is not None and any(
-        call.state == (INSIDE if aborted else RAISED) for call in calls[-1:]
-    )
+    states = (INSIDE, LIMITED) if aborted else (RAISED,)
+    return calls is not None and any(call.state in states for call in calls[-1:])
 
 
 def deaths(outcome: Outcome) -> list[Group]:

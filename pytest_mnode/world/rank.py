@@ -101,7 +101,7 @@ class Rank:
         self.pid = os.getpid()
         self.mark = Mark(traces.mark_file(launch.world, world.rank))
         self.fault_file = traces.fault_file(launch.world, world.rank)
-        self.calls = Recorder(traces.calls_file(launch.world, world.rank))
+        self.calls = Recorder(traces.calls_file(launch.world, world.rank), world.size)
         self.contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
         follower.become(self)
 

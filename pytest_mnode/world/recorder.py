@@ -8,8 +8,10 @@ that C++ starts (DistributedDataParallel, functional collectives).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import math
 import mmap
 import os
 import sys
@@ -24,6 +26,7 @@ import torch.distributed as dist
 
 from pytest_mnode.world.calls import (
     INSIDE,
+    LIMITED,
     PENDING,
     RAISED,
     RETURNED,
@@ -58,6 +61,10 @@ _COLLECTIVES = {
 """Recorded functions, and the argument that must be equal in all ranks of the group."""
 _LIST_ITEMS = 16
 """How many tensors of a list are recorded."""
+_GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 60
+"""What a slot has room for beside numbers and names."""
+_SHORT_S = 600.0
+"""A group with a timeout below NCCL's own, the shortest: the test may expect that it is reached."""
 
 
 class Recorder:
@@ -66,12 +73,15 @@ class Recorder:
     current: Recorder | None = None
     """Who records in this process, if anyone."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int) -> None:
+        """size: ranks of the world. Where the default group has another, nothing is recorded:
+        ranks may have made several, of which each is the default one of its own ranks."""
         with path.open("w+b") as file:
             file.truncate(SLOTS * SLOT_BYTES)
             self._map = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
         self._lock = threading.Lock()
-        self._groups: dict[tuple[int, str], str] = {}
+        self._size = size
+        self._groups: dict[tuple[int, str], tuple[str, bool]] = {}
         self._counts: dict[str, int] = {}
         self._number = 0
         os.register_at_fork(after_in_child=self.stop)  # a child's calls are not this rank's
@@ -84,17 +94,21 @@ class Recorder:
         Recorder.current = self
 
     def enter(self, op: str, named: Mapping[str, Any]) -> int | None:
-        """Record a call that begins; its number, None for a rank that is not in its group."""
+        """Record a call that begins; its number, None for one that is not compared."""
         group = named.get("group")
         if group is dist.GroupMember.NON_GROUP_MEMBER or named.get("use_local_synchronization"):
             return None
-        key = "" if group is None or group is dist.group.WORLD else self._group(group)
+        if dist.get_world_size() != self._size:
+            return None
+        key, short = self._group(group or dist.group.WORLD)
+        limited = short or (op == "monitored_barrier" and named.get("timeout") is not None)
         mode = "async_op" if named.get("async_op") else ""
-        words, place = _arguments(op, named), _place()
+        words, place = _fit(_arguments(op, named), _ARGUMENT_BYTES), _fit(_place(), _PLACE_BYTES)
         with self._lock:
             number = self._number = self._number + 1
             seq = self._counts[key] = self._counts.get(key, 0) + 1
-        line = SEPARATOR.join((INSIDE, str(number), str(seq), key, op, mode, words, place))
+        state = LIMITED if limited else INSIDE
+        line = SEPARATOR.join((state, str(number), str(seq), key, op, mode, words, place))
         data = line.encode(errors="replace")[:SLOT_BYTES]
         start = number % SLOTS * SLOT_BYTES
         self._map[start : start + SLOT_BYTES] = data.ljust(SLOT_BYTES, b"\0")
@@ -102,21 +116,38 @@ class Recorder:
 
     def leave(self, number: int, state: str) -> None:
         """A call ended; one that the ring has no more is left alone."""
-        if self._number - number < SLOTS:
-            self._map[number % SLOTS * SLOT_BYTES] = ord(state)
+        at = number % SLOTS * SLOT_BYTES
+        limited = state == PENDING and self._map[at] == ord(LIMITED)
+        if self._number - number < SLOTS and not limited:
+            self._map[at] = ord(state)
 
     def stop(self) -> None:
         """Until the next test: what a rank calls after an error is not the order of the test."""
         Recorder.current = None
 
-    def _group(self, group: Any) -> str:
-        """Name and ranks; the ranks are asked for once a test, as there may be many."""
+    def _group(self, group: Any) -> tuple[str, bool]:
+        """Name and ranks, and whether its timeout is short; asked for once a test."""
         name = group.group_name
-        text = self._groups.get((id(group), name))
-        if text is None:
-            text = f"{name} {compact(dist.get_process_group_ranks(group))}"
-            self._groups[id(group), name] = text
-        return text
+        found = self._groups.get((id(group), name))
+        if found is None:
+            ranks = compact(dist.get_process_group_ranks(group))
+            # Without its ranks, nobody is missed in it.
+            text = f"{name} {ranks if len(ranks) <= _GROUP_CHARS else 'many'}"
+            key = "" if group is dist.group.WORLD else text
+            found = self._groups[id(group), name] = key, _timeout_s(group) < _SHORT_S
+        return found
+
+
+def _timeout_s(group: Any) -> float:
+    """After how long a collective of the group raises by itself; infinite where not known."""
+    with contextlib.suppress(Exception):  # backends need not have it, and it has no public name
+        backend = group._get_backend(group._device_types[0])
+        return float(backend.options._timeout.total_seconds())
+    return math.inf
+
+
+def _fit(text: str, most_bytes: int) -> str:
+    return text.encode(errors="replace")[:most_bytes].decode(errors="ignore")
 
 
 def install() -> None:
@@ -169,10 +200,11 @@ def _arguments(op: str, named: Mapping[str, Any]) -> str:
         ranks = named.get("ranks")
         return "of all ranks" if ranks is None else f"of ranks {compact(ranks)}"
     if (value := named.get(_COLLECTIVES[op])) is not None:
-        words.append(f"of {_values(op, value, named)}")
+        words.append(f"of {_values(op, value)}")
     if "reduce" in op:
         reduce_op = named.get("op", dist.ReduceOp.SUM)
-        words.append(f"with {getattr(reduce_op, 'name', None) or reduce_op}")
+        kind = getattr(reduce_op, "op", reduce_op)  # of one with a factor
+        words.append(f"with {getattr(kind, 'name', kind)}")
     if op in ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"):
         words.append(f"from rank {_root(named, 'src')}")
     elif op in ("reduce", "gather", "gather_object"):
@@ -180,10 +212,10 @@ def _arguments(op: str, named: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _values(op: str, value: Any, named: Mapping[str, Any]) -> str:
+def _values(op: str, value: Any) -> str:
     if op == "broadcast_object_list":
         return f"{len(value)} objects"
-    if op == "all_to_all" or (op == "all_to_all_single" and named.get("input_split_sizes")):
+    if op.startswith("all_to_all"):  # each rank may send another number
         tensors = value if isinstance(value, list | tuple) else [value]
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         return f"{dtype} (here {' '.join(map(_tensor, tensors[:_LIST_ITEMS]))})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_mnode.world.calls import (
     INSIDE,
+    LIMITED,
     PENDING,
     RAISED,
     RETURNED,
@@ -121,6 +124,36 @@ def test_an_error_that_the_test_caught(ended: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    "later",
+    [
+        ([made(all_reduce(), "barrier"), made(all_reduce(), "barrier")]),
+        ([made(all_reduce()), made(all_reduce(), "barrier")]),
+        ([made(of("1 0-1"), "barrier"), made("barrier", of("1 0-1"))]),
+    ],
+)
+def test_numbers_after_an_error_that_the_test_caught(later: list[list[Call]]) -> None:
+    alone = Call(1, 1, "", "monitored_barrier", "", "a.py:1", RAISED)
+    first = [alone, *(replace(c, seq=c.seq + (not c.group), number=c.number + 1) for c in later[0])]
+    calls = {0: first, 1: later[1]}
+    for ended in ([], [0], [1]):
+        assert difference(calls, ended, still=True) is None
+        assert not is_hopeless(calls, ended)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(1, 1, "", "monitored_barrier", "", "a.py:1", LIMITED),
+        Call(1, 1, "", "all_reduce", SUM, "a.py:1", PENDING, "async_op"),
+    ],
+)
+def test_a_wait_with_a_limit_of_its_own_is_not_hopeless(call: Call) -> None:
+    calls = {0: [call], 1: []}
+    assert not is_hopeless(calls, [1])
+    assert difference(calls, [1], still=True)  # where the test ends at its own limit all the same
+
+
+@pytest.mark.parametrize(
     ("calls", "ended", "said"),
     [
         ([made("barrier")] * 3 + [made()], [3], "[3] left the test without entering the barrier"),
@@ -176,6 +209,50 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
     assert [call.number for call in parse(text)] == [1, 3]
     assert parse(text)[0].as_which == "as call 1 of group 1 (ranks 0-1)"
     assert read(tmp_path / "none") is None
+
+
+RECORDED = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.world.recorder import Recorder, _arguments
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+short = dist.new_group([0], timeout=timedelta(seconds=3))
+recorder = Recorder(Path(sys.argv[1]), 1)
+recorder.begin()
+enter = lambda *call: recorder.enter(*call)
+ones = torch.ones(2)
+for group in (None, short):
+    enter("barrier", {"group": group})
+enter("monitored_barrier", {"timeout": timedelta(seconds=3)})
+enter("all_gather", {"tensor_list": [torch.ones(size) for size in range(1, 40)]})
+recorder._groups.clear()
+dist.get_process_group_ranks = lambda _: range(0, 999, 2)
+enter("reduce_scatter_tensor", {"group": short, "input": ones})
+other = Recorder(Path(sys.argv[2]), 4)
+other.begin()
+assert other.enter("barrier", {}) is None
+splits = {"input": torch.ones(4), "output_split_sizes": [1, 3]}
+assert "(here" in _arguments("all_to_all_single", splits)
+double = dist._make_nccl_premul_sum(2.0)
+print(_arguments("all_reduce", {"tensor": ones, "op": double}))
+"""
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    """Also of a group with a short timeout, of long lists and many ranks, and of other sizes."""
+    argv = [sys.executable, "-c", RECORDED, str(tmp_path / "one"), str(tmp_path / "other")]
+    ran = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert ran.stdout == "of [2] float32 with PREMUL_SUM\n", ran.stderr
+    calls = parse(read(tmp_path / "one") or "")
+    assert [call.state for call in calls] == [INSIDE, LIMITED, LIMITED, INSIDE, LIMITED]
+    assert [call.number for call in calls] == [1, 2, 3, 4, 5]
+    assert parse(read(tmp_path / "other") or "") == []
 
 
 @given(st.binary(max_size=3 * SLOT_BYTES))

@@ -95,3 +95,7 @@ def test_without_a_majority_all_are_named(ran: Scenario, name: str, line: str) -
 def test_calls_are_not_blamed(ran: Scenario, name: str, error: str) -> None:
     assert ran[name].message.startswith(f"rank 3 of 4 on local3: {error}")
     assert "called" not in ran[name].text
+
+
+def test_a_timeout_that_the_test_expects_is_waited_for(ran: Scenario) -> None:
+    assert ran["timeout_that_the_test_expects"].outcome == "passed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -109,3 +110,9 @@ def test_differences_that_are_allowed(rank: int, process_group: Any) -> None:
     dist.all_to_all_single(received, torch.ones(sum(counts)), [1, 2, 3, 4], counts)
     dist.all_gather_object([None] * 4, "x" * rank)
     assert rank != 3
+
+
+def test_timeout_that_the_test_expects(rank: int, process_group: Any) -> None:
+    if rank == 0:
+        with pytest.raises(RuntimeError):
+            dist.monitored_barrier(timeout=timedelta(seconds=2))
