@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_mnode.cluster.remote.far import ListeningClock
 from pytest_mnode.world.calls import Call, is_hopeless, parse
 from pytest_mnode.world.client import Client
 from pytest_mnode.world.messages import (
@@ -41,11 +42,13 @@ MOST_LOOK_S = 16.0
 STACKS_LIMIT_S = 0.9
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
+_TURN_S = 0.1
+"""Counts for a longer time in which this process was stopped, or had no core."""
 
 
 @dataclass(slots=True)
 class RankState:
-    """What one rank has said of one test. Times are the controller's monotonic seconds."""
+    """What one rank has said of one test. Times are seconds of the conductor's clock."""
 
     rank: int
     node: str
@@ -149,6 +152,8 @@ class Conductor:
 
     def __init__(self, client: Client, world: WorldInfo, timeout_s: float) -> None:
         self.client = client
+        # What was said while this process was stopped is read before anybody is judged.
+        self._now = ListeningClock(_TURN_S).now
         self.world = world
         self.timeout_s = timeout_s
         states = {rank: RankState(rank, world.node_of(rank)) for rank in range(world.shape.size)}
@@ -215,21 +220,21 @@ class Conductor:
 
     def _wait(self, settled: Callable[[RankState], bool], limit_s: float, phase: str) -> None:
         """Until all living ranks are settled, or the limit or the grace is over."""
-        deadline = time.monotonic() + limit_s
-        self._look_at, self._look_s = time.monotonic() + LOOK_S, LOOK_S
+        deadline = self._now() + limit_s
+        self._look_at, self._look_s = self._now() + LOOK_S, LOOK_S
         while True:
             open_ranks = [s for s in self._alive() if not settled(s)]
             if not open_ranks or self.outcome.stillborn:
                 return
             if self._limit is not None and self._limit[0] < deadline:
                 deadline, limit_s = self._limit[0], self._limit[1].timeout_s
-            now = time.monotonic()
+            now = self._now()
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
             if now >= end:
                 break
             if now >= self._look_at and self._grace_end is None:
                 self._look()
-            self._take(self.client.next_message(max(0.0, min(end, self._look_at) - now)))
+            self._listen(min(end, self._look_at))
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
         for state in open_ranks:
@@ -238,7 +243,7 @@ class Conductor:
 
     def _look(self) -> None:
         """Ask for the records; who ended was settled before they are read."""
-        self._look_at = time.monotonic() + self._look_s
+        self._look_at = self._now() + self._look_s
         self._look_s = min(2 * self._look_s, MOST_LOOK_S)
         self._ended = self.outcome.ended
         self._asked = {s.node for s in self.states.values() if not s.lost}
@@ -269,20 +274,17 @@ class Conductor:
         if all(s.failed_at is None or s.stuck_in for s in self.states.values()):
             return
         self._look()
-        deadline = time.monotonic() + STACKS_LIMIT_S
-        while self._asked and (left := deadline - time.monotonic()) > 0:
-            self._take(self.client.next_message(left))
+        deadline = self._now() + STACKS_LIMIT_S
+        while self._asked and self._now() < deadline:
+            self._listen(deadline)
 
     def _last_words(self) -> None:
         """A rank that ended after its last report must not have passed."""
         self._tell(self._alive(), Ping(self.ordinal))
-        deadline = time.monotonic() + PONG_LIMIT_S
+        deadline = self._now() + PONG_LIMIT_S
         self._grace_end = None
-        while any(not s.pong for s in self._alive()):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            self._take(self.client.next_message(left))
+        while self._now() < deadline and any(not s.pong for s in self._alive()):
+            self._listen(deadline)
         silent = [s for s in self._alive() if not s.pong]
         for state in silent:
             state.stuck_in = "teardown"
@@ -293,16 +295,18 @@ class Conductor:
 
     def _collect_stacks(self, wanted: list[RankState]) -> None:
         self.client.take_stacks(self.world)
-        deadline = time.monotonic() + STACKS_LIMIT_S
-        while any(s.stack is None and not s.gone for s in wanted):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            self._take(self.client.next_message(left))
+        deadline = self._now() + STACKS_LIMIT_S
+        while self._now() < deadline and any(s.stack is None and not s.gone for s in wanted):
+            self._listen(deadline)
         self._compare()
 
+    def _listen(self, until: float) -> None:
+        """Take the next message; return after half a turn where none comes."""
+        wait_s = min(until - self._now(), _TURN_S / 2)
+        self._take(self.client.next_message(max(0.0, wait_s)))
+
     def _take(self, message: Any) -> None:
-        now = time.monotonic()
+        now = self._now()
         match message:
             case Death(world=world) if world == self.world.id:
                 self._died(message, now)

@@ -97,6 +97,19 @@ class Stage:
         return None
 
 
+class Stopped(Stage):
+    """The controller stands still, at its first wait for a rank, longer than any limit."""
+
+    def next_message(self, timeout_s: float) -> Any:
+        if not self.inbox and not self.stacks_taken:
+            time.sleep(1.0)
+            self.inbox += obedient(1, RunItem(7, "client", "a.py::test_a", None, True))
+            self.ranks = (obedient, obedient)
+            self.stacks_taken = 1
+            return None
+        return super().next_message(timeout_s)
+
+
 def ran(stage: Stage, timeout_s: float = 0.1) -> Outcome:
     return Conductor(cast(Client, stage), WORLD, timeout_s).run_item("a.py::test_a", None, True)
 
@@ -276,3 +289,9 @@ def test_ranks_that_are_not_used_again(last: dict[str, Any]) -> None:
         return obedient(rank, message)
 
     assert not ran(Stage(obedient, ends_so), timeout_s=30).clean
+
+
+def test_a_stop_of_the_controller_is_no_time_of_the_test() -> None:
+    outcome = ran(Stopped(obedient, silent), timeout_s=0.5)
+    assert not outcome.timed_out
+    assert outcome.clean

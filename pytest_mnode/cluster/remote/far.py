@@ -41,19 +41,20 @@ CHUNK_BYTES = 1 << 16
 
 
 class ListeningClock:
-    """Seconds in which this process could listen, to be read at least once in TURN_S.
+    """Seconds in which this process could listen, to be read at least once in `turn_s`.
 
-    A longer gap between two readings counts as TURN_S: a process that was stopped, or had no core,
-    reads what has come meanwhile before it calls a peer silent.
+    A longer gap between two readings counts as `turn_s`: a process that was stopped, or had no
+    core, reads what has come meanwhile before it calls a peer silent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turn_s: float = TURN_S) -> None:
+        self._turn_s = turn_s
         self._read = time.monotonic()
         self._seconds = 0.0
 
     def now(self) -> float:
         before, self._read = self._read, time.monotonic()
-        self._seconds += min(self._read - before, TURN_S)
+        self._seconds += min(self._read - before, self._turn_s)
         return self._seconds
 
 
