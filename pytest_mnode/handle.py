@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import cloudpickle
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import MnodeError, RankError, UsageError
 from pytest_mnode.job import Job, LaunchedJob, started
 from pytest_mnode.nodes import Nodes
@@ -49,7 +50,7 @@ class Cluster(Nodes):
         """
         names = self.nodes[:nodes] if isinstance(nodes, int) else self._names(nodes)
         if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
-            raise UsageError(f"nodes={nodes}: this test has {len(self.nodes)} nodes")
+            raise UsageError(f"nodes={nodes}: this test has {count(len(self.nodes))}")
         procs = procs_per_node or self.procs_per_node
         assert self._run.client is not None
         info = self._run.client.open_world(self._lease, procs, fresh, tuple(names))

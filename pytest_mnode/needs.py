@@ -1,4 +1,4 @@
-"""What a failed test spares the run: criteria that could not be judged after it are not tried."""
+"""What a failed test spares the run: criteria that could not be judged after it are not run."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Needs:
         if not found:
             return None
         first, told = next(iter(found.items()))
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        return f"not tried, for {criterion_name(first)} failed: {told}{more}"
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        return f"not run: {criterion_name(first)} failed ({told}){more}"
 
 
 def stopped_by(found: Iterable[pytest.Mark], *, hung: bool = False) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _make_run(config: pytest.Config) -> Run:
             _join(run, config.workerinput.get("mnode"))  # type: ignore[attr-defined]
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
-    if not _is_xdist_worker(config):
+    if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
         from pytest_mnode.ending import Ending
 
         config.pluginmanager.register(Ending(run), "mnode-ending")

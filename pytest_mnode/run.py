@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.marks import FEWEST_NODES, Need, need_of, runs_in_ranks
 from pytest_mnode.measure import curves_of, summed_up
@@ -174,8 +175,8 @@ class Run:
         per_node = self.procs_per_node
         logs = self.pool.kept_logs if self.pool else None
         return (
-            f"mnode: launcher {self.launcher} ({self.reason}), {self.nodes} nodes × {per_node} = "
-            f"{self.nodes * per_node} ranks, backend {self.backend}, "
+            f"mnode: launcher {self.launcher} ({self.reason}), {count(self.nodes)} × {per_node} = "
+            f"{count(self.nodes * per_node, 'rank')}, backend {self.backend}, "
             f"spec {self.spec.name} ({_shown(self.spec_path, self.config)})"
             + (f", fault injected: {self.settings.faults}" if self.settings.faults else "")
             + (f", logs in {logs}" if logs else "")

@@ -72,7 +72,7 @@ def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(tmp_p
         "test_kept": "passed",
     }, run.output
     assert next(iter(run.cases())) == "test_each[node0]"  # first, by its mark
-    reason = "not tried, for zzz failed: node1"
+    reason = "not run: zzz failed (node1"
     assert run.output.count(reason) >= 2
     certificate = json.loads((tmp_path / "report/certificate.json").read_text())
     criteria = {c["name"]: c for c in certificate["criteria"]}
@@ -187,6 +187,6 @@ def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(tmp_path:
         "test_is_not_tried[1]": "error",
         "test_is_not_tried[2]": "error",
     }, run.output
-    assert run.output.count("not tried, for mesh failed: ") >= 2
+    assert run.output.count("not run: mesh failed (") >= 2
     assert "no end within 0.5 s" in run.output
-    assert "node1" in run.output.partition("not tried, for mesh failed: ")[2].splitlines()[0]
+    assert "node1" in run.output.partition("not run: mesh failed (")[2].splitlines()[0]

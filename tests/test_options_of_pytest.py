@@ -12,6 +12,8 @@ from tests.inner import clean_env, command, run_to_end, write_files
 TESTS = """
     import pytest
 
+    pytestmark = pytest.mark.criterion
+
     @pytest.fixture
     def plain(): yield "executed"
 
@@ -66,8 +68,11 @@ def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
     ],
 )
 def test_no_test_is_run(tmp_path: Path, options: str, said: str) -> None:
-    assert said in _run(tmp_path, options)
+    output = _run(tmp_path, f"--mnode-report=report {options}")
+    assert said in output
+    assert "= certificate =" not in output
     assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "report").exists()
     # What sets nothing up needs no nodes either, which might be those of a whole allocation.
     assert (tmp_path / "logs").exists() is (options == "--setup-only")
 

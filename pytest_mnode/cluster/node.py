@@ -54,6 +54,11 @@ class Node:
     shown: Shown = AS_IT_IS
 
 
+def count(number: int, noun: str = "node") -> str:
+    """ "1 node", "4 nodes"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 CALLS = {
     "commands": "run commands on nodes",
     "power_off": "switch nodes off",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.gang.engine import Ask, Engine, Look, Phase
 from pytest_mnode.gang.terms import CLEARED, Window
@@ -72,8 +73,7 @@ class Watch:
         jobs = self._engine.submit(ask)
         gang = Gang(ask.name, ask.nodes, jobs, ask.runs_s, asked)
         self._gangs.append(gang)
-        nodes = "1 node" if ask.nodes == 1 else f"{ask.nodes} nodes"
-        self.note(f"{ask.name} submitted: {nodes}, job {' '.join(jobs)}")
+        self.note(f"{ask.name} submitted: {count(ask.nodes)}, job {' '.join(jobs)}")
         # Submissions that take long are looked at in between: what is submitted may start.
         since = self._looks[-1].asked_s if self._looks else self._gangs[0].asked_s
         if self._clock.now() - since > BLIND_S / 2:

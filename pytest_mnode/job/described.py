@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import UsageError
 
 
@@ -69,7 +70,7 @@ class Job:
         free = tuple(name for name in there if name not in self.spares)
         if self.nodes is not None and not 1 <= self.nodes <= len(free):
             spared = f", {len(self.spares)} of them spares" if self.spares else ""
-            raise UsageError(f"nodes={self.nodes}: this test has {len(there)} nodes{spared}")
+            raise UsageError(f"nodes={self.nodes}: this test has {count(len(there))}{spared}")
         if not free:
             raise UsageError("spares: all nodes of this test; leave one for the job")
         return free[: self.nodes]

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.slurm.hostlist import compress
 
 DEFAULT_VALIDITY = timedelta(days=7)
@@ -86,8 +87,8 @@ class RunFacts:
         """How much of the cluster was tested, such as "2 of 16 nodes"."""
         covered, of = len(self.nodes), self.cluster_nodes
         if of is None:
-            return f"{covered} node{'s' * (covered != 1)} (the spec names no number)"
-        return f"{covered} of {of} node{'s' * (of != 1)}"
+            return f"{count(covered)} (the spec names no number)"
+        return f"{covered} of {count(of)}"
 
     @property
     def coverage(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.slurm.commands import Slurm, said
 from pytest_mnode.slurm.hostlist import expand
@@ -71,7 +72,7 @@ class Surrounding:
         granted = Granted.read(self.environ)
         if len(granted.names) < nodes:
             raise ClusterError(
-                f"slurm: {nodes} nodes asked for, and allocation {granted.job_id} has "
+                f"slurm: {count(nodes)} asked for, and allocation {granted.job_id} has "
                 f"{len(granted.names)}: {', '.join(granted.names)}; "
                 f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
             )
@@ -117,7 +118,7 @@ class Held:
                 if granted is not None:
                     return self._enough(granted, nodes)
                 if self._ended is not None:
-                    raise ClusterError(f"slurm: no {nodes} nodes: {self._ended}{self._asked()}")
+                    raise ClusterError(f"slurm: no {count(nodes)}: {self._ended}{self._asked()}")
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
                 if time.monotonic() >= look:
@@ -192,7 +193,7 @@ class Held:
     def _enough(self, granted: Granted, nodes: int) -> Granted:
         if len(granted.names) < nodes:
             raise ClusterError(
-                f"slurm: {nodes} nodes asked for, and Slurm gave {len(granted.names)}: "
+                f"slurm: {count(nodes)} asked for, and Slurm gave {len(granted.names)}: "
                 f"{', '.join(granted.names)}; is there another --nodes in --mnode-slurm-args?"
             )
         return granted
@@ -206,7 +207,7 @@ class Held:
         except ClusterError:
             return  # a Slurm that does not answer is waited for, within the limit
         if missing is not None:
-            raise ClusterError(f"slurm: {nodes} nodes asked for: {missing}")
+            raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
 
     def _there(self) -> tuple[NodeState, ...] | None:
         """The cluster's nodes; None where they are not needed, or Slurm does not answer."""
@@ -227,7 +228,7 @@ class Held:
         )
 
     def _too_late(self, nodes: int, limit_s: float) -> str:
-        told = f"slurm: no {nodes} nodes within {limit_s:g} s"
+        told = f"slurm: no {count(nodes)} within {limit_s:g} s"
         try:
             job = self._slurm.job(self._job) if self._job is not None else None
             if job is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm.allocation import Granted
 from pytest_mnode.slurm.jobs import JobState
@@ -25,7 +26,7 @@ def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> t
         return there[:wanted]
     told = ", ".join(f"{name} ({why})" for name, why in bad.items())
     raise ClusterError(
-        f"slurm: {wanted} nodes asked for, and allocation {granted.job_id} has {len(there)} that "
+        f"slurm: {count(wanted)} asked for, and allocation {granted.job_id} has {len(there)} that "
         f"are up: {', '.join(there) or 'none'}; missing: {told}"
     )
 
@@ -54,7 +55,7 @@ def too_few_gpus(
     if held >= per_node * len(states) + besides:
         return None
     return (
-        f"slurm: allocation {job.job_id} has {held} GPUs on {len(job.nodes)} nodes, and the "
+        f"slurm: allocation {job.job_id} has {held} GPUs on {count(len(job.nodes))}, and the "
         f"spec promises {per_node} a node; ask for them with --gpus-per-node={per_node}"
     )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.slurm.fields import number, records, text_of
 
@@ -115,7 +116,7 @@ def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = No
     if len(usable) >= wanted:
         return None
     where = f"partition {partition}" if partition else "this cluster"
-    have = f"{where} has {len(usable)} usable of {len(there)} nodes"
+    have = f"{where} has {len(usable)} usable of {count(len(there))}"
     out = [f"{node.name} ({node.text})" for node in there if node.hopeless]
     return have + (f"; missing: {', '.join(out)}" if out else "")
 

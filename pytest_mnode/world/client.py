@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mnode import errors
-from pytest_mnode.cluster.node import CALLS
+from pytest_mnode.cluster.node import CALLS, count
 from pytest_mnode.world.channel import PeerLine
-from pytest_mnode.world.leases import count
 from pytest_mnode.world.messages import (
     HUB,
     Answer,

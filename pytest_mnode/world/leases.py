@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.node import Node, count
 from pytest_mnode.world.messages import Granted, LeaseNodes, Refused
 
 
@@ -104,11 +104,6 @@ class Leases:
         for state in free[:wanted]:
             state.lease = lease.id
         return Granted(request.seq, lease.id, names)
-
-
-def count(nodes: int) -> str:
-    """ "1 node", "4 nodes"."""
-    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:

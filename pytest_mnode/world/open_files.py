@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import ClusterError
 
 SLACK = 256
@@ -32,9 +33,9 @@ def check(nodes: int, procs_per_node: int) -> None:
     needed = least(nodes, procs_per_node)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ClusterError(
-            f"{nodes} nodes with {procs_per_node} ranks each need {needed} open files of this "
-            f"process, and this machine allows {hard} (nofile); raise its hard limit here (ulimit "
-            "-Hn, /etc/security/limits.conf, LimitNOFILE=), or take fewer nodes"
+            f"{count(nodes)} with {count(procs_per_node, 'rank')} each need {needed} open files "
+            f"of this process, and this machine allows {hard} (nofile); raise its hard limit here "
+            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or take fewer nodes"
         )
 
 

@@ -78,7 +78,7 @@ def test_says_what_a_job_would_miss() -> None:
     assert told is not None
     assert told.startswith("this cluster has 2 usable of 3 nodes; missing: gpu-02 (DOWN+DRAIN")
     assert "gpu-03" not in told
-    assert shortage(nodes, 2, "all") == "partition all has 1 usable of 1 nodes"
+    assert shortage(nodes, 2, "all") == "partition all has 1 usable of 1 node"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.cluster.node import Node
+from pytest_mnode.cluster.node import Node, count
 from pytest_mnode.world.leases import Leases, NodeState
 from pytest_mnode.world.messages import Granted, LeaseNodes, Refused
 
@@ -130,3 +131,11 @@ def test_everybody_is_served_whatever_the_order(
         assert not alone or len(desk.out) == 1
         desk.give_back(order.choice(sorted(desk.out)))
     assert served == list(waiting), "not first come first served"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(0, "node", "0 nodes"), (1, "rank", "1 rank"), (2, "rank", "2 ranks")],
+)
+def test_a_count_and_its_noun(number: int, noun: str, text: str) -> None:
+    assert count(number, noun) == text

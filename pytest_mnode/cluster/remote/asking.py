@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_mnode.cluster.node import count
 from pytest_mnode.cluster.remote import looking
 from pytest_mnode.cluster.surroundings import for_nodes
 from pytest_mnode.errors import ClusterError
 
 LOOK_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow for the first."""
-_POLL_S = 0.005
+_FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
+"""Not one descriptor per process: there may be more nodes than files that may be open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,15 @@ def ask(
 def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
     """When each program ended, by its number; those that still ran at `end` are not in it."""
     ended: dict[int, float] = {}
-    late = False
+    wait_s, late = _FIRST_POLL_S, False
     while len(ended) < len(programs) and not late:
         late = time.monotonic() >= end  # before the last look: what has ended by then counts
         for number, program in enumerate(programs):
             if number not in ended and program.poll() is not None:
                 ended[number] = time.monotonic()
         if not late and len(ended) < len(programs):
-            time.sleep(_POLL_S)
+            time.sleep(wait_s)
+            wait_s = min(1.1 * wait_s, _MOST_POLL_S)
     return ended
 
 
@@ -132,5 +135,4 @@ def why_silent(name: str, asked: Asked, limit_s: float) -> str:
 def unusable(problems: Mapping[str, str], total: int, what: str) -> ClusterError:
     """The error that names every node that cannot be used, a line each."""
     lines = "".join(f"\n  {name}: {why}" for name, why in problems.items())
-    verb = "node" if total == 1 else "nodes"
-    return ClusterError(f"{what}: {len(problems)} of {total} {verb} cannot be used:{lines}")
+    return ClusterError(f"{what}: {len(problems)} of {count(total)} cannot be used:{lines}")

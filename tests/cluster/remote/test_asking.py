@@ -7,10 +7,13 @@ import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from pytest_mnode.cluster.remote import asking
 from pytest_mnode.cluster.remote.asking import ask
 from pytest_mnode.errors import ClusterError
 
@@ -65,3 +68,16 @@ def test_where_one_cannot_be_started_none_stays(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=f"^{why}$"):
         ask(later(), 30)
     assert not psutil.pid_exists(int(note.read_text()))
+
+
+def test_who_takes_long_is_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    program = SimpleNamespace(poll=lambda: looks.append(now[0]))
+    assert asking._ends([cast(Any, program)], 60.0) == {}
+    assert looks[1] < 0.01
+    assert len(looks) < 1500
