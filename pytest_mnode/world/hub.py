@@ -94,6 +94,8 @@ class Hub(threading.Thread):
         self._next_check = 0.0
         self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
+        self._switching: dict[str, threading.Thread] = {}
+        """Who last switched the power of a node: the next one waits for it."""
         self._woken, self._waker = socket.socketpair()
         self._running = True
 
@@ -377,20 +379,25 @@ class Hub(threading.Thread):
                     self._boot_agent(message.args[0])
                 elif what == "power_off":
                     self._node_lost(message.args[0], "powered off")
+                self._send(source, Answer(message.seq, value))
             except Exception as refused:
                 self._refuse(source, message.seq, refused)
-            else:
-                self._send(source, Answer(message.seq, value))
 
         def work() -> None:
             value, error = None, None
+            if before is not None:
+                before.join(_BOOT_LIMIT_S)
             try:
                 value = method(*arguments)
             except Exception as caught:
                 error = caught
             self.soon(partial(finish, value, error))
 
-        threading.Thread(target=work, name=f"mnode-{what}", daemon=True).start()
+        thread, before = threading.Thread(target=work, name=f"mnode-{what}", daemon=True), None
+        if what.startswith("power_"):
+            before = self._switching.get(message.args[0])
+            self._switching[message.args[0]] = thread
+        thread.start()
 
     def _refuse(self, client: str, seq: int, error: Exception) -> None:
         kind, text = type(error).__name__, str(error)
@@ -411,8 +418,8 @@ class Hub(threading.Thread):
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
-        if state.booted:
-            return  # it was on
+        if not state.lost and name not in self._suspects:
+            return  # it was on, or boots already
         state.boots()
         self._suspects.pop(name, None)
         self._boot_deadline = self._now() + _BOOT_LIMIT_S

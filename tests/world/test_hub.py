@@ -52,6 +52,9 @@ class Elsewhere:
     def slow(self, node: Node) -> str:
         return node.name if self.go.wait(LIMIT_S) else "nobody let it go on"
 
+    def power_off(self, node: Node) -> None:
+        self.slow(node)
+
     def breaks(self) -> None:
         raise KeyError("n7")
 
@@ -134,6 +137,29 @@ def test_a_call_of_the_launcher_holds_up_nobody(hub: Hub, launcher: Elsewhere) -
     launcher.go.set()
     assert answer(hub, first) == Answer(1, "n0")
     assert answer(hub, second) == Answer(7, "n1")
+
+
+def test_power_of_a_node_is_switched_in_the_order_of_the_calls(
+    hub: Hub, launcher: Elsewhere
+) -> None:
+    """As where Ctrl-C ends the wait for the first, and the test's end has the node booted."""
+    line = hub.local_line("client/1")
+    line.send(HUB, AskLauncher(1, "power_off", ("n0",)))
+    line.send(HUB, AskLauncher(2, "power_on", ("n0",)))
+    hub.turn()
+    assert line.receive(0.5) is None
+    launcher.go.set()
+    assert [answer(hub, line).seq for _ in range(2)] == [1, 2]
+    assert lost(hub) == []
+
+
+def test_a_node_that_two_clients_have_booted_is_booted_once(hub: Hub) -> None:
+    hub._node_lost("n1", "unplugged")
+    lines = [hub.local_line(f"client/{number}") for number in (1, 2)]
+    for line in lines:
+        line.send(HUB, AskLauncher(1, "power_on", ("n1",)))
+    assert [answer(hub, line) for line in lines] == [Answer(1, None)] * 2
+    assert hub.gates._gates[1].life == 1
 
 
 def test_an_error_in_a_launcher_is_the_answer_of_that_call_alone(hub: Hub) -> None:
