@@ -15,6 +15,7 @@ from pytest_mnode.preflight.questions import (
     links,
     mtu,
     names,
+    payload,
     reach,
     room,
     same,
@@ -83,6 +84,12 @@ def test_interfaces_have_their_mtu(ask: Asking) -> None:
 def test_full_size_packets_pass(ask: Asking) -> None:
     """Do packets of full size pass between this node and every other?"""
     ask(mtu.path_mtu)
+
+
+@stops_all
+def test_payloads_arrive_unchanged(ask: Asking) -> None:
+    """Does what this node sends to others and receives from them arrive as it was sent?"""
+    ask(payload.payload)
 
 
 def test_clocks_agree(ask: Asking) -> None:

@@ -101,6 +101,9 @@ def _questions(machine: Machine) -> Iterator[Entry]:
     if sized:
         why = "Interfaces have it, and packets of that size pass with don't-fragment."
         yield Entry("mtu", mapped({"networks": listed(sized)}), why)
+    if reached and machine.nodes > 1:
+        sent = mapped({"size": "4 MiB", "within": "5 s", "networks": listed(reached[:1])})
+        yield Entry("payload", sent, "By TCP; no wire changes a byte past checksums.")
     if machine.nodes > 1:
         yield Entry("clocks", "{skew: 50 ms}", "NTP keeps this; PTP far less.")
         why = "One node with another version is what makes jobs fail at random."

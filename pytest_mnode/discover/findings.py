@@ -13,6 +13,7 @@ from pytest_mnode.preflight.questions import (
     links,
     mtu,
     names,
+    payload,
     reach,
     room,
     same,
@@ -25,7 +26,7 @@ from pytest_mnode.verdict import Measurement, Verdict
 Question = Callable[[Survey, Spec, str], Answer]
 QUESTIONS: tuple[Question, ...] = (
     *(links.interfaces, links.speed, reach.master, reach.peers, names.names),
-    *(mtu.interface_mtu, mtu.path_mtu, clocks.clocks),
+    *(mtu.interface_mtu, mtu.path_mtu, payload.payload, clocks.clocks),
     *(partial(same.same, part=part) for part in same.PARTS),
     *(devices.accelerators, devices.rdma_ports, devices.rdma_errors, devices.gpudirect),
     *(storage.usable, storage.shared, storage.sample),

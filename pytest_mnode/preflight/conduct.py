@@ -1,4 +1,4 @@
-"""The controller's side of a survey: started once on all nodes, asked three times, taken down."""
+"""The controller's side of a survey: started once on all nodes, given orders, taken down."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from pytest_mnode.preflight.facts import (
     NodeFacts,
     NodeSurvey,
     PathFacts,
+    PayloadFacts,
+    PayloadOrder,
     Peer,
     Place,
     ProbeOrder,
@@ -99,6 +101,11 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
         probe = _probe_order(promise, spec, running)
         limit_s = max(probe.connect_limit_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
         _ask(running, "probe", [probe] * len(running), PathFacts, limit_s)
+        if promise.payload is not None:
+            asked = promise.payload
+            payload = PayloadOrder(asked.networks, asked.size_bytes, asked.within_s)
+            limit_s = asked.within_s + PROBE_SLACK_S
+            _ask(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
         _ask(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
     answered = {
         r.name: NodeSurvey(
@@ -109,6 +116,7 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
             r.answers.get("look"),
             r.answers.get("probe"),
             r.answers.get("end"),
+            r.answers.get("payload"),
         )
         for r in running
     }
@@ -284,7 +292,7 @@ def _probe_order(
         if (facts := answered.get(r.index)) is not None
     )
     reachable, names, mtu = promise.reachable, promise.names, promise.mtu
-    networks = {*(reachable.networks if reachable else ()), *(mtu.networks if mtu else ())}
+    networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
     sizes = {"fabric": spec.fabric.mtu_bytes}
     if spec.management is not None and spec.management.mtu_bytes is not None:
         sizes["management"] = spec.management.mtu_bytes

@@ -20,10 +20,11 @@ _MAPPED = "::ffff:"
 
 
 class Listener:
-    """A listening socket whose connections are closed at once."""
+    """A listening socket; connections go to `take`, or are closed where that is None."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self.take: Callable[[socket.socket], None] | None = None
         self.port: int = sock.getsockname()[1]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -31,7 +32,7 @@ class Listener:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.accept()[0].close()
+            (self.take or socket.socket.close)(self._socket.accept()[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a node says of itself and of its way to the others: values that travel as JSON lines.
 
-`NodeFacts` answers the first order, `PathFacts` the second, `LastFacts` the third. Unknown is None;
+`NodeFacts` answers the first order, `PathFacts` the second, `PayloadFacts` one after it where
+payloads are promised, `LastFacts` the last. Unknown is None;
 why a whole part is unknown stands in `unread`.
 """
 
@@ -78,6 +79,15 @@ class ProbeOrder:
     connect_limit_s: float
     look_up_within_s: float | None
     tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadOrder:
+    """Order after the second: send payloads on ways of these networks that are open."""
+
+    networks: tuple[str, ...]
+    size_bytes: int
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +350,35 @@ class PathFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """A payload that was sent. source: our address and port. problem: "" if all was taken."""
+
+    __pydantic_config__ = _STRICT
+    to: int
+    network: str
+    source: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFacts:
+    """Payloads that a node sent."""
+
+    __pydantic_config__ = _STRICT
+    sent: tuple[Sent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What came of a payload: bytes, and how many of them are wrong. source: as in `Sent`."""
+
+    __pydantic_config__ = _STRICT
+    source: str
+    size_bytes: int
+    wrong_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """Which nodes' datagrams arrived at one address."""
 
@@ -356,6 +395,7 @@ class LastFacts:
     __pydantic_config__ = _STRICT
     heard: tuple[Heard, ...]
     rdma: tuple[RdmaRise, ...] | None
+    received: tuple[Received, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +409,7 @@ class NodeSurvey:
     facts: NodeFacts | None = None
     paths: PathFacts | None = None
     last: LastFacts | None = None
+    payloads: PayloadFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

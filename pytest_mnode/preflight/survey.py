@@ -2,8 +2,9 @@
 
 Started once on every node at the same time. Orders come as JSON lines on standard input, one answer
 each goes as a JSON line to standard output: look (facts of this node, and the ports it listens on),
-probe (its way to all others), end (whom it heard). Ends when standard input ends, and leaves no
-file. Imports neither torch nor pytest. Whatever may hang runs in a thread with a limit.
+probe (its way to all others), payload (bytes to some others), end (what was heard and received).
+Ends when standard input ends, and leaves no file. Imports neither torch nor pytest. Whatever may
+hang runs in a thread with a limit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pytest_mnode.preflight import machine, places, software
+from pytest_mnode.preflight import machine, payloads, places, software
 from pytest_mnode.preflight.connecting import (
     Listener,
     Way,
@@ -37,6 +38,8 @@ from pytest_mnode.preflight.facts import (
     NodeFacts,
     Path,
     PathFacts,
+    PayloadFacts,
+    PayloadOrder,
     Peer,
     Place,
     PlaceFacts,
@@ -90,6 +93,8 @@ class SurveyOfNode:
         self.posts: dict[tuple[str, str], Post] = {}
         self.own_rails: dict[str, tuple[Rail, ...]] = {}
         self.listeners: list[Listener] = []
+        self.open_ways: list[Way] = []
+        self.receiver = payloads.Receiver()
         self.unread: dict[str, str] = {}
         self.tokens: list[Token] = []
         self.rdma: tuple[RdmaDevice, ...] | None = None
@@ -207,6 +212,9 @@ class SurveyOfNode:
         )
         paths = await asyncio.gather(*(self.try_path(way, order) for way in (*ways, *controls)))
         (connections, master), looked_up, seen = await others_too
+        self.open_ways = [w for w, c in zip(ways, connections, strict=True) if c.took_s is not None]
+        for listener in self.listeners:  # payloads follow when all nodes are done
+            listener.take = self.receiver.take
         return PathFacts(connections, master, tuple(paths), looked_up, seen or ())
 
     async def try_path(self, way: Way, order: ProbeOrder) -> Path:
@@ -234,6 +242,17 @@ class SurveyOfNode:
             clock.error_s if clock else None,
         )
 
+    async def payload(self, order: PayloadOrder) -> PayloadFacts:
+        ways = [way for way in self.open_ways if way.network in order.networks]
+        everyone = sorted({self.order.index, *(way.peer.index for way in ways)})
+        targets = payloads.targets(self.order.index, everyone)
+        sends = [
+            payloads.send(way, order.size_bytes, order.limit_s)
+            for way in ways
+            if way.peer.index in targets
+        ]
+        return PayloadFacts(tuple(await asyncio.gather(*sends)))
+
     async def end(self) -> LastFacts:
         before, rises = self.rdma, None
         if before is not None and (after := await self.part("rdma", machine.rdma_devices)):
@@ -243,7 +262,7 @@ class SurveyOfNode:
             for (network, rail), post in self.posts.items()
         )
         self.clean_up()
-        return LastFacts(tuple(heard), rises)
+        return LastFacts(tuple(heard), rises, self.receiver.received)
 
     def clean_up(self) -> None:
         """Remove the files that were left for others to see."""
@@ -278,6 +297,9 @@ async def serve() -> None:
                     answer: Any = await survey.look(_look_order(fields))
                 case "probe":
                     answer = await survey.probe(_probe_order(fields))
+                case "payload":
+                    networks = tuple(fields.pop("networks"))
+                    answer = await survey.payload(PayloadOrder(networks, **fields))
                 case "end":
                     answer = await survey.end()
             sys.stdout.write(encode(answer) + "\n")

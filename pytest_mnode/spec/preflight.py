@@ -51,6 +51,17 @@ class MtuPromise(Page):
     """On which networks; each needs its mtu."""
 
 
+class Payload(Page):
+    """What a node sends by TCP arrives as it was sent: wires change no byte past checksums."""
+
+    size_bytes: Bytes = Field(4 << 20, alias="size")
+    """Sent to each partner: every other of up to 5 nodes, three of more."""
+    within_s: Seconds = Field(5.0, alias="within")
+    """All payloads have arrived; what has not is inconclusive."""
+    networks: tuple[Network, ...] = Field(("fabric",), min_length=1)
+    """On which networks."""
+
+
 class Clocks(Page):
     """The clocks of the nodes agree."""
 
@@ -143,6 +154,7 @@ class PreflightCriterion(Page):
     interfaces: Interfaces | None = None
     speed: Speed | None = None
     mtu: MtuPromise | None = None
+    payload: Payload | None = None
     clocks: Clocks | None = None
     same: tuple[Part, ...] | None = Field(None, min_length=1)
     """What is the same on all nodes; sysctl: kernel settings that networks depend on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_mnode.spec.quantity import DURATION
+from pytest_mnode.spec.quantity import DURATION, SIZE
 
 if TYPE_CHECKING:
     from pytest_mnode.spec.models import Spec
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _STALL_S = 5.0
 """A look-up that takes this long is about to run into torchrun's and resolvers' own limits."""
 _USELESS_SKEW_S = 5.0
+_FEW_BYTES = 2 << 20
 _KEY = "criteria.preflight"
 
 
@@ -44,7 +45,8 @@ def _without_subject(spec: Spec, promise: PreflightCriterion) -> Iterator[str]:
 
 
 def _networks(spec: Spec, promise: PreflightCriterion) -> Iterator[str]:
-    for key, asked in (("reachable", promise.reachable), ("mtu", promise.mtu)):
+    for key in ("reachable", "mtu", "payload"):
+        asked = getattr(promise, key)
         if asked is None or "management" not in asked.networks:
             continue
         if spec.management is None:
@@ -66,6 +68,10 @@ def _rdma(spec: Spec, promise: PreflightCriterion) -> Iterator[str]:
 
 def _lax(promise: PreflightCriterion) -> Iterator[str]:
     names, clocks, speed = promise.names, promise.clocks, promise.speed
+    payload = promise.payload
+    if payload is not None and payload.size_bytes < _FEW_BYTES:
+        shown = SIZE.text(payload.size_bytes)
+        yield f"{_KEY}.payload.size: {shown}: a wire that changes a byte in 256 KiB may pass"
     if names is not None and names.within_s >= _STALL_S:
         shown = DURATION.text(names.within_s)
         yield f"{_KEY}.names.within: {shown}: torchrun stalls for 10 s where a look-up hangs"

@@ -109,6 +109,8 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
         *(f"test_first_node_is_reached[node{i}]" for i in (1, 2, 3)),
         "test_interfaces_run_at_their_speed[node3]",
         "test_full_size_packets_pass[node3]",
+        "test_payloads_arrive_unchanged[node1]",  # full-size packets vanish
+        "test_payloads_arrive_unchanged[node3]",
     }
     assert found.culprits("test_first_node_is_reached[node0]") == {"node0 10.77.0.1"}
     assert "connections are filtered" in found.notes("test_first_node_is_reached[node0]")
@@ -164,6 +166,7 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
         "test_interfaces_run_at_their_speed[node3]",
         "test_interfaces_have_their_mtu[node3]",
         "test_full_size_packets_pass[node3]",
+        "test_payloads_arrive_unchanged[node3]",
     }
     assert found.culprits("test_interfaces_are_up[node3]") == {"node3 fab0 is not there"}
     assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 is not there"}
@@ -178,3 +181,19 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
     assert mesh["verdict"] == "inconclusive"
     assert {c["verdict"] for c in mesh["cases"]} == {"inconclusive"}
     assert "fab0 is not there" in mesh["cases"][0]["message"]
+
+
+def test_a_wire_that_changes_payloads_stops_what_needs_ranks(tmp_path: Path) -> None:
+    found = _preflight(
+        tmp_path,
+        "corrupt_payload:node2",
+        "-k",
+        "payloads or every_rank_is",
+        files=("test_mesh.py",),
+    )
+    assert found.failed() == {"test_payloads_arrive_unchanged[node2]"}, found.done.run.output
+    assert found.inconclusive() == set()
+    culprit = "node2 fab0: its link changes payloads, both ways"
+    assert found.culprits("test_payloads_arrive_unchanged[node2]") == {culprit}
+    [case] = found.done.criterion("mesh")["cases"]
+    assert (case["verdict"], culprit in case["message"]) == ("inconclusive", True)

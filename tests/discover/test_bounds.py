@@ -98,6 +98,8 @@ def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: 
     assert preflight.reachable.networks == ("management",)
     assert preflight.mtu is not None
     assert preflight.mtu.networks == ("management",)
+    assert preflight.payload is not None
+    assert preflight.payload.networks == ("management",)
     assert preflight.rdma is not None
     assert preflight.rdma.gid_types == ("IB",)
 

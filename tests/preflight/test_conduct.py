@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.preflight import conduct
 from pytest_mnode.preflight.facts import LastFacts, encode
-from pytest_mnode.preflight.questions import clocks, mtu, names, reach, storage
+from pytest_mnode.preflight.questions import clocks, mtu, names, payload, reach, storage
 from pytest_mnode.spec import Spec, load_spec
 from tests.preflight.made import verdicts
 
@@ -29,6 +29,7 @@ criteria:
   preflight:
     reachable: {{}}
     mtu: {{}}
+    payload: {{size: 3 MB}}
     clocks: {{skew: 500 ms}}
     names: {{within: 5 s}}
     storage: {{}}
@@ -74,6 +75,7 @@ def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
         reach.master,
         reach.peers,
         mtu.path_mtu,
+        payload.payload,
         clocks.clocks,
         names.names,
         storage.usable,

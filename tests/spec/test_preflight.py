@@ -39,6 +39,7 @@ def test_units_and_defaults(tmp_path: Path) -> None:
         ("{same: []}", "criteria.preflight.same: [];"),
         ("{reachable: {networks: []}}", "criteria.preflight.reachable.networks: []"),
         ("{reachable: {master_port: 0}}", "criteria.preflight.reachable.master_port: 0"),
+        ("{payload: {size: 4}}", "criteria.preflight.payload.size: 4 has no unit"),
         ("{speed: {at_least_fraction: 1.1}}", "criteria.preflight.speed.at_least_fraction: 1.1"),
         ("{environment: {allowed: [ib]}}", "criteria.preflight.environment.allowed[0]: 'ib'"),
         ("{disk: [{path: tmp, free: 1 GB}]}", "criteria.preflight.disk[0].path: 'tmp'"),
@@ -64,6 +65,7 @@ def test_a_fault_is_one_line(tmp_path: Path, preflight: str, told: str) -> None:
         ("{gpudirect: either}", "gpudirect: given, but accelerators.per_node is 0"),
         ("{accelerators: {}}", "accelerators: given, but accelerators.per_node is 0"),
         ("{same: [nccl]}", "same: nccl, but accelerators.per_node is 0"),
+        ("{payload: {size: 64 KiB}}", "payload.size: 64 KiB: a wire that changes a byte"),
         ("{storage: {writable: [datasets]}}", "storage.writable: datasets: preflight will write"),
     ],
 )

@@ -205,7 +205,7 @@ def _peers_on(
     notes += [ways.said[e] for o in lost for e in _both(me, o) if e in ways.said][:2]
     if not asked:
         return subject(len(others)).unknown("; ".join(notes))
-    culprit = listed([_path(me, o, ways.failed) for o in lost]) or None
+    culprit = listed([path_between(me, o, ways.failed) for o in lost]) or None
     return subject(len(asked)).measured(len(asked) - len(lost), culprit, "; ".join(notes))
 
 
@@ -235,7 +235,8 @@ def _both(me: NodeSurvey, other: NodeSurvey) -> tuple[Edge, Edge]:
     return (me.index, other.index), (other.index, me.index)
 
 
-def _path(me: NodeSurvey, other: NodeSurvey, failed: Iterable[Edge]) -> str:
+def path_between(me: NodeSurvey, other: NodeSurvey, failed: Iterable[Edge]) -> str:
+    """The path between two nodes, with its direction where only one fails."""
     out, back = ((edge in failed) for edge in _both(me, other))
     one, two = sorted((me, other), key=lambda node: node.index)
     if out and back:
