@@ -126,6 +126,7 @@ class Interface:
     virtual: bool
     addresses: tuple[str, ...]
     rdma_device: str | None = None
+    mac: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ def interfaces() -> tuple[Interface, ...]:
                 a.address for a in addresses.get(one.name, ()) if a.family in _FAMILIES
             ),
             rdma_device=devices.get(one.name),
+            mac=next(
+                (a.address for a in addresses.get(one.name, ()) if a.family == psutil.AF_LINK), None
+            ),
         )
         for one in found
     )

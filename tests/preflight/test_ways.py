@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,34 @@ def test_directions_and_paths_are_told_apart(spec: Spec) -> None:
     )
     two = cut(healthy(2), [(0, 1), (1, 0)])
     assert set(culprits(reach.peers, two, spec).values()) == {"path between gpu0 and gpu1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "both"),
+    [
+        ({"mac": "02:00:00:00:00:01"}, "02:00:00:00:00:01"),
+        ({"addresses": ("10.2.0.9",), "mac": None}, "10.2.0.9"),
+    ],
+)
+def test_an_address_that_two_nodes_have_is_named(
+    spec: Spec, changes: dict[str, Any], both: str
+) -> None:
+    """Where ways fail: interfaces of one machine may share a MAC (ipvlan) and be well."""
+    survey = healthy()
+    for index in (1, 3):
+        facts = survey.nodes[index].facts
+        assert facts is not None
+        assert facts.interfaces is not None
+        fabric, control = facts.interfaces
+        survey = with_facts(survey, index, interfaces=(replace(fabric, **changes), control))
+    assert culprits(reach.peers, survey, spec) == {}
+    cause = f"; gpu1 and gpu3 both have {both}"
+    assert culprits(reach.peers, cut(survey, [(1, 3), (3, 1)]), spec) == dict.fromkeys(
+        ("gpu1", "gpu3"), "path between gpu1 and gpu3" + cause
+    )
+    [deaf] = culprits(reach.peers, cut(survey, [(n, 3) for n in range(3)]), spec).values()
+    assert deaf.startswith("gpu3: it does not hear")
+    assert deaf.endswith(cause)
 
 
 def test_a_link_without_a_carrier_explains_what_is_lost(spec: Spec) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_mnode.preflight.facts import NodeSurvey, Survey, paired
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised, Subject, listed, silence
 from pytest_mnode.preflight.questions.blame import Edge, blame
-from pytest_mnode.preflight.questions.links import link_faults, networks_of, no_links
+from pytest_mnode.preflight.questions.links import link_faults, networks_of, no_links, own
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.models import Network
 from pytest_mnode.verdict import Measurement, equals
@@ -195,6 +195,7 @@ def _peers_on(
         why = broken.get(me.index) or words[found.nodes[me.index]].format(key)
         said = {ways.said[e] for o in asked for e in _both(me, o) if e in ways.said}
         note = "; ".join(sorted(said)[:2])
+        why += _same_address(survey, me, network)
         return subject(len(asked)).measured(len(reached), f"{me.name}: {why}", note)
     asked = [o for o in well if _tried(ways, me, o)]
     lost = [o for o in asked if _lost(ways, me, o)]
@@ -205,8 +206,9 @@ def _peers_on(
     notes += [ways.said[e] for o in lost for e in _both(me, o) if e in ways.said][:2]
     if not asked:
         return subject(len(others)).unknown("; ".join(notes))
-    culprit = listed([path_between(me, o, ways.failed) for o in lost]) or None
-    return subject(len(asked)).measured(len(asked) - len(lost), culprit, "; ".join(notes))
+    culprit = listed([path_between(me, o, ways.failed) for o in lost])
+    culprit += _same_address(survey, me, network) if lost else ""
+    return subject(len(asked)).measured(len(asked) - len(lost), culprit or None, "; ".join(notes))
 
 
 _DEAF = {
@@ -243,6 +245,20 @@ def path_between(me: NodeSurvey, other: NodeSurvey, failed: Iterable[Edge]) -> s
         return f"path between {one.name} and {two.name}"
     source, target = (me, other) if out else (other, me)
     return f"path from {source.name} to {target.name} (one way)"
+
+
+def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:
+    """Who has an address of this node as well, so that each gets packets meant for the other."""
+
+    def addresses(node: NodeSurvey) -> set[str]:
+        return {a for one in own(node, network) for a in (*one.addresses, one.mac) if a}
+
+    found = ""
+    for other in survey.others(me):
+        if both := sorted(addresses(me) & addresses(other)):
+            one, two = sorted((me, other), key=lambda node: node.index)
+            found += f"; {one.name} and {two.name} both have {listed(both)}"
+    return found
 
 
 def _mute(node: NodeSurvey, key: str) -> str:
