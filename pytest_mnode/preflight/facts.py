@@ -1,8 +1,8 @@
 """What a node says of itself and of its way to the others: values that travel as JSON lines.
 
 `NodeFacts` answers the first order, `PathFacts` the second, `PayloadFacts` one after it where
-payloads are promised, `LastFacts` the last. Unknown is None;
-why a whole part is unknown stands in `unread`.
+payloads are promised, `LastFacts` the last. Unknown is None; why a whole part is unknown stands in
+`unread`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ProbeOrder:
 
 @dataclass(frozen=True, slots=True)
 class PayloadOrder:
-    """Order after the second: send payloads on ways of these networks that are open."""
+    """Order after the second: send payloads on ways of these networks."""
 
     networks: tuple[str, ...]
     size_bytes: int
@@ -352,7 +352,7 @@ class PathFacts:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A payload that was sent. source: our address and port. problem: "" if all was taken."""
+    """A payload that was to be sent. source: our address and port. problem: "" if all was taken."""
 
     __pydantic_config__ = _STRICT
     to: int

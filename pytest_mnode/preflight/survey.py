@@ -31,6 +31,7 @@ from pytest_mnode.preflight.connecting import (
 )
 from pytest_mnode.preflight.datagrams import Post, Prober, open_socket, usable
 from pytest_mnode.preflight.facts import (
+    Connection,
     Heard,
     Interface,
     LastFacts,
@@ -45,6 +46,7 @@ from pytest_mnode.preflight.facts import (
     PlaceFacts,
     ProbeOrder,
     Rail,
+    Sent,
     Token,
     encode,
     paired,
@@ -93,7 +95,7 @@ class SurveyOfNode:
         self.posts: dict[tuple[str, str], Post] = {}
         self.own_rails: dict[str, tuple[Rail, ...]] = {}
         self.listeners: list[Listener] = []
-        self.open_ways: list[Way] = []
+        self.tried: list[tuple[Way, Connection]] = []
         self.receiver = payloads.Receiver()
         self.unread: dict[str, str] = {}
         self.tokens: list[Token] = []
@@ -212,7 +214,7 @@ class SurveyOfNode:
         )
         paths = await asyncio.gather(*(self.try_path(way, order) for way in (*ways, *controls)))
         (connections, master), looked_up, seen = await others_too
-        self.open_ways = [w for w, c in zip(ways, connections, strict=True) if c.took_s is not None]
+        self.tried = list(zip(ways, connections, strict=True))
         for listener in self.listeners:  # payloads follow when all nodes are done
             listener.take = self.receiver.take
         return PathFacts(connections, master, tuple(paths), looked_up, seen or ())
@@ -243,15 +245,17 @@ class SurveyOfNode:
         )
 
     async def payload(self, order: PayloadOrder) -> PayloadFacts:
-        ways = [way for way in self.open_ways if way.network in order.networks]
-        everyone = sorted({self.order.index, *(way.peer.index for way in ways)})
+        tried = [(way, c) for way, c in self.tried if way.network in order.networks]
+        everyone = sorted({self.order.index, *(way.peer.index for way, _ in tried)})
         targets = payloads.targets(self.order.index, everyone)
-        sends = [
+        chosen = [(way, c) for way, c in tried if way.peer.index in targets]
+        unsent = [Sent(c.to, c.network, "", c.problem) for _, c in chosen if c.took_s is None]
+        sends = (
             payloads.send(way, order.size_bytes, order.limit_s)
-            for way in ways
-            if way.peer.index in targets
-        ]
-        return PayloadFacts(tuple(await asyncio.gather(*sends)))
+            for way, c in chosen
+            if c.took_s is not None
+        )
+        return PayloadFacts((*unsent, *await asyncio.gather(*sends)))
 
     async def end(self) -> LastFacts:
         before, rises = self.rdma, None

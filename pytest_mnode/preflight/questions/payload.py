@@ -73,7 +73,7 @@ def _measured(
         count = sum(way.wrong_bytes for way in bad.values())
         return subject.measured(count, culprit, "; ".join(notes))
     if not mine:
-        none = f"{me.name} has no open connection to a partner that is well"
+        none = f"{me.name} has no partner that is well"
         return subject.unknown(no_links(me, network) if survey.on_loopback else none)
     if lost:
         why = [f"{_text(survey, edge)}: {way.problem}" for edge, way in lost.items()]
