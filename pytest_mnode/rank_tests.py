@@ -5,7 +5,7 @@ Both plugins are registered when collection has ended, so that they come before 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,8 +35,10 @@ class RankTests:
         self.run = run
         self.needs = needs
 
-    def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
-        names = ", ".join(other_loops(config.pluginmanager))
+    def pytest_report_collectionfinish(
+        self, config: pytest.Config, items: Sequence[pytest.Item]
+    ) -> list[str]:
+        names = ", ".join(n for n in other_loops(config.pluginmanager) if _is_used(n, items))
         return [f"mnode: tests in ranks run once each, whatever {names} asks for"] if names else []
 
     @pytest.hookimpl(tryfirst=True)
@@ -94,6 +96,16 @@ class Guard:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for nodeid in self._never_begun:
             terminalreporter.write_line(f"mnode: {nodeid} was selected and never ran", red=True)
+
+
+def _is_used(plugin: str, items: Sequence[pytest.Item]) -> bool:
+    """False for pytest-rerunfailures where no test is to be run again; of others it is unknown."""
+    if plugin != "rerunfailures" or not items:
+        return True
+    config = items[0].config
+    asked = [config.getoption(name, None) for name in ("reruns", "force_reruns")]
+    marked = any(item.get_closest_marker("flaky") for item in items)
+    return marked or any(asked) or bool(config.inicfg.get("reruns"))
 
 
 def _takers(config: pytest.Config) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from pytest_mnode.rank_tests import _is_used
 from tests.inner import InnerRun, run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
@@ -272,6 +275,26 @@ def test_no_plugin_silences_a_test(
     assert run.outcomes() == outcomes, run.output
     assert line in run.output, run.output
     assert run.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    ("plugin", "asked", "used"),
+    [
+        ("rerunfailures", {}, False),
+        ("rerunfailures", {"reruns": 0}, False),
+        ("rerunfailures", {"reruns": 2}, True),
+        ("rerunfailures", {"force_reruns": 2}, True),
+        ("rerunfailures", {"ini": {"reruns": "2"}}, True),
+        ("rerunfailures", {"mark": True}, True),
+        ("late", {}, True),
+    ],
+)
+def test_reruns_that_nobody_asks_for_are_not_spoken_of(
+    plugin: str, asked: dict[str, Any], used: bool
+) -> None:
+    config = SimpleNamespace(getoption=lambda name, _: asked.get(name), inicfg=asked.get("ini", {}))
+    item = SimpleNamespace(config=config, get_closest_marker=lambda _: asked.get("mark"))
+    assert _is_used(plugin, [cast(Any, item)]) is used
 
 
 RELEASED = """

@@ -7,6 +7,7 @@ operation and root must be equal.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -54,8 +55,7 @@ class Call:
     @property
     def key(self) -> tuple[str, str]:
         """Equal where calls match: of a shape, only the number of elements counts."""
-        words = _SHAPE.sub(_elements, _NOT_COMPARED.sub("", self.arguments))
-        return self.op, words
+        return self.op, _compared(self.arguments)
 
     @property
     def text(self) -> str:
@@ -83,6 +83,11 @@ class Difference:
     ranks: list[int]
     line: str
     text: str
+
+
+@functools.lru_cache(1024)
+def _compared(arguments: str) -> str:
+    return _SHAPE.sub(_elements, _NOT_COMPARED.sub("", arguments))
 
 
 def _elements(match: re.Match[str]) -> str:
@@ -223,12 +228,14 @@ def _left(
 
 def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
     """Ranks that wait for each other in calls of different groups."""
-    waits = {
-        rank: ((group, seq), _missing(calls, group, seq))
-        for group, seq, inside in _waits(calls, caught, lambda call: call.state == INSIDE)
-        for rank in inside
-    }
-    while free := [r for r, (_, missing) in waits.items() if not missing & set(waits)]:
+    waits: dict[int, tuple[tuple[str, int], set[int]]] = {}
+    for group, seq, inside in _waits(calls, caught, lambda call: call.state == INSIDE):
+        missing = _missing(calls, group, seq)
+        waits |= dict.fromkeys(inside, ((group, seq), missing))
+    free: Collection[int] = [0]
+    while free:
+        waiting = set(waits)
+        free = [rank for rank in waits if waiting.isdisjoint(waits[rank][1])]
         for rank in free:
             del waits[rank]
     if not waits:

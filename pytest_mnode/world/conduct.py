@@ -128,7 +128,9 @@ class Outcome:
     @property
     def calls(self) -> dict[int, list[Call]]:
         """The collectives of each rank whose record is known, oldest first."""
-        return {r: parse(s.calls) for r, s in self.states.items() if s.calls is not None}
+        read = {r: s.calls for r, s in self.states.items() if s.calls is not None}
+        parsed = {text: parse(text) for text in set(read.values())}  # many ranks have the same
+        return {rank: parsed[text] for rank, text in read.items()}
 
     @property
     def ended(self) -> set[int]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_mnode.world import calls as calls_module
 from pytest_mnode.world.calls import (
     INSIDE,
     LIMITED,
@@ -261,3 +262,15 @@ def test_any_bytes_may_come(data: bytes) -> None:
     calls = {0: parse(text), 1: made("barrier")}
     difference(calls, [0], still=True)
     is_hopeless(calls, [0])
+
+
+def test_many_ranks_are_compared_without_asking_each_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[int] = []
+    missing = calls_module._missing
+    monkeypatch.setattr(
+        calls_module, "_missing", lambda *given: (searched.append(1), missing(*given))[1]
+    )
+    assert not is_hopeless(dict(enumerate([made("barrier")] * 500)), [])
+    assert len(searched) < 5
