@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from pytest_mnode.cluster.remote.far import ListeningClock
-from pytest_mnode.world import gate
+from pytest_mnode.world import gate, process
 from pytest_mnode.world.messages import BEAT, GateAlive, GateFailed, GateOrder
 
 FORGE_PID = 7
@@ -34,7 +34,7 @@ class Relay:
         self.stall_s = 0.0
         self.stalled = threading.Event()
         monkeypatch.setattr(gate, "Line", lambda *_: self)
-        monkeypatch.setattr(gate.process, "reap", self.reap)
+        monkeypatch.setattr(process, "reap", self.reap)
         monkeypatch.setattr(gate, "ListeningClock", lambda: ListeningClock(0.1))
         monkeypatch.setattr(gate, "_SILENCE_S", 0.5)
         monkeypatch.setattr(gate, "_BEAT_S", 0.02)
