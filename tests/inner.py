@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,13 @@ def need_rack() -> None:
     reason = Rack.unavailable()
     if reason is not None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+def need_gdb() -> None:
+    """Skip where there is no gdb; in CI that is a failure."""
+    if shutil.which("gdb") is None:
+        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        report("gdb is not installed")
 
 
 @dataclass(frozen=True)

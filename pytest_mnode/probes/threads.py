@@ -1,13 +1,18 @@
-"""Where the threads of a process are in the kernel: system call, what it is about, wait channel.
+"""Where the threads of a process are in the kernel, and by gdb on the C stack.
 
-For a process that hangs outside of Python. Source: Linux, filesystems/proc.rst (task/TID/comm,
-syscall, wchan); syscall numbers of arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
+For a process that hangs outside of Python. Source of system call, its subject and wait channel:
+Linux, filesystems/proc.rst (task/TID/comm, syscall, wchan); syscall numbers of
+arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +58,13 @@ _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {name: call[0] for name, call in _CALLS.items()},
     "aarch64": {name: call[1] for name, call in _CALLS.items()},
 }
+_FRAME = re.compile(
+    r"^#\d+ +(?:0x[0-9a-f]+ in )?(.+) \((?:[^()]|\([^()]*\))*\)(?: (?:from|at) (\S+))?$"
+)
+_INTERPRETER = "_PyEval_EvalFrameDefault"
+_MOST_FRAMES = 30
+GDB_LIMIT_S = 20.0
+"""gdb reads the symbols of all libraries first: about 5 s where torch is loaded."""
 _NAMES = {number: name for name, number in _NUMBERS.get(platform.machine(), {}).items()}
 
 
@@ -73,6 +85,43 @@ def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
             where += f" (kernel: {channel})"
         lines.append(f"{name}: {where}")
     return "\n".join(lines)
+
+
+def native_frames(pid: int) -> str:
+    """The C stack of the main thread down to the Python interpreter, or why it is not known.
+
+    By gdb, which takes seconds, in which the process stands still.
+    """
+    if (gdb := shutil.which("gdb")) is None:
+        return "C stack: not known, install gdb on the node"
+    argv = [gdb, "-nx", "-batch", "-p", str(pid), "-ex", "bt"]
+    try:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "DEBUGINFOD_URLS": ""},  # it would fetch symbols
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GDB_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"C stack: not known, gdb had not ended after {GDB_LIMIT_S:g} s"
+    if frames := backtrace(done.stdout):
+        return "\n".join(["C stack, most recent call first:", *(f"  {frame}" for frame in frames)])
+    why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+    return f"C stack: not known, gdb: {why}"
+
+
+def backtrace(printed: str) -> list[str]:
+    """Functions of gdb's `bt`, each with its library or source file, down to the interpreter."""
+    frames = []
+    for match in filter(None, map(_FRAME.match, printed.splitlines())):
+        if match[1] == _INTERPRETER:
+            break
+        frames.append(match[1] + (f" ({match[2]})" if match[2] else ""))
+    return frames[:_MOST_FRAMES]
 
 
 def syscall_text(told: str, files: Mapping[int, str]) -> str:

@@ -8,6 +8,8 @@ import pickle
 import signal
 import socket
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.cluster.rack import namespaces
-from pytest_mnode.probes.threads import threads_text
+from pytest_mnode.probes.threads import native_frames, threads_text
 from pytest_mnode.world import calls, elastic, process, traces
 from pytest_mnode.world.mark import read_place
 from pytest_mnode.world.messages import (
@@ -110,6 +112,8 @@ class Agent:
                 self._launch(message)
             case StopWorld(world=world):
                 self._stop(world)
+            case TakeStacks(world=world, native=ranks) if ranks:
+                self._send(StackTexts(self.entry.name, world, native=self._native(world, ranks)))
             case TakeStacks(world=world, look=look):
                 texts = StackTexts(self.entry.name, world) if look else self._stacks(world)
                 self._send(replace(texts, calls=self._calls(world), look=look))
@@ -210,6 +214,16 @@ class Agent:
             {rank: read_place(traces.mark_file(info, rank)) for rank in pids},
             kernel={rank: threads_text(pid) for rank, pid in pids.items()},
         )
+
+    def _native(self, world_id: str, ranks: Sequence[int]) -> dict[int, str]:
+        """C stacks of ranks of this node, all taken at the same time."""
+        world = self.worlds.get(world_id)
+        if world is None:
+            return {}
+        first = world.launch.node_rank * world.launch.world.shape.procs_per_node
+        with ThreadPoolExecutor() as pool:
+            texts = pool.map(native_frames, [world.pids[rank - first] for rank in ranks])
+            return dict(zip(ranks, texts, strict=True))
 
     def _calls(self, world_id: str) -> dict[int, str]:
         """The record of every rank of this node, also of one that died."""

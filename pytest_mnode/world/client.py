@@ -127,6 +127,10 @@ class Client:
         for node in world.nodes:
             self.tell(TakeStacks(node, world.id, look))
 
+    def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
+        """Ask for the C stacks of ranks of a node: a StackTexts with nothing else."""
+        self.tell(TakeStacks(node, world.id, native=ranks))
+
     def ask_launcher(self, method: str, *args: Any) -> Any:
         """Call a method of the launcher where it runs. Raises MnodeError where it has none."""
         seq = next(self._seq)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.cluster.remote.far import ListeningClock
+from pytest_mnode.probes.threads import GDB_LIMIT_S
 from pytest_mnode.world.calls import Call, is_hopeless, parse
 from pytest_mnode.world.client import Client
 from pytest_mnode.world.messages import (
@@ -31,6 +32,8 @@ from pytest_mnode.world.messages import (
     TornDown,
     WorldInfo,
 )
+from pytest_mnode.world.stacks import parse as parse_stack
+from pytest_mnode.world.stacks import where_of_rank
 
 GRACE_S = 0.7
 """How long other ranks may go on after the first failure."""
@@ -69,6 +72,7 @@ class RankState:
     output: str = ""
     state: str = ""
     kernel: str = ""
+    native: str = ""
     stuck_in: str = ""
     calls: str | None = None
     """Its record of collectives; None where it is not known."""
@@ -301,6 +305,17 @@ class Conductor:
         while self._now() < deadline and any(s.stack is None and not s.gone for s in wanted):
             self._listen(deadline)
         self._compare()
+        self._collect_native(wanted)
+
+    def _collect_native(self, wanted: list[RankState]) -> None:
+        """C stacks of ranks that hang where their Python stacks have no line of the test."""
+        dark = [s for s in wanted if s.stack and where_of_rank(parse_stack(s.stack)).frame is None]
+        for node in dict.fromkeys(s.node for s in dark):
+            ranks = tuple(s.rank for s in dark if s.node == node)
+            self.client.take_native_stacks(self.world, node, ranks)
+        deadline = self._now() + GDB_LIMIT_S + STACKS_LIMIT_S
+        while self._now() < deadline and any(not s.native and not s.gone for s in dark):
+            self._listen(deadline)
 
     def _listen(self, until: float) -> None:
         """Take the next message; return after half a turn where none comes."""
@@ -334,6 +349,8 @@ class Conductor:
             return  # of a test before
         for rank, record in message.calls.items():
             self.states[rank].calls = record
+        for rank, text in message.native.items():
+            self.states[rank].native = text
         for rank, text in message.texts.items():
             state = self.states[rank]
             state.stack = text

@@ -210,11 +210,15 @@ class StopWorld:
 
 @dataclass(frozen=True, slots=True)
 class TakeStacks:
-    """`look` is for the answer, which then has only what the ranks recorded of their calls."""
+    """`look` is for the answer, which then has only what the ranks recorded of their calls.
+
+    native: ranks whose C stacks are asked for, and nothing else.
+    """
 
     node: str
     world: str
     look: int | None = None
+    native: tuple[int, ...] = ()
 
 
 # Gate, forge, agent to hub.
@@ -308,7 +312,8 @@ class StackTexts:
 
     outputs: end of what the test had printed; states: why there is no stack, where that is known;
     places: the test and the phase that each rank was in, which its own reports may lag behind;
-    calls: its record of collectives, for calls.parse; kernel: where its threads are in the kernel.
+    calls: its record of collectives, for calls.parse; kernel: where its threads are in the kernel;
+    native: C stacks.
     """
 
     node: str
@@ -319,6 +324,7 @@ class StackTexts:
     places: dict[int, Place] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
     kernel: dict[int, str] = field(default_factory=dict)
+    native: dict[int, str] = field(default_factory=dict)
     look: int | None = None
 
 

@@ -115,7 +115,8 @@ def _stacks(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Where threads are in the kernel, of ranks whose Python stacks tell nothing of the test."""
     return [
-        f"threads of rank {rank}:\n{outcome.states[rank].kernel}"
+        f"threads of rank {rank}:\n"
+        + "\n".join(filter(None, (outcome.states[rank].kernel, outcome.states[rank].native)))
         for rank in ranks
         if outcome.states[rank].kernel
     ]

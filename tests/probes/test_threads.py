@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_mnode.probes.threads import syscall_text, threads_text
+from pytest_mnode.probes.threads import backtrace, native_frames, syscall_text, threads_text
+from tests.inner import need_gdb
 
 known_machine = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64"), reason="its system calls are not in the table"
@@ -92,3 +93,38 @@ def test_any_words(told: str, words: str) -> None:
 
 def test_a_process_that_is_gone() -> None:
     assert threads_text(2**22 + 1) == ""
+
+
+def test_the_c_stack_of_a_process() -> None:
+    need_gdb()
+    with started("import ctypes; ctypes.CDLL(None).pause()") as pid:
+        awaited(pid, "in pause")
+        text = native_frames(pid)
+    assert text.startswith("C stack, most recent call first:\n"), text
+    assert "pause" in text
+    assert "_PyEval" not in text
+
+
+def test_a_process_that_is_gone_has_no_c_stack() -> None:
+    need_gdb()
+    with started("pass") as pid:
+        pass
+    assert native_frames(pid).startswith("C stack: not known, gdb: "), native_frames(pid)
+
+
+STD, A = ["std::f<void (int)>::operator()(int) const (f.h:9)"], ["a (/a.so)"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "frames"),
+    [
+        ("", []),
+        ("#0  0x00007f12 in poll () from /lib/libc.so.6", ["poll (/lib/libc.so.6)"]),
+        ("#0  ncclWait (comm=0x1, n=(int) 3) at src/init.cc:210", ["ncclWait (src/init.cc:210)"]),
+        ("#1  0x0012 in ?? ()", ["??"]),
+        ("#2  std::f<void (int)>::operator()(int) const (x=2) at f.h:9", STD),
+        ("[New LWP 12]\n#0  a () from /a.so\n#1  _PyEval_EvalFrameDefault (f=0)\n#2  b ()", A),
+    ],
+)
+def test_backtraces(printed: str, frames: list[str]) -> None:
+    assert backtrace(printed) == frames
