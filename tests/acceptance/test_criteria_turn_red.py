@@ -112,16 +112,19 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
     mesh = {c["test"].partition("::")[2]: c["verdict"] for c in done.criterion("mesh")["cases"]}
     assert {name for name, verdict in mesh.items() if verdict != "pass"} <= {PORTS}
     assert all("node2" in name and "TCP" in name for name in done.culprits("mesh"))
-    [culprit] = _rate_culprits(done)
-    found = re.fullmatch(r"node2 fab0 \((\d+) Mbit/s, alone with .*; other nodes (\d+)\)", culprit)
-    assert found, culprit
-    assert (
-        40 <= int(found[1]) <= 65
-    )  # of 50; what was queued for a receiver that had to wait counts
-    assert int(found[2]) > 150
+    culprits = _rate_culprits(done)
+    assert culprits
+    for culprit in culprits:  # of the collective and of the paths, with the partners of each search
+        found = re.fullmatch(
+            r"node2 fab0 \((\d+) Mbit/s, alone with .*; other nodes (\d+)\)", culprit
+        )
+        assert found, culprit
+        # Of 50; what was queued for a receiver that had to wait counts.
+        assert 40 <= int(found[1]) <= 65
+        assert int(found[2]) > 150
     told = done.run.output.partition("short test summary")[0]
     assert told.count("all_reduce 1 MiB busbw: ") == 1  # once for all ranks
-    assert f"fabric failed ({culprit}" in done.run.output
+    assert any(f"fabric failed ({culprit}" in done.run.output for culprit in culprits)
 
 
 def test_a_flapping_link_is_named_and_nobody_else(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_the_questions_of_the_check_are_those_of_one_node() -> None:
     assert all(chosen.values()), chosen
     asked = {name for found in chosen.values() for name in found}
     others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
+    others |= {"payloads"}
     # A file server is no node's, and the limits of slurmd are not those of a user's job.
     others |= {"storage", "can_be_locked", "can_be_open"}
     left = [n for n in names if n not in asked and not any(word in n for word in others)]
