@@ -84,6 +84,10 @@ class Stage:
             calls = {rank: read[rank]} if rank in read else {}
             self.inbox.append(StackTexts(node, world.id, texts, calls=calls, look=look))
 
+    def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
+        native = dict.fromkeys(ranks, f"C stack on {node}")
+        self.inbox.append(StackTexts(node, world.id, native=native))
+
     def take_aside(self, world: str) -> list[Any]:
         return []
 
@@ -143,6 +147,8 @@ def test_teardown_waits_for_all_bodies() -> None:
     assert outcome.timed_out == "call"
     assert outcome.states[1].stuck_in == "setup"
     assert outcome.states[1].stack == "x"
+    assert outcome.states[1].native == "C stack on node1"  # "x" has no line of the test
+    assert outcome.states[0].native == ""
     assert [rank for rank, message in stage.told if isinstance(message, TearDown)] == [0]
 
 
