@@ -221,9 +221,9 @@ class Agent:
         if world is None:
             return {}
         first = world.launch.node_rank * world.launch.world.shape.procs_per_node
+        pids = {rank: world.pids[rank - first] for rank in ranks if rank - first in world.pids}
         with ThreadPoolExecutor() as pool:
-            texts = pool.map(native_frames, [world.pids[rank - first] for rank in ranks])
-            return dict(zip(ranks, texts, strict=True))
+            return dict(zip(pids, pool.map(native_frames, pids.values()), strict=True))
 
     def _calls(self, world_id: str) -> dict[int, str]:
         """The record of every rank of this node, also of one that died."""

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -124,3 +125,12 @@ def test_an_elastic_launcher_that_dies_costs_its_world_only(
     agent.store.close()
     assert stopped == ["w1"]
     assert read(hub) == [PartLost("n0", "w1", "the elastic launcher of this node ended")]
+
+
+def test_a_rank_that_died_meanwhile_has_no_c_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid is forgotten with its death; that must not end the agent."""
+    monkeypatch.setattr("pytest_mnode.world.agent.native_frames", lambda pid: f"C stack of {pid}")
+    running = SimpleNamespace(launch=LAUNCH, pids={1: 41})
+    node: Any = SimpleNamespace(worlds={"w1": running})
+    assert Agent._native(node, "w1", (0, 1)) == {1: "C stack of 41"}
+    assert Agent._native(node, "w2", (0,)) == {}
