@@ -6,6 +6,7 @@ from pytest_mnode.preflight.facts import NodeSurvey, Path, Survey
 from pytest_mnode.preflight.questions.answer import Answer, NotPromised, listed, unknown
 from pytest_mnode.preflight.questions.blame import Blame, Edge, blame
 from pytest_mnode.preflight.questions.links import networks_of, own, why_unread
+from pytest_mnode.preflight.questions.reach import path_between
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.models import Fabric, Management, Network
 from pytest_mnode.verdict import Measurement, at_least, equals
@@ -137,11 +138,6 @@ def _culprit(
 ) -> str | None:
     if me.index in blamed.nodes:
         return f"{me.name}: its link to the {key} network, {blamed.nodes[me.index]}"
-    named = []
-    for source, target in sorted(holes):
-        names = survey.nodes[source].name, survey.nodes[target].name
-        if (target, source) not in holes:
-            named.append(f"path from {names[0]} to {names[1]} (one way)")
-        elif source < target:
-            named.append(f"path between {names[0]} and {names[1]}")
+    pairs = dict.fromkeys((min(hole), max(hole)) for hole in sorted(holes))
+    named = [path_between(survey.nodes[a], survey.nodes[b], holes) for a, b in pairs]
     return listed(named) or None
