@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import data, not_promised
+from pytest_mnode import not_promised
+from pytest_mnode.checks import data
 from pytest_mnode.spec.data import DataCriterion
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_mnode.handle import Cluster
+    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.port_counters.watching import PortWatch
+    from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.world.contract import World
 
 if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
     import torch._dynamo  # DDP takes more than a second for it, in every rank by itself
 
-    import pytest_mnode.data.checks  # noqa: F401  once for all ranks
+    import pytest_mnode.checks.data.checks  # noqa: F401  once for all ranks
 
 pytestmark = [
     pytest.mark.criterion,
@@ -46,7 +47,7 @@ def test_every_sample_reaches_one_rank(
     how: str, world: World, promise: DataCriterion, measure: Measure
 ) -> None:
     """Does every sample reach one rank, once, whether shards are padded or the rest is dropped?"""
-    from pytest_mnode.data import checks
+    from pytest_mnode.checks.data import checks
 
     workers = promise.workers if how == "by workers" else 0
     if how == "by workers" and not workers:
@@ -60,7 +61,7 @@ def test_each_epoch_has_an_order_of_its_own(
     world: World, promise: DataCriterion, measure: Measure
 ) -> None:
     """Is every epoch shuffled otherwise, and the same way when it is begun anew?"""
-    from pytest_mnode.data import checks
+    from pytest_mnode.checks.data import checks
 
     for found in checks.orders(promise, world):
         found.record(measure)
@@ -71,7 +72,7 @@ def test_an_epoch_goes_on_where_it_was_cut(
     world: World, promise: DataCriterion, measure: Measure
 ) -> None:
     """Is no sample lost and none read twice when a run goes on, on as many ranks or on fewer?"""
-    from pytest_mnode.data import checks
+    from pytest_mnode.checks.data import checks
 
     for ranks in checks.ranks_that_go_on(world):
         checks.resumed(promise, world, ranks).record(measure)
@@ -82,7 +83,7 @@ def test_optimiser_sees_the_global_batch(
     world: World, device: torch.device, promise: DataCriterion, measure: Measure
 ) -> None:
     """Is a step of the optimiser of as many samples as local batch × ranks × accumulation?"""
-    from pytest_mnode.data import checks
+    from pytest_mnode.checks.data import checks
 
     checks.global_batch(promise, world, device).record(measure)
 
@@ -92,7 +93,7 @@ def test_metrics_are_reduced_exactly(
     world: World, device: torch.device, promise: DataCriterion, measure: Measure
 ) -> None:
     """Are sums and counts reduced, exactly, where ranks have unequally many samples?"""
-    from pytest_mnode.data import checks
+    from pytest_mnode.checks.data import checks
 
     for found in checks.metrics(promise, world, device):
         found.record(measure)
@@ -114,7 +115,7 @@ def test_all_ranks_read_the_same_files(
     world: World, spec: Spec, promise: DataCriterion, measure: Measure
 ) -> None:
     """Does every rank read the same files of the data set, with the same content?"""
-    from pytest_mnode.data import checks
+    from pytest_mnode.checks.data import checks
 
     if spec.storage is None or spec.storage.datasets is None:
         not_promised("storage.datasets")

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import bench, not_promised
+from pytest_mnode import measuring as bench
+from pytest_mnode import not_promised
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.port_counters.watching import PortWatch
+    from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.world.contract import World
 
 pytestmark = pytest.mark.criterion
 needs_group = pytest.mark.usefixtures("process_group")

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import bench, not_promised, tools, transport
-from pytest_mnode.bench import limits
+from pytest_mnode import measuring as bench
+from pytest_mnode import not_promised
+from pytest_mnode.criteria import transport
+from pytest_mnode.measuring import limits, tools
 from pytest_mnode.options import locate_budget_s
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_mnode.handle import Cluster
+    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.port_counters.watching import PortWatch
+    from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.world.contract import World
 
 pytestmark = pytest.mark.criterion
 needs_group = pytest.mark.usefixtures("process_group")

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import groups, not_promised
+from pytest_mnode import not_promised
+from pytest_mnode.checks import groups
 from pytest_mnode.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.port_counters.watching import PortWatch
+    from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.world.contract import World
 
 if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
-    import pytest_mnode.groups.check  # noqa: F401  once for all ranks
+    import pytest_mnode.checks.groups.check  # noqa: F401  once for all ranks
 
 pytestmark = [
     pytest.mark.criterion,

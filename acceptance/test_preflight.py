@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.preflight.asking import Asking
-from pytest_mnode.preflight.questions import (
+from pytest_mnode.criteria.preflight.asking import Asking
+from pytest_mnode.criteria.preflight.questions import (
     clocks,
     devices,
     environment,

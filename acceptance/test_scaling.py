@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import not_promised, scaling
+from pytest_mnode import not_promised
+from pytest_mnode.criteria import scaling
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.options import locate_budget_s
 
 if TYPE_CHECKING:
-    from pytest_mnode.handle import Cluster
+    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.port_counters.watching import PortWatch
     from pytest_mnode.spec import Spec
 
 pytestmark = pytest.mark.criterion

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mnode.world import process
+from pytest_mnode.agent import process
 
 _SETTLE_S = 1.0
 

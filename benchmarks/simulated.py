@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mnode.bench.blame import Blamed, blamed
-from pytest_mnode.bench.rates import Rates
-from pytest_mnode.bench.rounds import Flow, Reading, Round
-from pytest_mnode.bench.search import EVERY_PAIR_UP_TO, search
+from pytest_mnode.measuring.blame import Blamed, blamed
+from pytest_mnode.measuring.rates import Rates
+from pytest_mnode.measuring.rounds import Flow, Reading, Round
+from pytest_mnode.measuring.search import EVERY_PAIR_UP_TO, search
 
 LINE_MBITS_S = 1000.0
 BOUND_MBITS_S = 850.0

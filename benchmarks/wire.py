@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers, table
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 _LIMIT_S = 120.0
 _PORT = 29551

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_mnode.controller.cluster_fixture import Cluster, RankWorld
+    from pytest_mnode.controller.nodes import CommandResult
     from pytest_mnode.curve import Curve, Point
-    from pytest_mnode.handle import Cluster, RankWorld
-    from pytest_mnode.job import Job, JobResult, LaunchedJob, RunningJob
+    from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.measure import Measure
-    from pytest_mnode.nodes import CommandResult
-    from pytest_mnode.promise import not_promised
+    from pytest_mnode.rank.world import World
+    from pytest_mnode.skipping import not_promised
     from pytest_mnode.spec import Spec
     from pytest_mnode.verdict import Bound, Measurement, Verdict
-    from pytest_mnode.world.contract import World
 
 __version__ = "0.1.0"
 
@@ -44,21 +44,21 @@ __all__ = [
 
 _HOME = {
     "Bound": "verdict",
-    "Cluster": "handle",
-    "CommandResult": "nodes",
+    "Cluster": "controller.cluster_fixture",
+    "CommandResult": "controller.nodes",
     "Curve": "curve",
-    "Job": "job",
-    "JobResult": "job",
-    "LaunchedJob": "job",
+    "Job": "jobs",
+    "JobResult": "jobs",
+    "LaunchedJob": "jobs",
     "Measure": "measure",
     "Measurement": "verdict",
     "Point": "curve",
-    "RankWorld": "handle",
-    "RunningJob": "job",
+    "RankWorld": "controller.cluster_fixture",
+    "RunningJob": "jobs",
     "Spec": "spec",
     "Verdict": "verdict",
-    "World": "world.contract",
-    "not_promised": "promise",
+    "World": "rank.world",
+    "not_promised": "skipping",
 }
 
 

@@ -13,12 +13,12 @@ from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE, PORTS_FIXTURE
 if TYPE_CHECKING:
     import torch
 
-    from pytest_mnode.handle import Cluster
+    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.port_counters.watching import PortWatch
+    from pytest_mnode.rank.loop import Rank
+    from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
-    from pytest_mnode.world.contract import World
-    from pytest_mnode.world.rank import Rank
 
 
 def _rank_of(request: pytest.FixtureRequest) -> Rank:
@@ -85,7 +85,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
 @pytest.fixture(scope="session")
 def spec(request: pytest.FixtureRequest) -> Spec:
     """The page of what the cluster promises."""
-    from pytest_mnode.run import spec_of
+    from pytest_mnode.controller.session import spec_of
 
     return spec_of(request.config)
 
@@ -102,7 +102,7 @@ def cluster(take_cluster: Callable[[], Cluster]) -> Cluster:
 @pytest.fixture
 def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluster]]:
     """`cluster`, had when it is called: for a test that may find out that it needs no nodes."""
-    from pytest_mnode.run import run_of
+    from pytest_mnode.controller.session import run_of
 
     taken: list[Cluster] = []
 
@@ -122,9 +122,9 @@ def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluste
 @pytest.fixture(name=PORTS_FIXTURE)
 def _fabric_ports(request: pytest.FixtureRequest, spec: Spec) -> PortWatch:
     """Counters of every fabric port since this file's first test; its test is the file's last."""
-    from pytest_mnode.promise import not_promised
-    from pytest_mnode.report.criterion import criterion_name
-    from pytest_mnode.run import run_of
+    from pytest_mnode.certificate.criterion import criterion_name
+    from pytest_mnode.controller.session import run_of
+    from pytest_mnode.skipping import not_promised
 
     if not spec.promised(name := criterion_name(request.node.nodeid)):
         not_promised(name)
@@ -142,7 +142,7 @@ def _node(request: pytest.FixtureRequest) -> str:
 
     The node is not this test's own: with `cluster` beside it, it is.
     """
-    from pytest_mnode.run import run_of
+    from pytest_mnode.controller.session import run_of
 
     index, count = request.param
     try:

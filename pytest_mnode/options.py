@@ -11,7 +11,7 @@ import pytest
 from pytest_mnode.errors import UsageError
 
 if TYPE_CHECKING:
-    from pytest_mnode.run import Run
+    from pytest_mnode.controller.session import Run
 
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 """Where a config keeps its run, once there is one; here because the run itself is heavy."""

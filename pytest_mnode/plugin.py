@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode import marks, needs, options, rank_tests
+from pytest_mnode import marks, options
+from pytest_mnode import stop_rules as needs
+from pytest_mnode.controller import rank_tests
+from pytest_mnode.controller.rank_tests import Guard, RankTests
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _fabric_ports,
@@ -29,10 +32,9 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world,
     world_size,
 )
-from pytest_mnode.rank_tests import Guard, RankTests
 
 if TYPE_CHECKING:
-    from pytest_mnode.run import Run
+    from pytest_mnode.controller.session import Run
 
 SETTINGS = pytest.StashKey[options.Settings]()
 NEEDS = pytest.StashKey[needs.Needs]()
@@ -60,8 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:
     """No test is run: the nodes are looked at, and a first spec is written."""
+    from pytest_mnode.controller.session import Run
     from pytest_mnode.discover.session import Discovery, settings_to_discover
-    from pytest_mnode.run import Run
 
     try:
         settings = config.stash[SETTINGS] = settings_to_discover(config, settings)
@@ -91,7 +93,7 @@ def _run(config: pytest.Config) -> Run | None:
 
 
 def _make_run(config: pytest.Config) -> Run:
-    from pytest_mnode.run import Run
+    from pytest_mnode.controller.session import Run
 
     if (run := _run(config)) is not None:
         return run
@@ -102,7 +104,7 @@ def _make_run(config: pytest.Config) -> Run:
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
-        from pytest_mnode.ending import Ending
+        from pytest_mnode.certificate.plugin import Ending
 
         config.pluginmanager.register(Ending(run), "mnode-ending")
     return run
@@ -110,8 +112,8 @@ def _make_run(config: pytest.Config) -> Run:
 
 def _join(run: Run, told: dict[str, Any] | None) -> None:
     """In a pytest-xdist worker: speak to the hub of the process that started it."""
-    from pytest_mnode.world.channel import Keys, Line
-    from pytest_mnode.world.client import Client
+    from pytest_mnode.controller.client import Client
+    from pytest_mnode.protocol.channel import Keys, Line
 
     if told is not None:
         name, keys = told["client"], Keys.from_dict(told["keys"])
@@ -166,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run = _make_run(config)
     if not config.pluginmanager.has_plugin(rank_tests.NAME):
         if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
-            from pytest_mnode.port_counters.watching import PortWatch
+            from pytest_mnode.criteria.port_counters.watching import PortWatch
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
         config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), rank_tests.NAME)
@@ -252,7 +254,7 @@ def pytest_runtest_makereport(
         criterion = item.get_closest_marker("criterion") is not None
         if criterion or marks.asks_for(item, "measure"):
             from pytest_mnode.measure import curves_kept_by, kept_by
-            from pytest_mnode.telling import describe
+            from pytest_mnode.report_record import describe
 
             describe(report, item, kept_by(item), (), curves_kept_by(item))
     return report
@@ -282,7 +284,7 @@ def pytest_report_from_serializable(
 ) -> pytest.CollectReport | pytest.TestReport | None:
     if "mnode_ranks" not in data:
         return None
-    from pytest_mnode.world.ranksrepr import RanksRepr
+    from pytest_mnode.outcome.ranks_repr import RanksRepr
 
     data = dict(data)
     parts = data.pop("mnode_ranks")
@@ -328,6 +330,6 @@ def pytest_testnodedown(node: Any) -> None:
     told = node.workerinput.get("mnode")
     run = _run(node.config)
     if told is not None and run is not None and run.client is not None:
-        from pytest_mnode.world.messages import ClientGone
+        from pytest_mnode.protocol.messages import ClientGone
 
         run.client.tell(ClientGone(told["client"]))

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.launchers.rack import Rack
 
 LIMIT_S = 240
 

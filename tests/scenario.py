@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.inner import InnerRun, run_pytest
 
-SCENARIOS = Path(__file__).with_name("world") / "scenarios"
+SCENARIOS = Path(__file__).with_name("worlds") / "scenarios"
 _HEADING = re.compile(r"^_+ (?:ERROR at \w+ of )?(test_\S+) _+$", re.MULTILINE)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_mnode.rank_tests import _is_used
+from pytest_mnode.controller.rank_tests import _is_used
 from tests.inner import InnerRun, run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")

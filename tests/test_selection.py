@@ -219,8 +219,8 @@ def test_as_many_ranks_a_node_at_least_where_they_use_cpus(
 def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
+    from pytest_mnode.controller.session import Run
     from pytest_mnode.marks import Need
-    from pytest_mnode.run import Run
 
     need = Need(None, None, "warm", 60.0, False, min_procs_per_node=2)
     spec = SimpleNamespace(accelerators=SimpleNamespace(per_node=1))

@@ -45,8 +45,8 @@ class Recorder:
 
 
 def _stamp_deaths() -> None:
-    from pytest_mnode.world.conduct import Conductor
-    from pytest_mnode.world.messages import Death
+    from pytest_mnode.controller.conductor import Conductor
+    from pytest_mnode.protocol.messages import Death
 
     learn = Conductor._died
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_mnode.preflight.facts import Survey
-from pytest_mnode.preflight.questions import (
+from pytest_mnode.criteria.preflight.facts import Survey
+from pytest_mnode.criteria.preflight.questions import (
     clocks,
     devices,
     links,
@@ -19,7 +19,7 @@ from pytest_mnode.preflight.questions import (
     same,
     storage,
 )
-from pytest_mnode.preflight.questions.answer import Answer, NotPromised
+from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
 from pytest_mnode.spec import Spec
 from pytest_mnode.verdict import Measurement, Verdict
 

@@ -18,13 +18,14 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TypeVar
 
+from pytest_mnode.criteria.preflight import machine
+from pytest_mnode.criteria.preflight.facts import encode
+from pytest_mnode.criteria.preflight.software import peermem_version
 from pytest_mnode.discover import verbs
 from pytest_mnode.discover.facts import Accelerators, Nic, NodeLook, RdmaPort
 from pytest_mnode.discover.mounts import mount_table, shared_mounts
-from pytest_mnode.preflight import machine
-from pytest_mnode.preflight.facts import encode
-from pytest_mnode.preflight.software import peermem_version
-from pytest_mnode.probes import cpus, kernel_log, netdev, numa, nvml, pci, rdma, shaping, sysfs
+from pytest_mnode.logs import kernel_log
+from pytest_mnode.machine import cpus, netdev, numa, nvml, pci, rdma, shaping, sysfs
 
 PART_LIMIT_S = 15.0
 """Of one part: a driver in trouble lets its askers hang."""

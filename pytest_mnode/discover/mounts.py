@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_mnode.criteria.preflight.places import NETWORK_FILE_SYSTEMS
 from pytest_mnode.discover.facts import SharedMount
-from pytest_mnode.preflight.places import NETWORK_FILE_SYSTEMS
 
 
 def mount_table(root: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from pytest_mnode.criteria.preflight.datagrams import usable
 from pytest_mnode.discover.facts import (
     Kind,
     Networks,
@@ -18,7 +19,6 @@ from pytest_mnode.discover.facts import (
     Seen,
 )
 from pytest_mnode.discover.sharing import one_a_wire
-from pytest_mnode.preflight.datagrams import usable
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)

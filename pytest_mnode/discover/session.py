@@ -22,7 +22,7 @@ from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec, doubts, load_spec
 
 if TYPE_CHECKING:
-    from pytest_mnode.run import Run
+    from pytest_mnode.controller.session import Run
 
 FLAG = "--mnode-discover"
 
@@ -74,7 +74,7 @@ class Discovery:
         tried: list[str] = []
         kept = None
         if spec is not None:
-            from pytest_mnode.preflight.conduct import survey
+            from pytest_mnode.criteria.preflight.conduct import survey
 
             kept = findings(survey(nodes, spec, []), spec)
             tried = list(kept.paragraphs())
@@ -188,7 +188,7 @@ def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
             return int(told)
         raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
     if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
-        from pytest_mnode.cluster.hostfile import read_hostfile
+        from pytest_mnode.launchers.hostfile import read_hostfile
 
         return len(read_hostfile(settings.hostfile))
     return FEWEST_NODES

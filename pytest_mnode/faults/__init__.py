@@ -14,7 +14,6 @@ What faults look like from outside, and who is to blame, is judged elsewhere.
 
 from __future__ import annotations
 
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import (  # noqa: F401  enter their faults
     clock,
@@ -28,6 +27,7 @@ from pytest_mnode.faults import (  # noqa: F401  enter their faults
 )
 from pytest_mnode.faults.acting import all_undone
 from pytest_mnode.faults.registry import FAULTS, Fault, Injection, Undo, listing, parse
+from pytest_mnode.launchers.rack import Rack
 
 __all__ = ["FAULTS", "Fault", "Injection", "Undo", "inject", "listing", "parse"]
 

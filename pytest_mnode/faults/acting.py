@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
 from pytest_mnode.faults.registry import Undo
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 LIMIT_S = 10.0
 INSIDE = str(Path(__file__).with_name("inside.py"))

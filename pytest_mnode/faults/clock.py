@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.acting import all_undone, inside, undone_once
 from pytest_mnode.faults.registry import Parameter, Undo, fault
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 PRELOAD, OFFSET = "/etc/ld.so.preload", "/etc/faketimerc"
 PLACES = (

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack, cgroups
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults.acting import LIMIT_S, processes_of, undone_once
 from pytest_mnode.faults.registry import Undo, fault, number, whole
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack, cgroups
 
 PERIOD_US = 10_000
 LEAST_QUOTA_US = 1_000  # the kernel takes no less

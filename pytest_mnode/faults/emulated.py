@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.faults.acting import inside, undone_once
 from pytest_mnode.faults.registry import Undo, fault, number
-from pytest_mnode.train.emulated import COMPUTE_FACTOR, INPUT_PAUSE
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.reference_job.emulated import COMPUTE_FACTOR, INPUT_PAUSE
 
 FACTOR, PAUSE_MS = 1.4, 30.0
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.acting import inside, undone_once
 from pytest_mnode.faults.registry import Undo, fault, path, size, word
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 FULL_BYTES = 1 << 20
 SMALL_SHM_BYTES = 64 << 20

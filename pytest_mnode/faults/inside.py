@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 if __package__:
-    from pytest_mnode.cluster.rack import namespaces
+    from pytest_mnode.launchers.rack import namespaces
 else:  # run by path: the package need not be imported
-    sys.path[0] = str(Path(__file__).resolve().parent.parent / "cluster" / "rack")
+    sys.path[0] = str(Path(__file__).resolve().parent.parent / "launchers" / "rack")
     import namespaces  # type: ignore[import-not-found,no-redef]
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096

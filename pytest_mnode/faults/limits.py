@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import resource
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.acting import inside, processes_of, undone_once
 from pytest_mnode.faults.registry import Undo, fault, size, whole
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 LOW_MEMLOCK_BYTES = 64 << 10
 LOW_NOFILE = 256

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
-from pytest_mnode.cluster.rack.plan import MAX_NODES
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.acting import all_undone, inside, on_node, undone_once
 from pytest_mnode.faults.registry import Undo, fault, whole, word
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.rack.plan import MAX_NODES
 
 NOBODY = "127.0.1.1"
 """What a hosts file often says of the machine's own name."""

@@ -6,11 +6,11 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.faults.acting import all_undone, at_switch, running, undone_once
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 RELAY = str(Path(__file__).with_name("relay.py"))
 FLAP_EVERY_S, FLAP_S = 5.0, 0.2

@@ -5,10 +5,10 @@ Ranks that run already stay where they are.
 
 from __future__ import annotations
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.faults.acting import undone_once
 from pytest_mnode.faults.registry import Undo, fault
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 
 
 @fault()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mnode.criteria.restart.findings import Finding
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.gang import judging
 from pytest_mnode.gang.contention import filled, race
@@ -20,7 +21,6 @@ from pytest_mnode.gang.table import table
 from pytest_mnode.gang.terms import KEY, Terms
 from pytest_mnode.gang.turns import Round
 from pytest_mnode.gang.watching import Clock, WallClock
-from pytest_mnode.restart.findings import Finding
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.wrong import Wrong
 
@@ -68,8 +68,8 @@ class Site:
         assert promise is not None
 
         def power(what: str, node: str) -> None:
-            from pytest_mnode.cluster.node import Node
-            from pytest_mnode.cluster.power import switch
+            from pytest_mnode.launchers.node import Node
+            from pytest_mnode.launchers.power import switch
 
             switch(spec.power, what, Node(node, 0, node))
 

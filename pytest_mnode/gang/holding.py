@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_mnode.criteria.restart.findings import Figure
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.terms import KEY, Terms, Window
 from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, by_words, stretches
-from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong, found, listed
 
 PARTS = "longest time that a gang held a part of its nodes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from pytest_mnode.criteria.restart.findings import Figure, Finding
 from pytest_mnode.gang import holding, running, turns
 from pytest_mnode.gang.bereft import Lost, bereft_lives, judged_loss
 from pytest_mnode.gang.clocks import clocks_off
@@ -13,7 +14,6 @@ from pytest_mnode.gang.terms import SMALL, Terms, Window, worst
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.toolarge import judged_oversize
 from pytest_mnode.gang.turns import Round
-from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.wrong import Wrong, listed
 

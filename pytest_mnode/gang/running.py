@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.criteria.restart.findings import Figure
 from pytest_mnode.gang import clocks
 from pytest_mnode.gang.beats import Presence, Span, presences, spans
 from pytest_mnode.gang.engine import Beat
 from pytest_mnode.gang.heard import lives_ended, on_one_node
 from pytest_mnode.gang.terms import KEY, Terms, Window
 from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
-from pytest_mnode.restart.findings import Figure
 from pytest_mnode.wrong import Wrong, found
 
 WAITING = "ranks of waiting gangs that ran"

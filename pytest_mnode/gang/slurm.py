@@ -26,8 +26,8 @@ from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Refused
 from pytest_mnode.gang.slurmjobs import ON, jobs_on, others_of, record_of
 from pytest_mnode.gang.slurmneeds import Needs, for_sbatch
 from pytest_mnode.gang.slurmplaces import NEVER, ONLY, Place, left_out, without
-from pytest_mnode.slurm import NodeState, Slurm, SlurmError
-from pytest_mnode.slurm.reservations import reserved_nodes
+from pytest_mnode.launchers.slurm import NodeState, Slurm, SlurmError
+from pytest_mnode.launchers.slurm.reservations import reserved_nodes
 
 NAMES = ("partition", "account", "qos", "reservation", "constraint")
 """Of `scheduler.names`: those that sbatch has options for."""

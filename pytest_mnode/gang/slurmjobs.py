@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.gang.engine import Phase, Record
-from pytest_mnode.slurm import JobState, NodeState, expand
+from pytest_mnode.launchers.slurm import JobState, NodeState, expand
 
 ON = "--format=%A|%T|%u|%N|%j"
 """Of squeue: what `jobs_on` reads."""

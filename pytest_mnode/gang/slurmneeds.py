@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.gang.slurmplaces import option_of
-from pytest_mnode.slurm.fields import number, records
+from pytest_mnode.launchers.slurm.fields import number, records
 
 _UNCOUNTED = re.compile(
     r"(--(?:gpus|gpus-per-task|gpus-per-socket|cpus-per-gpu|mem-per-cpu|mem-per-gpu|mincpus|tmp"

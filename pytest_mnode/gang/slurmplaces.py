@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.slurm import NodeState, expand
-from pytest_mnode.slurm.nodes import ASIDE
+from pytest_mnode.launchers.slurm import NodeState, expand
+from pytest_mnode.launchers.slurm.nodes import ASIDE
 
 ONLY, NEVER = ("--nodelist", "-w"), ("--exclude", "-x")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT")

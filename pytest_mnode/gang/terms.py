@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_mnode.criteria.restart.findings import Figure, Finding
 from pytest_mnode.gang.engine import Beat, Look
 from pytest_mnode.gang.timeline import (
     Gang,
@@ -16,7 +17,6 @@ from pytest_mnode.gang.timeline import (
     seen,
     stretches,
 )
-from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.spec.gang import GangCriterion
 from pytest_mnode.wrong import Wrong, listed
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_mnode.criteria.restart.findings import Figure, Finding
 from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, unless_others, worst
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.turns import over_between
-from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.wrong import Wrong, found
 
 LARGE = "too large"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.criteria.restart.findings import Figure, Finding
 from pytest_mnode.gang.engine import Look
 from pytest_mnode.gang.terms import KEY, Terms, Window, surely_within, unless_others
 from pytest_mnode.gang.timeline import Gang, Seen, State
-from pytest_mnode.restart.findings import Figure, Finding
 from pytest_mnode.wrong import Wrong, found
 
 NEVER = "gangs that never ran, though there was room"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
-from pytest_mnode.cluster.node import count
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.gang.engine import Ask, Engine, Look, Phase
 from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import BLIND_S, Gang, Seen, State, seen
+from pytest_mnode.launchers.node import count
 
 _LEAST_PAUSE_S = 0.2
 _PAUSE_PER_ANSWER = 3.0

@@ -16,7 +16,7 @@ FIRST = """
 
     def pytest_collection_finish(session):
         if "torch" in sys.modules:  # where ranks are forked from: all have the same seed
-            from pytest_mnode.train import randomness
+            from pytest_mnode.reference_job import randomness
             right = randomness.seed_all
             randomness.seed_all = lambda *words: right(words[0])
 
@@ -26,8 +26,8 @@ FIRST = """
             return  # runs in the controller
         world = request.getfixturevalue("world")
         from torch.utils.data import DistributedSampler
-        from pytest_mnode.data import checks
-        from pytest_mnode.train.data import ResumableSampler
+        from pytest_mnode.checks.data import checks
+        from pytest_mnode.reference_job.data import ResumableSampler
         name = request.node.name
         samples = DistributedSampler.__iter__
         if "padded" in name and world.rank == 2:
@@ -40,7 +40,7 @@ FIRST = """
                 DistributedSampler, "__iter__", lambda sampler: iter(list(samples(sampler))[1:])
             )
         elif "workers" in name and world.rank == 1:
-            from pytest_mnode.data.reading import Indices
+            from pytest_mnode.checks.data.reading import Indices
             monkeypatch.setattr(Indices, "__getitem__", lambda data, i: i // 2 * 2)
         elif "order" in name:
             monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)
@@ -74,7 +74,7 @@ SECOND = """
     def pytest_collection_finish(session):
         if "torch" in sys.modules:  # where ranks are forked from
             import random
-            from pytest_mnode.train import randomness
+            from pytest_mnode.reference_job import randomness
             right = randomness.seed_all
             def all_but_python(*words):
                 right(*words)
@@ -87,7 +87,7 @@ SECOND = """
             return  # runs in the controller
         world = request.getfixturevalue("world")
         from torch.utils.data import DistributedSampler
-        from pytest_mnode.data import checks
+        from pytest_mnode.checks.data import checks
         name = request.node.name
         if "order" in name and world.rank == 2:
             monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)

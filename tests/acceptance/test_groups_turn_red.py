@@ -24,7 +24,7 @@ BUILT_WRONG = """
 
     @pytest.fixture(autouse=True)
     def meshes_are_numbered_otherwise(request, monkeypatch):
-        from pytest_mnode.groups import made
+        from pytest_mnode.checks.groups import made
         if "right_groups" in request.node.name:
             flipped = another(lambda ranks: ranks.flip(-1))  # neighbours in each other's place
             monkeypatch.setattr(made, "init_device_mesh", flipped)

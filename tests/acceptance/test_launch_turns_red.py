@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.launching import login
+from pytest_mnode.criteria.launching import login
 from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import need_rack
 
@@ -108,7 +108,7 @@ def test_jobs_of_one_rank_and_a_login_that_keeps_the_environment(tmp_path: Path)
     assert leaking != text
     (tmp_path / "leaking_login.py").write_text(leaking)
     plugin = f"""
-        from pytest_mnode.launching import login
+        from pytest_mnode.criteria.launching import login
         login.__file__ = {str(tmp_path / "leaking_login.py")!r}
     """
     alone = "export WORLD_SIZE=1 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((29500 + LOCAL_RANK))"
@@ -128,7 +128,7 @@ def test_jobs_of_one_rank_and_a_login_that_keeps_the_environment(tmp_path: Path)
 
 def test_a_job_that_stays_or_an_address_that_does_not_follow_is_told(tmp_path: Path) -> None:
     plugin = """
-        from pytest_mnode.launching.direct import Direct
+        from pytest_mnode.criteria.launching.direct import Direct
         submit = Direct.submit
 
         def stay(self, job, nodes):
@@ -187,7 +187,7 @@ def test_an_init_that_names_nobody_an_image_and_few_open_files(tmp_path: Path) -
     plugin = """
         from datetime import timedelta
         from pytest_mnode.errors import TimeLimitError
-        from pytest_mnode.launching import meeting
+        from pytest_mnode.criteria.launching import meeting
 
         def meet(timeout_s, backend=None):
             import torch.distributed as dist

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.probes.numa import read_numa
+from pytest_mnode.machine.numa import read_numa
 from tests.acceptance.certified import Certified, certify, spec_with
 from tests.inner import need_rack
 
@@ -26,7 +26,7 @@ MEMORIES_AND_A_STRAY = """
     @pytest.fixture(autouse=True)
     def memory_on_both_sockets(world, monkeypatch):
         # As if this machine had it: pages of ranks on the second socket are then far from it.
-        from pytest_mnode.bench import numa
+        from pytest_mnode.measuring import numa
         read = numa.read_machine
 
         def with_memory(root):

@@ -34,8 +34,8 @@ DEAF = """
 
 # A plugin, so that it is there in warm ranks; those of torchrun are as they should be.
 CARELESS = """
-    from pytest_mnode.train import data
-    from pytest_mnode.train.checkpoint import loading
+    from pytest_mnode.reference_job import data
+    from pytest_mnode.reference_job.checkpoint import loading
 
     def go_to(self, epoch, position):
         self.set_epoch(epoch)
@@ -127,11 +127,11 @@ FORGETFUL = """
     from dataclasses import replace
 
     import pytest
-    from pytest_mnode.restart import warm, watching, warming
-    from pytest_mnode.restart.comparing import Like
-    from pytest_mnode.restart.evidence import Struck
-    from pytest_mnode.restart.judging import Terms, judge
-    from pytest_mnode.train.config import JobConfig
+    from pytest_mnode.criteria.restart import warm, watching, warming
+    from pytest_mnode.criteria.restart.comparing import Like
+    from pytest_mnode.criteria.restart.evidence import Struck
+    from pytest_mnode.criteria.restart.judging import Terms, judge
+    from pytest_mnode.reference_job.config import JobConfig
 
     CONFIG = JobConfig(directory=".", width=16, layers=1, context=8, vocab=32, global_batch=4,
                        samples=40, steps=14, checkpoint_every=4, keep=3)
@@ -148,7 +148,7 @@ FORGETFUL = """
         patch.setattr(module.Trainer, "resume", resumed)
 
     def forgets_its_place_in_the_data(module, patch):
-        from pytest_mnode.train.data import ResumableSampler
+        from pytest_mnode.reference_job.data import ResumableSampler
         go_to = ResumableSampler.go_to
         patch.setattr(ResumableSampler, "go_to", lambda self, epoch, _: go_to(self, epoch, 0))
 
@@ -167,13 +167,13 @@ FORGETFUL = """
         patch.setattr(module, "set_state_dict", only_the_model)
 
     def finds_no_checkpoint(module, patch):
-        from pytest_mnode.train.checkpoint import Store
+        from pytest_mnode.reference_job.checkpoint import Store
         patch.setattr(Store, "load", lambda *_, **__: None)
 
     def forgets_nothing(module, patch): pass
 
     def resumed_badly(config, fault, *, world):
-        from pytest_mnode.train import trainer
+        from pytest_mnode.reference_job import trainer
         with pytest.MonkeyPatch.context() as patch:
             fault(trainer, patch)
             return warm.train(config, world=world)

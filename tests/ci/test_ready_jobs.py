@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_mnode.launchers.slurm.salloc import QUEUE_LIMIT_S
 from pytest_mnode.options import _OPTIONS
-from pytest_mnode.slurm.salloc import QUEUE_LIMIT_S
 from tests.ci.running import READY, ROOT
 
 _FLAG = re.compile(r"(?<![\w-])--mnode-[a-z][a-z-]*[a-z]")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.criteria.preflight.facts import decode, encode
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.facts import NodeLook, Seen, SharedMount, Sight
 from pytest_mnode.discover.look import look, nics
 from pytest_mnode.discover.mounts import shared_mounts
 from pytest_mnode.discover.verbs import parse_active_mtus
-from pytest_mnode.preflight.facts import decode, encode
 from tests.recorded import NAMES, Recorded
 from tests.trees import GPU, NIC, NVIDIA, Tree
 

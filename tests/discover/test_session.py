@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.controller.nodes import CommandResult
+from pytest_mnode.criteria.preflight.facts import encode
 from pytest_mnode.discover.conduct import look_at, scheduler_names, seen_of
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.findings import Findings, findings
@@ -21,12 +23,10 @@ from pytest_mnode.discover.session import (
     write_new,
 )
 from pytest_mnode.errors import NodeLostError, UsageError
-from pytest_mnode.nodes import CommandResult
 from pytest_mnode.options import Settings
-from pytest_mnode.preflight.facts import encode
 from pytest_mnode.spec import load_spec
+from tests.criteria.preflight.made import healthy, spec_of, with_facts
 from tests.discover.made import changed, gpus, ib_node, sight, silent, tcp_node
-from tests.preflight.made import healthy, spec_of, with_facts
 
 ANSWER = encode(tcp_node(0))
 

@@ -16,7 +16,7 @@ from tests.engines.slurm import SlurmOnRack
 PROGRAM = """
 import json, os, subprocess, sys, tempfile, time
 from pathlib import Path
-from pytest_mnode.cluster.slurm import Slurm
+from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.spec import default_spec_path, load_spec
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.cluster.node import Node
-from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
 from tests.engines.switch import Switch
 
 COMMAND_LIMIT_S = 30.0

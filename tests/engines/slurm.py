@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.cluster.rack import Rack
-from pytest_mnode.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
 from tests.engines import slurm_conf
 from tests.engines.on_rack import OnRack
 

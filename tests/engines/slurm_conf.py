@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_mnode.cluster.node import Node
+from pytest_mnode.launchers.node import Node
 
 CPUS = 2
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.cluster.rack import Rack
-from pytest_mnode.cluster.remote.openssh import SSH_COMMAND
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from tests.engines.on_rack import COMMAND_LIMIT_S, OnRack
 
 COMPUTE_NODES = 4

@@ -131,7 +131,7 @@ WRONG = """
     from pytest_mnode.gang import beating
     from pytest_mnode.gang.slurm import SlurmEngine
     from pytest_mnode.gang.watching import Watch
-    from pytest_mnode.slurm import Slurm
+    from pytest_mnode.launchers.slurm import Slurm
 
     submit, watch, beats = SlurmEngine.submit, Watch.submit, SlurmEngine._beats
     title, gangs, unheard = [""], [], []

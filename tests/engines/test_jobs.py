@@ -14,7 +14,7 @@ import pytest
 from tests.engines.inside import run_pytest, running_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import InnerRun, write_files
-from tests.job.ranks import RANK
+from tests.jobs.ranks import RANK
 
 SHARED = "--mnode-slurm-args=--exclusive=user --ntasks-per-node=1 --cpus-per-task=1 --time=10"
 ROOT = Path(__file__).parents[2]
@@ -28,13 +28,14 @@ HELPERS = """
     import signal, subprocess, time
     from pathlib import Path
     import pytest
-    from pytest_mnode import Job, launching
+    from pytest_mnode import Job
+    from pytest_mnode.criteria import launching
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
-    from pytest_mnode.job import starting
-    from pytest_mnode.job.slurm import SubmittedJob
-    from pytest_mnode.launching.contract import leaked
-    from pytest_mnode.launching.described import LaunchJob, read_job
-    from pytest_mnode.slurm import Slurm
+    from pytest_mnode.jobs import starting
+    from pytest_mnode.jobs.slurm import SubmittedJob
+    from pytest_mnode.criteria.launching.contract import leaked
+    from pytest_mnode.criteria.launching.described import LaunchJob, read_job
+    from pytest_mnode.launchers.slurm import Slurm
 
     @pytest.fixture
     def argv(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_mnode.cluster.rack import Link, Rack
+from pytest_mnode.launchers.rack import Link, Rack
 from tests.inner import need_rack
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.cluster.rack import Rack, cgroups
+from pytest_mnode.launchers.rack import Rack, cgroups
 
 PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
 

@@ -18,7 +18,7 @@ from tests.inner import need_rack
 CONTROLLER = """
 import sys, time
 from pytest_mnode import faults
-from pytest_mnode.cluster.rack import Rack
+from pytest_mnode.launchers.rack import Rack
 rack = Rack(3)
 rack.start()
 faults.inject(rack, sys.argv[1])

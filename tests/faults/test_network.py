@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_mnode import faults
-from pytest_mnode.cluster.rack import Rack
 from pytest_mnode.errors import NodeLostError, UsageError
+from pytest_mnode.launchers.rack import Rack
 from tests.faults.talk import (
     connection,
     echoes,

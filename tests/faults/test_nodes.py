@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode import faults
-from pytest_mnode.cluster.rack import Link, Rack
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import clock
+from pytest_mnode.launchers.rack import Link, Rack
 from tests.faults.talk import PYTHON, need, need_quotas, said, shell
 from tests.inner import need_rack
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from pytest_mnode.criteria.restart.findings import Finding
 from pytest_mnode.gang.engine import Beat, Look, Phase, Record
 from pytest_mnode.gang.terms import Terms
 from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.restart.findings import Finding
 from tests.gang.reading import (
     verdict,
 )

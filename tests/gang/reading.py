@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_mnode.criteria.restart.findings import Finding
 from pytest_mnode.gang.conduct import Report
-from pytest_mnode.restart.findings import Finding
 from pytest_mnode.wrong import Wrong
 
 FAIL, UNKNOWN = "fail", "inconclusive"

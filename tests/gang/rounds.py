@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pytest_mnode.criteria.restart.findings import Finding
 from pytest_mnode.gang.engine import Beat, Look, Record
 from pytest_mnode.gang.judging import judged_rounds
 from pytest_mnode.gang.terms import CLEARED, Terms, Window
 from pytest_mnode.gang.timeline import Gang
 from pytest_mnode.gang.turns import Round, filled_turn, race_turn
-from pytest_mnode.restart.findings import Finding
 from tests.gang.byhand import (
     TERMS,
     A,

@@ -9,7 +9,7 @@ from pytest_mnode.gang.judging import judged_size
 from pytest_mnode.gang.slurmjobs import record_of
 from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.slurm import JobState
+from pytest_mnode.launchers.slurm import JobState
 from tests.gang.byhand import (
     NODES,
     TERMS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.restart.findings import Figure
+from pytest_mnode.criteria.restart.findings import Figure
 from pytest_mnode.wrong import Wrong
 from tests.gang.reading import (
     AFTER,

@@ -18,7 +18,7 @@ from pytest_mnode.gang import guarding
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.slurm import options_of, script
 from pytest_mnode.gang.slurmjobs import others_of, phase_of, record_of
-from pytest_mnode.slurm import JobState, NodeState
+from pytest_mnode.launchers.slurm import JobState, NodeState
 
 NODES = ("node0", "node1")
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.gang.slurmplaces import Place, features_of, left_out, option_of
-from pytest_mnode.slurm import NodeState
+from pytest_mnode.launchers.slurm import NodeState
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.criteria.restart.findings import Figure
 from pytest_mnode.gang.engine import Record
 from pytest_mnode.gang.holding import parts_held
 from pytest_mnode.gang.judging import judged_size
 from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
-from pytest_mnode.restart.findings import Figure
 from tests.gang.byhand import (
     NODES,
     TERMS,

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.errors import SpecError
 from pytest_mnode.spec import doubts
-from tests.preflight.made import spec_of
+from tests.criteria.preflight.made import spec_of
 
 
 def test_units_and_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Where the accelerators of local ranks are: PCI addresses and NUMA nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_mnode.launchers.node import Shown
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.nvml import Accelerator, read_nvml
+
+
+def homes_of(shown: Shown, local_size: int) -> list[int | None]:
+    """NUMA node of each local rank's accelerator, found without using any where that is possible.
+
+    Using CUDA starts threads, which would not be bound.
+    """
+    if shown.accelerators:
+        return [home_of(shown, accelerator_address(shown, rank)) for rank in range(local_size)]
+    told = read_nvml().found
+    if told is None:
+        return [home_of(shown, _cuda_address(rank)) for rank in range(local_size)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    addresses = visible_addresses(told, visible)
+    return [
+        home_of(shown, addresses[rank]) if rank < len(addresses) else None
+        for rank in range(local_size)
+    ]
+
+
+def visible_addresses(told: Sequence[Accelerator], visible: str | None) -> list[str | None]:
+    """PCI addresses of CUDA devices 0, 1, …, of what NVML tells and CUDA_VISIBLE_DEVICES says.
+
+    CUDA numbers devices of one model as NVML does, by PCI address. Of different models the fastest
+    comes first, so that their addresses are not known here. An entry that is no device ends the
+    list; parts of a device (MIG) have no address of their own.
+
+    Source: CUDA C++ Programming Guide, CUDA environment variables.
+    """
+    addresses = [one.pci_address for one in told]
+    mixed = len({one.name for one in told}) > 1
+    if mixed and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        addresses = [None for _ in told]
+    if visible is None:
+        return addresses
+    found: list[str | None] = []
+    for word in (part.strip() for part in visible.split(",")):
+        named = [
+            one for one in told if word.startswith("GPU-") and (one.uuid or "")[: len(word)] == word
+        ]
+        if word.isascii() and word.isdigit() and int(word) < len(addresses):
+            found.append(addresses[int(word)])
+        elif word.startswith("GPU-") and len(named) == 1:
+            found.append(named[0].pci_address)
+        else:
+            break
+    return found
+
+
+def home_of(shown: Shown, address: str | None) -> int | None:
+    """NUMA node of the accelerator at this PCI address; None where that is not known."""
+    if address is None:
+        return None
+    return sysfs.count(Path(shown.sysfs_root, "sys/bus/pci/devices", address, "numa_node"))
+
+
+def accelerator_address(shown: Shown, local_rank: int) -> str | None:
+    """PCI address of a rank's accelerator, such as "0000:17:00.0"; None where there is none.
+
+    On the rack it is that of the place shown for it. Asking CUDA starts it in this process.
+    """
+    if shown.accelerators:
+        return shown.accelerators[local_rank % len(shown.accelerators)]
+    return _cuda_address(local_rank)
+
+
+def _cuda_address(local_rank: int) -> str | None:
+    import torch
+
+    if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
+        return None
+    device: Any = torch.cuda.get_device_properties(local_rank)
+    if not hasattr(device, "pci_bus_id"):  # ROCm, and torch before 2.7
+        return None
+    return f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"

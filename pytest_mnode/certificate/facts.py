@@ -1,0 +1,173 @@
+"""What a certificate says about its run: where, on what, with which versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.slurm.hostlist import compress
+
+DEFAULT_VALIDITY = timedelta(days=7)
+_LISTS = ("nodes", "not_covered", "doubts", "cut_short")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The git commit that the tests were run from; dirty if tracked files differ from it."""
+
+    hash: str
+    dirty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpecFacts:
+    """Which page was certified against; the digest tells two pages of one name apart."""
+
+    name: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of what judged; None for what is not installed."""
+
+    python: str
+    kernel: str
+    pytest: str | None
+    pytest_mnode: str | None
+    torch: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Everything about a run but its results.
+
+    nodes: those that were tested. cluster_nodes: how many the cluster has; None where the spec
+        names no number. not_covered: names of others, as far as they are known.
+    start, end: with a time zone (ValueError without).
+    emulated: what was not real hardware, in words; None where everything was.
+    doubts: what is doubtful about the spec, one sentence each.
+    cut_short: why not every test of the suite was run, such as "-k mesh" or "interrupted"; a run
+        that was cut short never certifies.
+    validity: how long after `end` a certificate holds.
+    """
+
+    launcher: str
+    launcher_reason: str
+    nodes: tuple[str, ...]
+    ranks: int
+    backend: str
+    spec: SpecFacts
+    versions: Versions
+    start: datetime
+    end: datetime
+    commit: Commit | None = None
+    emulated: str | None = None
+    doubts: tuple[str, ...] = ()
+    cut_short: tuple[str, ...] = ()
+    validity: timedelta = DEFAULT_VALIDITY
+    cluster_nodes: int | None = None
+    not_covered: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, moment in (("start", self.start), ("end", self.end)):
+            if moment.tzinfo is None:
+                raise ValueError(f"{name} {moment} has no time zone; give UTC")
+
+    @property
+    def count(self) -> str:
+        """How much of the cluster was tested, such as "2 of 16 nodes"."""
+        covered, of = len(self.nodes), self.cluster_nodes
+        if of is None:
+            return f"{count(covered)} (the spec names no number)"
+        return f"{covered} of {count(of)}"
+
+    @property
+    def coverage(self) -> str:
+        """The same with names: "2 of 16 nodes: n[0-1]; not covered: n[2-3] and 12 others"."""
+        names = f": {compress(self.nodes)}" if self.nodes else ""
+        unnamed = max(0, (self.cluster_nodes or 0) - len(self.nodes) - len(self.not_covered))
+        others = [compress(self.not_covered)] if self.not_covered else []
+        others += [f"{unnamed} other{'s' * (unnamed > 1)}"] if unnamed else []
+        rest = f"; not covered: {' and '.join(others)}" if others else ""
+        return f"{self.count}{names}{rest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: times in UTC by ISO 8601, validity in seconds."""
+        out = asdict(self)
+        for name in _LISTS:
+            out[name] = list(out[name])
+        out["start"], out["end"] = utc(self.start), utc(self.end)
+        out["validity_s"] = out.pop("validity").total_seconds()
+        return out
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        fields = dict(data)
+        for name in _LISTS:
+            fields[name] = tuple(data.get(name, ()))
+        fields["start"] = datetime.fromisoformat(data["start"])
+        fields["end"] = datetime.fromisoformat(data["end"])
+        fields["validity"] = timedelta(seconds=fields.pop("validity_s"))
+        fields["spec"] = SpecFacts(**data["spec"])
+        fields["versions"] = Versions(**data["versions"])
+        fields["commit"] = Commit(**data["commit"]) if data["commit"] else None
+        return cls(**fields)
+
+
+def utc(moment: datetime) -> str:
+    """ISO 8601 in UTC, such as "2026-11-21T02:06:00+00:00"."""
+    return moment.astimezone(UTC).isoformat()
+
+
+def installed_versions() -> Versions:
+    """Versions found without importing anything: torch in particular stays unloaded."""
+    return Versions(
+        python=platform.python_version(),
+        kernel=f"{platform.system()} {platform.release()}",
+        pytest=_installed("pytest"),
+        pytest_mnode=_installed("pytest-mnode"),
+        torch=_installed("torch"),
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def git_commit(rootdir: Path) -> Commit | None:
+    """The commit checked out at `rootdir`; None without git, repository or commit."""
+    head = _git(rootdir, "rev-parse", "--verify", "HEAD")
+    changes = _git(rootdir, "status", "--porcelain", "--untracked-files=no")
+    return None if head is None or changes is None else Commit(head.strip(), bool(changes.strip()))
+
+
+def _git(rootdir: Path, *argv: str) -> str | None:
+    # A hook of git runs with GIT_DIR set, which would outweigh the directory.
+    env = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE")}
+    env["GIT_OPTIONAL_LOCKS"] = "0"
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(rootdir), *argv],
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

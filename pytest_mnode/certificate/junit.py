@@ -1,0 +1,128 @@
+"""The certificate as junit XML, for whatever shows test results, and measurements as properties."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import junit_xml
+
+from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
+from pytest_mnode.certificate.criterion import CaseResult, CriterionResult, CriterionVerdict
+from pytest_mnode.certificate.facts import utc
+from pytest_mnode.certificate.text import first_line, fit
+from pytest_mnode.verdict import Measurement, Verdict
+
+PROPERTY = "mnode.measurement"
+
+
+def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
+    """Properties for pytest's own junit: one line of JSON each, what is empty left out."""
+    return [
+        (
+            PROPERTY,
+            json.dumps({k: v for k, v in m.to_dict().items() if v not in (None, "")}),
+        )
+        for m in measurements
+    ]
+
+
+def junit_text(certificate: Certificate) -> str:
+    """One suite for the certificate's verdict, then one a criterion with a case a measurement.
+
+    fail is a failure; inconclusive and what did not run are errors; what is recorded only or not
+    promised is skipped, so that nothing counts as passed that was not judged.
+    """
+    properties = {
+        "verdict": certificate.verdict.value,
+        "spec": f"{certificate.run.spec.name} {certificate.run.spec.digest}",
+        "launcher": certificate.run.launcher,
+        "nodes": " ".join(certificate.run.nodes),
+        "covered": certificate.run.coverage,
+    }
+    suites = [
+        junit_xml.TestSuite(
+            fit(name),
+            list(cases),
+            timestamp=utc(certificate.run.start),
+            properties={k: fit(v) for k, v in properties.items()},
+        )
+        for name, cases in (
+            ("certificate", [_overall(certificate)]),
+            *((c.name, _cases(c)) for c in certificate.criteria),
+        )
+    ]
+    return str(junit_xml.to_xml_report_string(suites, encoding="utf-8"))
+
+
+def _overall(certificate: Certificate) -> junit_xml.TestCase:
+    reasons = "; ".join(certificate.reasons)
+    out = _named(f"{certificate.run.spec.name} is certified", "certificate")
+    match certificate.verdict:
+        case CertificateVerdict.CERTIFIED:
+            out.stdout = fit(f"certified: {certificate.run.coverage}")
+        case CertificateVerdict.NOT_CERTIFIED:
+            _fail(out, f"NOT certified: {reasons}")
+        case verdict:
+            _error(out, f"{verdict.value}: {reasons}")
+    return out
+
+
+def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
+    """Never empty: a suite without a case would look like one without a fault."""
+    match criterion.verdict:
+        case CriterionVerdict.NOT_PROMISED:
+            out = _named(criterion.name, criterion.name)
+            why = criterion.not_promised or criterion.cases[0].message
+            out.add_skipped_info(fit(f"not promised: {why}"))
+            yield out
+        case CriterionVerdict.DID_NOT_RUN:
+            out = _named(criterion.name, criterion.name)
+            _error(out, f"{criterion.name} is promised and did not run")
+            yield out
+        case _:
+            for case in criterion.cases:
+                yield from _case(case)
+
+
+def _case(case: CaseResult) -> Iterator[junit_xml.TestCase]:
+    path, _, test = case.test.partition("::")
+    classname = path.removesuffix(".py").replace("/", ".")
+    judged = [m for m in case.measurements if m.verdict is not None]
+    if case.outcome != "passed" or not judged:
+        out = _named(test or path, classname, case.duration_s)
+        blame = f", culprit {case.culprit}" if case.culprit else ""
+        told = (first_line(case.message, 1000) or case.outcome) + blame
+        if case.verdict is CriterionVerdict.NOT_PROMISED:
+            out.add_skipped_info(fit(told))
+        elif case.outcome == "failed":
+            _fail(out, told, case.message)
+        elif case.outcome != "passed":
+            _error(out, told, case.message)
+        yield out
+    for measurement in case.measurements:
+        where = f" ({measurement.where})" if measurement.where else ""
+        out = _named(f"{test}: {measurement.name}{where}", classname)
+        told = " ".join(fit(str(measurement)).split())
+        match measurement.verdict:
+            case Verdict.FAIL:
+                _fail(out, told)
+            case Verdict.INCONCLUSIVE:
+                _error(out, told)
+            case Verdict.PASS:
+                out.stdout = fit(told)
+            case None:
+                out.add_skipped_info(fit(f"recorded, not judged: {told}"))
+        yield out
+
+
+def _named(name: str, classname: str, elapsed_s: float | None = None) -> junit_xml.TestCase:
+    return junit_xml.TestCase(fit(name), fit(classname), elapsed_sec=elapsed_s)
+
+
+def _fail(case: junit_xml.TestCase, message: str, output: str = "") -> None:
+    case.add_failure_info(fit(message), fit(output), Verdict.FAIL.value)
+
+
+def _error(case: junit_xml.TestCase, message: str, output: str = "") -> None:
+    case.add_error_info(fit(message), fit(output), Verdict.INCONCLUSIVE.value)

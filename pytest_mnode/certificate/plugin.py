@@ -1,0 +1,211 @@
+"""How a run ends: cases gathered from reports, the certificate written and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.certificate import (
+    CaseResult,
+    Certificate,
+    RunFacts,
+    SpecFacts,
+    build_certificate,
+    criterion_name,
+    git_commit,
+    installed_versions,
+    print_summary,
+    write_report,
+)
+from pytest_mnode.certificate.criterion import Outcome
+from pytest_mnode.controller.session import ENDED
+from pytest_mnode.curve import Curve
+from pytest_mnode.skipping import NOT_PROMISED, skip_reason
+from pytest_mnode.spec import doubts
+from pytest_mnode.verdict import Measurement
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.session import Run
+
+
+@dataclass(slots=True)
+class _Case:
+    outcome: Outcome = "passed"
+    message: str = ""
+    culprit: str | None = None
+    duration_s: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    phases: set[str] = field(default_factory=set)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether nothing says how the test ended: pytest reports no phase that Ctrl-C ends."""
+        return self.outcome == "passed" and not self.phases >= {"call", "teardown"}
+
+
+class Ending:
+    """pytest plugin: listens to reports of criteria, and ends a run with a certificate."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.started = datetime.now(UTC)
+        self.cases: dict[str, _Case] = {}
+        self.certificate: Certificate | None = None
+        self._ended_itself = False
+        self._deselected = 0
+        self._written: list[str] = []
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self._deselected += sum(i.get_closest_marker("criterion") is not None for i in items)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "criterion" not in report.keywords:
+            return
+        test = report.nodeid
+        if test.startswith("::"):  # a file outside of the root directory, asked for by itself
+            test = PurePath(report.location[0]).name + test
+        case = self.cases.setdefault(test, _Case())
+        case.duration_s += report.duration
+        case.phases.add(str(report.when))
+        case.facts = getattr(report, "mnode", case.facts)
+        outcome = _outcome(report)
+        if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
+            case.outcome, case.message = outcome, _message(report)
+            case.culprit = getattr(report, "mnode_culprit", None)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Why a worker of pytest-xdist ended itself."""
+        told = getattr(node, "workeroutput", None) or {}
+        self.run.ended = self.run.ended or told.get(ENDED, "")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Called for Ctrl-C too, which says nothing, and for others' reasons to stop."""
+        self._ended_itself = bool(self.run.ended) and str(excinfo.value) == self.run.ended
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Build and write the certificate; a run that was to certify and did not, fails."""
+        run = self.run
+        if not self.cases and run.settings.report_dir is None:
+            return
+        cases = [_result(test, case) for test, case in self.cases.items()]
+        promised = run.spec.promised_criteria
+        self.certificate = build_certificate(
+            run=self._facts(session, run, exitstatus),
+            cases=cases,
+            promised=promised,
+            not_promised={
+                **dict.fromkeys(_skipped_whole(cases) - set(promised), _SILENT),
+                **{n.question: n.reason for n in run.spec.not_promised},
+            },
+        )
+        directory = run.settings.report_dir
+        if directory is not None:
+            self._written = [str(path) for path in write_report(directory, self.certificate)]
+            whole = exitstatus == pytest.ExitCode.OK
+            if self._ended_itself or (whole and self.certificate.verdict != "certified"):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
+        config = session.config
+        launcher = run.pool.launcher if run.pool else None
+        nodes = tuple(n.name for n in launcher.nodes) if launcher else ()
+        # Nodes on the controller's own kernel are made for the run: there are no others.
+        made = len(nodes) if launcher and launcher.shared_kernel else None
+        return RunFacts(
+            launcher=run.launcher or "none",
+            launcher_reason=run.reason,
+            nodes=nodes,
+            cluster_nodes=run.spec.nodes or made,
+            not_covered=tuple(getattr(launcher, "unused", ())),
+            ranks=len(nodes) * run.procs_per_node,
+            backend=run.backend,
+            spec=SpecFacts(run.spec.name, str(run.spec_path), run.spec.digest()),
+            versions=installed_versions(),
+            start=self.started,
+            end=datetime.now(UTC),
+            commit=git_commit(config.rootpath),
+            emulated="; ".join(run.spec.emulated) or None,
+            doubts=tuple(doubts(run.spec)),
+            cut_short=tuple(self._cut_short(session, exitstatus)),
+            validity=timedelta(seconds=run.spec.certificate.valid_for_s),
+        )
+
+    def _cut_short(self, session: pytest.Session, exitstatus: int) -> list[str]:
+        why = []
+        if self.run.settings.faults:
+            why.append(f"fault injected: {self.run.settings.faults}")
+        if not self.run.spec.confirmed:
+            why.append(f"confirmed: false in {self.run.spec_path.name}")
+        if self._deselected:
+            why.append(f"{self._deselected} tests deselected")
+        if chosen := [a for a in session.config.args if "::" in a]:
+            why.append(f"only {', '.join(chosen)}")
+        if exitstatus == pytest.ExitCode.INTERRUPTED and not self._ended_itself:
+            why.append("interrupted")
+        stops = (self._ended_itself and self.run.ended, session.shouldstop, session.shouldfail)
+        return [*why, *dict.fromkeys(str(stop) for stop in stops if stop)]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.certificate is None:
+            return
+        terminalreporter.section("certificate")
+        print_summary(self.certificate, terminalreporter.write_line, terminalreporter._tw.fullwidth)
+        for path in self._written:
+            terminalreporter.write_line(f"written: {path}")
+
+
+_CUT_OFF = "it was interrupted before it ended"
+_SILENT = f"{NOT_PROMISED} by the spec"
+
+
+def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
+    """Criteria of which nothing ran."""
+    ran = {criterion_name(c.test) for c in cases if c.outcome not in ("skipped", NOT_PROMISED)}
+    return {criterion_name(case.test) for case in cases} - ran
+
+
+_SEVERITY: dict[Outcome, int] = {
+    "passed": 0,
+    "not promised": 1,
+    "skipped": 2,
+    "error": 3,
+    "failed": 4,
+}
+
+
+def _outcome(report: pytest.TestReport) -> Outcome:
+    if report.failed:
+        return "failed" if report.when == "call" else "error"
+    if not report.skipped:  # an outcome that a plugin made up is no pass
+        return "passed" if report.passed else "error"
+    return "not promised" if skip_reason(report).startswith(NOT_PROMISED) else "skipped"
+
+
+def _message(report: pytest.TestReport) -> str:
+    if report.skipped:
+        return skip_reason(report)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message) if crash is not None else report.longreprtext
+    return text if report.failed else f"a plugin reported the outcome {report.outcome!r}"
+
+
+def _result(test: str, case: _Case) -> CaseResult:
+    return CaseResult(
+        test=test,
+        question=case.facts.get("question", ""),
+        outcome="error" if case.cut_off else case.outcome,
+        message=_CUT_OFF if case.cut_off else case.message,
+        culprit=case.culprit,
+        measurements=tuple(Measurement.from_dict(m) for m in case.facts.get("measurements", ())),
+        curves=tuple(Curve.from_dict(c) for c in case.facts.get("curves", ())),
+        nodes=tuple(case.facts.get("nodes", ())),
+        duration_s=case.duration_s,
+    )

@@ -1,0 +1,38 @@
+"""A certificate's files, each written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.junit import junit_text
+
+
+def write_report(directory: Path, certificate: Certificate) -> list[Path]:
+    """Write `certificate.json` and `certificate.xml` into `directory`, made if it is missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    as_json = json.dumps(certificate.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+    written = []
+    for name, text in (
+        ("certificate.json", as_json + "\n"),
+        ("certificate.xml", junit_text(certificate)),
+    ):
+        _replace(directory / name, text)
+        written.append(directory / name)
+    return written
+
+
+def _replace(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, even after a loss of power."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            # A lone surrogate, from output that was no UTF-8, cannot be encoded.
+            file.write(text.encode("utf-8", errors="replace"))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Checks of process groups, samplers and metrics, also for users' own tests."""

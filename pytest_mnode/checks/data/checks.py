@@ -1,0 +1,166 @@
+"""The questions of the certificate, put to torch's own sampler, loader and optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from pytest_mnode.checks.data.batches import GlobalBatch
+from pytest_mnode.checks.data.facts import At, Reading
+from pytest_mnode.checks.data.files import judge_files, read_files
+from pytest_mnode.checks.data.ledger import Ledger
+from pytest_mnode.checks.data.orders import judge_again, judge_orders
+from pytest_mnode.checks.data.reading import Indices, read, read_epochs, shard_of, sharded
+from pytest_mnode.checks.data.reducing import count, mean, mean_over_ranks, sum_over_ranks
+from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
+from pytest_mnode.checks.groups.plan import smallest_factor
+from pytest_mnode.measuring.agree import gathered
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.data import ResumableSampler
+from pytest_mnode.spec.data import DataCriterion
+from pytest_mnode.wrong import Wrong
+
+EPOCHS = 3
+STEPS = 3
+SEED = 20
+_MOST = 2**54
+"""Sums of counts are above 2^53, where float64 no longer has every whole number."""
+
+
+def samples_of(promise: DataCriterion, world: World) -> int:
+    """As many for each rank as promised, and some more that cannot be shared out evenly."""
+    return promise.samples_per_rank * world.size + (world.size + 1) // 2
+
+
+def shards(promise: DataCriterion, world: World, *, drop_last: bool, workers: int) -> list[Wrong]:
+    """Is every sample read by one rank, once, in each of two epochs? All ranks call this."""
+    samples = samples_of(promise, world)
+    loader, sampler = sharded(
+        samples, world, batch=promise.batch, workers=workers, drop_last=drop_last, seed=SEED
+    )
+    found = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        readings = read(loader, world, epoch=epoch, sampler=sampler)
+        how = "drop_last" if drop_last else "padded"
+        found += judge_shards(
+            f"{how}, {workers} workers, epoch {epoch}",
+            readings,
+            samples,
+            padding=0 if drop_last else padding_of(samples, world.size),
+            left_out=tail_of(samples, world.size) if drop_last else 0,
+            expected=[
+                shard_of(samples, world.size, rank, seed=SEED, epoch=epoch, drop_last=drop_last)
+                for rank in range(world.size)
+            ],
+        )
+    return found
+
+
+def orders(promise: DataCriterion, world: World) -> list[Wrong]:
+    """Is each epoch in an order of its own, and the same when it is begun anew? All call this."""
+    samples = samples_of(promise, world)
+
+    def epochs() -> list[tuple[Reading, ...]]:
+        loader, sampler = sharded(samples, world, batch=promise.batch, seed=SEED)
+
+        def begin(epoch: int) -> DataLoader[Any]:
+            sampler.set_epoch(epoch)
+            return loader
+
+        return read_epochs(begin, EPOCHS, world, sampler=sampler)
+
+    first = epochs()
+    again = epochs()
+    return [
+        *judge_orders(f"{EPOCHS} epochs", first),
+        *(judge_again(f"epoch {i} begun anew", first[i], again[i]) for i in range(EPOCHS)),
+    ]
+
+
+def ranks_that_go_on(world: World) -> tuple[int, ...]:
+    """On how many ranks an epoch goes on: on all, and on fewer that share alike what is left."""
+    return tuple(dict.fromkeys((world.size, world.size // smallest_factor(world.size))))
+
+
+def resumed(promise: DataCriterion, world: World, ranks: int) -> Wrong:
+    """Does a sampler that goes on in the middle of an epoch, on `ranks` of the world, end it?
+
+    ranks: a divisor of the size of the world. All of its ranks call this; those from `ranks` on
+    read nothing after the cut.
+    """
+    samples = promise.samples_per_rank * world.size
+    position = samples // 2 // world.size * world.size  # all had equally many
+    whole = read(_batches(samples, world.size, world.rank, promise.batch), world, epoch=1)
+    part = _batches(samples, world.size, world.rank, 1)
+    before = read(itertools.islice(part, position // world.size), world, epoch=1)
+    rest: Sequence[Any] | Iterator[Any] = []
+    if world.rank < ranks:
+        rest = _batches(samples, ranks, world.rank, promise.batch, position)
+    after = read(rest, world, epoch=1)[:ranks]
+    return judge_resumed(f"cut at sample {position}, {ranks} ranks go on", whole, before, after)
+
+
+def _batches(samples: int, ranks: int, rank: int, batch: int, position: int = 0) -> Iterator[Any]:
+    indices: Any = Indices(samples)
+    sampler = ResumableSampler(indices, ranks, rank, seed=SEED)
+    sampler.go_to(1, position)
+    return iter(DataLoader(indices, batch, sampler=sampler))
+
+
+def global_batch(promise: DataCriterion, world: World, device: torch.device) -> GlobalBatch:
+    """What the optimiser sees of a loop with micro-batches, under DDP. All ranks call this."""
+    samples = promise.batch * promise.accumulation * STEPS * world.size
+    loader, sampler = sharded(samples, world, batch=promise.batch, seed=SEED)
+    sampler.set_epoch(0)
+    ledger = Ledger(samples, device)
+    model = DistributedDataParallel(ledger, [device] if device.type != "cpu" else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ledger.watch(optimizer)
+    train(model, optimizer, loader, promise.accumulation)
+    return ledger.global_batch(world, local=promise.batch, accumulation=promise.accumulation)
+
+
+def train(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    accumulation: int,
+) -> None:
+    """An epoch with gradients accumulated over micro-batches, and reduced with the last of them."""
+    for number, batch in enumerate(loader, 1):
+        last = number % accumulation == 0
+        with contextlib.nullcontext() if last else model.no_sync():
+            (model(batch).mean() / accumulation).backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[Wrong]:
+    """Are a mean over uneven batches and a sum of large counts exact? All ranks call this."""
+    samples = samples_of(promise, world)
+    mine = list(range(world.rank, samples, world.size))
+    mine = mine[: len(mine) - world.rank * promise.samples_per_rank // (2 * world.size)]
+    losses = [1.0 + (index * 7919 % 1009) / 1009 + world.rank for index in mine]
+    large = _MOST // world.size + world.rank
+    odd = (_MOST // world.size * world.size + world.size * (world.size - 1) // 2) % 2
+    large += int(world.rank == 0 and not odd)  # an odd sum is one that float64 does not have
+    return [
+        mean("loss", losses, mean_over_ranks(losses, device), world),
+        count("samples", len(mine), sum_over_ranks(len(mine), device), world),
+        count("tokens", large, sum_over_ranks(large, device), world),
+    ]
+
+
+def files(promise: DataCriterion, path: str, world: World) -> list[Wrong]:
+    """Does every rank read the same heads of the first files below a path? All ranks call this."""
+    at = At(world.rank, world.node)
+    told = read_files(at, path, promise.sample_files, promise.sample_size_bytes)
+    return judge_files(path, gathered(told))

@@ -1,0 +1,47 @@
+"""Judging what ranks read of the same files. Pure; `read_files` alone looks at a disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pytest_mnode.checks.data.facts import At, FilesRead
+from pytest_mnode.criteria.preflight.facts import Place
+from pytest_mnode.criteria.preflight.places import visit
+from pytest_mnode.wrong import Wrong, found, listed
+
+_ABSENT = "not among the first"
+
+
+def read_files(at: At, path: str, files: int, size_bytes: int) -> FilesRead:
+    """Digests of the heads of the first files by name below a directory, as this rank sees them."""
+    place = Place("datasets", path, sample_files=files, sample_bytes=size_bytes)
+    seen = visit(place, "", at.rank, lambda _: None)
+    digests = {one.name: f"{one.digest} of {one.size_bytes} B" for one in seen.samples}
+    return FilesRead(at, digests, seen.problem)
+
+
+def judge_files(label: str, read: Sequence[FilesRead]) -> list[Wrong]:
+    """Does every rank read what most read, of every file that any of them found?"""
+    unread = [f"{one.at}: {one.problem}" for one in read if one.problem]
+    able = [one for one in read if not one.problem]
+    names = sorted({name for one in able for name in one.digests})
+    texts = []
+    for name in names:
+        told = {one.at: one.digests.get(name, _ABSENT) for one in able}
+        counted = Counter(told.values()).most_common()
+        usual = counted[0][0]
+        tied = len(counted) > 1 and counted[1][1] == counted[0][1]
+        odd = {at: digest for at, digest in told.items() if tied or digest != usual}
+        if len(counted) > 1:
+            texts += [f"{at} reads {name} as {digest}" for at, digest in odd.items()]
+    differing = f"{label}: files that ranks read otherwise than most"
+    source = "the same data set on every node"
+    if not names or len(able) < 2:
+        why = "there is no file to compare" if not names else "one rank has nobody to compare with"
+        compared = Wrong(differing, None, source, note=why)
+    else:
+        compared = Wrong(
+            differing, len(texts), source, listed(texts) or None, f"{len(names)} compared"
+        )
+    return [found(f"{label}: ranks that cannot read it", source, unread), compared]

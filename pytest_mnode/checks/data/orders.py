@@ -1,0 +1,154 @@
+"""Judging orders: each epoch shuffled, otherwise than before, and the same again. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import lgamma, log
+
+from pytest_mnode.checks.data.facts import At, Reading
+from pytest_mnode.wrong import Wrong, alike, listed
+
+NEGLIGIBLE = 1e-9
+"""What honest shuffles come to with less than this chance is taken for no shuffle."""
+ENOUGH = 16
+"""Samples of a rank whose order says so by itself: an honest one ascends once in 16!, or 2e13."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Odd:
+    """An order that one rank should not have read in; honest shuffles come to it by chance."""
+
+    at: At
+    epoch: int
+    text: str
+    log_chance: float
+
+
+def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Wrong]:
+    """Is every epoch shuffled, and otherwise than those before? epochs: readings of all ranks.
+
+    Inconclusive where honest shuffles of so few samples may well look as these do.
+    """
+    by_rank: dict[At, list[Reading]] = {}
+    for one in itertools.chain.from_iterable(epochs):
+        by_rank.setdefault(one.at, []).append(one)
+    repeats: list[_Odd] = []
+    ascending: list[_Odd] = []
+    for at, read in by_rank.items():
+        for number, later in enumerate(read):
+            # Of n different samples, one order in n! is that of the data set, or of another epoch.
+            chance = -lgamma(len(set(later.indices)) + 1)
+            same = next((e for e in read[:number] if e.indices == later.indices), None)
+            if same is not None:
+                text = f"epoch {later.epoch} in the order of epoch {same.epoch}"
+                repeats.append(_Odd(at, number, text, chance + log(number)))
+            if list(later.indices) == sorted(later.indices):
+                text = f"epoch {later.epoch} in the order of the data set"
+                ascending.append(_Odd(at, number, text, chance))
+    size = (len(by_rank), len(epochs))
+    missing = [
+        f"{at} read {len(read)} of {len(epochs)} epochs"
+        for at, read in by_rank.items()
+        if len(read) != len(epochs)
+    ]
+    if not by_rank:
+        missing.append("no rank read anything")
+    alone = ["one epoch has none before it"] if len(epochs) == 1 else []
+    return [
+        _judged(
+            f"{label}: times that a rank read in the order of an earlier epoch",
+            "each epoch is shuffled anew: set_epoch",
+            repeats,
+            size,
+            [*missing, *alone],
+            ": set_epoch was not called, or does nothing",
+        ),
+        _judged(
+            f"{label}: times that a rank read unshuffled",
+            "each epoch is shuffled",
+            ascending,
+            size,
+            missing,
+        ),
+    ]
+
+
+def _judged(  # noqa: PLR0917  what a finding has, and what it is judged by
+    name: str,
+    source: str,
+    odd: Sequence[_Odd],
+    size: tuple[int, int],
+    missing: Sequence[str],
+    cause: str = "",
+) -> Wrong:
+    if sure := _no_chance(odd, *size):
+        return Wrong(name, len(sure), source, listed(_said(sure, size[0], cause)))
+    notes = [listed(missing)] if missing else []
+    if odd:
+        notes.append(listed(_said(odd, size[0], cause)))
+        notes.append(f"shuffles of so few samples may be so, give each rank {ENOUGH}")
+    return Wrong(name, None if notes else 0, source, note="; ".join(notes))
+
+
+def _no_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> list[_Odd]:
+    """Those that are no chance: of one rank or one epoch, else all of them together."""
+    found = [
+        one
+        for one in odd
+        if _unlikely([o for o in odd if o.at == one.at], epochs, ranks)
+        or _unlikely([o for o in odd if o.epoch == one.epoch], ranks, epochs)
+    ]
+    return found or (list(odd) if _unlikely(odd, ranks * epochs, 1) else [])
+
+
+def _unlikely(odd: Sequence[_Odd], places: int, times: int) -> bool:
+    """Whether honest shuffles are hardly ever so odd, at so many of the places, in any of times.
+
+    By the union bound: times × C(places, odd) × the chance of these.
+    """
+    ways = lgamma(places + 1) - lgamma(len(odd) + 1) - lgamma(places - len(odd) + 1)
+    chance = log(times) + ways + sum(one.log_chance for one in odd)
+    return bool(odd) and chance < log(NEGLIGIBLE)
+
+
+def _said(odd: Iterable[_Odd], ranks: int, cause: str) -> list[str]:
+    """Who read in which orders."""
+    by_rank: dict[At, list[str]] = {}
+    for one in odd:
+        by_rank.setdefault(one.at, []).append(one.text)
+    return alike([(at, f"{', '.join(texts)}{cause}") for at, texts in by_rank.items()], ranks)
+
+
+def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Wrong:
+    """Did every rank read the same samples in the same order both times?"""
+    other = {one.at.rank: one.indices for one in again}
+    differing, nothing = [], []
+    for one in first:
+        then = other.get(one.at.rank)
+        if then is None:
+            differing.append(f"{one.at} did not read again")
+        elif then != one.indices:
+            differing.append(f"{one.at} read {_difference(one.indices, then)}")
+        elif not then:
+            nothing.append(f"{one.at} read nothing")
+    before = {one.at.rank for one in first}
+    differing += [
+        f"{one.at} read the second time only" for one in again if one.at.rank not in before
+    ]
+    unsure = nothing or not first
+    return Wrong(
+        f"{label}: ranks that read otherwise",
+        len(differing) or (None if unsure else 0),
+        "order follows from seed and epoch",
+        listed(differing) or None,
+        listed(nothing) if first else "no rank read the first time",
+    )
+
+
+def _difference(one: Sequence[int], other: Sequence[int]) -> str:
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return f"sample {b} at place {place}, and {a} before"
+    return f"{len(other)} samples, and {len(one)} before"

@@ -1,0 +1,141 @@
+"""Which meshes to try, and which rank belongs where in them: arithmetic of our own, not torch's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Self
+
+from pytest_mnode.errors import UsageError
+
+if TYPE_CHECKING:
+    from pytest_mnode.rank.world import World
+    from pytest_mnode.spec.groups import GroupsCriterion
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Named dimensions over ranks 0 … size-1, outermost first: along the last, ranks follow.
+
+    Raises ValueError for names that are not as many as sizes, or not different, or a size below 1.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sizes) or len(set(self.names)) < len(self.names):
+            raise ValueError(f"names {self.names} do not each name one of the sizes {self.sizes}")
+        if min(self.sizes, default=0) < 1:
+            raise ValueError(f"sizes {self.sizes}; give dimensions of 1 or more")
+
+    @classmethod
+    def of(cls, **sizes: int) -> Self:
+        """`Layout.of(pp=2, dp=4, tp=8)`."""
+        return cls(tuple(sizes), tuple(sizes.values()))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return prod(self.sizes)
+
+    def size_of(self, name: str) -> int:
+        """Ranks along a dimension."""
+        return self.sizes[self.names.index(name)]
+
+    def wider_than_one(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Which of these dimensions it has, with more than one rank along them."""
+        return tuple(name for name in names if name in self.names and self.size_of(name) > 1)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where a rank is along each dimension."""
+        found = []
+        for size in reversed(self.sizes):
+            rank, place = divmod(rank, size)
+            found.append(place)
+        return tuple(reversed(found))
+
+    def rank_at(self, coordinate: Sequence[int]) -> int:
+        """Which rank is there: the inverse of `coordinate`."""
+        rank = 0
+        for size, place in zip(self.sizes, coordinate, strict=True):
+            rank = rank * size + place
+        return rank
+
+    def group_of(self, rank: int, *names: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along these dimensions only, outermost first."""
+        here = self.coordinate(rank)
+        along = [
+            range(size) if name in names else [place]
+            for name, size, place in zip(self.names, self.sizes, here, strict=True)
+        ]
+        return tuple(self.rank_at(place) for place in itertools.product(*along))
+
+    def groups(self, *names: str) -> tuple[tuple[int, ...], ...]:
+        """All groups along these dimensions, in the order of their first rank."""
+        found: list[tuple[int, ...]] = []
+        placed: set[int] = set()
+        for rank in range(self.size):
+            if rank not in placed:
+                found.append(self.group_of(rank, *names))
+                placed.update(found[-1])
+        return tuple(found)
+
+    def __str__(self) -> str:
+        pairs = zip(self.names, self.sizes, strict=True)
+        return " × ".join(f"{name} {size}" for name, size in pairs)
+
+
+def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
+    """Meshes worth trying over nodes × ranks of a node: tp inside a node, pp and dp over nodes.
+
+    Where a node has several ranks that can be divided, dp is also tried inside it, beside tp.
+    """
+    stages = smallest_factor(nodes) if nodes > 1 else 1
+    inner = smallest_factor(per_node)
+    layouts = [
+        Layout.of(dp=nodes, tp=per_node),
+        Layout.of(pp=stages, dp=nodes // stages, tp=per_node),
+    ]
+    if 1 < inner < per_node:
+        tp = per_node // inner
+        layouts.append(Layout.of(pp=stages, dp=nodes // stages * inner, tp=tp))
+    if nodes == 1:  # nothing is left for dp and pp but the ranks of the one node
+        layouts[1] = Layout.of(pp=inner, dp=per_node // inner, tp=1)
+    return tuple(dict.fromkeys(layouts))
+
+
+def layouts(promise: GroupsCriterion, world: World) -> tuple[Layout, ...]:
+    """The meshes to try over a world: those that the spec names, else those planned.
+
+    Raises UsageError, one line, for one that does not fit the ranks there are.
+    """
+    if promise.meshes is None:
+        return plan_layouts(len(world.nodes), world.local_size)
+    return tuple(asked_layout(mesh, world.size) for mesh in promise.meshes)
+
+
+def asked_layout(sizes: Mapping[str, int | str], ranks: int) -> Layout:
+    """The mesh that the spec names, over this many ranks.
+
+    Raises UsageError, one line, for one that does not fit them.
+    """
+    text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    given = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    fixed = prod(given.values())
+    full = len(given) == len(sizes)
+    if ranks % fixed or (full and fixed != ranks):
+        least = "" if full else "a multiple of "
+        raise UsageError(
+            f"mesh {{{text}}} needs {least}{fixed} ranks, and there are {ranks}; "
+            "give other sizes, or rest for one of them"
+        )
+    # Not by Layout.of, for which no dimension could be called cls.
+    return Layout(tuple(sizes), tuple(given.get(name, ranks // fixed) for name in sizes))
+
+
+def smallest_factor(number: int) -> int:
+    """The smallest prime that divides a number; 1 of 1."""
+    return next((f for f in range(2, number + 1) if number % f == 0), 1)

@@ -1,0 +1,171 @@
+"""A pytest process's side of the hub: leases, worlds, and messages to and from ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mnode import errors
+from pytest_mnode.launchers.node import CALLS, count
+from pytest_mnode.protocol.channel import PeerLine
+from pytest_mnode.protocol.messages import (
+    HUB,
+    Answer,
+    AskLauncher,
+    CloseWorld,
+    Death,
+    Granted,
+    LeaseNodes,
+    Opened,
+    OpenWorld,
+    PartLost,
+    Refused,
+    ReleaseNodes,
+    StopHub,
+    TakeStacks,
+    Withdraw,
+    WorldInfo,
+)
+
+LEASE_LIMIT_S = 3600.0
+"""Longest wait for nodes that other tests use: with pytest-xdist they may all be long."""
+ANSWER_LIMIT_S = 150.0
+SWITCH_LIMIT_S = 3600.0
+"""Machines take minutes to boot; how many is for the spec to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Nodes that are this client's until it gives them back."""
+
+    id: int
+    nodes: tuple[str, ...]
+
+
+class Client:
+    """One per pytest process; used by its main thread only."""
+
+    def __init__(self, name: str, line: PeerLine) -> None:
+        self.name = name
+        self.line = line
+        self.ordinals = itertools.count(1)
+        self._seq = itertools.count(1)
+        self._inbox: deque[Any] = deque()
+        self._aside: list[Death | PartLost] = []
+
+    def tell(self, message: Any) -> None:
+        """To the hub."""
+        self.line.send(HUB, message)
+
+    def tell_ranks(self, world: WorldInfo, message: Any) -> None:
+        self.line.send(f"world/{world.id}", message)
+
+    def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
+        self.line.send(f"rank/{world.id}/{rank}", message)
+
+    def next_message(self, timeout_s: float) -> Any | None:
+        """The next message that is not an answer of the hub, None after `timeout_s`."""
+        if self._inbox:
+            return self._inbox.popleft()
+        return self.line.receive(timeout_s)
+
+    def set_aside(self, message: Death | PartLost) -> None:
+        """Keep what is told of a world that nobody listens to now."""
+        self._aside.append(message)
+
+    def take_aside(self, world: str) -> list[Death | PartLost]:
+        """What was set aside of this world, oldest first."""
+        kept = [m for m in self._aside if m.world == world]
+        self._aside = [m for m in self._aside if m.world != world]
+        return kept
+
+    def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
+        """Wait until nodes are this client's. Raises what the hub says where they cannot be."""
+        wanted = "all nodes" if nodes is None else count(nodes)
+        with self._request() as seq:
+            self.tell(LeaseNodes(seq, nodes, exclusive, label))
+            granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
+            return Lease(granted.lease, granted.nodes)
+
+    def release(self, lease: Lease) -> None:
+        self.tell(ReleaseNodes(lease.id))
+
+    def open_world(
+        self,
+        lease: Lease,
+        procs_per_node: int,
+        fresh: bool,
+        nodes: tuple[str, ...] | None = None,
+    ) -> WorldInfo:
+        """A world on nodes of the lease, its ranks up. Raises WorldError naming who is missing."""
+        with self._request() as seq:
+            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes))
+            world = self._answer(seq, ANSWER_LIMIT_S, "no world was started").world
+            assert isinstance(world, WorldInfo)
+            return world
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[int]:
+        """The number of a request; the hub takes back what it gave where the wait is cut short."""
+        seq = next(self._seq)
+        try:
+            yield seq
+        except BaseException:
+            self.tell(Withdraw(seq))
+            raise
+
+    def close_world(self, world: WorldInfo, reusable: bool) -> None:
+        self.tell(CloseWorld(world.id, reusable))
+
+    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+        """Ask all ranks for stacks and calls, for a look the calls alone: a StackTexts per node."""
+        for node in world.nodes:
+            self.tell(TakeStacks(node, world.id, look))
+
+    def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
+        """Ask for the C stacks of ranks of a node: a StackTexts with nothing else."""
+        self.tell(TakeStacks(node, world.id, native=ranks))
+
+    def ask_launcher(self, method: str, *args: Any) -> Any:
+        """Call a method of the launcher where it runs. Raises MnodeError where it has none."""
+        seq = next(self._seq)
+        self.tell(AskLauncher(seq, method, args))
+        limit_s = SWITCH_LIMIT_S if method.startswith("power_") else ANSWER_LIMIT_S
+        what = CALLS.get(method, f"answer {method!r}")
+        return self._answer(seq, limit_s, f"the launcher did not {what}").value
+
+    def stop_hub(self) -> None:
+        self.tell(StopHub())
+
+    def close(self) -> None:
+        self.line.close()
+
+    def _answer(self, seq: int, limit_s: float, why: str) -> Any:
+        """why: what has not happened where no answer comes."""
+        end = time.monotonic() + limit_s
+        while True:
+            message = self.line.receive(max(0.0, end - time.monotonic()))
+            match message:
+                case None:
+                    raise errors.TimeLimitError(f"{why} within {limit_s:.0f} s")
+                case Granted() | Opened() | Answer() if message.seq == seq:
+                    return message
+                case Refused() if message.seq == seq:
+                    raise _error(message)
+                case Granted() | Opened() | Answer() | Refused():
+                    continue  # the answer to a question that was given up
+                case _:
+                    self._inbox.append(message)
+
+
+def _error(message: Refused) -> errors.MnodeError:
+    if message.kind == "NodeLostError":
+        return errors.NodeLostError(message.node, message.text)
+    kind = getattr(errors, message.kind, errors.WorldError)
+    assert issubclass(kind, errors.MnodeError)
+    return kind(message.text)

@@ -1,0 +1,174 @@
+"""`cluster`: nodes that are a test's own. Commands, worlds, jobs, power, links."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import cloudpickle
+
+from pytest_mnode.controller.nodes import Nodes
+from pytest_mnode.errors import MnodeError, RankError, UsageError
+from pytest_mnode.jobs import Job, LaunchedJob, started
+from pytest_mnode.launchers.node import count
+from pytest_mnode.protocol.messages import CallFunction, WorldInfo
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.client import Lease
+    from pytest_mnode.controller.session import Run
+    from pytest_mnode.marks import Need
+
+
+class Cluster(Nodes):
+    """The nodes of a controller-side test, its own until the test ends."""
+
+    def __init__(self, run: Run, lease: Lease, need: Need) -> None:
+        super().__init__(run, lease.nodes)
+        self._lease = lease
+        self._need = need
+        self._worlds: list[RankWorld] = []
+        self._jobs: list[LaunchedJob] = []
+        self._off: list[str] = []
+        self._rates: dict[tuple[str, str], tuple[float, float]] = {}
+
+    @property
+    def procs_per_node(self) -> int:
+        """Ranks of a node in this test, where nothing else is said."""
+        return self._run.procs_of(self._need)
+
+    def world(
+        self,
+        nodes: int | Sequence[str] | None = None,
+        procs_per_node: int | None = None,
+        *,
+        fresh: bool = False,
+    ) -> RankWorld:
+        """A world on the first `nodes` of this test's nodes, or on those named.
+
+        Use it as a context manager, or leave it: it ends with the test.
+        """
+        names = self.nodes[:nodes] if isinstance(nodes, int) else self._names(nodes)
+        if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
+            raise UsageError(f"nodes={nodes}: this test has {count(len(self.nodes))}")
+        procs = procs_per_node or self.procs_per_node
+        assert self._run.client is not None
+        info = self._run.client.open_world(self._lease, procs, fresh, tuple(names))
+        world = RankWorld(self._run, info, self._run.limit_s_of(self._need), fresh)
+        self._worlds.append(world)
+        return world
+
+    def launch(self, job: Job | Sequence[str]) -> LaunchedJob:
+        """Start a job by the torchrun command, with processes of its own on every node.
+
+        A plain sequence is a job's argv: a script and its arguments, on all nodes. Where Slurm gave
+        the nodes the job is submitted to it, unless it would never start beside this run: then it
+        runs as steps of the run's allocation, and its first event says so.
+        """
+        if not isinstance(job, Job):
+            job = Job(job)
+        running = started(self, job)
+        self._jobs.append(running)
+        return running
+
+    def power_off(self, node: str) -> None:
+        """As a pulled plug. The node is booted again when the test ends, if not before."""
+        self._run.switched_off.add(self._names(node)[0])
+        self._ask("power_off", node)
+        self._off.append(node)
+
+    def power_on(self, node: str) -> None:
+        """Boot a node again, with the same name and links."""
+        self._ask("power_on", self._names(node)[0])
+        if node in self._off:
+            self._off.remove(node)
+
+    def set_rate(self, node: str, link: str, rate_mbit_s: float) -> None:
+        """Change the rate of a node's link, at both ends; set back when the test ends."""
+        before = self._ask("rates_of", self._names(node)[0], link)
+        self._ask("set_rate", node, link, rate_mbit_s)
+        self._rates.setdefault((node, link), before)
+
+    def close(self) -> None:
+        """End what the test left running, undo what it changed, give the nodes back."""
+        try:
+            self._undo()
+        finally:
+            if self._run.client is not None:
+                self._run.client.release(self._lease)
+
+    def _undo(self) -> None:
+        for job in self._jobs:
+            with contextlib.suppress(MnodeError, OSError):
+                job.close()
+        for world in self._worlds:
+            world.close()
+        for (node, link), rates in self._rates.items():
+            for way, rate in zip(("tx", "rx"), rates, strict=True):
+                with contextlib.suppress(MnodeError):
+                    self._ask("set_rate", node, link, rate, way)
+        for node in list(self._off):
+            with contextlib.suppress(MnodeError):
+                self.power_on(node)
+
+
+class RankWorld:
+    """Ranks that wait for functions to run."""
+
+    def __init__(self, run: Run, info: WorldInfo, timeout_s: float, fresh: bool) -> None:
+        self._run = run
+        self._info = info
+        self._timeout_s = timeout_s
+        self._clean = True
+        self._fresh = fresh
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        return self._info.shape.size
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._info.nodes
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float | None = None,
+        group: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call `function(*args, **kwargs)` in every rank; one result a rank, by rank.
+
+        A keyword-only parameter named `world` gets the rank's World. With `group` the default
+        process group is there. Raises RankError with every rank's account where one fails; the
+        world cannot be used after that.
+        """
+        if self._closed or not self._clean:
+            raise RankError("this world has ended; open another one")
+        blob = cloudpickle.dumps((function, args, kwargs))
+        limit = timeout or self._timeout_s
+        outcome = self._run.run_function(
+            self._info,
+            limit,
+            lambda ordinal, name: CallFunction(ordinal, name, blob, group),
+        )
+        states = [outcome.states[rank] for rank in sorted(outcome.states)]
+        if any(s.failed_at is not None or s.stuck_in or s.gone or not s.pong for s in states):
+            from pytest_mnode.outcome.merge import function_error
+
+            self._clean = False
+            raise RankError(function_error(outcome))
+        return [cloudpickle.loads(s.returned.value) for s in states if s.returned is not None]
+
+    def close(self) -> None:
+        if not self._closed and self._run.client is not None:
+            self._closed = True
+            self._run.client.close_world(self._info, self._clean and not self._fresh)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,115 @@
+"""Who may use which nodes: a lease is granted whole or not at all, first come first served.
+
+A client asks for one lease at a time and holds none while it waits, so nobody waits for a waiting
+one and nothing can deadlock; and since the queue is strict, a large request is not starved by
+small ones. Pure: no sockets, no clocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.launchers.node import Node, count
+from pytest_mnode.protocol.messages import Granted, LeaseNodes, Refused
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What the hub knows of a node. `lost` is why it is gone, empty where it is not."""
+
+    node: Node
+    gate: int
+    booted: bool = False
+    store_port: int | None = None
+    lease: int | None = None
+    lost: str = ""
+
+    def went(self, reason: str) -> None:
+        self.lost, self.booted, self.store_port = reason, False, None
+
+    def boots(self) -> None:
+        self.went("")
+
+    def came(self, store_port: int) -> None:
+        self.lost, self.booted, self.store_port = "", True, store_port
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    id: int
+    client: str
+    seq: int
+    nodes: tuple[str, ...]
+    exclusive: bool
+
+
+class Leases:
+    """The queue of those who ask, and the leases that are out."""
+
+    def __init__(self, nodes: dict[str, NodeState]) -> None:
+        self.nodes = nodes
+        self.out: dict[int, LeaseState] = {}
+        self.queue: deque[tuple[str, LeaseNodes]] = deque()
+        self._ids = itertools.count(1)
+
+    def ask(self, client: str, request: LeaseNodes) -> None:
+        self.queue.append((client, request))
+
+    def give_back(self, lease_id: int) -> None:
+        """Free the nodes of a lease; one that is not out is nothing."""
+        self.out.pop(lease_id, None)
+        for state in self.nodes.values():
+            if state.lease == lease_id:
+                state.lease = None
+
+    def forget(self, client: str, seq: int | None = None) -> list[int]:
+        """Drop what a client waits for; the leases that it holds. With seq: of this request."""
+
+        def meant(who: str, request: int) -> bool:
+            return who == client and seq in (None, request)
+
+        self.queue = deque((c, m) for c, m in self.queue if not meant(c, m.seq))
+        return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
+
+    def answers(self) -> list[tuple[str, Granted | Refused]]:
+        """What can be said now to those who ask, by client."""
+        said: list[tuple[str, Granted | Refused]] = []
+        while self.queue:
+            client, request = self.queue[0]
+            answer = self._answer(client, request)
+            if answer is None:
+                break
+            self.queue.popleft()
+            said.append((client, answer))
+        return said
+
+    def _answer(self, client: str, request: LeaseNodes) -> Granted | Refused | None:
+        states = list(self.nodes.values())
+        if not states or any(not s.booted and not s.lost for s in states):
+            return None
+        lost = [s for s in states if s.lost]
+        wanted = len(states) if request.nodes is None else request.nodes
+        if wanted > len(states) - len(lost):
+            return _too_few(request, wanted, len(states), lost)
+        free = [s for s in states if s.lease is None and not s.lost]
+        occupied = any(lease.exclusive for lease in self.out.values())
+        if len(free) < wanted or occupied or (request.exclusive and self.out):
+            return None
+        names = tuple(s.node.name for s in free[:wanted])
+        lease = LeaseState(next(self._ids), client, request.seq, names, request.exclusive)
+        self.out[lease.id] = lease
+        for state in free[:wanted]:
+            state.lease = lease.id
+        return Granted(request.seq, lease.id, names)
+
+
+def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:
+    text = f"{request.label} needs {count(wanted)} and the run has {total}"
+    if lost:
+        gone = "; ".join(f"{s.node.name} is lost: {s.lost}" for s in lost)
+        return Refused(request.seq, "NodeLostError", f"{text}, of which {gone}", lost[0].node.name)
+    text += f"; ask for more with --mnode-nodes={wanted}"
+    return Refused(request.seq, "ClusterError", text)

@@ -1,0 +1,201 @@
+"""Commands on the nodes of a run, from the controller. Nodes are shared: nothing is leased."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.remote.asking import ask
+from pytest_mnode.protocol.messages import RUN
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.session import Run
+
+FREE_PORT = (
+    "import socket; at = (%r, 0); "
+    "[(family, *_), *_] = socket.getaddrinfo(*at, type=socket.SOCK_STREAM); "
+    "print(socket.create_server(at, family=family).getsockname()[1])"
+)
+"""A program for a node: a port of an address of it, of IPv4 or IPv6, that is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended on one node. `returncode` is None where its limit ended it."""
+
+    node: str
+    returncode: int | None
+    stdout: str
+    stderr: str
+    duration_s: float
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+
+class Nodes:
+    """Nodes by name, and commands on them; whatever else runs there goes on.
+
+    Needs the launcher only: it works on a node that no rank can be started on.
+    """
+
+    def __init__(self, run: Run, names: tuple[str, ...]) -> None:
+        self._run = run
+        self._all = names
+        self._known_mark = ""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, in the order in which worlds are filled."""
+        return self._all
+
+    def run(
+        self,
+        argv: Sequence[str],
+        nodes: Sequence[str] | str | None = None,
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> list[CommandResult]:
+        """Run a command on nodes (None: all) at the same time; one result each, in their order.
+
+        A command that is not over after `timeout` seconds is killed, and its returncode is None.
+        """
+        names = self._names(nodes)
+        commands = zip(names, self.commands(argv, names), strict=True)
+        return self._run_commands(list(commands), timeout, env)
+
+    def run_each(
+        self, argvs: Mapping[str, Sequence[str]], *, timeout: float = 60.0
+    ) -> list[CommandResult]:
+        """As `run`, with an argv of its own for each node."""
+        commands = [(node, self.commands(argv, node)[0]) for node, argv in argvs.items()]
+        return self._run_commands(commands, timeout, None)
+
+    def _run_commands(
+        self,
+        commands: Sequence[tuple[str, list[str]]],
+        limit_s: float,
+        env: Mapping[str, str] | None,
+    ) -> list[CommandResult]:
+        return [
+            CommandResult(node, asked.returncode, asked.stdout, asked.stderr, asked.duration_s)
+            for (node, _), asked in zip(
+                commands, ask(commands, limit_s, self.mark, self._env(env)), strict=True
+            )
+        ]
+
+    def start(
+        self,
+        argv: Sequence[str],
+        node: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        output: int | Any = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        """Start a command on a node and leave it running; it is the caller's to end.
+
+        What still runs when the run ends is ended with it.
+        """
+        [command] = self.commands(argv, node)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=self._env(env),
+        )
+
+    def _env(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        return {**for_nodes(), **(env or {}), RUN: self.mark}
+
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]:
+        """Local commands, one for each of these nodes (None: all), that run `argv` there."""
+        found: list[list[str]] = self._ask("commands", self._names(nodes), tuple(argv))
+        return found
+
+    def address(self, node: str) -> str:
+        """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
+        return str(self._ask("address_of", self._names(node)[0]))
+
+    def free_port(self, node: str) -> int:
+        """A TCP port of a node's address that nothing listens on. Raises ClusterError."""
+        argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
+        [found] = self.run(argv, node)
+        if not found.ok:
+            said = found.stderr.strip().splitlines() or ["the command for it did not end in time"]
+            raise ClusterError(f"no free port was found on {node}: {said[-1]}")
+        return int(found.stdout)
+
+    def fabric_interface(self, node: str) -> str | None:
+        """The interface that collectives should use on a node; None: the backend's choice."""
+        found: str | None = self._ask("interface_of", self._names(node)[0])
+        return found
+
+    @property
+    def share_files(self) -> bool:
+        """Whether all nodes see what is written to `scratch`."""
+        return bool(self._ask("shares_files"))
+
+    @property
+    def share_kernel(self) -> bool:
+        """Whether all nodes are on this machine, and see all of its files."""
+        return bool(self._ask("shares_kernel"))
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for what goes with the run, however the run ends: one that all nodes see,
+        where there is one, else this machine's own."""
+        return Path(self._ask("scratch"))
+
+    @property
+    def mark(self) -> str:
+        """Value of the variable RUN of processes that are to end with the run."""
+        if not self._known_mark:
+            self._known_mark = str(self._ask("mark"))
+        return self._known_mark
+
+    @property
+    def python(self) -> str:
+        """The Python that runs our programs on nodes."""
+        return str(self._ask("python"))
+
+    @property
+    def allocation(self) -> int | None:
+        """Number of the scheduler's job that holds the nodes; None where no scheduler gave them."""
+        found = self._ask("allocation")
+        return None if found is None else int(found)
+
+    @property
+    def slurm_names(self) -> dict[str, str]:
+        """Slurm's names of the run's nodes by their own, where Slurm gave them."""
+        return dict(self._ask("slurm_names"))
+
+    @property
+    def accelerators_per_node(self) -> int:
+        """As the spec promises them."""
+        return self._run.spec.accelerators.per_node
+
+    def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
+        names = (
+            self.nodes if nodes is None else (nodes,) if isinstance(nodes, str) else tuple(nodes)
+        )
+        for name in names:
+            if name not in self.nodes:
+                raise UsageError(f"no node {name!r} in this test; it has {', '.join(self.nodes)}")
+        return names
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        if self._run.client is None:
+            raise ClusterError("the run is over")
+        return self._run.client.ask_launcher(method, *args)

@@ -1,0 +1,56 @@
+"""How many files the controller may have open: all ranks of a run have a connection to it.
+
+A hub without a descriptor for one more connection hears nothing of it, and its ranks would be
+blamed for their silence.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node import count
+
+SLACK = 256
+"""For pytest, its plugins, the tests and their commands."""
+OF_A_NODE = 2
+"""Its gate's connection, and the gate's standard input."""
+
+
+def least(nodes: int, procs_per_node: int) -> int:
+    """How many files must be open at once, with one world over all nodes."""
+    return nodes * (procs_per_node + OF_A_NODE) + SLACK
+
+
+def most(nodes: int, procs_per_node: int, idle_worlds: int) -> int:
+    """How many may be, with worlds that are kept for later tests, one in use and one that ends."""
+    return nodes * (procs_per_node * (idle_worlds + 2) + OF_A_NODE) + SLACK
+
+
+def check(nodes: int, procs_per_node: int) -> None:
+    """Raises ClusterError where this machine's limit is too low for a run."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = least(nodes, procs_per_node)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ClusterError(
+            f"{count(nodes)} with {count(procs_per_node, 'rank')} each need {needed} open files "
+            f"of this process, and this machine allows {hard} (nofile); raise its hard limit here "
+            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or take fewer nodes"
+        )
+
+
+def allow(nodes: int, procs_per_node: int, idle_worlds: int) -> int | None:
+    """Have this process's soft limit raised to the hard one where a run may need more than it; the
+    one before, None where it is as it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft in (hard, resource.RLIM_INFINITY) or most(nodes, procs_per_node, idle_worlds) <= soft:
+        return None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def give_back(soft: int | None) -> None:
+    """Be allowed as many as before."""
+    if soft is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,174 @@
+"""The pool of a run: the hub with all it needs, made by the process that owns the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pytest_mnode.controller import open_files
+from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.hub import Hub
+from pytest_mnode.controller.supervisors import Place
+from pytest_mnode.controller.worlds import PoolFacts
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.choose import Elsewhere, by_ssh, choose
+from pytest_mnode.launchers.hostfile import read_hostfile, slots_of
+from pytest_mnode.launchers.local import Local
+from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.remote import address
+from pytest_mnode.options import Settings
+from pytest_mnode.protocol.channel import Keys, Switchboard, new_keys
+from pytest_mnode.protocol.messages import StartPool
+from pytest_mnode.spec import Spec
+
+_STOP_LIMIT_S = 20.0
+_LONGEST_SOCKET_PATH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the hub is and how to speak to it; goes to pytest-xdist workers."""
+
+    endpoint: str
+    keys: Keys
+
+
+def backend_of(settings: Settings, spec: Spec) -> str:
+    """What process groups run on: nccl where the spec promises accelerators, else gloo."""
+    if settings.backend != "auto":
+        return settings.backend
+    return "nccl" if spec.accelerators.per_node else "gloo"
+
+
+def procs_per_node_of(settings: Settings, spec: Spec) -> int:
+    """Ranks a node: as asked for, else one an accelerator, else the least slots of those hosts of a
+    hostfile that are used, else one.
+
+    Raises UsageError for a hostfile that cannot be read.
+    """
+    asked = settings.procs_per_node or spec.accelerators.per_node
+    if asked or settings.hostfile is None or not by_ssh(settings.launcher, settings.hostfile):
+        return asked or 1
+    return slots_of(read_hostfile(settings.hostfile)[: settings.nodes]) or 1
+
+
+class Pool:
+    """Owns nodes and hub from construction to `close`. root: of the tests."""
+
+    def __init__(self, settings: Settings, spec: Spec, nodes: int, root: Path) -> None:
+        self.run_dir = Path(_short_temporary_directory())
+        self.kept_logs: Path | None = None
+        with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
+            undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
+            elsewhere = Elsewhere.of(settings, root)
+            idle_worlds = 1 if spec.accelerators.per_node else 4
+            procs = procs_per_node_of(settings, spec)
+            open_files.check(nodes, procs)
+            self.launcher, self.reason = _started(
+                settings.launcher, nodes, spec, str(self.run_dir), elsewhere
+            )
+            undo.callback(self.launcher.close)
+            # Of this process alone: what nodes are reached by was told of the limit before.
+            before = open_files.allow(nodes, procs, idle_worlds)
+            undo.callback(open_files.give_back, before)
+            log_dir = self.run_dir / "logs"
+            if settings.log_dir is None:
+                log_dir.mkdir()
+            else:
+                log_dir = self.kept_logs = new_log_dir(settings.log_dir)
+            secret, keys = new_keys()
+            switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
+            undo.callback(switchboard.close)
+            self.address = Address(switchboard.endpoint, keys)
+            place = Place(
+                endpoint=switchboard.endpoint,
+                endpoints=_endpoints(self.launcher, switchboard),
+                run_dir=str(self.run_dir),
+                log_dir=str(log_dir),
+                logs_are_temporary=settings.log_dir is None,
+                open_files=before,
+            )
+            facts = PoolFacts(
+                backend=backend_of(settings, spec),
+                accelerators=spec.accelerators.per_node,
+                log_dir=str(log_dir),
+                idle_worlds=idle_worlds,
+                numa_bind=settings.numa_bind,
+            )
+            self.hub = Hub(self.launcher, switchboard, keys, facts, place)
+            self.hub.start()
+            name = f"client/{os.getpid()}"
+            self.client = Client(name, self.hub.local_line(name))
+            self._open_files = before
+            undo.pop_all()  # from here on close() does it
+
+    def start_early(self) -> None:
+        """Bring nodes up and torch in while pytest collects."""
+        self.client.tell(StartPool())
+
+    def close(self) -> None:
+        """End everything; nothing of the pool is left when this returns."""
+        self.client.stop_hub()
+        self.hub.join(_STOP_LIMIT_S)
+        self.client.close()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.run_dir)
+        open_files.give_back(self._open_files)
+
+
+def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
+    """Where each node finds the hub, where nodes are other machines."""
+    if launcher.shared_kernel:
+        return {}
+    here = {node.name: address.towards(node.address) for node in launcher.nodes}
+    port = switchboard.listen(sorted(set(here.values())))
+    return {name: address.endpoint(ours, port) for name, ours in here.items()}
+
+
+def _started(
+    wanted: str, nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere | None = None
+) -> tuple[Launcher, str]:
+    """A launcher whose nodes are up, and why it was chosen."""
+    launcher, reason = choose(wanted, nodes, spec, [run_dir], elsewhere)
+    try:
+        launcher.start()
+    except ClusterError as error:
+        # Rights can be there and the kernel lack a part, such as a kind of link.
+        if wanted != "auto" or launcher.name != "rack":
+            raise
+        launcher, reason = Local(nodes), f"no rack: {error}"
+        launcher.start()
+    return launcher, reason
+
+
+def new_log_dir(parent: Path) -> Path:
+    """A new directory for the logs of one run, below --mnode-log-dir; names sort by time.
+
+    World and rank numbers start anew in every run: in a directory of another run, what its ranks
+    wrote would be taken for what these did.
+    """
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+            with contextlib.suppress(FileExistsError):
+                made = parent / f"{name}{suffix}"
+                made.mkdir()
+                return made.absolute()
+    except OSError as error:
+        raise UsageError(f"--mnode-log-dir={parent}: {error.strerror}") from None
+    raise UsageError(f"--mnode-log-dir={parent}: {name} to {name}-999 are taken; name another")
+
+
+def _short_temporary_directory() -> str:
+    """A private directory whose path leaves room for a socket's name (108 bytes in all)."""
+    path = tempfile.mkdtemp(prefix="mnode-")
+    if len(path) <= _LONGEST_SOCKET_PATH - len("/hub"):
+        return path
+    Path(path).rmdir()
+    return tempfile.mkdtemp(prefix="mnode-", dir="/tmp")

@@ -1,0 +1,268 @@
+"""The worlds of a run: found idle, launched, watched while they come up, stopped."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_mnode.controller.leases import Leases, NodeState
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.outcome.describe import death_line
+from pytest_mnode.protocol.messages import (
+    CloseWorld,
+    Death,
+    Launch,
+    Opened,
+    OpenWorld,
+    PartLost,
+    Refused,
+    Shape,
+    StopWorld,
+    WorldInfo,
+)
+from pytest_mnode.rank.binding import BindingOrder
+
+LAUNCH_LIMIT_S = 60.0
+_NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """How ranks are started: what the settings and the spec say of them.
+
+    accelerators: that the spec promises of each node. idle_worlds: how many a node may hold; each
+    holds memory, and devices hold much of it.
+    """
+
+    backend: str
+    accelerators: int
+    log_dir: str
+    idle_worlds: int
+    numa_bind: str = "auto"
+
+
+@dataclass(slots=True)
+class WorldState:
+    """A world and who it serves; `lease` is None while it is idle."""
+
+    info: WorldInfo
+    lease: int | None
+    asked: tuple[str, OpenWorld]
+    deadline: float
+    hello: set[int] = field(default_factory=set)
+    broken: bool = False
+    ready: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and self.lease is None and not self.broken
+
+
+class Worlds:
+    """`send(peer, message)` reaches clients, `to_agent(node, message)` agents.
+
+    now: seconds of the clock that limits are judged by.
+    misbound: how a node is to bind its ranks wrongly, one of binding.WRONG_WAYS; "" for rightly.
+    """
+
+    def __init__(
+        self,
+        facts: PoolFacts,
+        leases: Leases,
+        send: Callable[[str, Any], None],
+        to_agent: Callable[[str, Any], None],
+        misbound: Callable[[Node], str] = lambda _: "",
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        self.facts = facts
+        self.leases = leases
+        self.worlds: dict[str, WorldState] = {}
+        self.opening: list[tuple[str, OpenWorld]] = []
+        self.notices: list[str] = []
+        self._send = send
+        self._to_agent = to_agent
+        self._now = now
+        self._misbound = misbound
+        self._ids = itertools.count(1)
+
+    @property
+    def nodes(self) -> dict[str, NodeState]:
+        return self.leases.nodes
+
+    def get(self, name: str) -> WorldInfo | None:
+        world = self.worlds.get(name)
+        return world.info if world else None
+
+    def open(self) -> None:
+        """Serve those who ask for worlds, as far as their nodes are ready."""
+        waiting, self.opening = self.opening, []
+        for client, request in waiting:
+            lease = self.leases.out.get(request.lease)
+            if lease is None:
+                self._send(client, Refused(request.seq, "WorldError", _NO_LEASE))
+                continue
+            names = request.nodes or lease.nodes
+            shape = Shape(len(names), request.procs_per_node)
+            idle = None if request.fresh else self._find_idle(shape, names)
+            if idle is not None:
+                idle.lease, idle.asked = lease.id, (client, request)
+                self._send(client, Opened(request.seq, idle.info))
+            elif lost := [n for n in names if self.nodes[n].lost]:
+                text = f"node {lost[0]} is lost: {self.nodes[lost[0]].lost}"
+                self._send(client, Refused(request.seq, "NodeLostError", text, lost[0]))
+            elif self._can_launch(names):
+                self._launch(client, request, lease.id, names, shape)
+            else:
+                self.opening.append((client, request))
+
+    def _find_idle(self, shape: Shape, names: Sequence[str]) -> WorldState | None:
+        for world in self.worlds.values():
+            if world.idle and (world.info.shape, world.info.nodes) == (shape, tuple(names)):
+                return world
+        return None
+
+    def _can_launch(self, names: Sequence[str]) -> bool:
+        states = [self.nodes[name] for name in names]
+        return all(s.booted for s in states) and states[0].store_port is not None
+
+    def _launch(
+        self, client: str, request: OpenWorld, lease: int, names: Sequence[str], shape: Shape
+    ) -> None:
+        self._make_room(names)
+        name = f"w{next(self._ids)}"
+        info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir)
+        deadline = self._now() + LAUNCH_LIMIT_S
+        self.worlds[name] = WorldState(info, lease, (client, request), deadline)
+        leader = self.nodes[names[0]]
+        port = leader.store_port
+        assert port is not None
+        leader.store_port = None  # used up; its agent tells the next one
+        for node_rank, node in enumerate(names):
+            addr = leader.node.address
+            self._to_agent(node, self._order(info, node, node_rank, addr, port))
+
+    def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
+        env = {}
+        node = self.nodes[name].node
+        interface = node.fabric_interface
+        if interface:
+            env["GLOO_SOCKET_IFNAME"] = interface
+            env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: else a prefix
+        binding = BindingOrder(self.facts.numa_bind, node.shown, self._misbound(node))
+        facts = self.facts
+        return Launch(
+            name, info, node_rank, addr, port, facts.backend, facts.accelerators, env, binding
+        )
+
+    def _make_room(self, names: Sequence[str]) -> None:
+        """Stop the oldest idle worlds of nodes that hold as many as they may."""
+        for name in names:
+            idle = [w for w in self.worlds.values() if w.idle and name in w.info.nodes]
+            for world in idle[: max(0, len(idle) - self.facts.idle_worlds + 1)]:
+                self.stop(world.info.id)
+
+    def hello(self, name: str, rank: int) -> None:
+        """A rank came up; with the last of them the world is handed over."""
+        world = self.worlds.get(name)
+        if world is None:
+            return
+        world.hello.add(rank)
+        if len(world.hello) == world.info.shape.size and not world.broken:
+            world.ready = True
+            client, request = world.asked
+            self._send(client, Opened(request.seq, world.info))
+
+    def close(self, message: CloseWorld) -> None:
+        """Its client is done with a world: kept idle where it may serve again, else stopped."""
+        world = self.worlds.get(message.world)
+        if world is None:
+            return
+        if message.reusable and not world.broken:
+            world.lease = None
+            world.info = replace(world.info, fresh=False)
+        else:
+            self.stop(message.world)
+
+    def stop(self, name: str) -> None:
+        world = self.worlds.pop(name, None)
+        for node in world.info.nodes if world else ():
+            self._to_agent(node, StopWorld(node, name))
+
+    def stop_leased(self, lease: int) -> None:
+        for world in [w for w in self.worlds.values() if w.lease == lease]:
+            self.stop(world.info.id)
+
+    def forget(self, client: str, seq: int | None) -> None:
+        """Stop what a client asked for, by request `seq` where given, and will not use."""
+
+        def meant(asked: tuple[str, OpenWorld]) -> bool:
+            return asked[0] == client and seq in (None, asked[1].seq)
+
+        self.opening = [asked for asked in self.opening if not meant(asked)]
+        for world in [w for w in self.worlds.values() if w.lease is not None and meant(w.asked)]:
+            self.stop(world.info.id)
+
+    def broke(self, message: Death | PartLost) -> None:
+        """A rank died, or a node could not start its part."""
+        world = self.worlds.get(message.world)
+        if world is None:
+            return
+        world.broken = True
+        if not world.ready:
+            self._launch_failed(world, _why(message))
+        elif world.lease is None:
+            self.notices.append(f"{_why(message)} while no test was running; its world was ended")
+            self.stop(world.info.id)
+        else:
+            self.to_owner(world.info.id, message)
+
+    def node_lost(self, name: str, text: str) -> None:
+        for world in [w for w in self.worlds.values() if name in w.info.nodes]:
+            world.broken = True
+            if not world.ready:
+                self._launch_failed(world, text)
+            elif world.lease is None:
+                self.stop(world.info.id)
+            else:
+                self.to_owner(world.info.id, PartLost(name, world.info.id, text))
+        self.open()
+
+    def check_limits(self) -> None:
+        now = self._now()
+        for world in list(self.worlds.values()):
+            if not world.ready and now > world.deadline:
+                missing = sorted(set(range(world.info.shape.size)) - world.hello)
+                places = ", ".join(world.info.place(rank) for rank in missing)
+                self._launch_failed(world, f"{places} did not come up in {LAUNCH_LIMIT_S:.0f} s")
+
+    def fail_all(self, text: str) -> None:
+        """The pool cannot work any more: whoever has a world, or waits for one, is told."""
+        for world in list(self.worlds.values()):
+            if world.ready:
+                self.to_owner(world.info.id, PartLost("", world.info.id, text))
+            else:
+                self._launch_failed(world, text)
+
+    def _launch_failed(self, world: WorldState, why: str) -> None:
+        client, request = world.asked
+        self.stop(world.info.id)
+        nodes = ", ".join(world.info.nodes)
+        text = f"a world of {world.info.shape} ranks on {nodes} did not start: {why}"
+        self._send(client, Refused(request.seq, "WorldError", text))
+
+    def to_owner(self, name: str, message: Any) -> None:
+        """To the client that has this world, if any."""
+        world = self.worlds.get(name)
+        lease = self.leases.out.get(world.lease) if world and world.lease is not None else None
+        if lease is not None:
+            self._send(lease.client, message)
+
+
+def _why(message: Death | PartLost) -> str:
+    if isinstance(message, PartLost):
+        return f"{message.node}: {message.text}"
+    tail = message.error or message.log
+    return death_line(message) + (f"\n{tail}" if tail else "")

@@ -1,0 +1,1 @@
+"""Judgements, one folder per criterion: facts and spec to measurements."""

@@ -1,0 +1,237 @@
+"""The store of a rendezvous under many clients: what each rank does, and what all of it shows.
+
+A client is a thread with a connection of its own. Each connects, writes its key, waits until all
+have, reads its neighbour's key, and passes a barrier: what ranks do that make a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.criteria.launching.dial import unreachable
+
+if TYPE_CHECKING:
+    from pytest_mnode.rank.world import World
+
+_SPARE_FILES = 64
+_SETTLE_S = 5.0
+_LONG_S = 1.0
+"""Connecting that took longer has a cause worth looking for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the clients of one rank saw. Times in s, of its slowest client, from the common start.
+
+    connected_s, told_s, passed_s: when it had connected, knew that all had come, and was through
+    the barrier; None where it never was. errors: of clients, one line each. wrong: neighbours' keys
+    that did not come right. left: what was still open afterwards, in words.
+    """
+
+    rank: int
+    node: str
+    clients: int
+    connected_s: float | None = None
+    told_s: float | None = None
+    passed_s: float | None = None
+    wrong: int = 0
+    errors: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    look_up_s: float | None = None
+
+
+class Start:
+    """The common start of threads: given, or called off; none of them waits for it without end."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._decided = threading.Event()
+        self._off = False
+
+    def given(self) -> bool:
+        """Waited for by each thread."""
+        return self._decided.wait(self._limit_s) and not self._off
+
+    def run(self, threads: Sequence[threading.Thread], agree: Callable[[], None]) -> float:
+        """Start them all, agree with whom it takes, let them go and wait for their ends.
+
+        When they were let go, by the clock of this process. Where one cannot be started, or there
+        is no agreement, those that wait are sent home.
+        """
+        begun = []
+        try:
+            for thread in threads:
+                thread.start()
+                begun.append(thread)
+            agree()
+        except BaseException:
+            self._off = True
+            raise
+        finally:
+            began = time.perf_counter()
+            self._decided.set()
+            for thread in begun:
+                thread.join()
+        return began
+
+
+@dataclass(slots=True)
+class _Client:
+    """A client, and when it had connected, was told, and was through, by this rank's clock."""
+
+    number: int
+    at: list[float] = field(default_factory=list)
+    wrong: bool = False
+    error: str = ""
+
+    def be(self, address: str, port: int, clients: int, limit: timedelta, start: Start) -> None:
+        """In a thread of its own: come, tell, be told, pass; the connection ends with it."""
+        if not start.given():
+            self.error = f"client {self.number}: the start was called off"
+            return
+        from torch._C._distributed_c10d import TCPStore
+
+        try:
+            store = TCPStore(address, port, None, False, limit, False)
+            self.at.append(time.perf_counter())
+            store.set(f"client/{self.number}", str(self.number))
+            all_here(store, "came", clients, limit)
+            self.at.append(time.perf_counter())
+            neighbour = (self.number + 1) % clients
+            self.wrong = store.get(f"client/{neighbour}").decode() != str(neighbour)
+            all_here(store, "through", clients, limit)
+            self.at.append(time.perf_counter())
+        except (RuntimeError, OSError) as error:
+            self.error = f"client {self.number}: {error}".splitlines()[0]
+
+
+def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Part:
+    """In every rank: its share of the clients of a store that rank 0 opens and closes again.
+
+    round_name: different for every call in a world.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    limit = timedelta(seconds=limit_s)
+    address = os.environ["MASTER_ADDR"]
+    meeting = TCPStore(address, int(os.environ["MASTER_PORT"]), None, False, limit, False)
+    mine = range(world.rank, clients, world.size)
+    files = len(mine) + (clients if world.rank == 0 else 0) + _SPARE_FILES
+    with _open_files(files) as refused:
+        _agree(meeting, f"{round_name}/refused", refused, world, limit)
+        refusals = [meeting.get(f"{round_name}/refused/{r}").decode() for r in range(world.size)]
+        if any(refusals):
+            own = (refused,) if refused else ()
+            return Part(world.rank, world.node, len(mine), errors=own)
+        if world.rank == 0:
+            # The first server of a process opens what all of them use, and it stays.
+            TCPStore(address, 0, None, True, limit, False)
+            gc.collect()
+        before = _open_now()
+        server = None
+        if world.rank == 0:
+            server = TCPStore(address, 0, None, True, limit, False)
+            meeting.set(f"{round_name}/port", str(server.port))
+        port = int(meeting.get(f"{round_name}/port"))
+        found = [_Client(number) for number in mine]
+        # The limit of the threads begins before the one of the agreement does.
+        start = Start(2 * limit_s)
+        threads = [
+            threading.Thread(target=client.be, args=(address, port, clients, limit, start))
+            for client in found
+        ]
+        began = start.run(threads, lambda: _agree(meeting, f"{round_name}/start", "", world, limit))
+        _agree(meeting, f"{round_name}/end", "", world, limit)
+        del server
+        gc.collect()
+        left = _settled(before)
+        if world.rank == 0 and unreachable(address, port, time.monotonic()) is None:
+            left = (*left, f"the port of the store, {port}")
+    return _part(world, found, began, left)
+
+
+def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
+    """A barrier of so many clients of a store; `name` is used up by it."""
+    if store.add(f"{name}/count", 1) == clients:
+        store.set(f"{name}/all", "yes")
+    store.wait([f"{name}/all"], limit)
+
+
+def _agree(store: Any, name: str, said: str, world: World, limit: timedelta) -> None:
+    """Tell the other ranks, and wait until all of them have told."""
+    store.set(f"{name}/{world.rank}", said)
+    all_here(store, name, world.size, limit)
+
+
+@contextlib.contextmanager
+def _open_files(wanted: int) -> Iterator[str]:
+    """Have so many open files allowed meanwhile; says why that cannot be, "" where it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    if soft != endless and soft < wanted and hard != endless and hard < wanted:
+        yield (
+            f"{socket.gethostname()}: a process may have {hard} open files (hard limit), and "
+            f"{wanted} are needed; raise nofile"
+        )
+        return
+    if soft != endless and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        yield ""
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _open_now() -> tuple[int, int]:
+    """Open files and threads of this process."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def _settled(before: tuple[int, int]) -> tuple[str, ...]:
+    """What is open that was not before, once the store's own threads have had time to end."""
+    until = time.monotonic() + _SETTLE_S
+    while True:
+        counts = [now - then for then, now in zip(before, _open_now(), strict=True)]
+        if max(counts) <= 0 or time.monotonic() > until:
+            words = ("open files", "threads")
+            return tuple(f"{n} {word}" for n, word in zip(counts, words, strict=True) if n > 0)
+        time.sleep(0.02)
+
+
+def _part(world: World, found: Sequence[_Client], began: float, left: tuple[str, ...]) -> Part:
+    def latest(step: int) -> float | None:
+        if any(len(client.at) <= step for client in found):
+            return None
+        return max((client.at[step] - began for client in found), default=0.0)
+
+    return Part(
+        world.rank,
+        world.node,
+        len(found),
+        latest(0),
+        latest(1),
+        latest(2),
+        sum(client.wrong for client in found),
+        tuple(client.error for client in found if client.error),
+        left,
+        _look_up_s() if (latest(0) or 0.0) > _LONG_S else None,
+    )
+
+
+def _look_up_s() -> float:
+    began = time.perf_counter()
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(os.environ["MASTER_ADDR"])
+        socket.getnameinfo((f"::ffff:{address}", 0, 0, 0), 0)
+    return time.perf_counter() - began

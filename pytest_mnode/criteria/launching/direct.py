@@ -1,0 +1,168 @@
+"""The path of launchers that run commands on nodes: log in to each, run the command there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.launching import login, styles
+from pytest_mnode.criteria.launching.contract import CANARY
+from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.paths import Outcome, Submitted
+from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
+from pytest_mnode.errors import UsageError
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.nodes import Nodes
+
+_HAS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+_END_S = 15.0
+"""How long a node may take to end the rest of a job that was told to end."""
+
+
+def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Variables that a site sets on a node: the fabric's interface, where a job sets none."""
+    interface = cluster.fabric_interface(node)
+    if not interface:
+        return {}
+    pins = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {name: value for name, value in pins.items() if name not in own}
+
+
+class Direct:
+    """Logs in to each node with a clean environment: HOME, USER, PATH, LANG, and what is the job's.
+
+    Where nodes are logged in to as root, the job becomes an unprivileged user, unless that one
+    could not read the job or run Python. Site variables are the pins of the fabric's interface.
+    note: why this way, where there is another.
+    """
+
+    name = "direct"
+    runs_images = False
+
+    def __init__(self, cluster: Nodes, *, unprivileged: bool = True, note: str = "") -> None:
+        self._cluster = cluster
+        self._unprivileged = unprivileged
+        self._notes = (note,) if note else ()
+
+    def submit(self, job: LaunchJob, nodes: Sequence[str]) -> DirectSubmission:
+        """See SubmissionPath."""
+        if job.image is not None:
+            raise UsageError(
+                f"job {job.name}: image {job.image}: the launcher of this run starts commands on "
+                "nodes as they are and runs no images; leave image out, or use one that does"
+            )
+        names = tuple(nodes)
+        place = styles.Placement(
+            names, self._cluster.address(names[0]), self._cluster.free_port(names[0])
+        )
+        pins = {name: pins_of(self._cluster, name, job.env) for name in names}
+        by_deepspeed = job.style == "deepspeed" and self._has("deepspeed", names)
+        notes = list(self._notes)
+        if job.style == "deepspeed" and not by_deepspeed:
+            notes.append(
+                "deepspeed is not installed on every node: its ranks were started one by one, "
+                "with the variables that its launcher sets"
+            )
+        started = styles.processes(job, place, pins, by_deepspeed)
+        submitted = Submitted(names, pins, tuple(notes))
+        return DirectSubmission(self._cluster, submitted, self._plans(started))
+
+    def _plans(self, started: Mapping[str, Sequence[styles.Process]]) -> dict[str, str]:
+        """What `login` is told on each node."""
+        files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
+        must_read = sorted({word for word in files if Path(word).is_file()})
+        # The same Python as everywhere else: the user has the environment activated.
+        beside = str(Path(self._cluster.python).parent)
+        path = os.pathsep.join((beside, "/usr/local/bin:/usr/bin:/bin"))
+        common = {
+            "unprivileged": self._unprivileged,
+            "must_read": must_read,
+            "must_run": [self._cluster.python],
+            "path": path,
+            "lang": "C.UTF-8",
+        }
+        return {
+            node: json.dumps(
+                common | {"processes": [{"argv": p.argv, "env": dict(p.env)} for p in processes]}
+            )
+            for node, processes in started.items()
+        }
+
+    def _has(self, package: str, nodes: Sequence[str]) -> bool:
+        asked = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
+        return all(result.ok for result in asked)
+
+
+class DirectSubmission:
+    """One login a node."""
+
+    def __init__(self, cluster: Nodes, submitted: Submitted, plans: Mapping[str, str]) -> None:
+        self.submitted = submitted
+        self._logs = tempfile.TemporaryDirectory(prefix="launch-", dir=cluster.scratch)
+        self._began = time.monotonic()
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        canary = {CANARY: uuid.uuid4().hex}
+        program = [cluster.python, "-I", "-S", str(Path(login.__file__))]
+        try:
+            for node, plan in plans.items():
+                with (Path(self._logs.name) / node).open("w") as log:
+                    self._processes[node] = cluster.start(
+                        [*program, plan], node, env=canary, output=log
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> Outcome:
+        """See Submission."""
+        until = self._began + timeout_s
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        seconds = time.monotonic() - self._began
+        codes = {node: process.poll() for node, process in self._processes.items()}
+        self._end()
+        output = {
+            node: (Path(self._logs.name) / node).read_text(errors="replace")
+            for node in self._processes
+        }
+        self._logs.cleanup()
+        reports: list[RankReport] = []
+        logins: list[Login] = []
+        hosts = {}
+        for node, text in output.items():
+            found, logged_in = read_output(text)
+            logins += logged_in
+            host = logged_in[0].node if logged_in else node
+            hosts[node] = host
+            found = [replace(r, node=node) if r.node == host else r for r in found]
+            reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
+        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds)
+
+    def close(self) -> None:
+        """See Submission."""
+        self._end()
+        self._logs.cleanup()
+
+    def _end(self) -> None:
+        """Tell what still runs to end; the login there ends all that is below it."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        until = time.monotonic() + _END_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

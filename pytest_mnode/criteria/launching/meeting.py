@@ -1,0 +1,115 @@
+"""Initialisation that says who is missing: `meet` instead of `dist.init_process_group`.
+
+Left alone, a rank that never comes shows as a time-out of the store on the others, with addresses
+and no ranks. Here all who came fail at once, with the names of those who did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.launching.dial import unreachable
+from pytest_mnode.criteria.launching.gathering import PREFIX, Gathering, left, me
+from pytest_mnode.errors import EnvironmentContractError, TimeLimitError, WorldError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+_STORE_LIMIT_S = 300.0
+"""torch's own limit of a store's operations, for those after the meeting."""
+_REMEDY = "start the job with torchrun, or set it as torchrun does"
+
+
+def meet(timeout_s: float, backend: str | None = None) -> None:
+    """Make the default process group from torchrun's variables, or say who never came.
+
+    timeout_s: from the call to the end of initialisation; collectives keep torch's own limit.
+    backend: as of `dist.init_process_group`; None: torch's choice by device.
+
+    Raises EnvironmentContractError for a variable that is missing or wrong, TimeLimitError where
+    ranks or the store were not there in time, WorldError where a second process was rank 0, or
+    where all came and the group could not be made.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if not 0 <= rank < size:
+        raise EnvironmentContractError(f"RANK={rank} is outside WORLD_SIZE={size}")
+    until = time.monotonic() + timeout_s
+    torchrun_keeps_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    keeps_it = rank == 0 and not torchrun_keeps_it
+    keeper = "the torchrun of the first node" if torchrun_keeps_it else "rank 0"
+    store = _connect(me(rank, size), size, keeper, keeps_it, until=until, within_s=timeout_s)
+    number = Gathering(store, rank, size, timeout_s, until, keeps_it).come()
+    # Of this meeting alone: what ranks before these left in the store must not be met again.
+    group_store = PrefixStore(f"{PREFIX}/{number}/group", store)
+    group_store.set_timeout(left(until))
+    try:
+        dist.init_process_group(
+            backend, store=group_store, rank=rank, world_size=size, timeout=left(until)
+        )
+    except RuntimeError as error:
+        line = str(error).partition("\n")[0]
+        raise WorldError(f"all {size} ranks came, but their group was not made: {line}") from error
+    _use_default_limits(store)
+
+
+def _connect(
+    me: str, size: int, keeper: str, keeps_it: bool, *, until: float, within_s: float
+) -> TCPStore:
+    """A client of the store, and the store itself where this rank keeps it."""
+    from torch._C._distributed_c10d import TCPStore
+
+    address = os.environ.get("MASTER_ADDR")
+    if not address:
+        raise EnvironmentContractError(f"MASTER_ADDR is not set; {_REMEDY}")
+    port = _number("MASTER_PORT")
+    if not 0 < port < 65536:
+        raise EnvironmentContractError(f"MASTER_PORT={port} is no port; accepted: 1 to 65535")
+    if not keeps_it:
+        why = unreachable(address, port, until)
+        if why is not None:
+            raise TimeLimitError(
+                f"{me} could not reach the store at {address}:{port} within {within_s:g} s: {why}; "
+                f"{keeper} keeps it: it may be absent, or the address cannot be reached from here"
+            )
+    try:
+        return TCPStore(address, port, size, keeps_it, left(until), False, True)
+    except RuntimeError as error:
+        line = str(error).partition("\n")[0]
+        doing = "keep" if keeps_it else "use"
+        raise TimeLimitError(
+            f"{me} could not {doing} the store at MASTER_ADDR:MASTER_PORT, {address}:{port}, "
+            f"within {within_s:g} s: {line}"
+        ) from error
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        raise EnvironmentContractError(f"{name} is not set; {_REMEDY}")
+    try:
+        return int(text)
+    except ValueError:
+        raise EnvironmentContractError(f"{name}={text!r} is not a number") from None
+
+
+def _use_default_limits(store: TCPStore) -> None:
+    """The limit was initialisation's: collectives get torch's own, as after a plain init."""
+    from torch.distributed import constants
+    from torch.distributed import distributed_c10d as c10d
+
+    store.set_timeout(timedelta(seconds=_STORE_LIMIT_S))
+    set_limit = getattr(c10d, "_set_pg_timeout", None)
+    if set_limit is None:
+        return
+    usual = constants.default_pg_timeout
+    if c10d.get_backend() == "nccl":
+        usual = getattr(constants, "default_pg_nccl_timeout", None) or usual
+    with contextlib.suppress(RuntimeError):  # not every backend has a limit of its own
+        set_limit(usual)

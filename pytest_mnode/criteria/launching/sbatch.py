@@ -1,0 +1,246 @@
+"""The path of clusters whose users submit batch scripts to Slurm."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.launching import scripts
+from pytest_mnode.criteria.launching.contract import CANARY
+from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.direct import Direct, pins_of
+from pytest_mnode.criteria.launching.paths import Outcome, Submission, SubmissionPath, Submitted
+from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
+from pytest_mnode.errors import UsageError
+from pytest_mnode.jobs.slurm.following import in_queue, never_starts
+from pytest_mnode.jobs.slurm.names import Names, names_of
+from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued
+from pytest_mnode.jobs.slurm.request import Request, script, site_of, submitting
+from pytest_mnode.jobs.starting import NO_SHARED_DIR, why_not_submitted
+from pytest_mnode.launchers.slurm import Slurm
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.nodes import Nodes
+
+_LOST = 128 + 9
+"""Exit status of a task that was gone before it could say one."""
+
+
+def path_of(cluster: Nodes) -> SubmissionPath:
+    """The way in which users start jobs on this cluster, by who gave its nodes."""
+    allocation = cluster.allocation
+    if allocation is None:
+        return Direct(cluster)
+    if not cluster.share_files:
+        return Direct(cluster, note=f"not submitted: {NO_SHARED_DIR}")
+    return Sbatch(cluster, allocation, Slurm())
+
+
+class Sbatch:
+    """Submits a script with `--export=NONE`: the job's environment is that of a login on the node
+    (HOME, USER, PATH, LANG), what Slurm adds, the site's pins, and the job's own.
+
+    It runs as whoever runs pytest. Slurm chooses the order of the nodes. A job that would never
+    start beside the run's own allocation is started directly, and a note says so.
+    """
+
+    name = "sbatch"
+
+    def __init__(self, cluster: Nodes, allocation: int, slurm: Slurm) -> None:
+        self._cluster = cluster
+        self._allocation = allocation
+        self._slurm = slurm
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether srun does here."""
+        return scripts.srun_takes_images(self._slurm.run("srun", "--help"))
+
+    def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
+        """See SubmissionPath."""
+        if job.image is not None and not self.runs_images:
+            raise UsageError(
+                f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
+                "leave image out"
+            )
+        names = names_of(self._slurm.nodes(), nodes, self._cluster.slurm_names)
+        request = self._request(job, names)
+        why = why_not_submitted(request, self._allocation)
+        if why:
+            note = f"started as steps of allocation {self._allocation}: {why}"
+            return Direct(self._cluster, note=note).submit(job, nodes)
+        return SbatchSubmission(self._cluster, job, request, names, self._slurm)
+
+    def _request(self, job: LaunchJob, names: Names) -> Request:
+        found = self._slurm.run("scontrol", "--oneliner", "show", "job", str(self._allocation))
+        tasks = scripts.tasks_per_node(job)
+        return Request(
+            name="mnode",
+            nodes=len(names.slurm),
+            begin_on=tuple(names.slurm.values()),
+            tasks_per_node=tasks,
+            cpus_per_task=job.rank_count // tasks or 1,
+            gpus_per_node=int(job.accelerators_per_node),
+            export="NONE",
+            output="/dev/null",
+            directory=_home(),
+            site=site_of(found),
+        )
+
+
+class SbatchSubmission:
+    """A batch script in the queue."""
+
+    def __init__(
+        self, cluster: Nodes, job: LaunchJob, request: Request, names: Names, slurm: Slurm
+    ) -> None:
+        self._names = names
+        self._job = job
+        self._directory = tempfile.TemporaryDirectory(
+            prefix="launch-", dir=cluster.scratch, ignore_cleanup_errors=True
+        )
+        self._files = Path(self._directory.name)
+        pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
+        self.submitted = Submitted(
+            tuple(names.slurm), pins, _notes(job), scripts.ADDED, profile=True
+        )
+        self._queued = Queued(slurm, names, f"mnode-{uuid.uuid4().hex[:12]}")
+        try:
+            around = scripts.Surroundings(
+                _login(cluster),
+                {names.slurm[name]: values for name, values in pins.items()},
+                self._directory.name,
+                job.image is not None,
+            )
+            task = self._files / "task.sh"
+            task.write_text(scripts.task_text(job, around))
+            output = str(self._files / "slurm.out")
+            asked = replace(request, name=self._queued.name, output=output)
+            text = script(asked, scripts.batch_lines(job, around, str(task)))
+            env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
+            self._began = time.monotonic()
+            # Found again, whatever the user's SBATCH_… variables say.
+            self._queued.submit(text, env, [f"--output={output}"])
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> Outcome:
+        """See Submission."""
+        until = self._began + timeout_s
+        while not (in_time := self._over()) and time.monotonic() < until:
+            if (state := self._queued.state) is not None and never_starts(state):
+                break
+            time.sleep(LOOK_S)
+        seconds = time.monotonic() - self._began
+        waits = in_queue(self._queued.number, self._queued.state)
+        nodes = self.submitted.nodes
+        codes = {node: self._code(node, in_time) for node in nodes}  # before it is cancelled
+        self._cancel()
+        output = {node: self._output(node) for node in nodes}
+        reports: list[RankReport] = []
+        hosts, logins = {}, []
+        for node, text in output.items():
+            found, _ = read_output(text)
+            hosts[node] = found[0].node if found else node
+            found = [replace(r, node=node) if r.node == hosts[node] else r for r in found]
+            reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
+            logins += [_as_whom(node, found[0])] if found else []
+        self._end()
+        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds, waits)
+
+    def close(self) -> None:
+        """See Submission."""
+        done = False
+        try:
+            self._cancel()
+            done = True
+        finally:
+            self._end(done)
+
+    def _over(self) -> bool:
+        """Look; Slurm's order of the nodes is the order of ranks. Not known to be over while Slurm
+        does not answer, as when it is restarted."""
+        if not self._queued.answers():
+            return False
+        state = self._queued.state
+        if state is not None and state.nodes:
+            self.submitted = replace(self.submitted, nodes=state.nodes)
+        return state is None or state.over
+
+    def _cancel(self) -> None:
+        self._queued.cancel()
+        self._queued.await_end()
+
+    def _end(self, done: bool = True) -> None:
+        self._queued.close(done)
+        self._directory.cleanup()
+
+    def _code(self, node: str, in_time: bool) -> int | None:
+        """The first status of a node's tasks that is not 0; None: at the limit some
+        had none, and none had failed."""
+        texts = [path.read_text().strip() for path in self._of_tasks("code", node)]
+        codes = [int(text) for text in texts if text]  # killed while it wrote, it says nothing
+        failed = next((code for code in codes if code), None)
+        if failed is None and len(codes) < scripts.tasks_per_node(self._job):
+            return _LOST if in_time else None
+        return failed or 0
+
+    def _output(self, node: str) -> str:
+        """Of its tasks; on the first node also of Slurm and the batch script."""
+        paths = self._of_tasks("out", node)
+        if node == self.submitted.nodes[0]:
+            paths.append(self._files / "slurm.out")
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+    def _of_tasks(self, what: str, node: str) -> list[Path]:
+        """Files of the tasks of a node in their order, and of no other whose name begins so."""
+        begin = f"{what}-{self._names.slurm[node]}-"
+        numbers = {
+            path: path.name.removeprefix(begin)
+            for path in self._files.iterdir()
+            if path.name.startswith(begin)
+        }
+        tasks = [path for path, number in numbers.items() if number.isdecimal()]
+        return sorted(tasks, key=lambda path: int(numbers[path]))
+
+
+def _notes(job: LaunchJob) -> tuple[str, ...]:
+    if job.style != "deepspeed":
+        return ()
+    return ("deepspeed's ranks were started by srun, with the variables that its launcher sets",)
+
+
+def _login(cluster: Nodes) -> dict[str, str]:
+    """What a login on a node has; the Python of the run first, as of an environment made active."""
+    slurm = Path(shutil.which("scontrol") or "/usr/bin/scontrol").parent
+    ways = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
+    path = os.pathsep.join(dict.fromkeys(ways))
+    return {"HOME": _home(), "USER": _user(os.getuid()), "PATH": path, "LANG": "C.UTF-8"}
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _as_whom(node: str, report: RankReport) -> Login:
+    uid = os.getuid() if report.uid is None else report.uid
+    return Login(node, uid, _user(uid), "" if uid else "a job is its submitter's, who is root")

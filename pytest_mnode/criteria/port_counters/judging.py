@@ -1,0 +1,180 @@
+"""What counters of fabric ports did between two readings, judged by the spec. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, Reading
+from pytest_mnode.machine.rdma_counters import Means, counts_the_link, meaning, rise
+from pytest_mnode.spec.models import Fabric
+from pytest_mnode.verdict import Measurement, at_most
+from pytest_mnode.wrong import listed
+
+Readings = Mapping[str, Reading | str]
+"""By node; a text says why a node could not be read."""
+FEWEST_PACKETS = 10_000
+"""A share of fewer says nothing: losses are then judged as if there had been this many."""
+_LOSSES = ("rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "RetransSegs")
+_PACKETS = (
+    *("OutSegs", "tx_packets", "rx_packets", "port_xmit_packets", "port_rcv_packets"),
+    *("sent_pkts", "rcvd_pkts", "tx_pkts", "rx_pkts"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """By how much the counters of one port rose; None where not known."""
+
+    node: str
+    name: str
+    rises: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A value to judge, None where not known, and the words that name its port and counter."""
+
+    text: str
+    value: float | None
+
+
+def judged(
+    before: Readings,
+    after: Readings,
+    fabric: Fabric,
+    *,
+    kills: bool = False,
+    restarted: Collection[str] = (),
+) -> list[Measurement]:
+    """Carrier changes, errors and the share of packets lost, each of the worst port.
+
+    kills: processes were killed on purpose between the readings. What connections count says
+    nothing of the fabric then, and only counters of links are judged. restarted: nodes that were
+    switched off on purpose, whose counters began anew; they are not compared.
+    """
+    ports, unread = list[_Port](), list[str]()
+    for node in (node for node in before if node not in restarted):
+        found = _ports(node, before[node], after.get(node, "not read"), fabric)
+        unread += [f"{node}: {found}"] if isinstance(found, str) else []
+        ports += [] if isinstance(found, str) else found
+    carriers = [_counted(port, CARRIER) for port in ports if CARRIER in port.rises]
+    errors = [
+        _counted(port, counter)
+        for port in ports
+        for counter in port.rises
+        if _means(counter) is Means.ERROR
+        and not (kills and ":" in port.name and not counts_the_link(counter))
+    ]
+    lost = [] if kills else [row for port in ports if (row := _lost(port))]
+    notes = [f"{node} was switched off on purpose and is not compared" for node in restarted]
+    notes += ["jobs were killed on purpose: only counters of links are judged"] if kills else []
+    measurements, culprit = list[Measurement](), ""
+    for name, unit, key, most, rows in (
+        (
+            "carrier changes",
+            "",
+            "carrier_changes_at_most",
+            fabric.carrier_changes_at_most,
+            carriers,
+        ),
+        ("errors", "", "errors_at_most", fabric.errors_at_most, errors),
+        ("packets lost", "%", "lost_at_most_fraction", 100 * fabric.lost_at_most_fraction, lost),
+    ):
+        if errors and not rows:
+            continue  # this fabric has no such counter: InfiniBand alone has no carrier
+        known = {row.text: row.value for row in rows if row.value is not None}
+        mute = [*unread, *(f"{row.text} cannot be compared" for row in rows if row.value is None)]
+        broken = [text for text, value in known.items() if value > most]
+        worst = max(known, key=known.__getitem__, default="")
+        if broken and not culprit:  # who loses packets beside a port that is broken is its victim
+            named = listed([text for text in broken if f" {TCP} " not in text])
+            culprit = named or _tcp_path(ports)
+        measurements.append(
+            Measurement(
+                f"{name}, worst fabric port",
+                known[worst] if broken or (worst and not mute) else None,
+                unit,
+                at_most(most),
+                f"fabric.{key} {getattr(fabric, key):g}",
+                culprit,
+                listed([*notes, *mute, *([worst] if worst else [])]),
+            )
+        )
+    return measurements
+
+
+def _tcp_path(ports: Sequence[_Port]) -> str:
+    """Where TCP lost most: a sender counts what it sent again, a receiver what came out of order.
+
+    A node that is both has a bad link; else the path between them is bad.
+    """
+    tcp = [port for port in ports if port.name == TCP]
+
+    def most(counter: str) -> list[str]:
+        rises = {port.node: port.rises.get(counter) or 0 for port in tcp}
+        return [node for node, by in rises.items() if 2 * by >= max(rises.values()) > 0]
+
+    senders, receivers = most("RetransSegs"), most("TCPOFOQueue")
+    both = [node for node in senders if node in receivers]
+    if both or not receivers:
+        return f"TCP of {', '.join(both or senders)}"
+    return f"path from {', '.join(senders)} to {', '.join(receivers)} (TCP)"
+
+
+def _ports(
+    node: str, before: Reading | str, after: Reading | str, fabric: Fabric
+) -> list[_Port] | str:
+    """What each port of a node did; or why that is not known."""
+    if isinstance(before, str) or isinstance(after, str):
+        return before if isinstance(before, str) else str(after)
+    if before.boot != after.boot:
+        return "it was started anew, and its counters with it"
+    names = dict.fromkeys((*before.ports, *after.ports))
+    if not names.keys() - {TCP}:
+        return f"no port of {', '.join(fabric.interfaces)}"
+    # Where traffic goes by RDMA, TCP and what interfaces drop are the system's own.
+    ethernet = fabric.kind == "ethernet"
+    ports = []
+    for name in names:
+        rises = _rises(before.ports.get(name, {}), after.ports.get(name, {}))
+        if ":" not in name and not ethernet:
+            rises = {counter: by for counter, by in rises.items() if counter not in _LOSSES}
+        ports.append(_Port(node, name, rises))
+    if not any(_means(counter) is Means.ERROR for port in ports for counter in port.rises):
+        return "no error counter of its fabric ports can be read"
+    return ports
+
+
+def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
+    """Nothing is known of a port that came or went, or of which a counter went back."""
+    names = before | after
+    both = {name: (before.get(name), after.get(name)) for name in names}
+    back = any(b is not None and a is not None and a < b for b, a in both.values())
+    if back or not before or not after:
+        return dict.fromkeys(names)
+    return {name: rise(name, b, a) for name, (b, a) in both.items()}
+
+
+def _means(counter: str) -> Means:
+    return Means.LOSS if counter in _LOSSES else meaning(counter)
+
+
+def _counted(port: _Port, counter: str) -> _Row:
+    by = port.rises[counter]
+    return _Row(f"{port.node} {port.name} {counter}" + ("" if by is None else f" +{by}"), by)
+
+
+def _lost(port: _Port) -> _Row | None:
+    """The share of a port's packets that were lost or sent again, in per cent."""
+    rises = [
+        by
+        for counter, by in port.rises.items()
+        if _means(counter) is Means.LOSS and not counter.endswith("_bytes")  # EFA counts both
+    ]
+    if not rises or None in rises:
+        return _Row(f"{port.node} {port.name} losses", None) if rises else None
+    lost = sum(by for by in rises if by)
+    packets = sum(port.rises.get(counter) or 0 for counter in _PACKETS)
+    text = f"{port.node} {port.name} lost {lost} of {packets} packets"
+    return _Row(text, 100 * lost / max(packets, FEWEST_PACKETS))

@@ -1,0 +1,84 @@
+"""The program that reads the counters of a node's fabric ports, and prints one line of JSON.
+
+`python -m pytest_mnode.criteria.port_counters.reading PATTERN …`, patterns as in
+`fabric.interfaces`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pytest_mnode.machine import netdev, rdma, sysfs
+
+Counters = dict[str, int | None]
+"""Counters of one port by the kernel's names; None for one that cannot be read."""
+CARRIER = "carrier_changes"
+TCP = "TCP"
+"""Stands for a port: the node's TCP segments, over whichever interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters of one node by port: an interface (fab0) or an RDMA port (mlx5_0:1), and `TCP`.
+
+    boot: another one after the node was started anew.
+    """
+
+    boot: str
+    ports: dict[str, Counters]
+
+
+def read(patterns: Sequence[str], root: Path = Path("/")) -> Reading:
+    """Counters of the interfaces and RDMA devices that a pattern names, and of what they rest on.
+
+    An interface stands for the RDMA device it belongs to, and the device for its interfaces.
+    """
+
+    def named(*names: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    known = {one.name: one for one in netdev.read_interfaces(root) or ()}
+    devices = [d for d in rdma.read_rdma(root) or () if named(d.name, *d.netdevs)]
+    fabric = {name for name in known if named(name)} | {n for d in devices for n in d.netdevs}
+    for name in fabric & known.keys():
+        fabric = fabric.union(netdev.physical_below(known[name], known))
+    ports = {name: _of_interface(known[name]) for name in sorted(fabric & known.keys())}
+    ports |= {port.name: _of_port(port) for device in devices for port in device.ports}
+    if tcp := _tcp(root):
+        ports[TCP] = tcp
+    boot = sysfs.text(root / "proc/sys/kernel/random/boot_id")
+    return Reading(f"{boot} {sysfs.target_name(root / 'proc/self/ns/net')}", ports)
+
+
+def _of_interface(one: netdev.Interface) -> Counters:
+    packets = {"tx_packets": one.sent_packets, "rx_packets": one.received_packets}
+    return {CARRIER: one.carrier_changes, **packets, **one.errors}
+
+
+def _of_port(port: rdma.Port) -> Counters:
+    unreadable = [n.rpartition("/")[2] for n in port.unreadable if "counters/" in n]
+    counted = {**(port.hw_counters or {}), **(port.counters or {})}
+    return {**dict.fromkeys(unreadable), **counted}
+
+
+def _tcp(root: Path) -> Counters:
+    """Of the two lines that begin alike: names, then values. OFO: segments out of order."""
+    found: Counters = {}
+    for file, head, wanted in (
+        ("snmp", "Tcp:", ("OutSegs", "RetransSegs")),
+        ("netstat", "TcpExt:", ("TCPOFOQueue",)),
+    ):
+        lines = (sysfs.text(root / "proc/net" / file) or "").splitlines()
+        rows = [line.split()[1:] for line in lines if line.startswith(head)]
+        told = dict(zip(*rows, strict=False)) if len(rows) == 2 else {}
+        found |= {name: sysfs.number_of(told[name]) for name in wanted if name in told}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(read(sys.argv[1:]))))

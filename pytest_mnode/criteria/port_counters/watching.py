@@ -1,0 +1,86 @@
+"""Reads the counters of all nodes before the first test of a criterion, and again for its last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode.criteria.port_counters.judging import Readings, judged
+from pytest_mnode.criteria.port_counters.reading import Reading
+from pytest_mnode.criteria.preflight.conduct import search_path
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.marks import PORTS_FIXTURE, asks_for
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.nodes import CommandResult, Nodes
+    from pytest_mnode.controller.session import Run
+    from pytest_mnode.measure import Measure
+
+LIMIT_S = 30.0
+PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
+
+
+class PortWatch:
+    """pytest plugin of the controller, where a test asks for `fabric_ports`."""
+
+    def __init__(self, run: Run, session: pytest.Session) -> None:
+        self._run = run
+        asking = [item for item in session.items if asks_for(item, PORTS_FIXTURE)]
+        self._watched = {item.path for item in asking}
+        # With pytest-xdist criteria run at the same time, and their kills with them.
+        self._shared = hasattr(session.config, "workerinput")
+        self._since: Path | None = None
+        self._before: Readings = {}
+        self._just_read = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if self._shared:
+            self._before = self._before or self._read()
+        elif item.path != self._since and item.path in self._watched:
+            if not self._just_read:
+                self._before = self._read()
+            self._since = item.path
+            self._run.switched_off.clear()
+        self._just_read = False
+        return (yield)
+
+    def record(self, measure: Measure, *, kills: bool = False) -> None:
+        """Judge what counters did since the first test of this file.
+
+        kills: its tests killed processes on purpose, so that only counters of links are judged.
+        """
+        after, off = self._read(), sorted(self._run.switched_off)
+        kills = kills or self._shared
+        for one in judged(self._before, after, self._run.spec.fabric, kills=kills, restarted=off):
+            measure.keep(one)
+        if not self._shared:
+            self._before, self._just_read = after, True
+
+    def _read(self) -> Readings:
+        try:
+            nodes = self._run.all_nodes()
+            return read_ports(nodes, self._run.spec.fabric.interfaces)
+        except MnodeError as error:
+            return dict.fromkeys(self._before or ("all nodes",), str(error).partition("\n")[0])
+
+
+def read_ports(nodes: Nodes, patterns: tuple[str, ...]) -> Readings:
+    """The counters of all nodes, read at the same time."""
+    argv = [nodes.python, *PROGRAM, *patterns]
+    results = nodes.run(argv, timeout=LIMIT_S, env=search_path(nodes.python))
+    return {result.node: _reading(result) for result in results}
+
+
+def _reading(result: CommandResult) -> Reading | str:
+    if result.returncode is None:
+        return f"its counters were not read within {LIMIT_S:g} s"
+    try:  # a remote shell may greet first
+        return Reading(**json.loads(result.stdout.strip().rpartition("\n")[2]))
+    except (ValueError, TypeError):
+        last = result.stderr.strip().rpartition("\n")[2]
+        return f"its counters cannot be read: {last or f'status {result.returncode}'}"

@@ -1,0 +1,194 @@
+"""TCP connections and look-ups of names, all at the same time, each with its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mnode.criteria.preflight.facts import Connection, LookUp, Peer, ProbeOrder, Rail
+
+REFUSED = "refused: nothing listens there, or a firewall rejects it"
+NO_ANSWER = "no answer"
+_MAPPED = "::ffff:"
+
+
+class Listener:
+    """A listening socket; connections go to `take`, or are closed where that is None."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.take: Callable[[socket.socket], None] | None = None
+        self.port: int = sock.getsockname()[1]
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.take or socket.socket.close)(self._socket.accept()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From one of our addresses to one of another node's."""
+
+    peer: Peer
+    network: str
+    mine: Rail
+    theirs: Rail
+
+
+async def connect_all(
+    order: ProbeOrder, ways: Sequence[Way]
+) -> tuple[tuple[Connection, ...], Connection | None]:
+    """A connection on each way, and one to the master."""
+    limit_s = order.connect_limit_s
+    tried = [
+        _connect(
+            Connection(way.peer.index, way.network, way.mine.interface, None, ""),
+            way.theirs.address,
+            way.theirs.tcp_port,
+            way.mine.address,
+            limit_s,
+        )
+        for way in ways
+    ]
+    if order.master is None:
+        return tuple(await asyncio.gather(*tried)), None
+    first = _connect(Connection(0, "control", "", None, ""), *order.master, "", limit_s)
+    met, *rest = await asyncio.gather(first, *tried)
+    return tuple(rest), met
+
+
+async def _connect(
+    attempt: Connection, address: str, port: int, source: str, limit_s: float
+) -> Connection:
+    started = time.monotonic()
+    took_s: float | None = None
+    problem = ""
+    if not is_address(address):
+        loop = asyncio.get_running_loop()
+        looked_up = loop.run_in_executor(None, address_of, address)
+        try:
+            address = await asyncio.wait_for(looked_up, limit_s)
+        except (OSError, TimeoutError) as error:
+            why = f"its name {address} is not found: {str(error) or f'{NO_ANSWER} in time'}"
+            return Connection(attempt.to, attempt.network, attempt.rail, None, why)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        try:
+            sock.setblocking(False)
+            if source:
+                sock.bind((source, 0))
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.sock_connect(sock, (address, port)), limit_s)
+            took_s = time.monotonic() - started
+        except TimeoutError:
+            took_s = limit_s if _is_connected(sock) else None
+            problem = "" if took_s else f"{NO_ANSWER} within {limit_s:g} s"
+        except OSError as error:
+            problem = in_words(error)
+    return Connection(attempt.to, attempt.network, attempt.rail, took_s, problem)
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    """What the kernel says, for on a busy machine we may be late to hear of it."""
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def in_words(error: OSError) -> str:
+    """Why a connection cannot be had, so that what rejects is told from what swallows."""
+    if error.errno == errno.ECONNREFUSED:
+        return REFUSED
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"{os.strerror(error.errno).lower()}: no way there, or nobody of that address"
+    if error.errno == errno.ETIMEDOUT:
+        return NO_ANSWER
+    return (error.strerror or str(error)).lower()
+
+
+async def look_up_all(
+    order: ProbeOrder, in_thread: Callable[[Callable[[], Any], float], Awaitable[Any]]
+) -> tuple[LookUp, ...]:
+    """Every node's host name, and its control address as such and as dual-stack sockets ask."""
+    within_s = order.look_up_within_s
+    if within_s is None:
+        return ()
+    wanted = [
+        (peer, what)
+        for peer in order.peers
+        for what in (peer.hostname, *_askable(peer.address))
+        if what
+    ]
+
+    async def one(peer: Peer, what: str) -> LookUp:
+        first = await once(peer, what, look_up_limit_s(within_s))
+        if first.took_s is not None and first.took_s <= within_s:
+            return first
+        # What is slow is slow again; on a busy machine anything may be late once.
+        again = await once(peer, what, within_s)
+        return first if again.took_s is None else again
+
+    async def once(peer: Peer, what: str, limit_s: float) -> LookUp:
+        started = time.monotonic()
+        found: tuple[str, ...] = ()
+        problem = ""
+        try:
+            found, took_s = await in_thread(lambda: _look_up(what), limit_s)
+        except TimeoutError:
+            took_s, problem = None, f"no answer within {limit_s:g} s"
+        except OSError as error:
+            took_s, problem = time.monotonic() - started, (error.strerror or str(error)).lower()
+        return LookUp(peer.index, what, found, took_s, problem)
+
+    return tuple(await asyncio.gather(*(one(peer, what) for peer, what in wanted)))
+
+
+def look_up_limit_s(within_s: float) -> float:
+    """A little longer than promised, so that "too slow" can be told from "never"."""
+    return min(2 * within_s, within_s + 2.0)
+
+
+def _askable(address: str) -> tuple[str, ...]:
+    """A numeric address, and its form in a dual-stack socket; nothing for a name."""
+    if is_address(address):
+        return (address,) if ":" in address else (address, _MAPPED + address)
+    return ()
+
+
+def is_address(text: str) -> bool:
+    """Whether this is an IP address and not a name."""
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+    except OSError:
+        return False
+    return True
+
+
+def address_of(name: str) -> str:
+    """The first address of a name, IPv4 or IPv6. Raises OSError where it has none."""
+    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def _look_up(what: str) -> tuple[tuple[str, ...], float]:
+    """Addresses of a name, or the name of an address; and the seconds it took."""
+    started = time.monotonic()
+    if not is_address(what):
+        found = socket.getaddrinfo(what, None, type=socket.SOCK_STREAM)
+        names = tuple(dict.fromkeys(str(entry[4][0]).removeprefix(_MAPPED) for entry in found))
+    else:
+        address = (what, 0, 0, 0) if ":" in what else (what, 0)
+        name = socket.getnameinfo(address, 0)[0]
+        # The address itself comes back where there is no name for it.
+        names = () if name.removeprefix(_MAPPED) == what.removeprefix(_MAPPED) else (name,)
+    return names, time.monotonic() - started

@@ -1,0 +1,105 @@
+"""Payloads of a known pattern over TCP: a wire that changes bytes past checksums shows in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from pytest_mnode.criteria.preflight.connecting import Way, in_words
+from pytest_mnode.criteria.preflight.facts import Received, Sent
+
+PATTERN_BYTES = 1 << 20
+"""The pattern repeats after these."""
+READ_BYTES = 1 << 18
+ALL_PAIRS_UP_TO = 5
+
+
+def targets(index: int, indices: Sequence[int]) -> tuple[int, ...]:
+    """Nodes that this one sends to: all others of few nodes; of many, at ring distances.
+
+    The distances are 1, 2 and half of the ring, so that each node receives from three as well.
+    """
+    count, place = len(indices), indices.index(index)
+    distances = range(1, count) if count <= ALL_PAIRS_UP_TO else (1, 2, count // 2)
+    return tuple(indices[(place + distance) % count] for distance in distances)
+
+
+async def send(way: Way, size_bytes: int, limit_s: float) -> Sent:
+    """Send a payload; done when the receiver, which has read all of it, closes."""
+    loop = asyncio.get_running_loop()
+    source = problem = ""
+    view = memoryview(_pattern())
+    family = socket.AF_INET6 if ":" in way.theirs.address else socket.AF_INET
+    try:
+        with socket.socket(family) as sock:
+            sock.setblocking(False)
+            sock.bind((way.mine.address, 0))
+            source = _name(sock.getsockname())
+            async with asyncio.timeout(limit_s):
+                await loop.sock_connect(sock, (way.theirs.address, way.theirs.tcp_port))
+                for start in range(0, size_bytes, PATTERN_BYTES):
+                    await loop.sock_sendall(sock, view[: size_bytes - start])
+                sock.shutdown(socket.SHUT_WR)
+                await loop.sock_recv(sock, 1)
+    except TimeoutError:
+        problem = f"not done within {limit_s:g} s"
+    except OSError as error:
+        problem = in_words(error)
+    return Sent(way.peer.index, way.network, source, problem)
+
+
+class Receiver:
+    """Reads payloads and counts the bytes that differ from the pattern, by source."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, sock: socket.socket) -> None:
+        """Read a connection until its sender closes."""
+        task = asyncio.ensure_future(self._read(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        buffer, pattern = memoryview(bytearray(READ_BYTES)), memoryview(_pattern())
+        total = wrong = 0
+        with sock, contextlib.suppress(OSError):
+            sock.setblocking(False)
+            source = _name(sock.getpeername())
+            while True:
+                start = total % PATTERN_BYTES
+                count = await loop.sock_recv_into(sock, buffer[: PATTERN_BYTES - start])
+                if not count:
+                    return
+                total += count
+                wrong += differing(buffer[:count], pattern[start : start + count])
+                self._counts[source] = total, wrong
+
+    @property
+    def received(self) -> tuple[Received, ...]:
+        """What has come in by now."""
+        return tuple(Received(source, *counts) for source, counts in self._counts.items())
+
+
+def differing(one: memoryview, other: memoryview) -> int:
+    """How many bytes differ, of two of the same length."""
+    if one == other:
+        return 0
+    difference = int.from_bytes(one) ^ int.from_bytes(other)
+    return len(one) - difference.to_bytes(len(one)).count(0)
+
+
+@cache
+def _pattern() -> bytes:
+    return hashlib.shake_128(b"pytest-mnode").digest(PATTERN_BYTES)
+
+
+def _name(address: Any) -> str:
+    return f"{address[0]} {address[1]}"

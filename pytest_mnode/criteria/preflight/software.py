@@ -1,0 +1,201 @@
+"""Versions of what a node would run, read from files: nothing of it is imported or started."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pytest_mnode.criteria.preflight.facts import Software
+from pytest_mnode.machine import rdma, sysfs
+
+_VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
+_METADATA_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
+_DRIVER = re.compile(r"(?:Kernel Module[^\n]*?)\s(\d+\.\d+(?:\.\d+)?)\b")
+_SETTINGS = (
+    *("ipv4/tcp_rmem", "ipv4/tcp_wmem", "core/rmem_max", "core/wmem_max", "core/rmem_default"),
+    *("core/wmem_default", "core/netdev_max_backlog", "core/somaxconn", "core/default_qdisc"),
+    *("ipv4/tcp_congestion_control", "ipv4/tcp_mtu_probing", "ipv4/tcp_window_scaling"),
+    *("ipv4/tcp_sack", "ipv4/tcp_timestamps", "ipv4/tcp_moderate_rcvbuf"),
+    *("ipv4/tcp_slow_start_after_idle", "ipv4/ip_local_port_range"),
+    "ipv6/conf/all/disable_ipv6",
+)
+"""Not tcp_mem, which the kernel derives from the memory that it found."""
+_OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce")
+"""Settings that decide which NIC of several answers and sends."""
+NOT_THERE, UNREADABLE = "not there", "unreadable"
+"""In place of a digest."""
+_PROGRAMS = (".py", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".sh")
+_MOST_FILES = 5000
+_NCCL_PLACES = (
+    "nvidia/nccl/lib/libnccl.so.2",
+    "torch/lib/libnccl.so.2",
+)
+
+
+def read(code: Sequence[str], interfaces: Sequence[str] = ()) -> Software:
+    """What this interpreter would use; `code`: further directories whose programs are compared.
+
+    interfaces: shell patterns of those whose kernel settings are compared.
+    """
+    driver_text = sysfs.text(Path("/proc/driver/nvidia/version"))
+    digests = code_digests(Path(__file__).parents[2], "pytest_mnode")
+    for directory in code:
+        path = Path(directory)
+        digests |= code_digests(path, path.name)
+    return Software(
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        kernel=os.uname().release,
+        torch=torch_version(),
+        nccl=nccl_version(),
+        driver=driver_version(driver_text),
+        driver_is_open="open kernel module" in (driver_text or "").lower(),
+        peermem=peermem_version(),
+        firmware={d.name: d.firmware for d in rdma.read_rdma() or () if d.firmware},
+        packages=dict(packages(sys.path)),
+        code=digests,
+        sysctl=kernel_settings(interfaces),
+    )
+
+
+def kernel_settings(
+    interfaces: Sequence[str], root: Path = Path("/proc/sys/net")
+) -> dict[str, str]:
+    """Settings that the speed of a network depends on, by name; without those not readable here."""
+    conf = root / "ipv4/conf"
+    try:
+        names = sorted(path.name for path in conf.iterdir())
+    except OSError:
+        names = []
+    chosen = ["all", *(n for n in names if any(fnmatchcase(n, p) for p in interfaces))]
+    wanted = [
+        *_SETTINGS,
+        *(f"ipv4/conf/{n}/{setting}" for n in chosen for setting in _OF_INTERFACES),
+    ]
+    read = {name: sysfs.text(root / name) for name in wanted}
+    return {
+        f"net.{name.replace('/', '.')}": " ".join(text.split())
+        for name, text in read.items()
+        if text is not None
+    }
+
+
+def code_digests(root: Path, name: str) -> dict[str, str]:
+    """Short sha256 of each program below `root`, by its path with `name` for `root`.
+
+    A directory that is not there is told as such, so that a node without it differs.
+    """
+    if not root.is_dir():
+        return {name: NOT_THERE}
+    found: dict[str, str] = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
+        for file in sorted(files):
+            if not file.endswith(_PROGRAMS) or len(found) >= _MOST_FILES:
+                continue
+            path = Path(folder, file)
+            found[f"{name}/{path.relative_to(root)}"] = _digest(path)
+    return found
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        return f"{UNREADABLE}: {error.strerror}"
+
+
+def packages(search: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and versions of what is installed; of a name that is there twice, the first."""
+    seen: set[str] = set()
+    for place in dict.fromkeys(search):
+        try:
+            names = sorted(
+                e.name for e in os.scandir(place or ".") if e.name.endswith(".dist-info")
+            )
+        except OSError:
+            continue
+        for name in names:
+            package = name.partition("-")[0].lower().replace("_", "-")
+            if package in seen:
+                continue
+            seen.add(package)
+            head = _head(Path(place, name, "METADATA"))
+            version = _METADATA_VERSION.search(head)
+            fallback = name.removesuffix(".dist-info").partition("-")[2]
+            yield package, version[1] if version else fallback
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(2048).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def torch_version() -> str | None:
+    """Version and commit of torch, without importing it; None where it is not installed."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    text = sysfs.text(Path(found.origin).with_name("version.py")) or ""
+    version, commit = _VERSION.search(text), _GIT.search(text)
+    if version is None:
+        return None
+    return f"{version[1]} ({commit[1][:10]})" if commit else version[1]
+
+
+def nccl_version() -> str | None:
+    """Of the NCCL library that torch would load; None where there is none.
+
+    Raises OSError where there is one that cannot be asked.
+    """
+    library = next((path for path in _nccl_libraries() if path.exists()), None)
+    if library is None:
+        return None
+    number = ctypes.c_int()
+    if ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(number)) != 0:
+        raise OSError(f"{library} does not tell its version")
+    return nccl_text(number.value)
+
+
+def _nccl_libraries() -> Iterator[Path]:
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        if folder:
+            yield Path(folder, "libnccl.so.2")
+    for place in dict.fromkeys(sys.path):
+        for name in _NCCL_PLACES:
+            yield Path(place, name)
+
+
+def nccl_text(number: int) -> str:
+    """2.21.5 of 22105: two digits for minor and patch since 2.9, one before. Source: nccl.h."""
+    major, rest = divmod(number, 10000) if number >= 10000 else divmod(number, 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def peermem_version(root: Path = Path("/")) -> str | None:
+    """Of the module by which NICs reach NVIDIA's memory, of today's or of Mellanox's older one.
+
+    None where neither is loaded. A module built without a version is told as "loaded".
+    """
+    for module in ("nvidia_peermem", "nv_peer_mem"):
+        folder = root / "sys/module" / module
+        if folder.is_dir():
+            return sysfs.text(folder / "version") or "loaded"
+    return None
+
+
+def driver_version(text: str | None) -> str | None:
+    """Of /proc/driver/nvidia/version; None where there is none."""
+    found = _DRIVER.search(text or "")
+    return found[1] if found else None

@@ -1,0 +1,218 @@
+"""A run's directory, as a node sees it: made, read, waited on, surveyed, removed.
+
+The controller may see no file system of the nodes, so that everything is a command there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.restart.evidence import Shelf
+from pytest_mnode.criteria.restart.lives import History, history_of
+from pytest_mnode.errors import ClusterError, MnodeError
+from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.reference_job.records import read_records
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.spec import Spec
+
+_LIMIT_S = 60.0
+_WRITE = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+_READ = r"""
+import json, pathlib, sys
+files = pathlib.Path(sys.argv[1]).glob("rank*.jsonl")
+json.dump({f.name: f.read_bytes().decode("utf-8", "replace") for f in files}, sys.stdout)
+"""
+# Until so many ranks have started `starts` times and have done `step` since, or the store holds
+# a checkpoint open in the middle of being written. Says after how long it last was not so.
+_AWAIT = r"""
+import glob, json, sys, time
+place, ranks, starts, step, limit = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
+def done(path):
+    begun, last = 0, -1
+    with open(path, errors="replace") as file:
+        for line in file:
+            if line.startswith('{"kind":"start"'):
+                begun, last = begun + 1, -1
+            elif line.startswith('{"kind":"step"') and line.endswith("\n"):
+                try:
+                    last = int(json.loads(line)["step"])
+                except (ValueError, TypeError, KeyError):
+                    pass  # torn by a kill: it is no step
+    return begun >= starts and last >= step
+began = time.monotonic()
+missed, end = 0.0, began + limit
+def seen():
+    print(missed)
+    sys.exit(0)
+while time.monotonic() < end:
+    if ranks == 0:
+        if glob.glob(glob.escape(place) + "/checkpoints/step-*/HOLDING"):
+            seen()
+    elif sum(map(done, glob.glob(glob.escape(place) + "/records/rank*.jsonl"))) >= ranks:
+        seen()
+    missed = time.monotonic() - began
+    time.sleep(0.02)
+sys.exit(3)
+"""
+_NOT_SEEN = 3
+_SURVEY = r"""
+import json, sys
+from pytest_mnode.reference_job.checkpoint import Store
+found = [(one.step, one.reason) for one in Store(sys.argv[1]).survey()]
+json.dump(found, sys.stdout)
+"""
+_FLIP = r"""
+import pathlib, sys
+files = [f for f in pathlib.Path(sys.argv[1]).iterdir() if f.suffix == ".distcp"]
+file = max(files, key=lambda f: f.stat().st_size)
+with file.open("r+b") as it:
+    it.seek(file.stat().st_size // 2)
+    [byte] = it.read(1)
+    it.seek(-1, 1)
+    it.write(bytes([byte ^ 1]))
+print(file.name, "has a flipped bit")
+"""
+
+
+def shared_place(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
+    """Where all nodes see the same files; else, as a text, why there is no such place.
+
+    base: of this machine, used where all nodes are on it.
+    """
+    if spec.storage is not None and spec.storage.checkpoints is not None:
+        return Path(spec.storage.checkpoints)
+    if cluster.share_kernel:
+        return base
+    if cluster.share_files:
+        return cluster.scratch
+    return "storage.checkpoints of the spec names no directory that all nodes share"
+
+
+@contextlib.contextmanager
+def run_directory(cluster: Cluster, node: str, place: Path, name: str) -> Iterator[str]:
+    """A directory for one run, made through a node, and removed in the end."""
+    [made] = cluster.run(["mktemp", "-d", str(place / f"mnode-{name}-XXXXXX")], node)
+    if not made.ok:
+        raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
+    directory = made.stdout.strip()
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(MnodeError):
+            cluster.run(["rm", "-rf", "--", directory], node, timeout=_LIMIT_S)
+
+
+def write_config(cluster: Cluster, node: str, config: JobConfig) -> str:
+    """Put a run's config into its directory; the path."""
+    path = f"{config.directory}/config.json"
+    _ask(cluster, node, _WRITE, path, json.dumps(asdict(config)))
+    return path
+
+
+def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> History:
+    """A run's records, brought here into a directory, as lives."""
+    files = json.loads(_ask(cluster, node, _READ, f"{directory}/records"))
+    into.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (into / Path(name).name).write_text(text)
+    return history_of(read_records(into))
+
+
+def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
+    """What is in the run's store now; None where it cannot be read."""
+    argv = [cluster.python, "-c", _SURVEY, f"{directory}/checkpoints"]
+    [found] = cluster.run(argv, node, timeout=_LIMIT_S)
+    try:
+        steps = json.loads(found.stdout)
+    except ValueError:
+        return None
+    complete = tuple(step for step, reason in steps if reason is None)
+    return Shelf(complete, tuple((step, why) for step, why in steps if why is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When something came to be, by this process's monotonic clock: not before, and not after.
+
+    not_before: None where it was so at the first look.
+    """
+
+    not_before: float | None
+    not_after: float
+
+
+def await_steps(
+    cluster: Cluster,
+    node: str,
+    directory: str,
+    *,
+    ranks: int,
+    step: int,
+    starts: int = 1,
+    limit_s: float,
+    over: Callable[[], bool],
+) -> Seen | None:
+    """Wait until so many ranks did this step since their start number `starts`; None: they did not.
+
+    Called again and again meanwhile, `over` says whether there is nothing to wait for any more.
+    With ranks=0 it waits for a checkpoint that is held open. Raises ClusterError where the watcher
+    on the node failed: that nothing was seen is then not the run's doing.
+    """
+    words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
+    began = time.monotonic()
+    watcher = cluster.start([cluster.python, "-S", "-c", _AWAIT, *words], node)
+    end = time.monotonic() + limit_s + 10.0
+    try:
+        while watcher.poll() is None and time.monotonic() < end:
+            if over():
+                # What was written last may have been what is waited for.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    watcher.wait(0.5)
+                break
+            time.sleep(0.02)
+        code, ended = watcher.poll(), time.monotonic()
+    finally:
+        watcher.kill()
+        found, said = watcher.communicate()
+    if code not in (None, 0, _NOT_SEEN):
+        why = (said.strip().splitlines() or [f"status {code}"])[-1]
+        raise ClusterError(f"{node}: the run could not be watched: {why}")
+    return _seen(began, ended, found) if code == 0 else None
+
+
+def _seen(began: float, ended: float, said: str) -> Seen:
+    """said: seconds after its own beginning at which the watcher last did not see it."""
+    try:
+        missed_s = float(said)
+    except ValueError:
+        missed_s = 0.0
+    return Seen(began + missed_s if missed_s else None, ended)
+
+
+def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
+    [found] = cluster.run([cluster.python, "-S", "-c", code, *words], node, timeout=_LIMIT_S)
+    if not found.ok:
+        raise ClusterError(f"{node}: {(found.stderr.strip().splitlines() or ['no answer'])[-1]}")
+    return found.stdout
+
+
+def copy_run(cluster: Cluster, node: str, source: str, target: str) -> None:
+    """Copy a run's records and checkpoints. Raises ClusterError."""
+    [done] = cluster.run(["cp", "-a", f"{source}/.", f"{target}/"], node, timeout=_LIMIT_S)
+    if not done.ok:
+        raise ClusterError(f"{node}: {done.stderr.strip()}")
+
+
+def flip_a_bit(cluster: Cluster, node: str, directory: str, step: int) -> str:
+    """Flip one bit in the middle of the largest file of a checkpoint; what was done, in words."""
+    place = f"{directory}/checkpoints/step-{step:08d}"
+    return f"whose file {_ask(cluster, node, _FLIP, place).strip()}"

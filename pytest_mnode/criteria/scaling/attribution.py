@@ -1,0 +1,182 @@
+"""Where the time of a step goes on n nodes, and where the time that one node does not need. Pure.
+
+Ranks go in step, so a step takes as long as its slowest rank. What a rank waits for in collectives
+is the time that they need, and the time until the slowest rank has come. No clocks are compared to
+tell the two apart: in each step the rank that waits least is the slowest, its wait is what the
+collectives need, and what any other rank waits longer than that is waiting for the slowest one.
+
+Along the slowest rank of each step the parts add up to the step without any such waiting, so that
+the loss against one node splits into parts that each have one cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.criteria.scaling.efficiency import Scaled, reference_node
+from pytest_mnode.criteria.scaling.facts import PARTS, Facts, Step, Trained
+from pytest_mnode.criteria.scaling.ranks import TYPICAL, RankTime, by_rank
+
+SPLIT = (*PARTS, "waiting")
+"""Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
+_EXPOSED = PARTS.index("exposed")
+_NEAR = 0.005
+"""Of a step: how near the mean of typical steps should come to the step time that is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The typical steps on `count` nodes, in parts.
+
+    ranks: each rank's own parts, over all groups of so many nodes that it was in; alone: of one
+    node, with as much work as it has of these steps. step_s: mean of
+    the typical steps, about the step time that is judged; ideal_s: of one node's, as a part of
+    which nothing would be lost. parts: of the mean rank, by the order of SPLIT, and ideal: of one
+    node. path, path_ideal: along the slowest rank of each step, by the order of PARTS. sent_s,
+    hidden_s: how long gradients were on their way along the path, None where not told. backward_s:
+    how long they could have been hidden.
+    """
+
+    count: int
+    ranks: tuple[RankTime, ...]
+    alone: tuple[RankTime, ...]
+    step_s: float
+    ideal_s: float
+    parts: tuple[float, ...]
+    ideal: tuple[float, ...]
+    path: tuple[float, ...]
+    path_ideal: tuple[float, ...]
+    sent_s: float | None
+    hidden_s: float | None
+    backward_s: float
+
+    @property
+    def lost_s(self) -> float:
+        return self.step_s - self.ideal_s
+
+    @property
+    def lost(self) -> tuple[float, ...]:
+        """The loss in parts of the mean rank, by the order of SPLIT."""
+        return tuple(mine - one for mine, one in zip(self.parts, self.ideal, strict=True))
+
+    @property
+    def lost_on_path(self) -> tuple[float, ...]:
+        """The loss in parts of the slowest rank of each step, by the order of PARTS."""
+        return tuple(mine - one for mine, one in zip(self.path, self.path_ideal, strict=True))
+
+    @property
+    def uneven_s(self) -> float:
+        """What the path is shorter than the step: a collective does not end for all at once, and
+        who hears of it last is the slowest in the next step."""
+        return self.lost_s - sum(self.lost_on_path)
+
+    @property
+    def worst_missed(self) -> RankTime:
+        """The rank whose parts miss its step time by most."""
+        return max(self.ranks, key=lambda rank: rank.missed)
+
+    @property
+    def hidden_fraction(self) -> float | None:
+        """Part of the gradients' way that was hidden; None where it is not told, or not gone."""
+        if self.sent_s is None or self.hidden_s is None or self.sent_s <= 0:
+            return None
+        return self.hidden_s / self.sent_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """Of some steps: their time, the mean rank's parts, and those along the slowest ranks."""
+
+    step_s: float
+    parts: NDArray[np.float64]
+    path: NDArray[np.float64]
+    slowest: list[Step]
+
+
+def attributed(facts: Facts, row: Scaled) -> Attribution:
+    """Split the steps on `row.count` nodes into their parts, and the loss against one node too.
+
+    Where the row is by means, whole turns are typical or not, with their slow steps.
+    """
+    reference = reference_node(facts)
+    ones = [one for one in facts.over(1) if one.nodes[0] == reference]
+    alone = [(one, number) for one in ones for number in range(len(one.steps[0]))]
+    everywhere = list(facts.each_step(row.count))
+    share = row.share
+    whole = row.mean is None
+    base = _means(_typical(alone, row.ideal_s / share, whole), whole)
+    mine = base
+    if row.count > 1:
+        mine = _means(_typical(everywhere, row.step_s, whole), whole)
+    return Attribution(
+        count=row.count,
+        ranks=by_rank(everywhere, whole),
+        alone=tuple(rank.scaled(share) for rank in by_rank(alone, whole)),
+        step_s=mine.step_s,
+        ideal_s=base.step_s * share,
+        parts=tuple(mine.parts.tolist()),
+        ideal=tuple((base.parts * share).tolist()),
+        path=tuple(mine.path.tolist()),
+        path_ideal=tuple((base.path * share).tolist()),
+        sent_s=_mean([step.sent_s for step in mine.slowest]),
+        hidden_s=_mean([step.hidden_s for step in mine.slowest]),
+        backward_s=float(np.mean([step.backward_s for step in mine.slowest])),
+    )
+
+
+def _typical(
+    steps: Sequence[tuple[Trained, int]], around_s: float, whole: bool
+) -> list[tuple[Trained, int]]:
+    """Neighbours by time, half of the steps, that took so long in the mean; fewer where no half
+    did, one at least. whole: turns instead, of which all steps are taken.
+
+    Their parts are to add up to the time that is judged. The steps nearest to it would not: where
+    every other step is longer, the median lies in the gap, and all that is near is on one side.
+    """
+    units: dict[tuple[int, int], list[tuple[Trained, int]]] = {}
+    for one, number in steps:
+        units.setdefault((id(one), 0 if whole else number), []).append((one, number))
+    timed = [
+        (float(np.mean([s.wall_s for one, i in unit for s in one.cycle(i, whole)])), unit)
+        for unit in units.values()
+    ]
+    timed.sort(key=lambda unit: unit[0])
+    before = np.concatenate([[0.0], np.cumsum([took_s for took_s, _ in timed])])
+    found: tuple[float, int, int] | None = None
+    size = math.ceil(len(timed) * TYPICAL)
+    size += (len(timed) - size) % 2  # so that as many lie on either side of the median
+    while size and (found is None or found[0] > _NEAR * around_s):
+        off = np.abs((before[size:] - before[:-size]) / size - around_s)
+        first = int(np.argmin(off))
+        if found is None or off[first] < found[0]:
+            found = float(off[first]), first, size
+        size //= 2
+    assert found is not None
+    _, first, size = found
+    return [step for _, unit in timed[first : first + size] for step in unit]
+
+
+def _means(steps: Sequence[tuple[Trained, int]], whole: bool) -> _Means:
+    cycles = [one.cycle(number, whole) for one, number in steps]
+    slowest = [min(cycle, key=lambda step: step.exposed) for cycle in cycles]
+    of_ranks = [np.mean([step.parts for step in cycle], axis=0) for cycle in cycles]
+    parts = np.mean(of_ranks, axis=0)
+    needed_s = float(np.mean([step.exposed for step in slowest]))
+    waiting_s = parts[_EXPOSED] - needed_s
+    parts[_EXPOSED] = needed_s
+    return _Means(
+        float(np.mean([np.mean([step.wall_s for step in cycle]) for cycle in cycles])),
+        np.append(parts, waiting_s),
+        np.mean([step.parts for step in slowest], axis=0),
+        slowest,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None

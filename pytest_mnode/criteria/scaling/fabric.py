@@ -1,0 +1,128 @@
+"""What the fabric does by itself, and which NICs carried the steps' bytes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pytest_mnode.criteria.scaling.facts import Facts, Trained
+from pytest_mnode.measuring.traffic import NodeTraffic, astray
+from pytest_mnode.measuring.wires import Beneath
+from pytest_mnode.spec import Spec, wire
+from pytest_mnode.spec.line import ring_line
+
+_LOOPBACK = "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """All-reduces over `count` nodes with nothing else going on.
+
+    all_s: of all gradients of a step at once. last_s: of the last bucket, which nothing can hide.
+    line_fraction: bus bandwidth of all gradients at once, as a part of the line rate.
+    """
+
+    count: int
+    size_bytes: int
+    all_s: float
+    last_s: float
+    line_fraction: float
+
+    def exposed_s(self, backward_s: float) -> float:
+        """What must be exposed in any case: the last bucket, or what outlasts computing."""
+        return max(self.last_s, self.all_s - backward_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What NICs sent during the timed steps of groups of two nodes or more.
+
+    elsewhere: by node, the part of its bytes that went over other NICs than the fabric's; None
+    where they are not to be seen in its counters. least_bytes: what nodes had to send. astray: in
+    words what carried it instead of the fabric, None where nothing did; culprit: who did so.
+    """
+
+    elsewhere: Mapping[str, float | None]
+    least_bytes: float
+    astray: str | None = None
+    culprit: str | None = None
+    busiest: str = ""
+
+    @property
+    def elsewhere_fraction(self) -> float | None:
+        """Part of a node's bytes that went over other NICs, of the node where it is most; None
+        where that is not known of each."""
+        return None if self.unseen or not self.elsewhere else self.elsewhere[self.worst] or 0.0
+
+    @property
+    def worst(self) -> str:
+        """The node of most bytes over other NICs; among many one alone does not show in a sum."""
+        return max(self.elsewhere, key=lambda node: self.elsewhere[node] or 0.0)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Nodes whose counters do not show what they had to send."""
+        return tuple(node for node, part in self.elsewhere.items() if part is None)
+
+
+def lane_of(facts: Facts, count: int, spec: Spec) -> Lane | None:
+    """The lane over `count` nodes: of groups that were tried at the same time, the median."""
+    swept = [one for one in facts.swept if len(one.nodes) == count]
+    ranks = count * facts.ranks_per_node
+    if count < 2 or not swept or ranks < 2:
+        return None
+    sizes = sorted({one.size_bytes for one in swept})
+    times = {size: median(one.time_s for one in swept if one.size_bytes == size) for size in sizes}
+    largest = sizes[-1]
+    if times[largest] <= 0:
+        return None
+    busbw = wire.busbw_gbytes_s(wire.Collective.ALL_REDUCE, largest, times[largest], ranks)
+    fraction = busbw / ring_line(spec.fabric).gbytes_s
+    return Lane(count, largest, times[largest], times[sizes[0]], fraction)
+
+
+def carried_by(trained: Sequence[Trained], facts: Facts, spec: Spec) -> Carried:
+    """Which NICs carried what the steps of these groups sent. Groups of one node send nothing.
+
+    By whatever algorithm, a node sends the gradients of a step once at least.
+    """
+    sent: dict[str, Counter[str]] = {}
+    least: Counter[str] = Counter()
+    beneath: dict[str, Beneath] = {}
+    for one in trained:
+        if one.count < 2:
+            continue
+        beneath |= zip(one.nodes, one.beneath, strict=False)
+        for node, counts in zip(one.nodes, one.sent_bytes, strict=True):
+            least[node] += facts.gradient_bytes * len(one.steps[0])
+            mine = sent.setdefault(node, Counter())
+            for nic, count in counts.items():
+                if nic != _LOOPBACK or facts.ranks_per_node == 1:
+                    mine[nic.partition(":")[0]] += count
+    traffic = [
+        NodeTraffic(node, counts, least[node], beneath.get(node, {}))
+        for node, counts in sent.items()
+    ]
+    shares = {node.node: node.share(spec.fabric) for node in traffic}
+    own = {node.node: Counter(node.own_bytes(spec.fabric)) for node in traffic}
+    totals = sum(own.values(), Counter[str]())
+    carried = Carried(
+        {node: None if share is None else 1 - share for node, share in shares.items()},
+        sum(least.values()),
+        busiest=", ".join(f"{nic} {count / 1e6:.1f} MB" for nic, count in totals.most_common(3)),
+    )
+    if carried.unseen:
+        return carried
+    wrong = {node.node: name for node in traffic if (name := node.astray(spec.fabric)) is not None}
+    if not wrong:
+        return carried
+    names = "+".join(dict.fromkeys(wrong.values()))
+    moved = sum(own[node][nic] for node, nic in wrong.items())
+    instead = "+".join(spec.fabric.interfaces)
+    return replace(
+        carried,
+        astray=f"{names} ({moved / 1e6:.0f} MB), not {instead}",
+        culprit=astray(traffic, spec.fabric),
+    )

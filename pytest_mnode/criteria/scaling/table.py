@@ -1,0 +1,84 @@
+"""What a scaling job found, for readers: a row a number of nodes, a row a rank, and the causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_mnode.criteria.scaling.facts import PARTS
+from pytest_mnode.criteria.scaling.judging import Judged
+from pytest_mnode.criteria.scaling.result import NAMES, Scaling
+
+_HEADS = ("nodes", "ms/step", "mean", "samples/s", "tokens/s", "efficiency", "±")
+_MOST_RANKS = 16
+
+
+def table(found: Scaling) -> str:
+    """Lines of text: scaling, where the time of a step goes, and each rank's step."""
+    facts, promise = found.facts, found.promise
+    model = promise.model
+    lines = [
+        f"{promise.kind} scaling, {promise.parallel}, {facts.parameters} parameters in "
+        f"{model.layers} layers, {facts.gradient_bytes} B of gradients a step in "
+        f"{len(facts.bucket_bytes) or 'an unknown number of'} buckets; {facts.backend} on "
+        f"{facts.device}; medians of {promise.steps} steps in each of {facts.rounds} rounds, "
+        f"{promise.warmup} dropped before them"
+    ]
+    if promise.compute_s is not None:
+        lines.append(
+            f"emulated: forward and backward take {promise.compute_s * 1e3:g} ms by declaration; "
+            "gradients, buckets and collectives are real"
+        )
+    lines += ["", *_aligned([_HEADS, *(_row(one) for one in found.judged)])]
+    lines += ["", "ms a step of the mean rank, and (more than on one node):"]
+    lines += _aligned([("nodes", *NAMES), *(_parts(one) for one in found.judged)])
+    for one in found.judged:
+        if one.row.count > 1:
+            said = one.told or "next to nothing"
+            lines += ["", f"{one.row.count} nodes lose {_ms(one.row.lost_s)} ms a step: {said}"]
+    if found.located:
+        lines.append(f"located: {found.located}")
+    if found.judged:
+        lines += ["", f"each rank on {found.judged[-1].row.count} nodes, ms a step:"]
+        lines += _aligned(_ranks(found.judged[-1]))
+    return "\n".join(lines)
+
+
+def _row(one: Judged) -> tuple[str, ...]:
+    row, mean = one.row, one.measured.by_mean()
+    efficiency = (
+        ("1", "") if row.count == 1 else (f"{row.efficiency:.3f}", f"{row.uncertainty:.3f}")
+    )
+    rates = (f"{row.samples_s:.4g}", f"{row.tokens_s:.4g}")
+    return (str(row.count), _ms(one.measured.step_s), _ms(mean.step_s), *rates, *efficiency)
+
+
+def _parts(one: Judged) -> tuple[str, ...]:
+    pairs = zip(one.parts.parts, one.parts.lost, strict=True)
+    more = one.row.count > 1
+    return (
+        str(one.row.count),
+        *(f"{_ms(path)} ({lost * 1e3:+.1f})" if more else _ms(path) for path, lost in pairs),
+    )
+
+
+def _ranks(one: Judged) -> list[tuple[str, ...]]:
+    heads = ("rank", "node", "step", *PARTS, "of it waiting", "slowest in")
+    rows: list[tuple[str, ...]] = [heads]
+    ranks = sorted(one.parts.ranks, key=lambda rank: -rank.slowest_in)
+    for rank in sorted(ranks[:_MOST_RANKS], key=lambda rank: rank.rank):
+        parts = (_ms(float(getattr(rank, name))) for name in PARTS)
+        last = (_ms(rank.waiting_s), f"{rank.slowest_in:.0%}")
+        rows.append((str(rank.rank), rank.node, _ms(rank.step_s), *parts, *last))
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"

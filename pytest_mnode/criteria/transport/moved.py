@@ -1,0 +1,96 @@
+"""How many bytes an all-reduce must send out of each node, headers included, as a range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_mnode.criteria.transport.facts import Facts
+from pytest_mnode.spec import wire
+from pytest_mnode.spec.models import Fabric
+from pytest_mnode.spec.transport import TransportPromise
+
+_RDMA_MTUS = (4096, 2048, 1024, 512, 256)
+_RDMA_HEADER_BYTES = {"infiniband": 8 + 40 + 12 + 16 + 4 + 2, "roce": 18 + 40 + 8 + 12 + 16 + 4}
+"""The most that a packet costs: link 8 or Ethernet 18, global or IPv6 40, UDP 8, base transport 12,
+RDMA 16, checksums 4 (and 2). Source: InfiniBand Architecture Specification 1.4, chapter 5, and its
+annex A17 (RoCEv2)."""
+_EFA_HEADER_SHARE = 0.02
+"""A bound: packets of 8 kB with headers of some 100 bytes, of which counters show none or all."""
+_ACK_BYTES = 14 + 40 + 20 + 12
+_GLOO_ALGORITHM = "a flat ring"
+_PROTOCOL_COST = {"LL": 2.0, "LL128": 128 / 120}
+"""Bytes sent for each of payload, flags included. Source: NCCL, src/include/device.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What each node must send, tolerances included. source: where the range comes from."""
+
+    least_bytes: float
+    most_bytes: float
+    payload_bytes: float
+    source: str
+
+    def holds(self, sent_bytes: float) -> bool:
+        """Whether so many bytes are within the range."""
+        return self.least_bytes <= sent_bytes <= self.most_bytes
+
+
+def expected(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expected:
+    """The range for each node's NICs of the fabric together, of two nodes or more.
+
+    gloo runs a flat ring. NCCL chooses, unless pinned, between rings, trees and reduction in the
+    network: from S (`in_network_node_bytes`; a leaf of both trees) to 2·S (an inner node of both
+    trees, which sends its sum up once and results down twice). Sources: `spec.wire`; Sanders,
+    Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 35(12), 2009.
+    """
+    moved, nodes, each = facts.size_bytes * facts.calls, len(facts.nodes), facts.ranks_per_node
+    environment = facts.ranks[0].environment
+    ring = wire.flat_ring_node_bytes(moved, nodes, each)
+    if facts.backend == "gloo":
+        least = most = ring
+        how = _GLOO_ALGORITHM
+    elif _only(environment, "NCCL_ALGO") == "RING":
+        least = most = ring
+        how = "a flat ring (NCCL_ALGO)"
+    else:
+        least = min(
+            ring,
+            wire.hierarchical_node_bytes(moved, nodes),
+            wire.in_network_node_bytes(moved, nodes),
+        )
+        most = max(ring, 2.0 * moved)
+        how = "ring, trees or reduction in the network"
+    if facts.backend != "gloo":
+        protocol = _only(environment, "NCCL_PROTO")
+        most *= _PROTOCOL_COST.get(protocol or "LL128", 1.0)
+    headers = header_share(fabric)
+    return Expected(
+        least * (1 - promise.under_fraction),
+        most * (1 + headers) * (1 + promise.over_fraction),
+        ring,
+        f"{facts.calls} × all-reduce of {facts.size_bytes} B over {nodes} × {each} ranks: {how} "
+        f"− {promise.under_fraction:.0%}, + {headers:.1%} headers + {promise.over_fraction:.0%}",
+    )
+
+
+def header_share(fabric: Fabric) -> float:
+    """The most that headers, and acknowledgements of as much received, add to payload sent."""
+    if fabric.kind == "efa":
+        return _EFA_HEADER_SHARE
+    if fabric.kind != "ethernet":
+        mtu = next((mtu for mtu in _RDMA_MTUS if mtu <= fabric.mtu_bytes), _RDMA_MTUS[-1])
+        return _RDMA_HEADER_BYTES[fabric.kind] / mtu
+    share = wire.tcp_payload_share(
+        fabric.mtu_bytes, framing_bytes=wire.ETHERNET_HEADER_BYTES, ip_header_bytes=40
+    )
+    # One acknowledgement for two full packets. Source: RFC 9293, section 3.8.6.3.
+    return 1 / share - 1 + _ACK_BYTES / (2 * fabric.mtu_bytes)
+
+
+def _only(environment: Mapping[str, str], name: str) -> str | None:
+    """The one value that a variable names; None where it is not set, or says more than that."""
+    value = environment.get(name, "").strip().upper()
+    return value if value and not set(value) & set(",;:^=") else None

@@ -1,0 +1,72 @@
+"""Switching nodes by the commands that the spec names, run on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.spec.power import Power
+
+
+def argv(command: str, node: str) -> list[str]:
+    """The words of a command for one node."""
+    return [word.replace("{node}", node) for word in shlex.split(command)]
+
+
+def switch(power: Power | None, what: str, node: Node) -> Power:
+    """Run the command that switches a node "off" or "on", and wait for its end; the section.
+
+    Raises ClusterError where the spec names none, it fails, or it does not end in time.
+    """
+    if power is None:
+        raise ClusterError(
+            f"cannot switch {node.name} {what}: the spec names no command for it "
+            f"(power.switch_{what})"
+        )
+    words = argv(power.switch_off if what == "off" else power.switch_on, node.name)
+    try:
+        code, said = _run(words, power.command_within_s)
+    except OSError as error:
+        raise ClusterError(f"power.switch_{what}: {words[0]}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        limit = power.command_within_s
+        raise ClusterError(
+            f"power.switch_{what}: {words[0]} for {node.name} had not ended after {limit:g} s"
+        ) from None
+    if code != 0:
+        last = said[-1] if said else "it said nothing"
+        raise ClusterError(
+            f"power.switch_{what}: {words[0]} for {node.name} ended with {code}: {last}"
+        )
+    return power
+
+
+def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
+    """Status of a command, and the lines it printed, of its errors where there are some.
+
+    Into files, so that what it leaves in the background, such as a virtual machine, is not waited
+    for. Ended past its limit, with all that it started.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        program = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            code = program.wait(limit_s)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+            raise
+        for file in (err, out):
+            file.seek(0)
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+            if any(lines):
+                return code, [line for line in lines if line]
+        return code, []

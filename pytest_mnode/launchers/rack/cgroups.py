@@ -1,0 +1,106 @@
+"""Control groups of a rack: made for one node, found by name again, removed with the rack.
+
+Only the standard library, as the keeper imports it. A group's name holds the keeper's pid and the
+node's name, so that whoever cleans up needs to be told nothing. It lies at the root of its
+hierarchy, for that is the one place where every version of cgroups allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from pytest_mnode.launchers.rack.namespaces import GROUP_PREFIX
+
+ROOT = "/sys/fs/cgroup"
+EMPTY_LIMIT_S = 2.0
+
+
+def hierarchies(root: str = ROOT) -> list[Path]:
+    """Where groups can be: the version 1 hierarchies, and that of version 2."""
+    base = Path(root)
+    if (base / "cgroup.controllers").exists():
+        return [base]
+    with contextlib.suppress(OSError):
+        return sorted(path for path in base.iterdir() if (path / "cgroup.procs").exists())
+    return []
+
+
+def hierarchy_of(controller: str, root: str = ROOT) -> tuple[Path, int] | None:
+    """Directory of the hierarchy that has this controller, and its version; None: there is none."""
+    for path in hierarchies(root):
+        listed = path / "cgroup.controllers"
+        if listed.exists():
+            if controller in listed.read_text(encoding="ascii").split():
+                return path, 2
+        elif (path / f"{controller}.shares").exists() or controller in path.name.split(","):
+            return path, 1
+    return None
+
+
+def group_of(hierarchy: Path, keeper_pid: int, node: str) -> Path:
+    """The directory of a node's group; there, or not yet."""
+    return hierarchy / f"{GROUP_PREFIX}{keeper_pid}-{node}"
+
+
+def remove_all(keeper_pid: int, root: str = ROOT) -> None:
+    """Remove the groups of a rack whose processes are dead; what cannot be removed stays."""
+    for hierarchy in hierarchies(root):
+        with contextlib.suppress(OSError):
+            for group in hierarchy.glob(f"{GROUP_PREFIX}{keeper_pid}-*"):
+                remove(group)
+
+
+def remove(group: Path) -> None:
+    """Remove an empty group; waits a moment for the last of the dead to be gone.
+
+    Raises OSError where somebody stays in it.
+    """
+    deadline = time.monotonic() + EMPTY_LIMIT_S
+    while True:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
+
+
+def home_of(pid: int, hierarchy: Path, version: int) -> Path:
+    """The group that a process is in now; the root of the hierarchy where that cannot be seen."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+        _, names, group = line.split(":", 2)
+        if names == "" if version == 2 else hierarchy.name in (names, *names.split(",")):
+            home = hierarchy / group.lstrip("/")
+            return home if (home / "cgroup.procs").exists() else hierarchy
+    return hierarchy
+
+
+def members(group: Path) -> list[int]:
+    """Pids in a group; none where it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return [int(pid) for pid in (group / "cgroup.procs").read_text(encoding="ascii").split()]
+    return []
+
+
+def move(pid: int, group: Path) -> None:
+    """Put a process into a group, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+
+def set_quota(group: Path, version: int, quota_us: int, period_us: int) -> None:
+    """Let a group's processes run for `quota_us` of every `period_us`, all CPUs together."""
+    if version == 2:
+        enabled = group.parent / "cgroup.subtree_control"
+        if "cpu" not in enabled.read_text(encoding="ascii").split():
+            enabled.write_text("+cpu", encoding="ascii")
+        (group / "cpu.max").write_text(f"{quota_us} {period_us}", encoding="ascii")
+    else:
+        (group / "cpu.cfs_period_us").write_text(str(period_us), encoding="ascii")
+        (group / "cpu.cfs_quota_us").write_text(str(quota_us), encoding="ascii")

@@ -1,0 +1,127 @@
+"""Runs one command in the namespaces of a process: `enter.py PID START KINDS WHERE COMMAND…`.
+
+Run by its path, without site-packages, to start in a few milliseconds. PID and START (its start
+time) name the process, KINDS is a list such as `net,uts,mnt`, WHERE is the word for messages.
+Environment, working directory and standard streams are the caller's; the exit status is the
+command's, or 128 + signal; 126 and 127 as in a shell where it cannot be run, 125 where the
+namespaces cannot be entered. The command dies with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+if __package__:
+    from pytest_mnode.launchers.rack import namespaces
+else:  # run by path: this folder is sys.path[0], and the package need not be imported
+    import namespaces  # type: ignore[import-not-found,no-redef]
+
+PARENT_DIED = signal.SIGALRM
+WATCHED = {
+    PARENT_DIED,
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Three processes: this one, for the caller to signal and wait for; the command; and its
+    guard, which is its parent and outlives this one just long enough to bury it.
+
+    Without the guard a kill of this process would leave the command's corpse to the host's init,
+    and a PID namespace cannot end before its last corpse is buried, however long that init takes.
+    """
+    # Held back from here on, so that none is lost between a fork and the first wait.
+    mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would cost us the exit status
+    alive_read, alive_write = os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        os.close(alive_write)
+        guard_command(arguments, mask, alive_read)
+    os.close(alive_read)
+    os._exit(status_of(guard, PARENT_DIED))
+
+
+def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoReturn:
+    """Enter, start the command, wait for it."""
+    pid, start_time, kinds, where, *command = arguments
+    namespaces.die_with_parent(PARENT_DIED)
+    stop_without_parent(alive)
+    try:
+        namespaces.enter_kinds(int(pid), kinds.split(","), int(start_time))
+        alive_read, alive_write = os.pipe()
+        child = os.fork()
+    except (FileNotFoundError, ProcessLookupError):
+        fail(125, f"{where}: gone, or booted again since this command was made")
+    except OSError as error:
+        fail(125, f"{where}: cannot enter: {error.strerror} ({error.filename or 'fork'})")
+    if child == 0:
+        os.close(alive_write)
+        namespaces.die_with_parent()
+        stop_without_parent(alive_read)
+        run(command, where, mask)
+    os.close(alive_read)
+    os.setsid()  # a kill of the whole process group is for the command, not for its guard
+    os._exit(status_of(child, signal.SIGKILL))
+
+
+def stop_without_parent(alive: int) -> None:
+    """End here if the parent, who holds the other end, ended before it could take us along."""
+    os.set_blocking(alive, False)
+    try:
+        if os.read(alive, 1) == b"":
+            os._exit(125)
+    except BlockingIOError:
+        pass
+    os.close(alive)
+
+
+def run(command: list[str], where: str, mask: set[int]) -> NoReturn:
+    """Become the command."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # Python ignores these; the command shall find what a shell would have given it.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError:
+        fail(127, f"{where}: no such command: {command[0]}")
+    except OSError as error:
+        fail(126, f"{where}: cannot run {command[0]}: {error.strerror}")
+
+
+def status_of(child: int, on_parent_died: signal.Signals) -> int:
+    """Wait for the child, passing on the signals that somebody sends; its status as a shell's."""
+    while True:
+        info = signal.sigwaitinfo(WATCHED)
+        if info.si_signo == PARENT_DIED:
+            os.kill(child, on_parent_died)
+        elif info.si_signo != signal.SIGCHLD:
+            # A terminal's Ctrl-C (si_code > 0) has reached the whole group, the command too.
+            if info.si_code <= 0:
+                os.kill(child, info.si_signo)
+        else:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+
+
+def fail(status: int, message: str) -> NoReturn:
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,205 @@
+"""The first process of a rack: boots its nodes, buries its dead, and does what it is asked.
+
+It is PID 1 of the rack's PID namespace, so that its end is the end of everything in the rack.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_mnode.launchers.rack import mounts, namespaces, node_init
+from pytest_mnode.launchers.rack.protocol import (
+    PACKET_BYTES,
+    Booted,
+    Lost,
+    Packet,
+    Reply,
+    Request,
+    Setup,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from pytest_mnode.launchers.rack.wiring import Switch
+
+BOOT_LIMIT_S = 10.0
+KILL_LIMIT_S = 10.0
+
+
+@dataclass(slots=True)
+class Booting:
+    """A node on its way up."""
+
+    node: int
+    pid: int
+    report: int
+
+
+class Inside:
+    """The running rack, as seen by its first process."""
+
+    def __init__(self, channel: socket.socket, setup: Setup) -> None:
+        self._channel = channel
+        self._plan = setup.plan
+        self._pids: dict[int, int] = {}
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        mounts.mount_proc()
+        mounts.mount_sys()
+        mounts.mount_names(self._plan.hosts())
+        mounts.mount_shm(setup.plan.shm_bytes)
+        node_init.without_ipv6()
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        gc.collect()
+        gc.freeze()  # keeps pages shared with the nodes' first processes
+        booting = [self._fork(index) for index in range(self._plan.nodes)]
+        self._switch = self._build_switch()  # while the nodes make their namespaces
+        self._finish(booting)
+
+    def _build_switch(self) -> Switch:
+        try:
+            from pytest_mnode.launchers.rack.wiring import Switch
+        except ImportError as error:
+            raise RuntimeError(f"links need pyroute2: {error}") from error
+        return Switch(self._plan)
+
+    def serve(self, keeper_pid: int) -> None:
+        """Answer until the controller hangs up."""
+        self._send(Reply(0, keeper_pid=keeper_pid))
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self._bury()
+            if self._channel.fileno() in ready:
+                data = self._channel.recv(PACKET_BYTES)
+                if not data:
+                    return
+                request = decode(data)
+                assert isinstance(request, Request)
+                self._send(self._answer(request))
+
+    def _answer(self, request: Request) -> Reply:
+        try:
+            self._do(request)
+        except Exception as error:
+            name, text = self._plan.node_name(request.node), str(error)
+            return Reply(request.id, text if text.startswith(name) else f"{name}: {text}")
+        return Reply(request.id)
+
+    def _do(self, request: Request) -> None:
+        node, pid = request.node, self._pids.get(request.node)
+        if request.do == "power_off":
+            self._power_off(node)
+        elif request.do == "power_on":
+            if pid is None:
+                self._finish([self._fork(node)])
+        elif request.do == "set_rate":
+            self._switch.set_rate(node, pid, request.link, request.rate_mbit_s, request.way)
+        elif request.do == "set_pair_rate" and request.peer is not None:
+            there, rate_mbit_s = pid is not None, request.rate_mbit_s
+            self._switch.set_pair_rate(request.peer, node, there, request.link, rate_mbit_s)
+        elif request.do == "set_link":
+            self._switch.set_link(node, pid is not None, request.link, request.up)
+        elif request.do == "set_presence":
+            self._switch.set_presence(node, pid, request.link, request.up)
+            if pid is not None and request.up:
+                self._switch.await_forwarding([node])
+        else:
+            raise ValueError("no such request")
+
+    def _fork(self, node: int) -> Booting:
+        report_read, report_write = os.pipe()
+        # The next child starts a PID namespace; coming back makes it the only one that does.
+        namespaces.unshare(namespaces.NEWPID)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                node_init.run(self._plan, node, report_write)
+        finally:
+            namespaces.setns(self._own_pids, namespaces.NEWPID)
+            os.close(report_write)
+        return Booting(node, pid, report_read)
+
+    def _finish(self, booting: list[Booting]) -> None:
+        """Wait for nodes on their way up, and cable them."""
+        deadline = time.monotonic() + BOOT_LIMIT_S
+        try:
+            for boot in booting:
+                self._await_ready(boot, deadline)
+                self._switch.plug_in(boot.node, boot.pid)
+            self._switch.await_forwarding([boot.node for boot in booting])
+        except BaseException:
+            for boot in booting:
+                os.kill(boot.pid, signal.SIGKILL)
+                self._switch.unplug(boot.node)
+            raise
+        finally:
+            for boot in booting:
+                os.close(boot.report)
+        for boot in booting:
+            self._pids[boot.node] = boot.pid
+            self._send(Booted(boot.node, boot.pid))
+
+    def _await_ready(self, boot: Booting, deadline: float) -> None:
+        text = ""
+        while not text.endswith(f"{node_init.READY}\n"):
+            last = text.splitlines()[-1] if text else "fork"
+            left = deadline - time.monotonic()
+            poll = select.poll()
+            poll.register(boot.report, select.POLLIN)
+            if not poll.poll(max(0, left * 1000)):
+                raise TimeoutError(
+                    f"{self._plan.node_name(boot.node)} not up in {BOOT_LIMIT_S:g} s, at {last}"
+                )
+            data = os.read(boot.report, 4096)
+            if not data:
+                raise RuntimeError(f"{self._plan.node_name(boot.node)} did not boot: {last}")
+            text += data.decode()
+
+    def _power_off(self, node: int) -> None:
+        pid = self._pids.get(node)
+        if pid is None:
+            return
+        self._switch.cut(node)
+        del self._pids[node]
+        os.kill(pid, signal.SIGKILL)
+        self._send(Lost(node, "powered off"))
+        deadline = time.monotonic() + KILL_LIMIT_S
+        # A first process can be buried only when everything else on its node is dead.
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes still there {KILL_LIMIT_S:g} s after SIGKILL")
+            time.sleep(0.001)
+        self._switch.unplug(node)
+
+    def _bury(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for node, init in list(self._pids.items()):
+                if init == pid:
+                    del self._pids[node]
+                    self._switch.unplug(node)
+                    code = os.waitstatus_to_exitcode(status)
+                    how = signal.Signals(-code).name if code < 0 else f"status {code}"
+                    self._send(Lost(node, f"its first process ended ({how})"))
+
+    def _send(self, packet: Packet) -> None:
+        self._channel.send(encode(packet))

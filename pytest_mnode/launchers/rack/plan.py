@@ -1,0 +1,139 @@
+"""What a rack consists of: names, addresses and links of every node, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.node import Node, Shown
+from pytest_mnode.launchers.rack.shown import accelerator_addresses
+from pytest_mnode.launchers.rack.sockets import Board, Layout, Memory, board, why_not
+
+MAX_NODES = 254
+MAX_RATE_MBIT_S = 34_000  # the kernel's tbf counts bytes/s in 32 bits
+MAX_LINK_NAME = 15 - len("-node253")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link of every node: a cable from its interface `name` to a switch of that name.
+
+    rate_mbit_s: line rate in each direction, Ethernet headers included, preamble and gap not.
+    mtu: bytes of IP packet, on the node and at the switch.
+    """
+
+    name: str
+    rate_mbit_s: float
+    mtu: int = 1500
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name) <= MAX_LINK_NAME or not self.name.isalnum():
+            raise UsageError(
+                f"link name {self.name!r}: needs 1 to {MAX_LINK_NAME} letters and digits"
+            )
+        if self.name == "lo":
+            raise UsageError("link name 'lo': every node has its own already")
+        check_rate(self.name, self.rate_mbit_s)
+        if not 576 <= self.mtu <= 9216:
+            raise UsageError(f"link {self.name}: mtu {self.mtu}: needs 576 to 9216 bytes")
+
+
+def check_rate(link_name: str, rate_mbit_s: float) -> None:
+    """Raises UsageError for a rate that no queue can be given."""
+    if not 0.1 <= rate_mbit_s <= MAX_RATE_MBIT_S:
+        raise UsageError(
+            f"link {link_name}: rate {rate_mbit_s} Mbit/s: needs 0.1 to {MAX_RATE_MBIT_S}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A rack before it is built. Its subnets exist only inside its namespaces.
+
+    layout, machine: the sockets that nodes show, over the CPUs of this machine; None: as it is.
+    shown_at: an empty directory, over which each node mounts what it shows.
+    """
+
+    nodes: int
+    fabric: Link
+    management: Link
+    shm_bytes: int
+    layout: Layout | None = None
+    machine: tuple[Memory, ...] = ()
+    shown_at: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UsageError(f"rack: {self.nodes} nodes: needs 1 to {MAX_NODES} (one /24 a link)")
+        if self.fabric.name == self.management.name:
+            raise UsageError(f"rack: both links are named {self.fabric.name!r}")
+        # 0 means no limit to tmpfs; beyond 63 bits it would count from 0 again.
+        if not 1 <= self.shm_bytes < 1 << 63:
+            raise UsageError(f"rack: shm_bytes {self.shm_bytes}: needs 1 to 2**63 - 1")
+
+    @property
+    def links(self) -> tuple[Link, Link]:
+        """Management first: it is what a node's name stands for."""
+        return (self.management, self.fabric)
+
+    def link(self, name: str) -> Link:
+        """The link of this name; raises UsageError that lists those there are."""
+        for link in self.links:
+            if link.name == name:
+                return link
+        names = ", ".join(link.name for link in self.links)
+        raise UsageError(f"rack: no link {name!r} (there are: {names})")
+
+    def node_name(self, index: int) -> str:
+        """node0 …"""
+        return f"node{index}"
+
+    def address(self, index: int, link_name: str) -> str:
+        """IPv4 address of a node on a link, in a /24."""
+        network = 77 if link_name == self.management.name else 78
+        return f"10.{network}.0.{index + 1}"
+
+    def mac(self, index: int, link_name: str) -> str:
+        """Fixed, so that the others' ARP tables stay right when a node is booted again."""
+        network = 77 if link_name == self.management.name else 78
+        return f"02:6d:6e:{network:02x}:00:{index + 1:02x}"
+
+    def port(self, index: int, link_name: str) -> str:
+        """Name of the node's port at the switch."""
+        return f"{link_name}-{self.node_name(index)}"
+
+    def members(self) -> tuple[Node, ...]:
+        """The nodes as a launcher hands them out."""
+        return tuple(
+            Node(
+                name=self.node_name(index),
+                index=index,
+                address=self.address(index, self.management.name),
+                fabric_address=self.address(index, self.fabric.name),
+                fabric_interface=self.fabric.name,
+                shown=self._shown(index),
+            )
+            for index in range(self.nodes)
+        )
+
+    def board(self, index: int) -> Board | None:
+        """The sockets that a node shows; None where it shows this machine as it is."""
+        if self.layout is None or why_not(self.machine, self.layout) is not None:
+            return None
+        return board(self.machine, self.layout, index, self.nodes)
+
+    def _shown(self, index: int) -> Shown:
+        board = self.board(index)
+        if board is not None:
+            return Shown(self.shown_at, tuple(accelerator_addresses(board)))
+        return Shown(missing=(self.layout and why_not(self.machine, self.layout)) or "")
+
+    def hosts(self) -> str:
+        """Text of every node's /etc/hosts."""
+        lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
+        for index in range(self.nodes):
+            for link, suffix in ((self.management, ""), (self.fabric, "-fab")):
+                address, name = self.address(index, link.name), self.node_name(index) + suffix
+                # Dual-stack sockets look peers up as ::ffff:ADDRESS; a miss costs torchrun 10 s.
+                lines += [f"{address} {name}", f"::ffff:{address} {name}"]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,164 @@
+"""The sockets that each node of a rack shows, shared out of this machine's CPUs, as values.
+
+A machine of one socket has nothing to place wrongly. So every node shows a board of several: CPUs,
+memory, a place for each accelerator and both network links, each on one socket. CPU numbers are
+this machine's own, so that binding to them means what it says. Memory is shown where it is: a
+socket beyond this machine's own NUMA nodes has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.machine.cpus import read_cpulist
+from pytest_mnode.machine.numa import read_numa
+
+MOST_SOCKETS = 8
+_OWN_CORES = 2
+"""Cores of each socket that a node must get before nodes are given cores of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is where on the board of node 0; sockets count from 0.
+
+    accelerators: the socket of each accelerator's place; local rank i sits beside place i, and
+        where there are more ranks than places they begin again.
+    take_turns: node i has everything i sockets further, so that nodes do not all crowd on the
+        same CPUs of the one machine.
+    """
+
+    sockets: int = 2
+    accelerators: tuple[int, ...] = (0, 1)
+    fabric: int = 0
+    management: int = 1
+    take_turns: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.sockets <= MOST_SOCKETS:
+            raise UsageError(f"rack: {self.sockets} sockets: needs 1 to {MOST_SOCKETS}")
+        places = {
+            **{f"accelerator {i}": socket for i, socket in enumerate(self.accelerators)},
+            "fabric": self.fabric,
+            "management": self.management,
+        }
+        for what, socket in places.items():
+            if not 0 <= socket < self.sockets:
+                raise UsageError(f"rack: {what} on socket {socket}: there are {self.sockets}")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A NUMA node of this machine: its number, size, and the CPUs of it that may be used.
+
+    cores: CPUs that are threads of one core stay together.
+    """
+
+    number: int
+    size_bytes: int
+    cores: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """One socket of a board, which is one NUMA node. size_bytes is 0 where it has no memory."""
+
+    number: int
+    cpus: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What one node shows: its sockets, and the index among them of what sits on them."""
+
+    sockets: tuple[Socket, ...]
+    accelerators: tuple[int, ...]
+    fabric: int
+    management: int
+
+
+def why_not(machine: Sequence[Memory], layout: Layout) -> str | None:
+    """Why this machine cannot show so many sockets, in one line; None where it can."""
+    cpus = sum(len(core) for memory in machine for core in memory.cores)
+    if cpus >= layout.sockets:
+        return None
+    return f"{layout.sockets} sockets need as many CPUs, and this machine lets us use {cpus}"
+
+
+def board(machine: Sequence[Memory], layout: Layout, node: int, nodes: int) -> Board:
+    """What node `node` of `nodes` shows. Only for machines where `why_not` has nothing to say.
+
+    Sockets are this machine's own NUMA nodes where it has enough with CPUs for us; else its CPUs
+    are shared out. Nodes get cores of their own where there are plenty; else each shows all.
+    """
+    turn = node if layout.take_turns else 0
+
+    def turned(socket: int) -> int:
+        return (socket + turn) % layout.sockets
+
+    return Board(
+        tuple(
+            Socket(memory.number, _own(memory.cores, node, nodes), memory.size_bytes)
+            for memory in _as_sockets(machine, layout.sockets)
+        ),
+        tuple(turned(socket) for socket in layout.accelerators),
+        turned(layout.fabric),
+        turned(layout.management),
+    )
+
+
+def _as_sockets(machine: Sequence[Memory], sockets: int) -> list[Memory]:
+    real = [memory for memory in machine if memory.cores]
+    if len(real) >= sockets:
+        return real[:sockets]
+    cores = [core for memory in real for core in memory.cores]
+    if len(cores) < sockets:
+        cores = [(cpu,) for core in cores for cpu in core]
+    taken = {memory.number for memory in real}
+    # What memory there is belongs to the socket that bears its number; the others have none.
+    numbers = [memory.number for memory in real]
+    numbers += [n for n in range(2 * MOST_SOCKETS) if n not in taken][: sockets - len(numbers)]
+    sizes = {memory.number: memory.size_bytes for memory in real}
+    return [
+        Memory(number, sizes.get(number, 0), share)
+        for number, share in zip(sorted(numbers), _shares(cores, sockets), strict=True)
+    ]
+
+
+def _shares(cores: Sequence[tuple[int, ...]], count: int) -> list[tuple[tuple[int, ...], ...]]:
+    """`cores` in `count` runs of equal length, the first ones longer by what is left over."""
+    length, left = divmod(len(cores), count)
+    starts = [share * length + min(share, left) for share in range(count + 1)]
+    return [tuple(cores[a:b]) for a, b in itertools.pairwise(starts)]
+
+
+def _own(cores: Sequence[tuple[int, ...]], node: int, nodes: int) -> tuple[int, ...]:
+    if len(cores) // nodes >= _OWN_CORES:
+        cores = _shares(cores, nodes)[node]
+    return tuple(sorted(cpu for core in cores for cpu in core))
+
+
+def this_machine(root: Path = Path("/"), usable: Iterable[int] | None = None) -> list[Memory]:
+    """NUMA nodes of the machine below `root`, with the CPUs that this process may use.
+
+    A kernel that shows no NUMA nodes is one node, number 0.
+    """
+    cpus = sorted(os.sched_getaffinity(0) if usable is None else usable)
+    numa = read_numa(root)
+    sizes = {node.number: node.memory_bytes or 0 for node in numa.nodes} or {0: 0}
+    homes = {cpu: node.number for node in numa.nodes for cpu in node.cpus or ()}
+    cores: dict[int, dict[int, list[int]]] = {number: {} for number in sizes}
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        first = min(read_cpulist(topology / "thread_siblings_list") or (cpu,))
+        cores[homes.get(cpu, min(sizes))].setdefault(first, []).append(cpu)
+    return [
+        Memory(number, sizes[number], tuple(tuple(core) for _, core in sorted(of.items())))
+        for number, of in sorted(cores.items())
+    ]

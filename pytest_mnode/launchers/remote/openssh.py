@@ -1,0 +1,65 @@
+"""The user's OpenSSH, as it is started: for a connection, and for a command on one. Pure, but for
+the variable that names another program."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from dataclasses import dataclass
+from typing import Self
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.remote import sending
+
+SSH_COMMAND = "MNODE_SSH_COMMAND"
+"""Variable that names another ssh, with options of its own, such as `ssh -F lab.conf`."""
+CONNECT_S = 15.0
+_ALWAYS = (
+    *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none"),
+    *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
+    *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
+)
+# Found dead by itself within 6 s: what hangs on the connection ends then, however quiet it is.
+_MASTER = (
+    *("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ControlPersist=no"),
+)
+LONGEST_SOCKET_PATH = 80
+"""ssh adds 17 bytes to the name while it makes the socket, and 108 are the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSsh:
+    """words: the program, and options of the user's."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def named(cls) -> Self:
+        """As the variable names it. Raises UsageError where there is no such program."""
+        told = os.environ.get(SSH_COMMAND, "")
+        try:
+            words = shlex.split(told) or ["ssh"]
+        except ValueError as error:
+            raise UsageError(f"{SSH_COMMAND}={told}: {error}; accepted: a command") from None
+        if shutil.which(words[0]) is None:
+            raise UsageError(
+                f"--mnode-launcher=ssh: no program {words[0]} here; install OpenSSH's client, or "
+                f"name it by {SSH_COMMAND}"
+            )
+        return cls(tuple(words))
+
+    def master(self, target: str, socket: str) -> list[str]:
+        """Holds a connection, and makes this socket when it is up."""
+        return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), "--", target]
+
+    def command(self, target: str, socket: str, python: str) -> list[str]:
+        """Our far end, by the host's Python, over a connection that is there."""
+        far = shlex.join([python, "-I", "-S", "-c", sending.BOOTSTRAP])
+        over = ("-o", "ControlMaster=no", *_control(socket))
+        return [*self.words, *_ALWAYS, *over, "--", target, f"exec {far}"]
+
+
+def _control(socket: str) -> tuple[str, str]:
+    return "-o", f"ControlPath={socket.replace('%', '%%')}"

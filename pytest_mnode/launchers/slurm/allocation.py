@@ -1,0 +1,238 @@
+"""The nodes a run has of Slurm: those it runs in, or those it asks for and holds until its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.slurm.commands import Slurm, said
+from pytest_mnode.launchers.slurm.hostlist import expand
+from pytest_mnode.launchers.slurm.nodes import NodeState
+from pytest_mnode.launchers.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
+
+HOLDER = str(Path(__file__).with_name("holder.py"))
+_LOOK_S = 5.0
+_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """An allocation. names: its nodes, in Slurm's order."""
+
+    job_id: int
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Granted:
+        """From Slurm's variables; UsageError that names the one that is missing or wrong."""
+        job = environ.get("SLURM_JOB_ID", "")
+        if not (job.isascii() and job.isdigit()):
+            raise UsageError(f"SLURM_JOB_ID={job}: accepted: the number of an allocation")
+        nodes = environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
+        if not nodes:
+            raise UsageError(
+                f"SLURM_JOB_ID={job}, but no SLURM_JOB_NODELIST: is this inside an allocation?"
+            )
+        return cls(int(job), expand(nodes))
+
+
+class Allocation(Protocol):
+    """Where a run's nodes come from."""
+
+    def get(self, nodes: int) -> Granted:
+        """At least so many nodes; ClusterError that names what is missing."""
+
+    def gone(self) -> str | None:
+        """Why nothing is allocated any more, as far as is known here; None while it is."""
+
+    def close(self) -> None:
+        """Give back what was asked for; what was there before is left alone."""
+
+
+@dataclass(slots=True)
+class Surrounding:
+    """The allocation that the controller runs in."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def get(self, nodes: int) -> Granted:
+        """See Allocation."""
+        granted = Granted.read(self.environ)
+        if len(granted.names) < nodes:
+            raise ClusterError(
+                f"slurm: {count(nodes)} asked for, and allocation {granted.job_id} has "
+                f"{len(granted.names)}: {', '.join(granted.names)}; "
+                f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
+            )
+        return granted
+
+    def gone(self) -> str | None:
+        """None: whether it is still there is Slurm's to say."""
+        return None
+
+    def close(self) -> None:
+        """Nothing: it is not ours."""
+
+
+class Held:
+    """An allocation of our own, asked for by salloc and given back however this process ends.
+
+    arguments: the user's, for salloc. gpus_per_node: asked for where the arguments do not speak of
+    GPUs.
+    """
+
+    def __init__(self, slurm: Slurm, arguments: Sequence[str] = (), gpus_per_node: int = 0) -> None:
+        self._slurm = slurm
+        self._arguments = tuple(arguments)
+        self._gpus_per_node = gpus_per_node
+        self._gpus: list[str] = []
+        self.name = f"pytest-mnode-{uuid.uuid4().hex[:8]}"
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._holder: subprocess.Popen[str] | None = None
+        self._said: list[str] = []
+        self._job: int | None = None
+        self._ended: str | None = None
+
+    def get(self, nodes: int) -> Granted:
+        """See Allocation. Waits in Slurm's queue; what a whole cluster does not have is not
+        waited for."""
+        self._start(nodes)
+        limit_s = queue_limit_s(self._arguments)
+        deadline, look = time.monotonic() + limit_s, time.monotonic() + _LOOK_S
+        try:
+            while True:
+                now = time.monotonic()
+                granted = self._next(min(deadline, look) - now)
+                if granted is not None:
+                    return self._enough(granted, nodes)
+                if self._ended is not None:
+                    raise ClusterError(f"slurm: no {count(nodes)}: {self._ended}{self._asked()}")
+                if time.monotonic() >= deadline:
+                    raise ClusterError(self._too_late(nodes, limit_s))
+                if time.monotonic() >= look:
+                    look = time.monotonic() + _LOOK_S
+                    self._refuse_hopeless(nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def gone(self) -> str | None:
+        """See Allocation."""
+        while not self._events.empty():
+            self._next(0)
+        return self._ended
+
+    def close(self) -> None:
+        """See Allocation; returns when it is given back, or Slurm does not answer."""
+        holder = self._holder
+        if holder is None:
+            return
+        self._holder = None
+        assert holder.stdin is not None
+        holder.stdin.close()
+        try:
+            holder.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+
+    def _start(self, nodes: int) -> None:
+        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._there())
+        command = salloc(self.name, nodes, self._arguments, self._gpus)
+        self._holder = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-s", HOLDER, self.name, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the controller alone
+        )
+        threading.Thread(target=self._listen, args=(self._holder,), daemon=True).start()
+
+    def _listen(self, holder: subprocess.Popen[str]) -> None:
+        assert holder.stdout is not None
+        try:
+            for line in holder.stdout:
+                self._events.put(json.loads(line))
+        except ValueError:  # closed under our hands
+            pass
+        self._events.put({"ended": None})
+
+    def _next(self, timeout_s: float) -> Granted | None:
+        """Take in the next thing the holder says."""
+        try:
+            event = self._events.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if "said" in event:
+            self._said.append(event["said"])
+        elif "job" in event:
+            self._job = event["job"]
+        elif "granted" in event:
+            granted = Granted.read(event["granted"])
+            self._job = granted.job_id
+            return granted
+        elif self._ended is None:
+            self._ended = said("\n".join(self._said), event["ended"] or 0)
+        return None
+
+    def _enough(self, granted: Granted, nodes: int) -> Granted:
+        if len(granted.names) < nodes:
+            raise ClusterError(
+                f"slurm: {count(nodes)} asked for, and Slurm gave {len(granted.names)}: "
+                f"{', '.join(granted.names)}; is there another --nodes in --mnode-slurm-args?"
+            )
+        return granted
+
+    def _refuse_hopeless(self, nodes: int) -> None:
+        """Raises where even an empty cluster could not give so many."""
+        if self._job is None:
+            return
+        try:
+            missing = hopeless(self._slurm.job(self._job), self._slurm.nodes(), nodes)
+        except ClusterError:
+            return  # a Slurm that does not answer is waited for, within the limit
+        if missing is not None:
+            raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
+
+    def _there(self) -> tuple[NodeState, ...] | None:
+        """The cluster's nodes; None where they are not needed, or Slurm does not answer."""
+        if not self._gpus_per_node:
+            return None
+        try:
+            return self._slurm.nodes()
+        except ClusterError:
+            return None
+
+    def _asked(self) -> str:
+        """Where an option comes from that the user did not write."""
+        if not self._gpus:
+            return ""
+        return (
+            f" ({self._gpus[0]} is asked for since the spec has accelerators.per_node; say --gpus "
+            "or --gres in --mnode-slurm-args to ask otherwise)"
+        )
+
+    def _too_late(self, nodes: int, limit_s: float) -> str:
+        told = f"slurm: no {count(nodes)} within {limit_s:g} s"
+        try:
+            job = self._slurm.job(self._job) if self._job is not None else None
+            if job is not None:
+                told += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
+        except ClusterError as error:
+            told += f"; {error}"
+        return told + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"

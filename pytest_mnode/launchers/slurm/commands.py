@@ -1,0 +1,157 @@
+"""Runs Slurm's own commands: with limits, and with one line where one fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_from_text, no_job_in
+from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text
+
+COMMAND_LIMIT_S = 20.0
+"""How long a command that only asks or tells may take; Slurm's own limit a message is 10 s."""
+_UNKNOWN_JOB = ("Invalid job id", "Invalid job array specification")
+_FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_JSON")
+
+
+class SlurmError(ClusterError):
+    """A Slurm command failed. program: which; returncode: None where it reached its limit."""
+
+    def __init__(self, program: str, returncode: int | None, told: str) -> None:
+        super().__init__(f"{program}: {told}")
+        self.program = program
+        self.returncode = returncode
+        self.told = told
+
+
+def run_slurm(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = COMMAND_LIMIT_S,
+    env: Mapping[str, str | None] | None = None,
+    text_in: str | None = None,
+) -> str:
+    """Standard output of a Slurm command.
+
+    env: what is added to this process's environment; None takes a variable out. Raises
+    SlurmError, one line, with what the command said itself, where it fails, is not there, or is not
+    over after `timeout_s` seconds.
+    """
+    program = argv[0]
+    around: dict[str, str | None] = {**plain_env(os.environ), **(env or {})}
+    try:
+        done = subprocess.run(
+            list(argv),
+            input=text_in,
+            stdin=subprocess.DEVNULL if text_in is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env={name: value for name, value in around.items() if value is not None},
+        )
+    except FileNotFoundError:
+        raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
+    except OSError as error:
+        raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(program, None, f"no answer in {timeout_s:g} s") from None
+    if done.returncode != 0:
+        raise SlurmError(program, done.returncode, said(done.stderr, done.returncode))
+    return done.stdout
+
+
+def plain_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what makes Slurm's commands print or leave out as somebody likes."""
+    kept = {k: v for k, v in environ.items() if not k.startswith(_FORMATTING)}
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def said(stderr: str, returncode: int) -> str:
+    """The line of a failed command's words that says most: its first error, else the last."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if " error: " in line or " fatal: " in line]
+    last = [line for line in lines if not line.startswith("Try ")][-1:]
+    told = (errors or last or [f"ended with status {returncode} and no message"])[0]
+    for mark in (": error: ", ": fatal: "):
+        told = told.partition(mark)[2] or told
+    return told
+
+
+class Slurm:
+    """The Slurm of this machine, or of `env` (SLURM_CONF): what it has queued, and its nodes."""
+
+    def __init__(
+        self, env: Mapping[str, str | None] | None = None, timeout_s: float = COMMAND_LIMIT_S
+    ) -> None:
+        self._env = dict(env or {})
+        self._timeout_s = timeout_s
+        self._reads_json: bool | None = None
+
+    @staticmethod
+    def unavailable() -> str | None:
+        """Why there is no Slurm here, in one line; None where its commands are there."""
+        missing = [p for p in ("srun", "salloc", "sbatch", "scontrol") if shutil.which(p) is None]
+        return f"no Slurm here: {', '.join(missing)} not found in PATH" if missing else None
+
+    def run(self, *argv: str, timeout_s: float | None = None, text_in: str | None = None) -> str:
+        """Standard output of a command; see `run_slurm`."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return run_slurm(argv, timeout_s=limit_s, env=self._env, text_in=text_in)
+
+    def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
+        """All jobs that Slurm still knows, those that ended a while ago among them.
+
+        name: those of this name only; Slurm sends no others, where it can be asked in JSON.
+        """
+        found = self._jobs([] if name is None else [f"--name={name}"])
+        return tuple(job for job in found if name is None or job.name == name)
+
+    def _jobs(self, which: Sequence[str]) -> tuple[JobState, ...]:
+        if self._reads_json is not False:
+            command = ["squeue", "--all", "--states=all", "--json", *which]
+            try:
+                found = jobs_from_json(self.run(*command))
+            except SlurmError as error:
+                if error.returncode is None:
+                    raise
+            except ClusterError:
+                pass  # a shape that is not known yet; the text has not changed for long
+            else:
+                self._reads_json = True
+                return found
+            self._reads_json = False
+        return jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
+
+    def job(self, job_id: int) -> JobState | None:
+        """One job; None where Slurm does not know it (any more). Raises ClusterError where it does
+        not answer, or says something else."""
+        try:
+            text = self.run("scontrol", "--all", "--oneliner", "show", "job", str(job_id))
+        except SlurmError as error:
+            if any(word in error.told for word in _UNKNOWN_JOB):
+                return None
+            raise
+        for job in jobs_from_text(text):
+            if job.job_id == job_id:
+                return job
+        raise no_job_in(text)
+
+    def nodes(self, names: Iterable[str] = ()) -> tuple[NodeState, ...]:
+        """These nodes, or all."""
+        which = ",".join(names)
+        command = ["scontrol", "--all", "--oneliner", "show", "node"]
+        return nodes_from_text(self.run(*command, *([which] if which else [])))
+
+    def cancel(self, *job_ids: int) -> None:
+        """Cancel jobs; one that is over already is none to complain about."""
+        if job_ids:
+            try:
+                self.run("scancel", "--full", *map(str, job_ids))
+            except SlurmError as error:
+                if not any(word in error.told for word in _UNKNOWN_JOB):
+                    raise

@@ -1,0 +1,170 @@
+"""What control groups allow a process, and whom the kernel killed there. Version 1 and 2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cpus import read_cpulist
+
+_MOUNT = "sys/fs/cgroup"
+_UNIFIED = ("", "unified")
+_CPUSET = ("cpuset",)
+_CPU = ("cpu,cpuacct", "cpu", "cpuacct,cpu")
+_MEMORY = ("memory",)
+_OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuLimits:
+    """What control groups allow.
+
+    cpus, mems: of the cpuset; None where not told. quota_cpus: how many CPUs' worth of time may be
+    used, the least of all groups above; infinite where no group has a quota, None where that cannot
+    be read. quota_group: the group that has it. throttled_periods: how often its time was used up.
+    """
+
+    cpus: frozenset[int] | None = None
+    mems: frozenset[int] | None = None
+    quota_cpus: float | None = None
+    quota_group: str | None = None
+    throttled_periods: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """How many processes the kernel's out-of-memory killer has killed; None where not told.
+
+    group: the memory cgroup of `in_group`; "" where there is none, or only the root of all.
+    """
+
+    on_machine: int | None = None
+    group: str = ""
+    in_group: int | None = None
+
+    def since(self, before: OomKills) -> OomKills:
+        """How many more than `before`; of the group only where it is still the same."""
+        same = self.group == before.group
+        return OomKills(
+            _more(before.on_machine, self.on_machine),
+            self.group if same else "",
+            _more(before.in_group, self.in_group) if same else None,
+        )
+
+
+def _more(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(0, now - before)
+
+
+def read_oom_kills(root: Path = Path("/")) -> OomKills:
+    """Kills in the reader's own memory cgroup, and on the whole machine.
+
+    The kernel counts a kill in the group of the killed process, whatever limit was reached.
+
+    Source: Linux, mm/oom_kill.c; Documentation/admin-guide/cgroup-v2.rst, memory.events;
+    cgroup-v1/memory.rst, memory.oom_control. /proc/vmstat counts for all groups.
+    """
+    groups = _groups(sysfs.text(root / "proc/self/cgroup") or "")
+    version1 = _folders(root, groups.get("memory"), _MEMORY)
+    # Version 2 counts where the controller is enabled, which may be above; 1 in the group itself.
+    for folder in version1[:1] or _folders(root, groups.get(""), _UNIFIED):
+        files = [folder / name for name in _OOM_FILES if (folder / name).exists()]
+        if files and not (folder / "release_agent").exists():  # which only a root has
+            count = _field(files[0], "oom_kill")
+            group = f"/{folder.relative_to(root)}" if count is not None else ""
+            return OomKills(_field(root / "proc/vmstat", "oom_kill"), group, count)
+    return OomKills(_field(root / "proc/vmstat", "oom_kill"))
+
+
+def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits:
+    """Limits of a process, or of the reader itself.
+
+    In a container the groups' own paths may not be there: the mount itself is read instead.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst; cgroup-v1/cpusets.rst;
+    scheduler/sched-bwc.rst.
+    """
+    told = sysfs.text(root / "proc" / ("self" if pid is None else str(pid)) / "cgroup")
+    groups = _groups(told or "")
+    folders = _folders(root, groups.get("cpu"), _CPU) or _folders(root, groups.get(""), _UNIFIED)
+    quotas = [(_quota_cpus(folder), folder) for folder in folders]
+    known = [(quota, folder) for quota, folder in quotas if quota is not None]
+    if not known or len(known) < len(quotas):
+        return CpuLimits(cpus=_cpuset(root, groups, "cpus"), mems=_cpuset(root, groups, "mems"))
+    least, folder = min(known, key=lambda limit: limit[0])
+    limited = math.isfinite(least)
+    return CpuLimits(
+        cpus=_cpuset(root, groups, "cpus"),
+        mems=_cpuset(root, groups, "mems"),
+        quota_cpus=least,
+        quota_group=f"/{folder.relative_to(root)}" if limited else None,
+        throttled_periods=_field(folder / "cpu.stat", "nr_throttled") if limited else None,
+    )
+
+
+def _groups(told: str) -> dict[str, str]:
+    """Paths of a process's groups by controller; that of version 2 by ""."""
+    found: dict[str, str] = {}
+    for line in told.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and number.isdigit():
+            for controller in controllers.split(","):
+                found.setdefault(controller, path)
+    return found
+
+
+def _folders(root: Path, path: str | None, mounts: tuple[str, ...]) -> tuple[Path, ...]:
+    """The group's folder and those above it, up to where its hierarchy is mounted."""
+    if path is None:
+        return ()
+    parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
+    for mount in mounts:
+        base = root / _MOUNT / mount
+        # Beside the folders of version 1, the folder above them is no hierarchy of its own.
+        if mounts == _UNIFIED and not (base / "cgroup.procs").exists():
+            continue
+        chain = [base.joinpath(*parts[:end]) for end in range(len(parts), -1, -1)]
+        there = tuple(folder for folder in chain if folder.is_dir())
+        if there:
+            return there
+    return ()
+
+
+def _quota_cpus(folder: Path) -> float | None:
+    """Quota of one group; infinite where it has none, as the outermost has not."""
+    if (folder / "cpu.max").exists():
+        told = (sysfs.text(folder / "cpu.max") or "").split()
+        quota, period = told if len(told) == 2 else ("", "")
+        return math.inf if quota == "max" else _share(sysfs.number_of(quota), period)
+    if (folder / "cpu.cfs_quota_us").exists():
+        of_v1 = sysfs.integer(folder / "cpu.cfs_quota_us")
+        if of_v1 is not None and of_v1 < 0:
+            return math.inf
+        return _share(of_v1, sysfs.text(folder / "cpu.cfs_period_us"))
+    return math.inf
+
+
+def _share(quota_us: int | None, period_us: str | None) -> float | None:
+    period = sysfs.number_of(period_us)
+    return quota_us / period if quota_us is not None and quota_us > 0 and period else None
+
+
+def _cpuset(root: Path, groups: dict[str, str], what: str) -> frozenset[int] | None:
+    folders = _folders(root, groups.get("cpuset"), _CPUSET)
+    for folder in folders or _folders(root, groups.get(""), _UNIFIED):
+        for name in (f"cpuset.{what}.effective", f"cpuset.effective_{what}", f"cpuset.{what}"):
+            if found := read_cpulist(folder / name):
+                return found
+    return None
+
+
+def _field(path: Path, field: str) -> int | None:
+    """A number of a file of lines "name number"."""
+    for line in (sysfs.text(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == field:
+            return sysfs.number_of(value)
+    return None

@@ -1,0 +1,163 @@
+"""CPUs of a machine: which are online or isolated, which share a core or a socket; CPU lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+
+_RANGE = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
+_MOST = 1 << 16
+"""Above any kernel's NR_CPUS: a larger number is no CPU, and would only fill memory."""
+
+
+def parse_cpulist(told: str | None) -> frozenset[int] | None:
+    """CPUs (or NUMA nodes) of a list such as "0-3,8"; None for what is no such list.
+
+    An empty text is an empty list, as the kernel writes for no isolated CPU.
+
+    Source: Linux, Documentation/core-api/printk-formats, "%*pbl".
+    """
+    if told is None:
+        return None
+    found: set[int] = set()
+    for part in told.split(",") if told.strip() else ():
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            return None
+        first = int(match[1])
+        last = int(match[2] or first)
+        if not first <= last < _MOST:
+            return None
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+def format_cpulist(numbers: Iterable[int]) -> str:
+    """The shortest list of these numbers, such as "0-3,8"; "" for none."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def read_cpulist(path: Path) -> frozenset[int] | None:
+    """The CPU list in a file; None where it cannot be read."""
+    return parse_cpulist(sysfs.text(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """A cache and the CPUs that share it. kind: Data, Instruction or Unified."""
+
+    level: int | None
+    kind: str | None
+    size_bytes: int | None
+    cpus: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """One logical CPU.
+
+    siblings: the CPUs that are threads of its core, itself among them. package: its socket.
+    caches: those that it uses, lowest level first.
+    """
+
+    number: int
+    package: int | None
+    core: int | None
+    siblings: frozenset[int] | None
+    caches: tuple[Cache, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpus:
+    """CPUs of a machine. Sets are None where the kernel does not tell them."""
+
+    online: frozenset[int] | None
+    possible: frozenset[int] | None
+    present: frozenset[int] | None
+    isolated: frozenset[int] | None
+    cpus: tuple[Cpu, ...]
+
+    def cpu(self, number: int) -> Cpu | None:
+        """The CPU of this number; None where there is none."""
+        return next((cpu for cpu in self.cpus if cpu.number == number), None)
+
+    def cores(self, numbers: Iterable[int]) -> frozenset[frozenset[int]]:
+        """The cores that these CPUs are threads of, each as the set of its CPUs.
+
+        A CPU whose siblings are not told is taken for a core of its own.
+        """
+        siblings = {cpu.number: cpu.siblings for cpu in self.cpus}
+        return frozenset(siblings.get(n) or frozenset((n,)) for n in numbers)
+
+    @property
+    def packages(self) -> dict[int, frozenset[int]]:
+        """CPUs of each socket; those whose socket is not told are left out."""
+        found: dict[int, set[int]] = {}
+        for cpu in self.cpus:
+            if cpu.package is not None:
+                found.setdefault(cpu.package, set()).add(cpu.number)
+        return {package: frozenset(cpus) for package, cpus in found.items()}
+
+    @property
+    def threads_per_core(self) -> int | None:
+        """The most threads that a core shows; None where siblings are not told."""
+        return max((len(cpu.siblings) for cpu in self.cpus if cpu.siblings), default=None)
+
+
+def read_cpus(root: Path = Path("/")) -> Cpus:
+    """CPUs below `root`/sys/devices/system/cpu.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu.
+    """
+    folder = root / "sys/devices/system/cpu"
+    numbered = [path for path in sysfs.entries(folder) if re.fullmatch(r"cpu\d+", path.name)]
+    return Cpus(
+        online=read_cpulist(folder / "online"),
+        possible=read_cpulist(folder / "possible"),
+        present=read_cpulist(folder / "present"),
+        isolated=read_cpulist(folder / "isolated"),
+        cpus=tuple(_cpu(path) for path in numbered),
+    )
+
+
+def _cpu(folder: Path) -> Cpu:
+    topology = folder / "topology"
+    # core_cpus_list is the newer name of thread_siblings_list.
+    siblings = read_cpulist(topology / "core_cpus_list")
+    if siblings is None:
+        siblings = read_cpulist(topology / "thread_siblings_list")
+    return Cpu(
+        number=int(folder.name[3:]),
+        package=sysfs.count(topology / "physical_package_id"),
+        core=sysfs.count(topology / "core_id"),
+        siblings=siblings or None,
+        caches=tuple(
+            _cache(path)
+            for path in sysfs.entries(folder / "cache")
+            if path.name.startswith("index")
+        ),
+    )
+
+
+def _cache(folder: Path) -> Cache:
+    return Cache(
+        level=sysfs.count(folder / "level"),
+        kind=sysfs.text(folder / "type"),
+        size_bytes=_size_bytes(sysfs.text(folder / "size")),
+        cpus=read_cpulist(folder / "shared_cpu_list"),
+    )
+
+
+def _size_bytes(told: str | None) -> int | None:
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)", told or "", re.ASCII)
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else None

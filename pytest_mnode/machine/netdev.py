@@ -1,0 +1,187 @@
+"""Network interfaces of this network namespace as the kernel tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+
+_IFF_UP = 0x1
+_INFINIBAND, _LOOPBACK = 32, 772
+"""ARPHRD_INFINIBAND and ARPHRD_LOOPBACK, as `type` gives them."""
+_ERRORS = (
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_frame_errors"),
+    *("rx_missed_errors", "rx_fifo_errors", "tx_carrier_errors", "tx_aborted_errors", "collisions"),
+)
+
+
+class Kind(StrEnum):
+    """What an interface is. `PHYSICAL` also of a virtual machine's: it has a device below it."""
+
+    PHYSICAL = "physical"
+    VIRTUAL = "virtual"
+    LOOPBACK = "loopback"
+    BOND = "bond"
+    BRIDGE = "bridge"
+    IPOIB = "ipoib"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """One network interface.
+
+    operstate: up, down, unknown, lowerlayerdown, …; loopback and some virtual ones stay "unknown"
+    while they work. admin_up: set up by an administrator. carrier: None while it is not set up.
+    speed_mbits_s: as the driver tells, which for veth is 10000 whatever it carries; None where it
+    does not know (−1) or the interface is down. carrier_changes: how often the carrier came or went
+    since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: what is
+    bound into it, ports of a bridge too. rdma_devices: those on the same PCI function. errors:
+    counters of errors and drops by the kernel's names, only those that can be read.
+    """
+
+    name: str
+    kind: Kind
+    operstate: str | None
+    admin_up: bool | None
+    carrier: bool | None
+    speed_mbits_s: int | None
+    mtu_bytes: int | None
+    address: str | None
+    index: int | None
+    driver: str | None
+    master: str | None
+    slaves: tuple[str, ...]
+    pci_address: str | None
+    numa_node: int | None
+    rdma_devices: tuple[str, ...]
+    sent_bytes: int | None
+    received_bytes: int | None
+    sent_packets: int | None
+    received_packets: int | None
+    errors: Mapping[str, int]
+    carrier_changes: int | None = None
+
+    @property
+    def up(self) -> bool | None:
+        """Whether it can carry traffic now: set up, and with a carrier where it tells of one."""
+        if self.admin_up is False or self.carrier is False:
+            return False
+        if self.operstate in ("down", "lowerlayerdown", "notpresent", "dormant"):
+            return False
+        if self.operstate == "up" or (self.admin_up and self.carrier):
+            return True
+        return None
+
+    @property
+    def parent(self) -> str | None:
+        """The interface that a VLAN's name or an IPoIB child's puts before its number."""
+        head, separator, _ = self.name.rpartition(".")
+        return head if separator and head else None
+
+
+def rests_on_hardware(interface: Interface, known: Mapping[str, Interface]) -> bool:
+    """Whether a device is below it: its own, or those of what it is made of, a bond's or a VLAN's.
+
+    Only then its speed says something: veth and tunnels tell one whatever they carry. Of a bridge
+    one such port is enough. known: all interfaces by name.
+    """
+    found, bare = _below(interface, known)
+    return bool(found) and (not bare or interface.kind is Kind.BRIDGE)
+
+
+def physical_below(interface: Interface, known: Mapping[str, Interface]) -> tuple[str, ...]:
+    """Names of those with a device that are below it, itself where it has one.
+
+    What has the same below it shares a wire. known: all interfaces by name.
+    """
+    return tuple(sorted(_below(interface, known)[0]))
+
+
+def _below(interface: Interface, known: Mapping[str, Interface]) -> tuple[set[str], bool]:
+    """Interfaces with a device that are below one, and whether there are others with none."""
+    waiting, seen, bare = [interface.name], set[str](), False
+    found = set[str]()
+    while waiting:
+        one = known.get(waiting.pop())
+        if one is None or one.name in seen:
+            continue
+        seen.add(one.name)
+        below = [n for n in (*one.slaves, one.parent) if n in known and n not in seen]
+        child = one.kind is Kind.IPOIB and one.parent in known  # it has its parent's device
+        if one.kind in (Kind.PHYSICAL, Kind.IPOIB) and not child:
+            found.add(one.name)
+        elif below:
+            waiting += [str(name) for name in below]
+        else:
+            bare = True
+    return found, bare
+
+
+def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:
+    """Interfaces below `root`/sys/class/net by name; None where they cannot be listed.
+
+    /sys shows the network namespace that it was mounted in.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-class-net, …-statistics.
+    """
+    folder = root / "sys/class/net"
+    if not folder.is_dir():
+        return None
+    # bonding_masters lies beside the interfaces and is a file.
+    return tuple(_interface(path, root) for path in sysfs.entries(folder) if path.is_dir())
+
+
+def _interface(path: Path, root: Path) -> Interface:
+    device = path / "device"
+    addresses = sysfs.pci_addresses(sysfs.place(device, root))
+    flags = sysfs.integer(path / "flags")
+    carrier = sysfs.count(path / "carrier")
+    statistics = path / "statistics"
+    ports = sysfs.entries(path / "brif")
+    lower = [p.name[6:] for p in sysfs.entries(path) if p.name.startswith("lower_")]
+    slaves = (sysfs.text(path / "bonding/slaves") or "").split() or [p.name for p in ports] or lower
+    return Interface(
+        name=path.name,
+        kind=_kind(path, sysfs.integer(path / "type")),
+        operstate=sysfs.text(path / "operstate") or None,
+        admin_up=None if flags is None else bool(flags & _IFF_UP),
+        carrier=None if carrier is None else carrier != 0,
+        speed_mbits_s=_speed(path / "speed"),
+        mtu_bytes=sysfs.count(path / "mtu"),
+        address=sysfs.text(path / "address") or None,
+        index=sysfs.count(path / "ifindex"),
+        driver=sysfs.target_name(device / "driver"),
+        master=sysfs.target_name(path / "master"),
+        slaves=tuple(slaves),
+        pci_address=addresses[-1] if addresses else None,
+        numa_node=sysfs.numa_node(device, root),
+        rdma_devices=tuple(p.name for p in sysfs.entries(device / "infiniband")),
+        sent_bytes=sysfs.count(statistics / "tx_bytes"),
+        received_bytes=sysfs.count(statistics / "rx_bytes"),
+        sent_packets=sysfs.count(statistics / "tx_packets"),
+        received_packets=sysfs.count(statistics / "rx_packets"),
+        errors={
+            name: value for name in _ERRORS if (value := sysfs.count(statistics / name)) is not None
+        },
+        carrier_changes=sysfs.count(path / "carrier_changes"),
+    )
+
+
+def _kind(path: Path, number: int | None) -> Kind:
+    if number == _LOOPBACK:
+        return Kind.LOOPBACK
+    if number == _INFINIBAND:
+        return Kind.IPOIB
+    if (path / "bonding").is_dir():
+        return Kind.BOND
+    if (path / "bridge").is_dir():
+        return Kind.BRIDGE
+    return Kind.PHYSICAL if (path / "device").exists() else Kind.VIRTUAL
+
+
+def _speed(path: Path) -> int | None:
+    speed = sysfs.count(path)
+    return speed if speed and speed < (1 << 32) - 1 else None  # unknown is also written unsigned

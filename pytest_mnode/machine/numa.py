@@ -1,0 +1,93 @@
+"""NUMA nodes of a machine: their CPUs, memory, and how far each is from the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cpus import parse_cpulist, read_cpulist
+
+_KB = re.compile(r"^Node \d+ (\w+):\s+(\d+) kB", re.MULTILINE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """One NUMA node.
+
+    cpus: empty for memory without CPUs, None where not told. distances: to each node by number,
+    10 to itself, as the firmware gives them; empty where not told. memory_bytes: 0 for CPUs
+    without memory.
+    """
+
+    number: int
+    cpus: frozenset[int] | None
+    distances: Mapping[int, int] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numa:
+    """NUMA nodes of a machine.
+
+    nodes: by number; empty where the kernel tells nothing of them: built without NUMA, or /sys is
+    not there.
+    """
+
+    nodes: tuple[NumaNode, ...]
+
+    def node(self, number: int | None) -> NumaNode | None:
+        """The node of this number; None where there is none."""
+        return next((node for node in self.nodes if node.number == number), None)
+
+    def node_of_cpu(self, cpu: int) -> int | None:
+        """The node that a CPU belongs to."""
+        return next((node.number for node in self.nodes if cpu in (node.cpus or ())), None)
+
+    def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
+        """The nodes that these CPUs belong to; CPUs of no known node are left out."""
+        found = {self.node_of_cpu(cpu) for cpu in cpus}
+        return frozenset(number for number in found if number is not None)
+
+    def distance(self, one: int | None, other: int | None) -> int | None:
+        """Distance as the firmware gives it, 10 for the same node; None where not told."""
+        node = self.node(one)
+        if node is None or other is None:
+            return None
+        return node.distances.get(other)
+
+    @property
+    def with_cpus(self) -> tuple[NumaNode, ...]:
+        """Nodes that have CPUs: others are memory only, such as that of a GPU."""
+        return tuple(node for node in self.nodes if node.cpus)
+
+
+def read_numa(root: Path = Path("/")) -> Numa:
+    """Nodes below `root`/sys/devices/system/node.
+
+    Source: Linux, Documentation/ABI/stable/sysfs-devices-node.
+    """
+    folder = root / "sys/devices/system/node"
+    paths = [path for path in sysfs.entries(folder) if re.fullmatch(r"node\d+", path.name)]
+    numbers = [int(path.name[4:]) for path in paths]
+    # A row of distances has one number for each node that is online, in their order, whatever
+    # gaps there are in their numbers.
+    online = parse_cpulist(sysfs.text(folder / "online"))
+    columns = sorted(online) if online else numbers
+    return Numa(nodes=tuple(_node(path, columns) for path in paths))
+
+
+def _node(folder: Path, columns: list[int]) -> NumaNode:
+    memory = {name: int(kb) << 10 for name, kb in _KB.findall(sysfs.text(folder / "meminfo") or "")}
+    row = [sysfs.number_of(part) for part in (sysfs.text(folder / "distance") or "").split()]
+    told = len(row) == len(columns)
+    return NumaNode(
+        number=int(folder.name[4:]),
+        cpus=read_cpulist(folder / "cpulist"),
+        distances={n: d for n, d in zip(columns, row, strict=True) if d} if told else {},
+        memory_bytes=memory.get("MemTotal"),
+        free_bytes=memory.get("MemFree"),
+    )

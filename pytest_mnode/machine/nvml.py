@@ -1,0 +1,294 @@
+"""NVIDIA accelerators as NVML tells of them, where its Python binding and the driver are there."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Self, TypeVar
+
+from pytest_mnode.machine.pci import full_address
+
+_T = TypeVar("_T")
+_HARMLESS = {0x1: "GpuIdle", 0x2: "ApplicationsClocksSetting", 0x100: "DisplayClockSetting"}
+_SLOWED = {
+    0x4: "SwPowerCap",
+    0x8: "HwSlowdown",
+    0x10: "SyncBoost",
+    0x20: "SwThermalSlowdown",
+    0x40: "HwThermalSlowdown",
+    0x80: "HwPowerBrakeSlowdown",
+    0x200: "BoardLimit",
+    0x400: "Reliability",
+}
+_USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
+"""A device at its power limit, and devices whose clocks are coupled: no fault by themselves."""
+SAMPLE_EVERY_S = 0.02
+_UNTOLD = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
+_CPU_WORDS = 1024 // 64
+_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
+_SM, _MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One accelerator. None for what it does not have, or NVML would not tell.
+
+    ecc_uncorrected: since the driver was loaded; …_lifetime: since it was made.
+    remapped_rows_failed: memory could not be replaced, which asks for service. throttled: why its
+    clocks are held back now, by NVML's names; SwPowerCap alone is usual under full load.
+    other_reasons: idling and settings. numa_node: of its own memory, on machines where that is one.
+    cpus: as the driver advises, by which its CPUs' node is found.
+    """
+
+    index: int
+    uuid: str | None
+    pci_address: str | None
+    name: str | None
+    memory_bytes: int | None
+    ecc_enabled: bool | None
+    ecc_uncorrected: int | None
+    ecc_uncorrected_lifetime: int | None
+    remapped_rows_pending: bool | None
+    remapped_rows_failed: bool | None
+    throttled: tuple[str, ...] | None
+    other_reasons: tuple[str, ...] | None
+    persistence: bool | None
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    power_limit_w: float | None
+    mig_enabled: bool | None
+    numa_node: int | None
+    cpus: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerators:
+    """What NVML tells. found: None where it could not be asked, for the reason in `why`."""
+
+    driver: str | None = None
+    cuda: str | None = None
+    found: tuple[Accelerator, ...] | None = None
+    why: str = ""
+
+
+def read_nvml(nvml: Any = None) -> Accelerators:
+    """Accelerators of this machine, by index; never raises.
+
+    nvml: a module such as `pynvml`, which is imported where none is given.
+
+    Source: NVIDIA Management Library API reference.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except Exception as error:  # a broken binding fails in its own ways
+            return Accelerators(why=f"NVML cannot be asked: {error}; pip install nvidia-ml-py")
+    try:
+        nvml.nvmlInit()
+    except Exception as error:
+        return Accelerators(why=f"NVML did not start: {error}; is the NVIDIA driver loaded?")
+    try:
+        return _read(nvml)
+    except Exception as error:
+        return Accelerators(why=f"NVML failed: {error}")
+    finally:
+        _try(nvml.nvmlShutdown)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What was sampled of a device while it worked.
+
+    slowed: number of samples with each reason that holds a clock back by heat, power brake or
+    hardware. sm_clock_mhz: the median; None where not told.
+    """
+
+    samples: int
+    slowed: tuple[tuple[str, int], ...]
+    sm_clock_mhz: float | None
+    share_slowed: float | None
+    """Of the samples; None without any."""
+    pcie_generation: int | None = None
+    full_pcie_generation: int | None = None
+    """The most that card and slot can."""
+
+    def __str__(self) -> str:
+        told = [f"{name} in {count} of {self.samples} samples" for name, count in self.slowed]
+        if told and self.sm_clock_mhz is not None:
+            told.append(f"at {self.sm_clock_mhz:g} MHz")
+        return ", ".join(told)
+
+
+class LoadSampler:
+    """Samples a device in a thread while the blocks under it run; never raises.
+
+    uuid: as torch tells it. Enter it as often as there is load.
+    """
+
+    def __init__(self, uuid: str, nvml: Any = None) -> None:
+        self._uuid, self._nvml = f"GPU-{uuid.removeprefix('GPU-')}", nvml
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[tuple[tuple[str, ...], int | None]] = []
+        self._generations: list[int] = []
+        self._full_generation: int | None = None
+
+    def __enter__(self) -> Self:
+        self._over.clear()
+        self._thread = threading.Thread(target=_try, args=(self._sample,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        if self._nvml is None:
+            self._nvml = importlib.import_module("pynvml")
+        nvml = self._nvml
+        nvml.nvmlInit()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            while not self._over.wait(SAMPLE_EVERY_S):
+                slowed = _reasons(_reason_bits(nvml, handle), harmless=False)
+                clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
+                now = _try(lambda: _count(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
+                self._generations += [now] if now else []
+                self._full_generation = _try(
+                    lambda: _count(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+                )
+                if slowed is not None and not self._over.is_set():
+                    self._samples.append((slowed, clock))
+        finally:
+            nvml.nvmlShutdown()
+
+    @property
+    def load(self) -> Load:
+        """What was sampled so far."""
+        harmful = [
+            tuple(r for r in told if r not in _USUAL_UNDER_LOAD) for told, _ in self._samples
+        ]
+        clocks = [clock for _, clock in self._samples if clock is not None]
+        return Load(
+            samples=len(self._samples),
+            slowed=tuple(Counter(name for told in harmful for name in told).items()),
+            sm_clock_mhz=median(clocks) if clocks else None,
+            share_slowed=sum(map(bool, harmful)) / len(harmful) if harmful else None,
+            pcie_generation=max(self._generations, default=None),
+            full_pcie_generation=self._full_generation,
+        )
+
+
+def _reason_bits(nvml: Any, handle: Any) -> Any:
+    """Newer bindings have another name for it."""
+    for name in ("EventReasons", "ThrottleReasons"):
+        bits = _try(lambda n=name: getattr(nvml, f"nvmlDeviceGetCurrentClocks{n}")(handle))  # type: ignore[misc]
+        if bits is not None:
+            return bits
+    return None
+
+
+def _read(nvml: Any) -> Accelerators:
+    count = int(nvml.nvmlDeviceGetCount())
+    cuda = _try(lambda: int(nvml.nvmlSystemGetCudaDriverVersion()))
+    return Accelerators(
+        driver=_try(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        found=tuple(_accelerator(nvml, index) for index in range(count)),
+    )
+
+
+def _accelerator(nvml: Any, index: int) -> Accelerator:
+    handle = _try(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+
+    def ask(function: str, *args: Any) -> Any:
+        """What a function of NVML says of this device; None where it is not there or fails."""
+        if handle is None:
+            return None
+        return _try(lambda: getattr(nvml, function)(handle, *args))
+
+    pci = ask("nvmlDeviceGetPciInfo")
+    reasons = None if handle is None else _reason_bits(nvml, handle)
+    rows = ask("nvmlDeviceGetRemappedRows")
+    limit = _try(lambda: int(ask("nvmlDeviceGetEnforcedPowerLimit")))
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    return Accelerator(
+        index=index,
+        uuid=_text(ask("nvmlDeviceGetUUID")),
+        pci_address=full_address(_text(getattr(pci, "busId", None))),
+        name=_text(ask("nvmlDeviceGetName")),
+        memory_bytes=_count(getattr(memory, "total", None)) or None,
+        ecc_enabled=_first_flag(ask("nvmlDeviceGetEccMode")),
+        ecc_uncorrected=_count(ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)),
+        ecc_uncorrected_lifetime=_count(
+            ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE)
+        ),
+        remapped_rows_pending=_try(lambda: bool(rows[2])),
+        remapped_rows_failed=_try(lambda: bool(rows[3])),
+        throttled=_reasons(reasons, harmless=False),
+        other_reasons=_reasons(reasons, harmless=True),
+        persistence=_flag(ask("nvmlDeviceGetPersistenceMode")),
+        sm_clock_mhz=_count(ask("nvmlDeviceGetClockInfo", _SM)),
+        max_sm_clock_mhz=_count(ask("nvmlDeviceGetMaxClockInfo", _SM)),
+        memory_clock_mhz=_count(ask("nvmlDeviceGetClockInfo", _MEMORY)),
+        temperature_c=_count(ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU)),
+        power_limit_w=None if limit is None else limit / 1000,
+        mig_enabled=_first_flag(ask("nvmlDeviceGetMigMode")),
+        numa_node=_count(ask("nvmlDeviceGetNumaNodeId")),
+        cpus=_cpus(ask("nvmlDeviceGetCpuAffinity", _CPU_WORDS)),
+    )
+
+
+def _try(ask: Callable[[], _T]) -> _T | None:
+    try:
+        return ask()
+    except Exception:  # NVML raises its own kind for each code, a binding that is older other ones
+        return None
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    told = value.strip() if isinstance(value, str) else ""
+    return None if told.lower() in _UNTOLD else told
+
+
+def _count(value: Any) -> int | None:
+    unknown = value in ((1 << 32) - 1, (1 << 64) - 1)  # −1 as NVML writes it, unsigned
+    return value if isinstance(value, int) and value >= 0 and not unknown else None
+
+
+def _flag(value: Any) -> bool | None:
+    return bool(value) if value in (0, 1) else None
+
+
+def _first_flag(value: Any) -> bool | None:
+    """Of the current and the pending mode, the current."""
+    return _try(lambda: _flag(value[0]))
+
+
+def _reasons(bits: Any, *, harmless: bool) -> tuple[str, ...] | None:
+    if not isinstance(bits, int):
+        return None
+    known = {**_HARMLESS, **_SLOWED}
+    set_ = [1 << i for i in range(bits.bit_length()) if bits >> i & 1]
+    # A reason that is not known yet is taken for a slow-down: it must not pass unseen.
+    return tuple(known.get(bit, f"{bit:#x}") for bit in set_ if (bit in _HARMLESS) is harmless)
+
+
+def _cpus(words: Any) -> frozenset[int] | None:
+    found = _try(
+        lambda: frozenset(
+            64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1
+        )
+    )
+    return found or None

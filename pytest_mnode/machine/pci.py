@@ -1,0 +1,248 @@
+"""The PCI tree of a machine: functions, the bridges above each, and how near two of them are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cpus import read_cpulist
+from pytest_mnode.machine.pci_kinds import MAKERS, NVIDIA, computes
+
+_HOST = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
+_BAR = re.compile(r"0x([0-9a-f]+) 0x([0-9a-f]+) ")
+_NETWORK = "02"
+_BRIDGE = "0604"
+
+
+class Distance(StrEnum):
+    """How near two PCI functions are, in the words of nvidia-smi, nearest first."""
+
+    SELF = "X"
+    PIX = "PIX"
+    PXB = "PXB"
+    PHB = "PHB"
+    NODE = "NODE"
+    SYS = "SYS"
+
+    @property
+    def rank(self) -> int:
+        """0 for the function itself, and more the farther."""
+        return list(Distance).index(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciFunction:
+    """One PCI function.
+
+    address: such as 0000:17:00.0. host: its host bridge, such as pci0000:15. bridges: addresses of
+    the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor,
+    device: four hexadecimal digits. numa_node: None where the kernel does not know (−1).
+    local_cpus: as the kernel tells them; all CPUs where numa_node is None. physical_function: of
+    which it is a virtual function. Link rates are of one lane. boots_display: the firmware shows
+    its console there; None where not told. largest_bar_bytes: of its memory that the CPU sees at
+    most at once; None where not told.
+    """
+
+    address: str
+    host: str | None
+    bridges: tuple[str, ...]
+    kind: str | None
+    vendor: str | None
+    device: str | None
+    driver: str | None
+    numa_node: int | None
+    local_cpus: frozenset[int] | None
+    link_gtransfers_s: float | None
+    max_link_gtransfers_s: float | None
+    link_width: int | None
+    max_link_width: int | None
+    physical_function: str | None = None
+    boots_display: bool | None = None
+    largest_bar_bytes: int | None = None
+
+    @property
+    def maker(self) -> str | None:
+        """Who made it, in words; None for an unknown vendor number."""
+        return MAKERS.get(self.vendor or "")
+
+    @property
+    def is_bridge(self) -> bool:
+        """Whether it is a PCI bridge: a root port, or a port of a switch."""
+        return self.kind == _BRIDGE
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is a network controller: Ethernet, InfiniBand or other."""
+        return (self.kind or "").startswith(_NETWORK)
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether it is there for ranks to compute on."""
+        return computes(
+            self.kind,
+            self.vendor,
+            behind_bridge=bool(self.bridges),
+            boots_display=bool(self.boots_display),
+            largest_bar_bytes=self.largest_bar_bytes or 0,
+        )
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether NVIDIA made it, so that NVML tells of it where it computes."""
+        return self.vendor == NVIDIA
+
+    @property
+    def link_is_reduced(self) -> bool | None:
+        """Whether the link is narrower than it could be; None where not told.
+
+        A lower rate is not told here: idle devices save power by it.
+        """
+        if not self.link_width or not self.max_link_width:
+            return None
+        return self.link_width < self.max_link_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciTree:
+    """All PCI functions, in the order of their addresses."""
+
+    functions: tuple[PciFunction, ...]
+
+    def function(self, address: str | None) -> PciFunction | None:
+        """The function at an address, however it is written; None where there is none."""
+        wanted = full_address(address)
+        return next((f for f in self.functions if f.address == wanted), None)
+
+    @property
+    def accelerators(self) -> tuple[PciFunction, ...]:
+        """Accelerators by address, which is the order in which drivers number them."""
+        return tuple(f for f in self.functions if f.is_accelerator)
+
+    @property
+    def networks(self) -> tuple[PciFunction, ...]:
+        """Network controllers by address."""
+        return tuple(f for f in self.functions if f.is_network)
+
+    def distance(self, one: str | None, other: str | None) -> Distance | None:
+        """How near two functions are, by address; None where the tree does not tell.
+
+        One switch is two bridges deep, its port towards the CPU and the one towards the device, so
+        that devices of one switch have one port each below what they share.
+
+        Source: nvidia-smi topo --matrix, legend.
+        """
+        a, b = self.function(one), self.function(other)
+        if a is None or b is None:
+            return None
+        if a.address == b.address:
+            return Distance.SELF
+        if a.host != b.host:
+            return _across_hosts(a, b)
+        shared = len(_common(a.bridges, b.bridges))
+        if not shared:
+            return Distance.PHB if a.host else None
+        below = max(len(a.bridges), len(b.bridges)) - shared
+        return Distance.PIX if below <= 1 else Distance.PXB
+
+
+def _across_hosts(a: PciFunction, b: PciFunction) -> Distance | None:
+    # A machine that shows one NUMA node may be a guest that is not shown the others, so that there
+    # too −1 is unknown.
+    if None in (a.host, b.host, a.numa_node, b.numa_node):
+        return None
+    return Distance.NODE if a.numa_node == b.numa_node else Distance.SYS
+
+
+def full_address(address: str | None) -> str | None:
+    """An address as the kernel writes it; NVML writes 00000000:17:00.0, lspci 17:00.0.
+
+    None for what is no address.
+    """
+    match = _ADDRESS.fullmatch((address or "").strip().lower())
+    if match is None:
+        return None
+    domain = int(match[1] or "0", 16)
+    return f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}"
+
+
+def read_pci(root: Path = Path("/")) -> PciTree:
+    """Functions below `root`/sys/bus/pci/devices; none where it cannot be listed.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
+    """
+    found = [
+        _function(path, root)
+        for path in sysfs.entries(root / "sys/bus/pci/devices")
+        if sysfs.is_pci_address(path.name)
+    ]
+    return PciTree(functions=tuple(sorted(found, key=lambda f: _order(f.address))))
+
+
+def _order(address: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.split(r"[:.]", address))
+
+
+def _function(path: Path, root: Path) -> PciFunction:
+    parts = sysfs.place(path, root) or ()
+    # A host bridge can be behind a function of another, as those of VMD are: the innermost counts.
+    hosts = [i for i, part in enumerate(parts) if _HOST.fullmatch(part)]
+    chain = sysfs.pci_addresses(parts[hosts[-1] :] if hosts else parts)
+    kind = sysfs.integer(path / "class")
+    boots = sysfs.count(path / "boot_vga")
+    return PciFunction(
+        address=path.name,
+        host=parts[hosts[-1]] if hosts else None,
+        bridges=chain[:-1],
+        kind=None if kind is None else f"{kind >> 8:04x}",
+        vendor=_id(path / "vendor"),
+        device=_id(path / "device"),
+        driver=sysfs.target_name(path / "driver"),
+        numa_node=sysfs.count(path / "numa_node"),
+        local_cpus=read_cpulist(path / "local_cpulist") or None,
+        link_gtransfers_s=_speed(path / "current_link_speed"),
+        max_link_gtransfers_s=_speed(path / "max_link_speed"),
+        link_width=_width(path / "current_link_width"),
+        max_link_width=_width(path / "max_link_width"),
+        physical_function=sysfs.target_name(path / "physfn"),
+        boots_display=None if boots is None else bool(boots),
+        largest_bar_bytes=_largest_bar_bytes(sysfs.text(path / "resource")),
+    )
+
+
+def _largest_bar_bytes(resource: str | None) -> int | None:
+    """Of the six base address registers, a line each: first address, last, flags."""
+    sizes = [
+        int(match[2], 16) - int(match[1], 16) + 1
+        for line in (resource or "").splitlines()[:6]
+        if (match := _BAR.match(line)) and int(match[2], 16)
+    ]
+    return max(sizes, default=None)
+
+
+def _id(path: Path) -> str | None:
+    value = sysfs.integer(path)
+    return None if value is None else f"{value:04x}"
+
+
+def _speed(path: Path) -> float | None:
+    match = _SPEED.match(sysfs.text(path) or "")
+    return float(match[1]) if match else None
+
+
+def _width(path: Path) -> int | None:
+    width = sysfs.count(path)
+    return width if width and width < 255 else None  # 255: the device is gone
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
+    shared = []
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        shared.append(a)
+    return shared

@@ -1,0 +1,269 @@
+"""RDMA devices and their ports: state, rate, link layer, GIDs, counters, and where they sit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec(?:\s*\((\d+)X(?:\s+(\w+))?\))?", re.IGNORECASE)
+_NUMBERED = re.compile(r"\d+\s*:\s*(\S.*)", re.ASCII)
+_ON_ETHERNET = {"CA": "RoCE", "RNIC": "iWARP", "usNIC": "usNIC", "usNIC UDP": "usNIC"}
+"""Protocol by node type."""
+_ZERO_GID = re.compile(r"[0:]*")
+_NO_GUID = re.compile(r"[0:]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gid:
+    """One entry of a port's GID table. type: "IB/RoCE v1" or "RoCE v2". netdev: its interface."""
+
+    index: int
+    gid: str
+    type: str | None
+    netdev: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One port of an RDMA device.
+
+    state: ACTIVE, DOWN, INIT, ARMED, …, as in state_raw "4: ACTIVE"; phys_state likewise: LinkUp,
+    Disabled, Polling, …. rate_gbits_s: of the link, in rate_raw "400 Gb/sec (4X NDR)"; a port that
+    is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet, or Unknown as EFA
+    has it. node_type: of its device, such as CA or RNIC. lid, sm_lid: 0 where there is none. gids:
+    without the empty ones; None where the table cannot be listed.
+    counters: the port's own, by the kernel's names and in its units (port_xmit_data counts 4 bytes
+    each); hw_counters: the driver's. None where the device has no such folder; a counter that
+    cannot be read is absent, and named in `unreadable`.
+    """
+
+    device: str
+    number: int
+    state: str | None
+    state_raw: str | None
+    phys_state: str | None
+    phys_state_raw: str | None
+    rate_gbits_s: float | None
+    rate_raw: str | None
+    link_layer: str | None
+    lid: int | None
+    sm_lid: int | None
+    gids: tuple[Gid, ...] | None
+    counters: Mapping[str, int] | None
+    hw_counters: Mapping[str, int] | None
+    unreadable: tuple[str, ...] = ()
+    node_type: str | None = None
+
+    @property
+    def protocol(self) -> str | None:
+        """InfiniBand, RoCE, iWARP, usNIC or EFA; None where node type and link layer do not tell.
+
+        iWARP has the link layer of RoCE, and the kernel calls its GID "IB/RoCE v1": the node type
+        alone tells them apart. Kernels older than EFA do not know its node type.
+
+        Source: Linux, drivers/infiniband/core/sysfs.c, node_type_show and link_layer_show.
+        """
+        if self.link_layer == "InfiniBand":
+            return "InfiniBand"
+        if self.link_layer == "Unknown":
+            return "EFA" if self.node_type in ("unspecified", None) else None
+        return _ON_ETHERNET.get(self.node_type or "") if self.link_layer == "Ethernet" else None
+
+    @property
+    def name(self) -> str:
+        """Device and port as NCCL writes them, such as mlx5_0:1."""
+        return f"{self.device}:{self.number}"
+
+    @property
+    def active(self) -> bool | None:
+        """Whether it carries traffic: ACTIVE, and not with a physical state other than LinkUp.
+
+        None where the state cannot be read. Just after its link has come up a port can be DOWN
+        still: read again before it is blamed.
+        """
+        if self.state is None:
+            return None
+        return self.state == "ACTIVE" and self.phys_state in (None, "LinkUp")
+
+    @property
+    def netdevs(self) -> tuple[str, ...]:
+        """Interfaces that its GIDs name, each once."""
+        return tuple(dict.fromkeys(g.netdev for g in self.gids or () if g.netdev))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaDevice:
+    """One RDMA device.
+
+    netdevs: its network interfaces: the `parent` of soft-RoCE, those that its GIDs name, those of
+    the same PCI function, or, where none of these tell, the one whose MAC address its GUID is of.
+    virtual: it has no device of its own, as soft-RoCE and soft-iWARP have none. pci_address,
+    numa_node: its own, or those of its first interface where it is virtual.
+    hw_counters: those of the device as a whole, beside those of its ports; None without.
+    """
+
+    name: str
+    ports: tuple[Port, ...]
+    node_guid: str | None
+    sys_image_guid: str | None
+    node_type: str | None
+    node_desc: str | None
+    firmware: str | None
+    board_id: str | None
+    hca_type: str | None
+    driver: str | None
+    parent: str | None
+    netdevs: tuple[str, ...]
+    pci_address: str | None
+    numa_node: int | None
+    virtual: bool
+    hw_counters: Mapping[str, int] | None = None
+    unreadable: tuple[str, ...] = field(default=())
+
+
+def parse_rate_gbits_s(told: str | None) -> float | None:
+    """Rate of "400 Gb/sec (4X NDR)" or "2.5 Gb/sec (1X SDR)"; None for anything else."""
+    match = _RATE.match((told or "").strip())
+    return float(match[1]) if match and float(match[1]) > 0 else None
+
+
+def parse_state(told: str | None) -> str | None:
+    """The word of "4: ACTIVE"; None for anything else, <unknown> too."""
+    match = _NUMBERED.fullmatch((told or "").strip())
+    return match[1] if match and not match[1].startswith("<") else None
+
+
+def read_rdma(root: Path = Path("/")) -> tuple[RdmaDevice, ...] | None:
+    """RDMA devices below `root`/sys/class/infiniband, mlx5_2 before mlx5_10.
+
+    Empty where there are none, None where /sys cannot be read at all. Devices of other network
+    namespaces may be missing or may show: `rdma system` tells which.
+
+    Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+    if not (root / "sys/class").is_dir():
+        return None
+    return tuple(_device(path, root) for path in sysfs.entries(root / "sys/class/infiniband"))
+
+
+def _device(path: Path, root: Path) -> RdmaDevice:
+    device = path / "device"
+    virtual = not device.exists()
+    node_type = parse_state(sysfs.text(path / "node_type"))
+    ports = tuple(
+        _port(path.name, port, node_type)
+        for port in sysfs.entries(path / "ports")
+        if port.name.isascii() and port.name.isdigit()
+    )
+    parent = sysfs.text(path / "parent") or None
+    guid = sysfs.text(path / "node_guid")
+    netdevs = _netdevs(device, ports, parent)
+    if not netdevs and virtual:
+        netdevs = _made_of(guid, root)
+    below = root / "sys/class/net" / netdevs[0] / "device" if virtual and netdevs else device
+    addresses = sysfs.pci_addresses(sysfs.place(below, root))
+    hw_counters, unreadable = _counters(path / "hw_counters")
+    return RdmaDevice(
+        name=path.name,
+        ports=ports,
+        node_guid=guid or None,
+        sys_image_guid=sysfs.text(path / "sys_image_guid") or None,
+        node_type=node_type,
+        node_desc=sysfs.text(path / "node_desc") or None,
+        firmware=sysfs.text(path / "fw_ver") or None,
+        board_id=sysfs.text(path / "board_id") or None,
+        hca_type=sysfs.text(path / "hca_type") or None,
+        driver=sysfs.target_name(device / "driver"),
+        parent=parent,
+        netdevs=netdevs,
+        pci_address=addresses[-1] if addresses else None,
+        numa_node=sysfs.numa_node(below, root),
+        virtual=virtual,
+        hw_counters=hw_counters,
+        unreadable=unreadable,
+    )
+
+
+def _netdevs(device: Path, ports: tuple[Port, ...], parent: str | None) -> tuple[str, ...]:
+    found = [parent] if parent else []
+    for port in ports:
+        found += port.netdevs
+    found += [path.name for path in sysfs.entries(device / "net")]
+    return tuple(dict.fromkeys(found))
+
+
+def _made_of(guid: str | None, root: Path) -> tuple[str, ...]:
+    """The one interface whose MAC address a GUID holds as an EUI-64."""
+    digits = (guid or "").replace(":", "")
+    if _NO_GUID.fullmatch(digits) or len(digits) != 16 or digits[6:10] != "fffe":
+        return ()
+    mac = f"{int(digits[:2], 16) ^ 2:02x}{digits[2:6]}{digits[10:]}"
+    found = [
+        path.name
+        for path in sysfs.entries(root / "sys/class/net")
+        if (sysfs.text(path / "address") or "").replace(":", "") == mac
+    ]
+    return tuple(found) if len(found) == 1 else ()
+
+
+def _port(device: str, path: Path, node_type: str | None) -> Port:
+    state, phys_state = sysfs.text(path / "state"), sysfs.text(path / "phys_state")
+    rate = sysfs.text(path / "rate")
+    counters, unreadable = _counters(path / "counters")
+    hw_counters, unreadable_hw = _counters(path / "hw_counters")
+    layer = sysfs.text(path / "link_layer")
+    told = {"state": state, "phys_state": phys_state, "rate": rate, "link_layer": layer}
+    return Port(
+        device=device,
+        number=int(path.name),
+        state=parse_state(state),
+        state_raw=state,
+        phys_state=parse_state(phys_state),
+        phys_state_raw=phys_state,
+        rate_gbits_s=parse_rate_gbits_s(rate),
+        rate_raw=rate,
+        link_layer=layer or None,
+        lid=sysfs.count(path / "lid"),
+        sm_lid=sysfs.count(path / "sm_lid"),
+        gids=_gids(path),
+        counters=counters,
+        hw_counters=hw_counters,
+        unreadable=(*[n for n, text in told.items() if text is None], *unreadable, *unreadable_hw),
+        node_type=node_type,
+    )
+
+
+def _gids(port: Path) -> tuple[Gid, ...] | None:
+    if not (port / "gids").is_dir():
+        return None
+    found = []
+    for path in sysfs.entries(port / "gids"):
+        gid = sysfs.text(path)
+        if gid is None or _ZERO_GID.fullmatch(gid) or not path.name.isdigit():
+            continue
+        found.append(
+            Gid(
+                index=int(path.name),
+                gid=gid,
+                type=sysfs.text(port / "gid_attrs/types" / path.name) or None,
+                netdev=sysfs.text(port / "gid_attrs/ndevs" / path.name) or None,
+            )
+        )
+    return tuple(found)
+
+
+def _counters(folder: Path) -> tuple[dict[str, int] | None, tuple[str, ...]]:
+    """Counters of a folder by name, and the names of those that could not be read."""
+    if not folder.is_dir():
+        return None, ()
+    # lifespan is how long the driver keeps values before it asks the card again: no counter.
+    told = {path.name: sysfs.count(path) for path in sysfs.entries(folder)}
+    told.pop("lifespan", None)
+    return (
+        {name: value for name, value in told.items() if value is not None},
+        tuple(f"{folder.name}/{name}" for name, value in told.items() if value is None),
+    )

@@ -1,0 +1,155 @@
+"""What went wrong on RDMA ports between two readings of their counters. Pure.
+
+What they carried, in bytes: `probes.nic`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pytest_mnode.machine.rdma import Port, RdmaDevice
+
+_BITS = {
+    "symbol_error": 16,
+    "link_error_recovery": 8,
+    "link_downed": 8,
+    "port_rcv_errors": 16,
+    "port_rcv_remote_physical_errors": 16,
+    "port_rcv_switch_relay_errors": 16,
+    "port_xmit_discards": 16,
+    "port_xmit_constraint_errors": 8,
+    "port_rcv_constraint_errors": 8,
+    "local_link_integrity_errors": 4,
+    "excessive_buffer_overrun_errors": 4,
+    "VL15_dropped": 16,
+    "port_xmit_data": 32,
+    "port_rcv_data": 32,
+    "port_xmit_packets": 32,
+    "port_rcv_packets": 32,
+    "port_xmit_wait": 32,
+}
+"""Widths of the PMA's counters, which stop at their largest value instead of beginning again."""
+_CONGESTION = re.compile(r"port_xmit_wait|.*(?:cnp|ecn|congestion|pause).*|.*_throttled?$")
+_LOSS = re.compile(
+    r"out_of_seq\w*|packet_seq_err|duplicate_request|implied_nak_seq_err|local_ack_timeout_err"
+    r"|rcvd_seq_err|completer_retry_err|roce_adp_retrans\w*|roce_slow_restart\w*|(?:tcp)?retrans\w*"
+    r"|.*rnr_nak_retry_err|send_rnr_err|rcvd_rnr_err|seq_err_naks_rcvd|dup_req|to_retransmits"
+    r"|missing_resp|oos_drop_count|out_of_buffer"
+    # The subnet manager's packets that came too fast, and EFA's (SRD): both are sent again.
+    r"|vl15_dropped|rx_drops"
+)
+# A queue pair that is taken down flushes what waits in it: every orderly end does. And a switch
+# that sends a multicast back where it came from is counted as an error of relaying.
+_ORDERLY = re.compile(r".*cqe_flush_error|port_rcv_switch_relay_errors")
+_ERROR = re.compile(
+    r".*(?:err|drop|discard|exceeded|downed|recovery|overrun|violation|fail|unresponsive"
+    r"|impaired|timeout|integrity|icrc|invalid).*"
+)
+
+
+class Means(StrEnum):
+    """What it tells when a counter rises.
+
+    ERROR: something is broken, or was given up. LOSS: packets were lost, doubled or out of order,
+    and made good. CONGESTION: senders waited or were slowed down. OTHER: work that was done, or
+    a counter that is not known.
+    """
+
+    ERROR = "error"
+    LOSS = "loss"
+    CONGESTION = "congestion"
+    OTHER = "other"
+
+
+def counts_the_link(counter: str) -> bool:
+    """Whether a counter is of the port's own link, not of connections that use it."""
+    return counter in _BITS
+
+
+def meaning(counter: str) -> Means:
+    """What a counter tells, by its name in `counters` or `hw_counters`; never raises.
+
+    Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/hw.
+    """
+    name = counter.lower()  # irdma writes tcpRetransSegs and RxECNMrkd
+    if _ORDERLY.fullmatch(name):
+        return Means.OTHER
+    if _CONGESTION.fullmatch(name):
+        return Means.CONGESTION
+    if _LOSS.fullmatch(name):
+        return Means.LOSS
+    return Means.ERROR if _ERROR.fullmatch(name) else Means.OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one port did between two readings.
+
+    errors, losses, congestion: counters that rose, by how much. unknown: counters whose rise is not
+    known, which may be any: they could not be read, stood still at their largest value, or went
+    back, as after a reset.
+    """
+
+    port: str
+    errors: Mapping[str, int]
+    losses: Mapping[str, int]
+    congestion: Mapping[str, int]
+    unknown: tuple[str, ...]
+
+    @property
+    def errors_known(self) -> bool:
+        """Whether it is known of every error counter that was read how far it rose."""
+        return not any(meaning(name) is Means.ERROR for name in self.unknown)
+
+
+def moved(before: Port, after: Port) -> Moved:
+    """What a port did from `before` to `after`; both of the same port, else ValueError."""
+    if before.name != after.name:
+        raise ValueError(f"readings of two ports: {before.name} and {after.name}; give one port's")
+    both = {
+        **_rises(before.hw_counters, after.hw_counters),
+        **_rises(before.counters, after.counters),
+    }
+    return Moved(
+        port=after.name,
+        errors=_those(both, Means.ERROR),
+        losses=_those(both, Means.LOSS),
+        congestion=_those(both, Means.CONGESTION),
+        unknown=tuple(sorted({n for n, rise in both.items() if rise is None})),
+    )
+
+
+def moved_between(
+    before: Iterable[RdmaDevice], after: Iterable[RdmaDevice]
+) -> dict[str, Moved | None]:
+    """What every port of either reading did, by names such as mlx5_0:1; None where one lacks it."""
+    first = {port.name: port for device in before for port in device.ports}
+    last = {port.name: port for device in after for port in device.ports}
+    return {
+        name: moved(first[name], last[name]) if name in first and name in last else None
+        for name in dict.fromkeys((*first, *last))
+    }
+
+
+def _rises(
+    before: Mapping[str, int] | None, after: Mapping[str, int] | None
+) -> dict[str, int | None]:
+    names = dict.fromkeys((*(before or {}), *(after or {})))
+    return {name: rise(name, (before or {}).get(name), (after or {}).get(name)) for name in names}
+
+
+def rise(name: str, before: int | None, after: int | None) -> int | None:
+    """By how much a counter rose; None where not known: unread, set back, or at its largest."""
+    if before is None or after is None or after < before:
+        return None
+    full = (1 << _BITS[name]) - 1 if name in _BITS else None
+    if after == full and (before == full or meaning(name) is not Means.ERROR):
+        return None  # it may have gone on behind
+    return after - before
+
+
+def _those(rises: Mapping[str, int | None], means: Means) -> dict[str, int]:
+    return {n: rise for n, rise in rises.items() if rise and meaning(n) is means}

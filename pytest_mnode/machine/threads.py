@@ -1,0 +1,171 @@
+"""Where the threads of a process are in the kernel, and by gdb on the C stack.
+
+For a process that hangs outside of Python. Source of system call, its subject and wait channel:
+Linux, filesystems/proc.rst (task/TID/comm, syscall, wchan); syscall numbers of
+arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from pytest_mnode.machine.connections import plain
+
+# Name: its number on x86_64 and on aarch64, and what it is, where the name does not say.
+_CALLS: dict[str, tuple[int, int, str]] = {
+    "futex": (202, 98, "waits for a lock or another thread"),
+    "poll": (7, -1, "waits for files or sockets"),
+    "ppoll": (271, 73, "waits for files or sockets"),
+    "select": (23, -1, "waits for files or sockets"),
+    "pselect6": (270, 72, "waits for files or sockets"),
+    "epoll_wait": (232, -1, "waits for files or sockets"),
+    "epoll_pwait": (281, 22, "waits for files or sockets"),
+    "nanosleep": (35, 101, "sleeps"),
+    "clock_nanosleep": (230, 115, "sleeps"),
+    "pause": (34, -1, "waits for a signal"),
+    "wait4": (61, 260, "waits for a child process"),
+    "waitid": (247, 95, "waits for a child process"),
+    "read": (0, 63, ""),
+    "write": (1, 64, ""),
+    "pread64": (17, 67, ""),
+    "pwrite64": (18, 68, ""),
+    "readv": (19, 65, ""),
+    "writev": (20, 66, ""),
+    "recvfrom": (45, 207, ""),
+    "recvmsg": (47, 212, ""),
+    "sendto": (44, 206, ""),
+    "sendmsg": (46, 211, ""),
+    "connect": (42, 203, ""),
+    "accept": (43, 202, ""),
+    "accept4": (288, 242, ""),
+    "ioctl": (16, 29, ""),
+    "fsync": (74, 82, ""),
+    "flock": (73, 32, ""),
+    "fcntl": (72, 25, ""),
+    "kill": (62, 129, ""),
+    "tgkill": (234, 131, ""),
+}
+_NUMBERS: dict[str, dict[str, int]] = {
+    "x86_64": {name: call[0] for name, call in _CALLS.items()},
+    "aarch64": {name: call[1] for name, call in _CALLS.items()},
+}
+_FRAME = re.compile(
+    r"^#\d+ +(?:0x[0-9a-f]+ in )?(.+) \((?:[^()]|\([^()]*\))*\)(?: (?:from|at) (\S+))?$"
+)
+_INTERPRETER = "_PyEval_EvalFrameDefault"
+_MOST_FRAMES = 30
+GDB_LIMIT_S = 20.0
+"""gdb reads the symbols of all libraries first: about 5 s where torch is loaded."""
+_NAMES = {number: name for name, number in _NUMBERS.get(platform.machine(), {}).items()}
+
+
+def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
+    """A line for each thread, the main one first; "" where the process is gone."""
+    tasks: list[Path] = []
+    with contextlib.suppress(OSError):
+        tasks = sorted((proc / str(pid) / "task").iterdir(), key=lambda task: int(task.name))
+    files = _files(proc / str(pid)) | _connections(pid)
+    lines = []
+    for task in tasks:
+        name = f"thread {_text(task / 'comm') or task.name}" + (
+            " (main)" if task.name == str(pid) else ""
+        )
+        where = syscall_text(_text(task / "syscall"), files)
+        channel = _text(task / "wchan")
+        if channel not in ("", "0"):
+            where += f" (kernel: {channel})"
+        lines.append(f"{name}: {where}")
+    return "\n".join(lines)
+
+
+def native_frames(pid: int) -> str:
+    """The C stack of the main thread down to the Python interpreter, or why it is not known.
+
+    By gdb, which takes seconds, in which the process stands still.
+    """
+    if (gdb := shutil.which("gdb")) is None:
+        return "C stack: not known, install gdb on the node"
+    argv = [gdb, "-nx", "-batch", "-p", str(pid), "-ex", "bt"]
+    try:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "DEBUGINFOD_URLS": ""},  # it would fetch symbols
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GDB_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"C stack: not known, gdb had not ended after {GDB_LIMIT_S:g} s"
+    if frames := backtrace(done.stdout):
+        return "\n".join(["C stack, most recent call first:", *(f"  {frame}" for frame in frames)])
+    why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+    return f"C stack: not known, gdb: {why}"
+
+
+def backtrace(printed: str) -> list[str]:
+    """Functions of gdb's `bt`, each with its library or source file, down to the interpreter."""
+    frames = []
+    for match in filter(None, map(_FRAME.match, printed.splitlines())):
+        if match[1] == _INTERPRETER:
+            break
+        frames.append(match[1] + (f" ({match[2]})" if match[2] else ""))
+    return frames[:_MOST_FRAMES]
+
+
+def syscall_text(told: str, files: Mapping[int, str]) -> str:
+    """What /proc/PID/task/TID/syscall says, in words. `files` has what descriptors stand for."""
+    words = told.split()
+    if not words:
+        return "its system call cannot be read"
+    if words[0] == "running":
+        return "runs, outside of the kernel"
+    if not words[0].isdigit():
+        return "waits in the kernel outside of a system call"
+    name = _NAMES.get(int(words[0]))
+    if name is None:
+        return f"in system call {words[0]}"
+    if meaning := _CALLS[name][2]:
+        return f"in {name}: {meaning}"
+    fd = int(words[1], 16) if len(words) > 1 else None
+    return f"in {name} on descriptor {fd}, {files.get(fd, 'unknown')}" if fd is not None else name
+
+
+def _files(process: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for path in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found[int(path.name)] = str(path.readlink())
+    return found
+
+
+def _connections(pid: int) -> dict[int, str]:
+    """TCP connections by descriptor."""
+    try:
+        found = psutil.Process(pid).net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return {}
+    return {
+        c.fd: f"TCP {plain(c.laddr.ip)}:{c.laddr.port} → {plain(c.raddr.ip)}:{c.raddr.port}"
+        for c in found
+        if c.laddr and c.raddr
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

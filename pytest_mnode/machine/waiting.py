@@ -1,0 +1,173 @@
+"""What a thread's time went to: running, waiting for a CPU, held back by a quota; and to whom.
+
+Two readings, and what lies between them. Source: Linux, Documentation/scheduler/sched-stats.rst
+(schedstat), scheduler/sched-bwc.rst and admin-guide/cgroup-v2.rst (cpu.stat),
+filesystems/proc.rst (stat).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cgroup import read_cpu_limits
+
+_UTIME, _STIME, _LAST_CPU = 11, 12, 36
+"""Places in stat, counted behind the closing bracket of the name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """Another process, as it was at a reading. cpu_s: of all its threads since it started."""
+
+    name: str
+    cpu_s: float
+    last_cpu: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Counters of the calling thread at one moment. None for what the kernel does not tell.
+
+    delayed_s: it was ready and had no CPU. throttled_s: the quota of its control group was used up,
+    all its CPUs together. quota_cpus: that quota; infinite where there is none. others: by pid, as
+    far as this process sees them.
+    """
+
+    delayed_s: float | None = None
+    throttled_s: float | None = None
+    quota_cpus: float | None = None
+    others: Mapping[int, Other] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the time between two readings went to, seconds.
+
+    throttled_s: at most what the thread did not run. quota_s: what its quota would have held it
+    back for in any case, had it had a CPU whenever it was allowed to. others_s: what other
+    processes in sight ran on the thread's CPUs. busiest: the one of them that ran most, with its
+    pid; "" without.
+    """
+
+    wall_s: float
+    cpu_s: float
+    delayed_s: float | None
+    throttled_s: float
+    others_s: float
+    quota_s: float = 0.0
+    busiest: str = ""
+
+    @property
+    def idle_s(self) -> float:
+        """Neither running nor throttled."""
+        return max(0.0, self.wall_s - self.cpu_s - self.throttled_s)
+
+    @property
+    def held_back_s(self) -> float:
+        """By its quota. On a busy machine the quota may not bite, and would on a quiet one."""
+        return max(self.throttled_s, self.quota_s)
+
+    @property
+    def own_s(self) -> float:
+        """Running, held back, or kept from a CPU by others in sight: all but what lies outside."""
+        return self.cpu_s + self.held_back_s + min(self.idle_s, self.others_s)
+
+
+def read_waiting(root: Path = Path("/")) -> Reading:
+    """Of the calling thread, now."""
+    delays = (sysfs.text(root / "proc/thread-self/schedstat") or "").split()
+    delay_ns = sysfs.number_of(delays[1]) if len(delays) > 1 else None
+    limits = read_cpu_limits(root=root)
+    stat = f"{limits.quota_group.lstrip('/')}/cpu.stat" if limits.quota_group else ""
+    return Reading(
+        others=_others(root),
+        throttled_s=parse_cpu_stat(sysfs.text(root / stat) or "") if stat else None,
+        quota_cpus=limits.quota_cpus,
+        delayed_s=None if delay_ns is None else delay_ns / 1e9,
+    )
+
+
+def spent_between(
+    before: Reading, after: Reading, *, wall_s: float, cpu_s: float, cpus: frozenset[int]
+) -> Spent:
+    """What the time of a thread went to that may run on `cpus`, and has run for `cpu_s`. Pure."""
+    ran = {
+        pid: other.cpu_s - (before.others[pid].cpu_s if pid in before.others else 0.0)
+        for pid, other in after.others.items()
+        if other.last_cpu is None or other.last_cpu in cpus
+    }
+    busiest = max(ran, key=lambda pid: ran[pid], default=None)
+    told = ""
+    if busiest is not None and ran[busiest] > 0:
+        told = f"{after.others[busiest].name} (pid {busiest})"
+    return Spent(
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        delayed_s=_difference(before.delayed_s, after.delayed_s),
+        throttled_s=min(
+            _difference(before.throttled_s, after.throttled_s) or 0.0, max(0.0, wall_s - cpu_s)
+        ),
+        quota_s=cpu_s * max(0.0, 1 / after.quota_cpus - 1) if after.quota_cpus else 0.0,
+        others_s=sum(ran.values()),
+        busiest=told,
+    )
+
+
+def total(parts: tuple[Spent, ...]) -> Spent:
+    """Several stretches as one; the busiest is that of the stretch with most of others."""
+    most = max(parts, key=lambda part: part.others_s, default=None)
+    delays = [part.delayed_s for part in parts if part.delayed_s is not None]
+    return Spent(
+        wall_s=sum(part.wall_s for part in parts),
+        cpu_s=sum(part.cpu_s for part in parts),
+        delayed_s=sum(delays) if delays else None,
+        throttled_s=sum(part.throttled_s for part in parts),
+        quota_s=sum(part.quota_s for part in parts),
+        others_s=sum(part.others_s for part in parts),
+        busiest=most.busiest if most else "",
+    )
+
+
+def parse_cpu_stat(told: str) -> float | None:
+    """Seconds throttled, from cpu.stat of version 1 (ns) or 2 (µs); None where it does not say."""
+    fields = dict(line.split(maxsplit=1) for line in told.splitlines() if len(line.split()) == 2)
+    for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
+        number = sysfs.number_of(fields.get(name))
+        if number is not None:
+            return number * unit_s
+    return None
+
+
+def parse_stat(told: str, ticks_per_s: float) -> Other | None:
+    """/proc/PID/stat; None where it is cut. The name may hold blanks and brackets."""
+    name = told[told.find("(") + 1 : told.rfind(")")]
+    fields = told.rpartition(")")[2].split()
+    if len(fields) <= _LAST_CPU:
+        return None
+    user, system = sysfs.number_of(fields[_UTIME]), sysfs.number_of(fields[_STIME])
+    if user is None or system is None:
+        return None
+    cpu_s = (user + system) / ticks_per_s
+    return Other(name=name, cpu_s=cpu_s, last_cpu=sysfs.number_of(fields[_LAST_CPU]))
+
+
+def _others(root: Path) -> dict[int, Other]:
+    ticks, me = os.sysconf("SC_CLK_TCK"), os.getpid()
+    found = {}
+    for path in sysfs.entries(root / "proc"):
+        if path.name.isdigit() and int(path.name) != me:
+            other = parse_stat(sysfs.text(path / "stat") or "", ticks)
+            if other is not None:
+                found[int(path.name)] = other
+    return found
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    """None where either is not known; a counter that began again tells nothing."""
+    if before is None or after is None or after < before:
+        return None
+    return after - before

@@ -1,0 +1,268 @@
+"""A collective over sizes: how long it takes, and whether results are right, in every repeat."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.curve import Curve, Point
+from pytest_mnode.measuring.agree import by_rank
+from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
+from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S
+from pytest_mnode.measuring.memory import free_bytes_by_rank
+from pytest_mnode.measuring.patterns import DTYPE
+from pytest_mnode.measuring.timing import elapsed_s
+from pytest_mnode.spec import wire
+
+MOST_CALLS = 1000
+_CALLS_TOLD_APART = 4
+_LEAD_BYTES = 512 * 1024
+"""What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size: how long one call took in each repeat, by the slowest rank of that repeat.
+
+    size_bytes: as asked for. moved_bytes: in whole values and equal parts. count: values of a part,
+    as nccl-tests counts. calls: in a row in each repeat. wrong: values that were not right, over
+    all ranks, in calls before the repeats and in the last call of each. wrong_ranks: who had them.
+    """
+
+    collective: str
+    ranks: int
+    size_bytes: int
+    moved_bytes: int
+    count: int
+    calls: int
+    times_s: tuple[float, ...]
+    wrong: int
+    wrong_ranks: tuple[int, ...] = ()
+
+    @property
+    def timed_bytes(self) -> int:
+        """Size of all timed calls together."""
+        return self.moved_bytes * self.calls * len(self.times_s)
+
+    @property
+    def median_s(self) -> float:
+        """Of the repeats; what the bandwidths are computed from."""
+        return statistics.median(self.times_s)
+
+    @property
+    def p99_s(self) -> float:
+        """No more than one repeat in a hundred took longer: of less than 100 the slowest."""
+        return sorted(self.times_s)[math.ceil(0.99 * len(self.times_s)) - 1]
+
+    @property
+    def algbw_gbytes_s(self) -> float:
+        """See `wire.algbw_gbytes_s`."""
+        return wire.algbw_gbytes_s(self.moved_bytes, self.median_s)
+
+    @property
+    def busbw_gbytes_s(self) -> float:
+        """See `wire.busbw_gbytes_s`."""
+        return wire.busbw_gbytes_s(self.collective, self.moved_bytes, self.median_s, self.ranks)
+
+    @property
+    def point(self) -> Point:
+        """This row in a curve."""
+        return Point(
+            size_bytes=self.moved_bytes,
+            repeats=len(self.times_s),
+            time_median_us=self.median_s * 1e6,
+            time_p99_us=self.p99_s * 1e6,
+            time_min_us=min(self.times_s) * 1e6,
+            time_max_us=max(self.times_s) * 1e6,
+            algbw_gbytes_s=self.algbw_gbytes_s,
+            busbw_gbytes_s=self.busbw_gbytes_s,
+            wrong=self.wrong,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """A size that could not be measured, and why, in words."""
+
+    size_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A row for each size that could be measured, rising; the same on every rank."""
+
+    measured: Measured
+    ranks: int
+    rows: tuple[Row, ...]
+    unmeasured: tuple[Unmeasured, ...] = ()
+
+    def curve(self, algorithm: str, backend: str) -> Curve:
+        """The rows as points; `algorithm` and `backend` are said by who chose them."""
+        points = tuple(row.point for row in self.rows)
+        return Curve(self.measured.collective.value, algorithm, backend, self.ranks, points)
+
+
+def sweep(
+    measured: Measured,
+    sizes_bytes: Sequence[int],
+    *,
+    warmup: int,
+    repeats: int,
+    device: torch.device,
+    group: Group = None,
+) -> Sweep:
+    """Measure a collective over all ranks, two or more. All ranks call this.
+
+    sizes_bytes: nccl-tests' meaning of a collective's size. warmup: calls before the first that is
+    timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. group: over all
+    ranks, the default one unless given. Raises ValueError for one rank.
+    """
+    ranks = dist.get_world_size()
+    if ranks < 2:
+        raise ValueError(
+            f"{measured.collective} over one rank moves nothing; give two nodes or more"
+        )
+    found = [
+        _measure(
+            measured,
+            size,
+            warmup,
+            repeats,
+            device,
+            group,
+            least_checked=CHECKED_CALLS if size == min(sizes_bytes) else 1,
+        )
+        for size in sizes_bytes
+    ]
+    return Sweep(
+        measured,
+        ranks,
+        tuple(row for row in found if isinstance(row, Row)),
+        tuple(row for row in found if isinstance(row, Unmeasured)),
+    )
+
+
+def _measure(  # noqa: PLR0917  the arguments of `sweep`
+    measured: Measured,
+    size_bytes: int,
+    warmup: int,
+    repeats: int,
+    device: torch.device,
+    group: Group,
+    *,
+    least_checked: int,
+) -> Row | Unmeasured:
+    ranks = dist.get_world_size()
+    try:
+        part = measured.part(size_bytes, ranks)
+    except ValueError as error:
+        return Unmeasured(size_bytes, str(error))
+    needed = measured.held_bytes(size_bytes, ranks)
+    if why := too_large(needed, free_bytes_by_rank(device)):
+        return Unmeasured(size_bytes, why)
+    prepared = _prepared(measured, part, device, group)
+    if isinstance(prepared, str):
+        return Unmeasured(size_bytes, prepared)
+    try:
+        mine = _wrong_here(prepared, 0)
+    except (RuntimeError, NotImplementedError) as error:
+        if "not support" not in str(error) and "unsupported" not in str(error).lower():
+            raise
+        return Unmeasured(size_bytes, str(error).partition("\n")[0])  # before anything was sent
+    calls = calls_of_a_repeat(_call_s(prepared, max(1, warmup), device))
+    if calls > _CALLS_TOLD_APART:  # a shaper's burst let the first ones through
+        calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
+    checked = max(least_checked, min(CHECKED_CALLS, calls))
+    mine += sum(_wrong_here(prepared, turn) for turn in range(1, checked + 1))
+    lead = ALL_REDUCE.prepare(_LEAD_BYTES // DTYPE.itemsize, device, group)
+    times_s = []
+    for turn in range(checked + 1, checked + 1 + repeats):
+        prepared.fill(turn)
+        lead.run_scratch()
+        times_s.append(elapsed_s(lambda: _run(prepared, calls), 1, device) / calls)
+        mine += prepared.wrong()
+    wrong_by_rank = _wrong_by_rank(mine, device)
+    slowest_s = tuple(max(of_repeat) for of_repeat in zip(*by_rank(times_s, device), strict=True))
+    return Row(
+        collective=measured.collective.value,
+        ranks=ranks,
+        size_bytes=size_bytes,
+        moved_bytes=measured.moved_bytes(size_bytes, ranks),
+        count=part,
+        calls=calls,
+        times_s=slowest_s,
+        wrong=sum(wrong_by_rank),
+        wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
+    )
+
+
+def _prepared(measured: Measured, part: int, device: torch.device, group: Group) -> Prepared | str:
+    """Buffers on every rank, or in words which rank had no room for them after all."""
+    prepared = None
+    with contextlib.suppress(torch.OutOfMemoryError):
+        prepared = measured.prepare(part, device, group)
+    without = [
+        rank for rank, [has] in enumerate(by_rank([prepared is not None], device)) if not has
+    ]
+    if prepared is None or without:
+        return f"no memory for its buffers on rank {', '.join(map(str, without))}"
+    return prepared
+
+
+def _call_s(prepared: Prepared, calls: int, device: torch.device) -> float:
+    """How long a call takes, by the slowest rank, over a few. All ranks call this."""
+    mine_s = elapsed_s(prepared.run_scratch, calls, device) / calls
+    return max(times[0] for times in by_rank([mine_s], device))
+
+
+def too_large(needed_bytes: int, free_bytes: Sequence[float]) -> str | None:
+    """Why buffers of `needed_bytes` a rank are not made; None where every rank has the room."""
+    least = min(free_bytes)
+    if needed_bytes <= least:
+        return None
+    gib, rank = 1 << 30, free_bytes.index(least)
+    return (
+        f"needs {needed_bytes / gib:.3g} GiB on every rank, and rank {rank} may take no more than "
+        f"{least / gib:.3g} GiB"
+    )
+
+
+def calls_of_a_repeat(call_s: float) -> int:
+    """How many calls of `call_s` seconds fill a repeat."""
+    return max(1, min(MOST_CALLS, math.ceil(REPEAT_S / max(call_s, 1e-9))))
+
+
+def _run(prepared: Prepared, calls: int) -> None:
+    """Calls in a row, the last with the inputs of `fill`."""
+    for _ in range(calls - 1):
+        prepared.run_scratch()
+    prepared.run()
+
+
+def _wrong_here(prepared: Prepared, turn: int) -> int:
+    """How many values of this rank are not right after one call."""
+    prepared.fill(turn)
+    prepared.run()
+    return prepared.wrong()
+
+
+def _wrong_by_rank(mine: int, device: torch.device) -> list[int]:
+    """The counts of all ranks. Where collectives are wrong, these may be: one's own stays."""
+    counts = [int(count) for [count] in by_rank([mine], device)]
+    counts[dist.get_rank()] = mine
+    return counts
+
+
+def wrong_values(measured: Measured, size_bytes: int, device: torch.device) -> list[int]:
+    """How many values of each rank are not right after CHECKED_CALLS calls. All ranks call this."""
+    part = measured.part(size_bytes, dist.get_world_size())
+    prepared = measured.prepare(part, device, None)
+    mine = sum(_wrong_here(prepared, turn) for turn in range(CHECKED_CALLS))
+    return _wrong_by_rank(mine, device)

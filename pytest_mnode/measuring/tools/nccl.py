@@ -1,0 +1,114 @@
+"""nccl-tests over all nodes, started by the spec's own command."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_mnode.logs.nccl_tests import NcclTest, Row, read_nccl_tests
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.spec.criteria import BusbwPromise
+    from pytest_mnode.spec.tools import NcclTestsPromise
+
+PROGRAMS: Mapping[str, str] = {
+    "all_reduce": "all_reduce_perf",
+    "all_gather": "all_gather_perf",
+    "reduce_scatter": "reduce_scatter_perf",
+    "all_to_all": "alltoall_perf",
+    "broadcast": "broadcast_perf",
+    "send_recv": "sendrecv_perf",
+}
+_ROUNDED_BYTES = 128
+"""By which a rank's part of a size may be rounded down. Source: nccl-tests, src/all_gather.cu."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclRun:
+    """What became of one program, over `nodes` × `ranks_per_node` ranks.
+
+    test: None where its output holds no table of it. why: what stands against using the table, in
+    words; empty where nothing does.
+    """
+
+    collective: str
+    nodes: int
+    ranks_per_node: int
+    argv: tuple[str, ...]
+    output: str
+    test: NcclTest | None
+    why: str
+
+    def row(self, size_bytes: int) -> Row | None:
+        """The row of the largest size up to `size_bytes`; None where there is none.
+
+        Of several, as with `-N`, the middle one by its bandwidth, the lower of two.
+
+        Sizes of all-gather and the like are rounded down to a multiple of the ranks, each with a
+        multiple of 16 bytes or more; what is smaller than that is of another size.
+        """
+        spare_bytes = _ROUNDED_BYTES * self.nodes * self.ranks_per_node
+        rows = [r for r in (self.test.rows if self.test else ()) if r.size_bytes <= size_bytes]
+        largest = max((r.size_bytes for r in rows), default=0)
+        if size_bytes - largest >= min(spare_bytes, size_bytes / 2):
+            return None
+        same = [r for r in rows if r.size_bytes == largest]
+        same.sort(key=lambda r: r.out_of_place.busbw_gbytes_s or 0.0)
+        return same[(len(same) - 1) // 2]
+
+
+def program_of(collective: str, promise: NcclTestsPromise) -> str:
+    """The program that measures `collective`: its path, or its name."""
+    name = PROGRAMS[collective]
+    return name if promise.directory is None else posixpath.join(promise.directory, name)
+
+
+def run_nccl_tests(
+    cluster: Nodes,
+    collective: str,
+    promise: NcclTestsPromise,
+    busbw: BusbwPromise,
+    ranks_per_node: int,
+) -> NcclRun:
+    """Run one program from the first node over the sizes of `busbw`, and read its table."""
+    nodes = cluster.nodes
+    facts = {
+        "program": program_of(collective, promise),
+        "ranks": str(len(nodes) * ranks_per_node),
+        "nodes": str(len(nodes)),
+        "per_node": str(ranks_per_node),
+        "hosts": ",".join(f"{node}:{ranks_per_node}" for node in nodes),
+        "names": ",".join(nodes),
+        "from": str(busbw.sizes_bytes[0]),
+        "to": str(busbw.sizes_bytes[-1]),
+    }
+    argv = tuple(word.format_map(facts) for word in shlex.split(promise.command))
+    [done] = cluster.run(argv, nodes[0], timeout=promise.limit_s)
+    output = f"{done.stdout}\n{done.stderr}"
+    tests = read_nccl_tests(output)
+    test = tests[0] if len(tests) == 1 else None
+    if done.returncode is None:
+        why = f"not over after {promise.limit_s:g} s"
+    elif test is None:
+        why = f"{len(tests)} tables" if tests else _last_line(output) or "nothing printed"
+    else:
+        why = test.why_incomplete or _elsewhere(test, len(nodes)) or ""
+    if not why and done.returncode and test is not None and not test.wrong:
+        why = f"ended with status {done.returncode}: {_last_line(done.stderr)}"
+    return NcclRun(collective, len(nodes), ranks_per_node, argv, output, test, why)
+
+
+def _elsewhere(test: NcclTest, nodes: int) -> str | None:
+    if test.hosts and len(test.hosts) < nodes:
+        return f"ran on {len(test.hosts)} of {nodes} nodes ({', '.join(test.hosts)})"
+    if test.groups > 1:
+        return f"ran in {test.groups} groups apart from each other"
+    return None
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,189 @@
+"""ib_write_bw between neighbours, rail by rail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from pytest_mnode.logs.perftest import read_perftest
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.spec.models import Fabric
+    from pytest_mnode.spec.tools import WriteBandwidthPromise
+
+_FIRST_PORT = 18515
+"""perftest's own; each pair of a round has another, as a node may serve two."""
+_SERVER_LIMIT_S = 10.0
+_AGAIN_S = 0.3
+_LOOK_S = 0.05
+_SPARE_S = 20.0
+"""Beyond the time that is measured: queue pairs, memory registration, the exchange of results."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairBandwidth:
+    """What one node wrote into another's memory over one rail.
+
+    gbits_s: average of one direction; None where it could not be measured, and `why` says it.
+    """
+
+    sender: str
+    receiver: str
+    device: str
+    gbits_s: float | None
+    why: str = ""
+
+    @property
+    def path(self) -> str:
+        """Who to look at: "node1→node2 mlx5_0"."""
+        return f"{self.sender}→{self.receiver} {self.device}"
+
+
+def devices_of(cluster: Nodes, fabric: Fabric) -> dict[str, tuple[str, ...]]:
+    """RDMA devices of each node that the spec names for its fabric, by node; none where absent."""
+    listed = cluster.run(["ls", "-1", "/sys/class/infiniband"], timeout=30)
+    return {
+        found.node: tuple(
+            sorted(
+                (name for name in found.stdout.split() if found.ok and fabric.has_interface(name)),
+                key=_by_number,
+            )
+        )
+        for found in listed
+    }
+
+
+def _by_number(name: str) -> list[tuple[str, int]]:
+    """mlx5_10 after mlx5_9."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
+def write_bandwidths(
+    cluster: Nodes, devices: dict[str, tuple[str, ...]], promise: WriteBandwidthPromise
+) -> Iterator[PairBandwidth]:
+    """Each node writes to the next, the last to the first: all at once, one rail after the other.
+
+    Rails are devices of the same place in each node's list. Yields a result a pair and rail; a node
+    with fewer devices than others has the missing ones reported as such.
+    """
+    nodes = cluster.nodes
+    for rail in range(max(map(len, devices.values()), default=0)):
+        ends = [_End(node, (devices[node][rail : rail + 1] or (None,))[0], rail) for node in nodes]
+        neighbours = zip(ends, [*ends[1:], ends[0]], strict=True)
+        pairs = [
+            _Pair(cluster, promise, sender, receiver, _FIRST_PORT + place)
+            for place, (sender, receiver) in enumerate(neighbours)
+        ]
+        try:
+            for pair in pairs:
+                pair.start()
+            # All are looked at in turn, so that one that hangs holds up none of the others.
+            while [pair for pair in pairs if not pair.over()]:
+                time.sleep(_LOOK_S)
+            yield from (pair.result for pair in pairs if pair.result is not None)
+        finally:
+            for pair in pairs:
+                pair.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A node's device for a rail; None where the node has fewer than others."""
+
+    node: str
+    device: str | None
+    rail: int
+
+
+class _Pair:
+    """A server and its client."""
+
+    def __init__(
+        self,
+        cluster: Nodes,
+        promise: WriteBandwidthPromise,
+        sender: _End,
+        receiver: _End,
+        port: int,
+    ) -> None:
+        self._cluster = cluster
+        self._promise = promise
+        self._sender, self._receiver = sender, receiver
+        self._port = port
+        self._server: subprocess.Popen[str] | None = None
+        self._client: subprocess.Popen[str] | None = None
+        self._printed = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  until close
+        self._began = self._again = 0.0
+        self.result: PairBandwidth | None = None
+
+    def start(self) -> None:
+        """Start both sides, where both have the device."""
+        self._began = time.monotonic()
+        if missing := [e.node for e in (self._sender, self._receiver) if e.device is None]:
+            self._told(None, f"no device for this rail on {' and '.join(missing)}")
+            return
+        self._server = self._start(self._receiver, subprocess.DEVNULL)
+        self._start_client()
+
+    def _start_client(self) -> None:
+        self._printed.seek(0)
+        self._printed.truncate()
+        server = self._cluster.address(self._receiver.node)
+        self._client = self._start(self._sender, self._printed, server)
+
+    def _start(self, end: _End, output: int | IO[str], *server: str) -> subprocess.Popen[str]:
+        promise = self._promise
+        argv = [
+            *(promise.program, "-d", str(end.device), "-p", str(self._port), "-F"),
+            *("-s", str(promise.size_bytes), "-D", str(max(1, round(promise.duration_s)))),
+            *("--report_gbits", *promise.arguments, *server),
+        ]
+        return self._cluster.start(argv, end.node, output=output)
+
+    def over(self) -> bool:
+        """Look at the client; whether `result` is known."""
+        now = time.monotonic()
+        if self.result is None and now >= self._again:
+            self._look(now)
+        return self.result is not None
+
+    def _look(self, now: float) -> None:
+        assert self._server is not None
+        if self._client is None:
+            self._start_client()
+            return
+        if self._client.poll() is None:
+            if now > self._began + self._promise.duration_s + _SPARE_S:
+                self._told(None, f"{self._promise.program} was not over within its time")
+            return
+        self._printed.seek(0)
+        found = read_perftest(self._printed.read())
+        refused = any("connect" in fault.lower() for fault in found.faults)
+        if refused and self._server.poll() is None and now < self._began + _SERVER_LIMIT_S:
+            self._client, self._again = None, now + _AGAIN_S  # its server is not up yet
+            return
+        rates = [row.average_gbits_s for row in found.bandwidths]
+        if why := found.why_incomplete:
+            self._told(None, why)
+        elif len(rates) != 1 or rates[0] is None:
+            self._told(None, "no average in its table")
+        else:  # of both directions the program prints the sum
+            self._told(rates[0] / 2 if found.bidirectional else rates[0])
+
+    def _told(self, gbits_s: float | None, why: str = "") -> None:
+        device = self._sender.device or self._receiver.device or f"rail {self._sender.rail}"
+        self.result = PairBandwidth(self._sender.node, self._receiver.node, device, gbits_s, why)
+
+    def close(self) -> None:
+        """End what still runs."""
+        for process in (self._client, self._server):
+            if process is not None:
+                process.kill()
+                process.wait()
+        self._printed.close()

@@ -1,0 +1,72 @@
+"""Words for ranks and for how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Mapping
+
+from pytest_mnode.protocol.messages import Death
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """ "rank 2" or "ranks 0-1,5-7"."""
+    ordered = sorted(set(ranks))
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    return "ranks " + compact(ordered)
+
+
+def compact(numbers: Iterable[int]) -> str:
+    """ "0-1,5-7" for 0, 1, 5, 6, 7."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def places(ranks: Iterable[int], nodes: Mapping[int, str], size: int) -> str:
+    """ "ranks 1,5-7 of 8 on node1,node3"; a rank's node is given by `nodes`."""
+    ordered = sorted(set(ranks))
+    names = list(dict.fromkeys(nodes[rank] for rank in ordered))
+    shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return f"{ranks_text(ordered)} of {size} on {','.join(shown)}"
+
+
+def ended_text(code: int | None, number: int | None) -> str:
+    """How a process ended: "exited with code 3", "killed by SIGKILL"."""
+    if number is None:
+        return f"exited with code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(number).name}"
+    return f"killed by signal {number}"
+
+
+def returncode_text(code: int) -> str:
+    """The same as a verb, of a return code as Python gives it: a signal is its negative."""
+    return ended_text(code, None) if code >= 0 else f"was {ended_text(None, -code)}"
+
+
+def death_line(death: Death) -> str:
+    """One line: rank, node, how it ended, and what else is known of the cause."""
+    return f"rank {death.rank} on {death.node} {died_of(death)}"
+
+
+def died_of(death: Death) -> str:
+    """How a rank ended, and what else is known of the cause."""
+    text = ended_text(death.code, death.signal)
+    if death.signal != signal.SIGKILL:
+        return text
+    peak = death.peak_rss_bytes
+    memory = f", its memory at most {peak / 2**20:.0f} MiB" if peak else ""
+    kills = death.oom_kills
+    if kills.in_group:
+        counted = f"OOM kills in {kills.group}: {kills.in_group}"
+        return f"{text} by the kernel: out of memory ({counted}){memory}"
+    if kills.in_group is None and kills.on_machine:
+        counted = f"OOM kills on the whole machine: {kills.on_machine}"
+        return f"{text}, probably by the kernel: out of memory ({counted}){memory}"
+    return f"{text} (not by pytest-mnode){memory}"

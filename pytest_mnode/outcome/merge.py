@@ -1,0 +1,268 @@
+"""Many ranks' accounts of one test to one pytest report that names the culprit first."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from pytest_mnode.controller.conductor import Outcome
+from pytest_mnode.logs.causes import is_peer_lost
+from pytest_mnode.outcome.describe import places, ranks_text
+from pytest_mnode.outcome.failure_groups import (
+    Group,
+    Reports,
+    collected,
+    deaths,
+    different_calls,
+    from_stuck,
+    groups_of,
+    is_skipped,
+    is_xfailed,
+    lost,
+    raised_in,
+    same,
+    sorted_groups,
+)
+from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
+from pytest_mnode.outcome.stuck import stuck_groups
+
+Phase = Literal["setup", "call", "teardown"]
+_TELEMETRY = "c10d-NullHandler"
+_PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
+_OF_EVERY_REPORT = frozenset(
+    (*vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")), "wasxfail")
+)
+
+
+def merge(
+    outcome: Outcome,
+    reports: Reports,
+    nodeid: str,
+    location: tuple[str, int | None, str],
+    keywords: Mapping[str, Any],
+    *,
+    partial: Mapping[int, Sequence[pytest.TestReport]] | None = None,
+) -> list[pytest.TestReport]:
+    """Pytest reports of the phases, and of subtests before that of the body.
+
+    reports: the ranks' own, by rank and phase. partial: further reports, by rank.
+    """
+    groups = groups_of(outcome, reports)
+    blamed = min((_reported_in(g) for g in groups), key=_PHASES.index, default=None)
+    merged: list[pytest.TestReport] = []
+    for when in _PHASES:
+        have = {rank: r[when] for rank, r in reports.items() if when in r}
+        report = pytest.TestReport(
+            nodeid=nodeid,
+            location=location,
+            keywords=keywords,
+            outcome="passed",
+            longrepr=None,
+            when=when,
+            user_properties=[
+                ("mnode.nodes", ",".join(outcome.world.nodes)),
+                ("mnode.ranks", str(outcome.world.shape.size)),
+                *(p for r in list(have.values())[:1] for p in r.user_properties),
+            ],
+            duration=max((r.duration for r in have.values()), default=0.0),
+            start=min((r.start for r in have.values()), default=outcome.started),
+            stop=max((r.stop for r in have.values()), default=outcome.stopped),
+        )
+        if when == blamed:
+            report.outcome = "failed"
+            report.longrepr = _repr(  # type: ignore[assignment]
+                outcome, groups, lambda rank: _fine(outcome, rank)
+            )
+            report.sections = _sections(have, {r for g in groups for r in g.ranks})
+            report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
+            report.mnode_hung = bool(outcome.timed_out)  # type: ignore[attr-defined]
+        elif have and blamed in (None, "teardown"):
+            _take_over(report, have)
+        elif have:
+            report.sections = _sections(have, set())
+        elif when == "call" or (when == "setup" and blamed is None):
+            continue
+        if when == "call" and merged[0].outcome != "passed":
+            continue
+        merged.append(report)
+    _time(outcome, merged, blamed)
+    further = _partial(outcome, partial or {})
+    if broken := sum(report.failed for report in further):
+        for report in merged:
+            if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+                report.outcome = "failed"
+                report.longrepr = f"contains {broken} failed subtest{'s' if broken > 1 else ''}"
+    merged[1:1] = further
+    return merged
+
+
+def _partial(
+    outcome: Outcome, partial: Mapping[int, Sequence[pytest.TestReport]]
+) -> list[pytest.TestReport]:
+    """Reports beside those of the phases, those of the same subtest in several ranks as one.
+
+    It is the same where all that is particular to the report is, and as often met before.
+    """
+    found: dict[Any, dict[int, pytest.TestReport]] = {}
+    times: dict[int, float] = {}
+    for rank, reports in partial.items():
+        met: Counter[Any] = Counter()
+        for (time, _), report in zip(outcome.states[rank].partial, reports, strict=True):
+            own = {k: v for k, v in vars(report).items() if k not in _OF_EVERY_REPORT}
+            key = type(report), report.when, same(repr(sorted(own.items())))
+            met[key] += 1
+            found.setdefault((key, met[key]), {})[rank] = report
+            times[id(report)] = time
+    return [
+        _one_partial(outcome, have, {rank: times[id(r)] for rank, r in have.items()})
+        for have in found.values()
+    ]
+
+
+def _one_partial(
+    outcome: Outcome, have: dict[int, pytest.TestReport], times: dict[int, float]
+) -> pytest.TestReport:
+    failed = {rank: report for rank, report in have.items() if report.failed}
+    report = copy.copy(next(iter((failed or have).values())))
+    report.duration = max(r.duration for r in have.values())
+    if not failed:
+        _take_over(report, have)
+        return report
+
+    def fine(rank: int) -> str:
+        return have[rank].outcome if rank in have else "did not report it"
+
+    groups = sorted(raised_in(str(report.when), failed, times), key=lambda g: (g.victim, g.time))
+    report.longrepr = _repr(outcome, groups, fine)  # type: ignore[assignment]
+    report.sections = _sections(have, set(failed))
+    if not groups[0].victim:  # the report of the test itself says because of what
+        report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
+    return report
+
+
+def _reported_in(group: Group) -> Phase:
+    """The phase whose report tells of this.
+
+    A fixture that raises in teardown leaves the test passed and is an error of its own, as ever in
+    pytest. A rank that died or hung there never said that it passed: the test failed.
+    """
+    if group.when == "teardown" and not group.in_phase:
+        return "call"
+    return group.when  # type: ignore[return-value]
+
+
+def _culprit(outcome: Outcome, first: Group) -> str | None:
+    """Where it began; nothing that happened to all ranks points at one."""
+    nodes = {rank: s.node for rank, s in outcome.states.items()}
+    return None if len(first.ranks) == len(nodes) else places(first.ranks, nodes, len(nodes))
+
+
+def _time(outcome: Outcome, merged: list[pytest.TestReport], blamed: str | None) -> None:
+    """What no rank's report accounts for was spent in the phase that failed."""
+    if blamed is not None:
+        spent = outcome.stopped - outcome.started - sum(r.duration for r in merged)
+        for report in merged:
+            if report.when == blamed and spent > 0:
+                report.duration += spent
+
+
+def _take_over(report: pytest.TestReport, have: dict[int, pytest.TestReport]) -> None:
+    """Outcome of a phase in which nothing failed: skipped, xfailed, xpassed or passed."""
+    reports = list(have.values())
+    xfailed = [r for r in reports if is_xfailed(r)]
+    skipped = [r for r in reports if is_skipped(r)]
+    xpassed = [r for r in reports if r.passed and hasattr(r, "wasxfail")]
+    # Expected failures that other ranks did not have, and a strict mark's complaint of it, are not.
+    chosen = (xfailed or skipped or xpassed or [r for r in reports if r.passed])[:1]
+    for one in chosen:
+        report.outcome = one.outcome
+        report.longrepr = one.longrepr
+        if hasattr(one, "wasxfail"):
+            report.wasxfail = one.wasxfail
+    report.sections = _sections(have, set())
+
+
+def _sections(have: dict[int, pytest.TestReport], first: set[int]) -> list[tuple[str, str]]:
+    """Captured output, equal texts once, those of failed ranks first."""
+    by_text: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(have, key=lambda r: (r not in first, r)):
+        for name, text in have[rank].sections:
+            if kept := _without_telemetry(text):
+                by_text.setdefault((name, kept), []).append(rank)
+    return [(f"{name} ({ranks_text(ranks)})", text) for (name, text), ranks in by_text.items()]
+
+
+def _without_telemetry(text: str) -> str:
+    """torch logs a failed collective a second time, as one long line for machines."""
+    if _TELEMETRY not in text:
+        return text
+    return "".join(line for line in text.splitlines(True) if _TELEMETRY not in line)
+
+
+def _repr(outcome: Outcome, groups: Sequence[Group], fine: Callable[[int], str]) -> RanksRepr:
+    """`fine` says what became of a rank that is in no group."""
+    nodes = {rank: s.node for rank, s in outcome.states.items()}
+    size = outcome.world.shape.size
+    parts = []
+    for number, group in enumerate(groups):
+        title = places(group.ranks, nodes, size)
+        if number == 0 and len(groups) > 1:
+            title += ": first"
+        elif group.victim:
+            title += ": because of it"
+        parts.append(Part(title, group.report, group.text.rstrip()))
+    named = {rank for g in groups for rank in g.ranks}
+    others = {rank: fine(rank) for rank in sorted(set(nodes) - named)}
+    for words in dict.fromkeys(others.values()):
+        ranks = [rank for rank, its_words in others.items() if its_words == words]
+        parts.append(Part(f"{places(ranks, nodes, size)}: {words}", None, ""))
+    first = groups[0]
+    crash = getattr(first.report.longrepr, "reprcrash", None) if first.report else None
+    message = f"{places(first.ranks, nodes, size)}: {first.line}"
+    path = str(crash.path) if crash is not None else ""
+    return RanksRepr(tuple(parts), message, path, int(crash.lineno) if crash is not None else 0)
+
+
+def _fine(outcome: Outcome, rank: int) -> str:
+    """What became of a rank in which nothing was found wrong."""
+    state = outcome.states[rank]
+    if any(report.outcome == "failed" for _, report in state.partial):
+        return "failed in a subtest"
+    skips = [p for p in state.reports.values() if p.outcome == "skipped"]
+    if skips:
+        return "failed as expected" if any("wasxfail" in p.data for p in skips) else "skipped"
+    if "call" in state.reports and state.torn is not None:
+        return "passed"
+    return "stopped before it ended the test" if state.stuck_in else "ended the test"
+
+
+def function_error(outcome: Outcome) -> str:
+    """What to say where a function failed in some ranks of a world."""
+    nodes = {rank: s.node for rank, s in outcome.states.items()}
+    size = outcome.world.shape.size
+    failed = {
+        rank: s.returned
+        for rank, s in outcome.states.items()
+        if s.returned is not None and s.returned.value is None
+    }
+
+    def make(rank: int) -> Group:
+        line = failed[rank].summary.splitlines()[-1] if failed[rank].summary else ""
+        return Group([rank], "call", line, text=failed[rank].error, victim=is_peer_lost(line))
+
+    keys = (
+        (rank, same(returned.error), outcome.states[rank].failed_at or 0.0)
+        for rank, returned in failed.items()
+    )
+    groups = [*collected(keys, make), *deaths(outcome), *lost(outcome)]
+    groups += different_calls(outcome, groups)
+    explained = any(not g.victim for g in groups)
+    groups += [from_stuck(stuck) for stuck in stuck_groups(outcome, explained)]
+    return "\n\n".join(
+        f"[{places(g.ranks, nodes, size)}] {g.text.rstrip() or g.line}"
+        for g in sorted_groups(groups)
+    )

@@ -1,0 +1,160 @@
+"""Reads what faulthandler wrote of a rank: where it is, and in which collective it waits."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+_THREAD = re.compile(
+    r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
+)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+WAIT = "work.wait()"
+"""Stands for a collective that was begun before, and whose name the stack does not tell."""
+_C10D = "torch/distributed/distributed_c10d.py"
+_RECORDER = "/pytest_mnode/rank/recorder.py"
+"""Stands between the test and every collective."""
+_HIDDEN = (
+    "/_pytest/",
+    "/pluggy/",
+    "/pytest_mnode/world/",
+    "/torch/multiprocessing/",
+    "/torch/distributed/elastic/",
+    "/torch/distributed/launcher/",
+    "/multiprocessing/",
+    "<frozen runpy>",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack; `line` is None where faulthandler did not know it."""
+
+    file: str
+    line: int | None
+    function: str
+
+    @property
+    def place(self) -> str:
+        return f"{PurePath(self.file).name}:{self.line}"
+
+    @property
+    def code(self) -> str:
+        """The source line, where it can be read."""
+        return linecache.getline(self.file, self.line).strip() if self.line else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread's frames, most recent call first."""
+
+    ident: int
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a rank is. `collective` is None where it waits in none."""
+
+    frame: Frame | None
+    collective: str | None
+
+    def __str__(self) -> str:
+        if self.frame is None:
+            return "no Python frame of the test"
+        code = f": {self.frame.code}" if self.frame.code else ""
+        return f"{self.frame.place} in {self.frame.function}{code}"
+
+
+def is_hidden(file: str) -> bool:
+    """Whether a frame in this file is pytest's or ours, below the test, and tells nothing."""
+    return any(part in file.replace("\\", "/") for part in _HIDDEN)
+
+
+def parse(text: str) -> list[Thread]:
+    """All threads of a dump; lines that fit nothing are passed over."""
+    threads: list[Thread] = []
+    ident: int | None = None
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if match := _THREAD.match(line):
+            if ident is not None:
+                threads.append(Thread(ident, tuple(frames)))
+            ident, frames = int(match[1], 16), []
+        elif match := _FRAME.match(line):
+            number = int(match[2]) if match[2].isdigit() else None
+            frames.append(Frame(match[1], number, match[3]))
+    if ident is not None:
+        threads.append(Thread(ident, tuple(frames)))
+    return threads
+
+
+def main_thread(threads: Sequence[Thread], ident: int | None) -> Thread | None:
+    """The thread with `ident`, else the last: faulthandler lists the oldest last."""
+    for thread in threads:
+        if thread.ident == ident:
+            return thread
+    return threads[-1] if threads else None
+
+
+def where(thread: Thread | None) -> Where:
+    """The innermost frame of the user's own code, and the collective it waits in."""
+    if thread is None:
+        return Where(None, None)
+    collective: str | None = None
+    torch_frame: Frame | None = None
+    called_directly = True
+    for frame in thread.frames:
+        path = frame.file.replace("\\", "/")
+        if path.endswith(_RECORDER):
+            continue
+        if is_hidden(path):
+            break
+        if path.endswith(_C10D):
+            # Frames run inwards out: the last one met is what the test called.
+            collective = frame.function if not frame.function.startswith("_") else collective
+        if "/torch/" in path:
+            torch_frame = frame
+            continue
+        if "/lib/python3" in path and "site-packages" not in path:
+            called_directly = False  # such as threading.Event().wait()
+            continue
+        return Where(frame, collective or _awaited(frame, torch_frame, called_directly))
+    return Where(torch_frame, collective)
+
+
+def where_of_rank(threads: Sequence[Thread]) -> Where:
+    """Where its main thread is, or a thread in a collective that the main one waits for."""
+    main = where(main_thread(threads, None))
+    if main.collective is None:
+        for thread in threads:
+            if (collective := where(thread).collective) is not None:
+                return Where(main.frame, collective)
+    return main
+
+
+def _awaited(frame: Frame, torch_frame: Frame | None, called_directly: bool) -> str | None:
+    """`work.wait()` waits in C++, and leaves no frame but the line that called it."""
+    if called_directly and ".wait(" in frame.code:
+        return WAIT
+    in_backward = torch_frame is not None and torch_frame.function == "backward"
+    return "backward" if in_backward else None
+
+
+def tidy(text: str) -> str:
+    """A dump without the frames of pytest and of ours below the test."""
+    kept: list[str] = []
+    for line in text.splitlines():
+        match = _FRAME.match(line)
+        if match and match[1].endswith(_RECORDER):
+            continue
+        if match and is_hidden(match[1]):
+            if kept and kept[-1] != "  …":
+                kept.append("  …")
+            continue
+        if not line.startswith("Extension modules: "):
+            kept.append(line)
+    return "\n".join(kept).strip()

@@ -1,0 +1,131 @@
+"""Ranks that did not come to an end: where each is, who waits, and who never came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.controller.conductor import Outcome
+from pytest_mnode.outcome.describe import ranks_text
+from pytest_mnode.outcome.stacks import WAIT, Where, parse, tidy, where_of_rank
+
+_IDENT = re.compile(r"0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Ranks that are stuck at the same place."""
+
+    ranks: list[int]
+    when: str
+    line: str
+    text: str
+    victim: bool
+
+
+def stuck_groups(outcome: Outcome, explained: bool) -> list[Stuck]:
+    """Who is absent from a collective stands before those that wait in it.
+
+    explained: something else went wrong before, so that whoever is stuck is so because of it.
+    """
+    at = {r: where_of_rank(parse(s.stack or "")) for r, s in outcome.states.items() if s.stuck_in}
+    waiting = [rank for rank in at if at[rank].collective]
+    absent = [rank for rank in at if not at[rank].collective]
+    left = [] if explained else _left(outcome)
+    groups: list[Stuck] = []
+    if left and waiting:
+        line = f"left the test without {_entering(at, waiting)}"
+        groups.append(Stuck(left, "call", line, line, victim=False))
+    for ranks, victims in ((absent, explained), (waiting, explained or bool(absent or left))):
+        by_place: dict[str, list[int]] = {}
+        for rank in ranks:
+            by_place.setdefault(f"{at[rank].collective} {at[rank]}", []).append(rank)
+        groups += [_group(outcome, same, at, waiting, victims) for same in by_place.values()]
+    return groups
+
+
+def _left(outcome: Outcome) -> list[int]:
+    """Ranks that ended the body of a test that others still wait in."""
+    if not outcome.timed_out:
+        return []
+    return [r for r, s in outcome.states.items() if s.body_done and not s.stuck_in and not s.gone]
+
+
+def _entering(at: dict[int, Where], waiting: Sequence[int]) -> str:
+    first = at[waiting[0]]
+    place = first.frame.place if first.frame else "no frame of the test"
+    return f"entering the {_name(first)} ({place}) that {ranks_text(waiting)} wait in"
+
+
+def _name(where: Where) -> str:
+    return "collective" if where.collective == WAIT else str(where.collective)
+
+
+def _group(
+    outcome: Outcome,
+    ranks: list[int],
+    at: dict[int, Where],
+    waiting: list[int],
+    victim: bool,
+) -> Stuck:
+    state, here = outcome.states[ranks[0]], at[ranks[0]]
+    if outcome.timed_out:
+        limit = f"no end within {outcome.limit_s:g} s"
+    elif outcome.hopeless:
+        limit = "stopped, because the calls of the ranks differ"
+    else:
+        limit = f"stopped {outcome.grace_s:g} s after the first failure"
+    others = _elsewhere(at, waiting, here)
+    if not state.stack:
+        line = f"{limit}, and it gave no stack" + (f": {state.state}" if state.state else "")
+    elif here.collective:
+        what = "" if here.collective == WAIT else f"in {here.collective} "
+        line = f"{limit}: waits {what}at {here}" + (f", {others}" if others else "")
+    elif waiting:
+        line = f"{limit}: absent, never {_entering(at, waiting)}; it is at {here}"
+    else:
+        line = f"{limit}: it is at {here}"
+    kernel = [] if here.frame else _kernel(outcome, ranks)
+    if kernel and not state.state:
+        line += f"; its {state.kernel.partition(chr(10))[0]}"
+    text = "\n\n".join([line, *_stacks(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
+    return Stuck(ranks, state.stuck_in, line, text, victim)
+
+
+def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str:
+    """Who waits in another collective than `here`."""
+    by_collective: dict[str, list[int]] = {}
+    for rank in waiting:
+        by_collective.setdefault(str(at[rank].collective), []).append(rank)
+    by_collective.pop(str(here.collective), None)
+    parts = [f"{ranks_text(ranks)} in {name}" for name, ranks in by_collective.items()]
+    return f"but {', '.join(parts)}" if parts else ""
+
+
+def _stacks(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
+    """Stacks with whose they are, equal ones once."""
+    texts: dict[str, tuple[list[int], str]] = {}
+    for rank in ranks:
+        text = tidy(outcome.states[rank].stack or "none")
+        texts.setdefault(_IDENT.sub("", text), ([], text))[0].append(rank)
+    return [f"stack of {ranks_text(same)}:\n{text}" for same, text in texts.values()]
+
+
+def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
+    """Where threads are in the kernel, of ranks whose Python stacks tell nothing of the test."""
+    return [
+        f"threads of rank {rank}:\n"
+        + "\n".join(filter(None, (outcome.states[rank].kernel, outcome.states[rank].native)))
+        for rank in ranks
+        if outcome.states[rank].kernel
+    ]
+
+
+def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
+    """What ranks printed whose reports, with their output, will never come."""
+    return [
+        f"end of the output of rank {rank}:\n{outcome.states[rank].output.rstrip()}"
+        for rank in ranks
+        if outcome.states[rank].output.strip()
+    ]

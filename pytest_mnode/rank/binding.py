@@ -1,0 +1,196 @@
+"""Binds ranks to the CPUs and the memory beside their accelerator, before any thread exists.
+
+A process forked later inherits the binding, a thread started earlier would not: so each rank binds
+itself right after the fork. How depends on the node:
+
+- a node of the rack binds each of its ranks to cores of its own, as a scheduler would have done;
+- elsewhere nobody binds unless asked to, since torchrun does not: what is certified is then what a
+  user's job gets. `node` and `exclusive` mean what torchrun's --numa-binding means by them, and are
+  left to torch where it can do them (CUDA devices, one a rank).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_mnode.agent.accelerators import homes_of
+from pytest_mnode.agent.cores import Core, Share, shares
+from pytest_mnode.launchers.node import AS_IT_IS, Shown
+from pytest_mnode.launchers.rack.sockets import this_machine
+from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.rank import mempolicy
+
+SWAPPED, UNBOUND, CROWDED = "swapped", "unbound", "crowded"
+WRONG_WAYS = (SWAPPED, UNBOUND, CROWDED)
+"""How a node can bind its ranks wrongly, on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindingOrder:
+    """How the ranks of a node are to be bound.
+
+    mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
+    wrong: one of WRONG_WAYS, or "".
+    """
+
+    mode: str = "auto"
+    shown: Shown = AS_IT_IS
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What was done to this rank.
+
+    by: "pytest-mnode", "torch", or "" where nobody bound it, and then `why` says why not.
+    usable: CPUs it could have had. cpus: those it got. numa_node: of its accelerator.
+    shared_with: local ranks that got the same CPUs because there are not enough.
+    """
+
+    by: str
+    usable: tuple[int, ...]
+    cpus: tuple[int, ...]
+    shown: Shown
+    numa_node: int | None = None
+    shared_with: tuple[int, ...] = ()
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """In words, such as "CPUs 0-3 of NUMA node 0, bound by pytest-mnode"."""
+        where = "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
+        shared = ", ".join(map(str, self.shared_with))
+        return "".join(
+            (
+                f"CPUs {format_cpulist(self.cpus)}{where}, ",
+                f"bound by {self.by}" if self.by else f"not bound: {self.why}",
+                f", shared with local rank {shared}" if shared else "",
+            )
+        )
+
+
+_current: Binding | None = None
+_inherited: frozenset[int] = frozenset()
+
+
+def inherited_areas() -> frozenset[int]:
+    """Where the areas of memory begin that this rank was forked with.
+
+    They are shared with the process that imported torch, and are where that one was. Empty on a
+    machine with one NUMA node, where it does not matter.
+    """
+    return _inherited
+
+
+def of_this_rank() -> Binding:
+    """What was done to this process. Raises RuntimeError outside of ranks."""
+    if _current is None:
+        raise RuntimeError("this process is not a rank, so nobody bound it")
+    return _current
+
+
+def torch_options(order: BindingOrder, local_size: int, default: Any) -> Any:
+    """torch's own NumaOptions where torch can do what is asked for; None: it is to do nothing.
+
+    default: what torch does unasked.
+    """
+    if order.mode == "auto" and not order.shown.emulated and not order.wrong:
+        return default
+    if order.mode not in ("node", "exclusive") or order.shown.emulated or order.wrong:
+        return None
+    try:
+        import torch
+        from torch.numa.binding import AffinityMode, NumaOptions
+    except ImportError:  # before torch 2.9
+        return None
+    if torch.cuda.device_count() != local_size or shutil.which("numactl") is None:
+        return None
+    return NumaOptions(AffinityMode(order.mode))
+
+
+def bind(order: BindingOrder, local_rank: int, local_size: int, by_torch: bool) -> Binding:
+    """Bind this process, which must be a rank that has no threads yet, and remember how."""
+    global _current, _inherited  # noqa: PLW0603  one process, one rank
+    now = tuple(sorted(os.sched_getaffinity(0)))
+    if len(_memories()) > 1:
+        _inherited = frozenset(_areas())
+    if by_torch:
+        _current = Binding("torch", now, now, order.shown)
+    elif why := _why_not(order):
+        _current = Binding("", now, now, order.shown, why=why)
+    else:
+        _current = _bind(order, local_rank, local_size, now)
+    return _current
+
+
+def _why_not(order: BindingOrder) -> str:
+    if order.mode == "none":
+        return "--mnode-numa-bind=none"
+    if order.mode == "auto" and not order.shown.emulated:
+        return order.shown.missing or "torchrun binds nobody unless asked to"
+    return ""
+
+
+def _bind(
+    order: BindingOrder, local_rank: int, local_size: int, usable: tuple[int, ...]
+) -> Binding:
+    root = Path(order.shown.sysfs_root)
+    cores = {memory.number: memory.cores for memory in this_machine(root, usable)}
+    homes = homes_of(order.shown, local_size)
+    exclusive = order.mode != "node"
+    share = _spoilt(order.wrong, local_rank, homes, cores, exclusive)
+    if share.cpus:
+        os.sched_setaffinity(0, share.cpus)
+        _prefer_memory(share.numa_node)
+    return Binding(
+        "pytest-mnode" if share.cpus else "",
+        usable,
+        share.cpus or usable,
+        order.shown,
+        homes[local_rank],
+        share.shared_with,
+        share.why,
+    )
+
+
+def _spoilt(
+    wrong: str,
+    local_rank: int,
+    homes: list[int | None],
+    cores: Mapping[int, tuple[Core, ...]],
+    exclusive: bool,
+) -> Share:
+    """This rank's share, gone wrong where it is to."""
+    if wrong == UNBOUND:
+        return Share((), homes[local_rank], why="its node bound none of its ranks")
+    if wrong == SWAPPED:
+        numbers = [number for number, of in sorted(cores.items()) if of]
+        after = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
+        homes = [None if home is None else after.get(home, home) for home in homes]
+    every = shares(homes, cores, exclusive)
+    if wrong == CROWDED:
+        return replace(every[local_rank], cpus=every[0].cpus)
+    return every[local_rank]
+
+
+def _prefer_memory(numa_node: int | None) -> None:
+    """Take memory beside the CPUs, where this machine has memory there and elsewhere too."""
+    memories = _memories()
+    if numa_node in memories and len(memories) > 1:
+        mempolicy.prefer(numa_node)
+
+
+def _memories() -> set[int]:
+    return {node.number for node in read_numa().nodes if node.memory_bytes}
+
+
+def _areas() -> Iterator[int]:
+    with Path("/proc/self/maps").open(encoding="ascii", errors="replace") as file:
+        for line in file:
+            yield int(line.partition("-")[0], 16)

@@ -1,0 +1,126 @@
+"""The default process group of a rank: made when a test asks, kept while tests may share it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from pytest_mnode.rank.world import World
+
+_BACKENDS_OF_DEVICES = ("nccl", "xccl", "hccl")
+LAST_GROUP = "mnode-last-group"
+"""Name of the thread that takes the group of an earlier test down."""
+
+
+def _accelerators() -> tuple[str, int]:
+    """Kind and number of the accelerators that this process sees."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return "cpu", 0
+    # By NVML, where torch can: the others start the driver.
+    cuda = kind.type == "cuda"
+    return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
+
+
+class GroupKeeper:
+    """Makes, keeps and ends the default process group of one rank."""
+
+    def __init__(self, world: World, backend: str, accelerators: int) -> None:
+        """accelerators: that the spec promises of this node."""
+        self.world = world
+        self.backend = backend
+        self.promised = accelerators
+        self.generation = 0
+        self.made: Any = None
+        self._store: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's accelerator by local rank, or the CPU where the spec promises none."""
+        uses = self.promised or self.backend != "gloo"
+        kind, count = _accelerators() if uses else ("cpu", 0)
+        return torch.device(kind, self.world.local_rank % count) if count else torch.device("cpu")
+
+    def missing_accelerators(self) -> str:
+        """What this node lacks of the accelerators that its ranks need; "" where nothing."""
+        least = self.promised or int(self.backend in _BACKENDS_OF_DEVICES)
+        needed = min(least, self.world.local_size)
+        if not needed or (found := _accelerators()[1]) >= needed:
+            return ""
+        if not self.promised:
+            return f"backend {self.backend}: 0 accelerators found; give --mnode-backend=gloo"
+        return (
+            f"accelerators.per_node: {self.promised} promised, {found} found by torch; check the "
+            "driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
+        )
+
+    def get(self) -> Any:
+        """The default process group over all ranks of the world, made where there is none."""
+        if self.made is not None and dist.is_initialized():
+            return self.made
+        if dist.is_initialized():
+            raise RuntimeError(
+                "a process group exists that this test did not get from the process_group fixture; "
+                "destroy it first, or use the fixture alone"
+            )
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).set_device(self.device)
+        # A prefix of its own for every group: keys of the one before must not be met again.
+        store = PrefixStore(f"mnode/{self.generation}", self._connect())
+        dist.init_process_group(
+            self.backend,
+            store=store,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        self.made = dist.group.WORLD
+        return self.made
+
+    def _connect(self) -> Any:
+        if self._store is None:
+            self._store = TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=300),
+            )
+        return self._store
+
+    @property
+    def intact(self) -> bool:
+        """Whether the group that was made, if any, is still the default one."""
+        return self.made is None or (dist.is_initialized() and dist.group.WORLD is self.made)
+
+    @property
+    def entered(self) -> int | None:
+        """How many operations this rank has entered in the group; None where that is not known."""
+        if self.made is None or not self.intact:
+            return None
+        with contextlib.suppress(RuntimeError):  # not every backend counts
+            return int(self.made._get_sequence_number_for_group())
+        return None
+
+    def renew(self) -> None:
+        """End the group, if any, so that the next test gets a new one. All ranks must call this."""
+        self.generation += 1
+        if self.made is not None and dist.is_initialized():
+            dist.destroy_process_group()
+        old, self.made = [self.made], None
+        if old[0] is not None and self.backend == "gloo":
+            # gloo's destructor waits some 20 ms for its threads: nobody has to wait with it.
+            threading.Thread(target=old.clear, name=LAST_GROUP, daemon=True).start()
+
+    def foreign_keys(self) -> int | None:
+        """How many keys the store holds; None where it cannot be asked."""
+        with contextlib.suppress(RuntimeError, OSError):
+            return int(self._connect().num_keys())
+        return None

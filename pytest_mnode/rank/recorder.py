@@ -1,0 +1,255 @@
+"""Records the collectives that a rank calls through `torch.distributed`, in a mapped file.
+
+The file outlives the rank's answers: it can be read while the rank hangs, holds the GIL or is dead.
+Only the public names of `torch.distributed` are wrapped, and not what its own modules call, so that
+a collective is recorded once. Point-to-point calls are not recorded, and neither are collectives
+that C++ starts (DistributedDataParallel, functional collectives).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.outcome.calls import (
+    INSIDE,
+    LIMITED,
+    PENDING,
+    RAISED,
+    RETURNED,
+    SEPARATOR,
+    SLOT_BYTES,
+    SLOTS,
+)
+from pytest_mnode.outcome.describe import compact
+
+_COLLECTIVES = {
+    "all_gather": "tensor_list",
+    "all_gather_into_tensor": "input_tensor",
+    "all_gather_object": "",
+    "all_gather_single": "input_tensor",
+    "all_reduce": "tensor",
+    "all_to_all": "input_tensor_list",
+    "all_to_all_single": "input",
+    "barrier": "",
+    "broadcast": "tensor",
+    "broadcast_object_list": "object_list",
+    "gather": "tensor",
+    "gather_object": "",
+    "monitored_barrier": "",
+    "new_group": "",
+    "reduce": "tensor",
+    "reduce_scatter": "input_list",
+    "reduce_scatter_single": "input",
+    "reduce_scatter_tensor": "input",
+    "scatter": "tensor",
+    "scatter_object_list": "",
+}
+"""Recorded functions, and the argument that must be equal in all ranks of the group."""
+_LIST_ITEMS = 16
+"""How many tensors of a list are recorded."""
+_GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 60
+"""What a slot has room for beside numbers and names."""
+_SHORT_S = 600.0
+"""A group with a timeout below NCCL's own, the shortest: the test may expect that it is reached."""
+
+
+class Recorder:
+    """The last calls of one rank in one test; a ring of SLOTS lines."""
+
+    current: Recorder | None = None
+    """Who records in this process, if anyone."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """size: ranks of the world. Where the default group has another, nothing is recorded:
+        ranks may have made several, of which each is the default one of its own ranks."""
+        with path.open("w+b") as file:
+            file.truncate(SLOTS * SLOT_BYTES)
+            self._map = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
+        self._lock = threading.Lock()
+        self._size = size
+        self._groups: dict[tuple[int, str], tuple[str, bool]] = {}
+        self._counts: dict[str, int] = {}
+        self._number = 0
+        os.register_at_fork(after_in_child=self.stop)  # a child's calls are not this rank's
+
+    def begin(self) -> None:
+        """Forget the calls of the test before, and record."""
+        if self._number:
+            self._map[:] = bytes(len(self._map))
+        self._groups, self._counts, self._number = {}, {}, 0
+        Recorder.current = self
+
+    def enter(self, op: str, named: Mapping[str, Any]) -> int | None:
+        """Record a call that begins; its number, None for one that is not compared."""
+        group = named.get("group")
+        if group is dist.GroupMember.NON_GROUP_MEMBER or named.get("use_local_synchronization"):
+            return None
+        if dist.get_world_size() != self._size:
+            return None
+        key, short = self._group(group or dist.group.WORLD)
+        limited = short or (op == "monitored_barrier" and named.get("timeout") is not None)
+        mode = "async_op" if named.get("async_op") else ""
+        words, place = _fit(_arguments(op, named), _ARGUMENT_BYTES), _fit(_place(), _PLACE_BYTES)
+        with self._lock:
+            number = self._number = self._number + 1
+            seq = self._counts[key] = self._counts.get(key, 0) + 1
+        state = LIMITED if limited else INSIDE
+        line = SEPARATOR.join((state, str(number), str(seq), key, op, mode, words, place))
+        data = line.encode(errors="replace")[:SLOT_BYTES]
+        start = number % SLOTS * SLOT_BYTES
+        self._map[start : start + SLOT_BYTES] = data.ljust(SLOT_BYTES, b"\0")
+        return number
+
+    def leave(self, number: int, state: str) -> None:
+        """A call ended; one that the ring has no more is left alone."""
+        at = number % SLOTS * SLOT_BYTES
+        limited = state == PENDING and self._map[at] == ord(LIMITED)
+        if self._number - number < SLOTS and not limited:
+            self._map[at] = ord(state)
+
+    def stop(self) -> None:
+        """Until the next test: what a rank calls after an error is not the order of the test."""
+        Recorder.current = None
+
+    def _group(self, group: Any) -> tuple[str, bool]:
+        """Name and ranks, and whether its timeout is short; asked for once a test."""
+        name = group.group_name
+        found = self._groups.get((id(group), name))
+        if found is None:
+            ranks = compact(dist.get_process_group_ranks(group))
+            # Without its ranks, nobody is missed in it.
+            text = f"{name} {ranks if len(ranks) <= _GROUP_CHARS else 'many'}"
+            key = "" if group is dist.group.WORLD else text
+            found = self._groups[id(group), name] = key, _timeout_s(group) < _SHORT_S
+        return found
+
+
+def _timeout_s(group: Any) -> float:
+    """After how long a collective of the group raises by itself; infinite where not known."""
+    with contextlib.suppress(Exception):  # backends need not have it, and it has no public name
+        backend = group._get_backend(group._device_types[0])
+        return float(backend.options._timeout.total_seconds())
+    return math.inf
+
+
+def _fit(text: str, most_bytes: int) -> str:
+    return text.encode(errors="replace")[:most_bytes].decode(errors="ignore")
+
+
+def install() -> None:
+    """Wrap the public functions, before the test modules import any of them by name."""
+    for name in _COLLECTIVES:  # newer torch has names that older has not
+        if hasattr(dist, name):
+            setattr(dist, name, _recorded(name, getattr(dist, name)))
+
+
+def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        recorder = Recorder.current
+        if recorder is None or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        named = dict(zip(parameters, args, strict=False))
+        named.update(kwargs)
+        try:
+            number = recorder.enter(name, named)
+        except Exception:  # arguments that torch will refuse in its own words
+            number = None
+        if number is None:
+            return function(*args, **kwargs)
+        try:
+            value = function(*args, **kwargs)
+        except BaseException:
+            recorder.leave(number, RAISED)
+            raise
+        recorder.leave(number, RETURNED if _is_complete(name, named) else PENDING)
+        return value
+
+    call.__module__ = "torch.distributed"  # where pickle finds it
+    return call
+
+
+def _is_complete(name: str, named: Mapping[str, Any]) -> bool:
+    """Whether the collective is over when the call returns: not on a device, not with async_op."""
+    value = named.get(_COLLECTIVES[name])
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return not named.get("async_op") and getattr(first, "is_cpu", True)
+
+
+def _arguments(op: str, named: Mapping[str, Any]) -> str:
+    """What must be equal in all ranks, in words; "(here …)" need not be."""
+    words = []
+    if op == "new_group":
+        ranks = named.get("ranks")
+        return "of all ranks" if ranks is None else f"of ranks {compact(ranks)}"
+    if (value := named.get(_COLLECTIVES[op])) is not None:
+        words.append(f"of {_values(op, value)}")
+    if "reduce" in op:
+        reduce_op = named.get("op", dist.ReduceOp.SUM)
+        kind = getattr(reduce_op, "op", reduce_op)  # of one with a factor
+        words.append(f"with {getattr(kind, 'name', kind)}")
+    if op in ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"):
+        words.append(f"from rank {_root(named, 'src')}")
+    elif op in ("reduce", "gather", "gather_object"):
+        words.append(f"to rank {_root(named, 'dst')}")
+    return " ".join(words)
+
+
+def _values(op: str, value: Any) -> str:
+    if op == "broadcast_object_list":
+        return f"{len(value)} objects"
+    if op.startswith("all_to_all"):  # each rank may send another number
+        tensors = value if isinstance(value, list | tuple) else [value]
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        return f"{dtype} (here {' '.join(map(_tensor, tensors[:_LIST_ITEMS]))})"
+    if isinstance(value, list | tuple):
+        texts = list(dict.fromkeys(_tensor(tensor) for tensor in value[:_LIST_ITEMS]))
+        return f"{len(value)} × {texts[0]}" if len(texts) == 1 else f"{len(value)}: {texts}"
+    return _tensor(value)
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    return _tensor_text(tensor.shape, tensor.dtype)
+
+
+@functools.lru_cache
+def _tensor_text(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"[{','.join(map(str, shape))}] {str(dtype).removeprefix('torch.')}"
+
+
+def _root(named: Mapping[str, Any], name: str) -> int:
+    """The rank in the world, however it was given; torch takes 0 where it was not."""
+    in_group = named.get(f"group_{name}")
+    if in_group is None:
+        return int(named.get(name) or 0)
+    group = named.get("group") or dist.group.WORLD
+    assert group is not None
+    return int(dist.get_global_rank(group, in_group))
+
+
+def _place() -> str:
+    """The line that called, outside of torch and of Python's own modules."""
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and ("/lib/python3" not in file or "site-packages" in file):
+            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return f"thread {threading.current_thread().name}"

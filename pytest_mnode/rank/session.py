@@ -1,0 +1,394 @@
+"""The pytest session of a forge and its ranks: collects, then runs what the controller asks.
+
+Registered in the forge before anything is collected. In a rank it sends every report on, and holds
+a test between its body and its teardown until the controller has heard from all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+import traceback
+import warnings
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.controller.rank_tests import other_loops
+from pytest_mnode.logs.causes import is_peer_lost
+from pytest_mnode.measure import curves_kept_by, kept_by
+from pytest_mnode.outcome import stacks
+from pytest_mnode.protocol.messages import (
+    BodyDone,
+    Collect,
+    Limit,
+    PhaseReport,
+    RunItem,
+    TearDown,
+    TornDown,
+)
+from pytest_mnode.rank import leaks
+from pytest_mnode.rank.traces import NCCL_SECTION, nccl_causes, nccl_file, size, world_dir
+
+if TYPE_CHECKING:
+    from pytest_mnode.agent.fork_server import Forge
+    from pytest_mnode.rank.loop import Rank
+
+OUTPUT_LIMIT_CHARS = 16 * 1024
+"""What of a test's output travels in a report; all of it is in the log directory."""
+
+
+_PHASE_WORDS = {
+    "collect": "collection",
+    "setup": "setup",
+    "call": "test",
+    "teardown": "teardown",
+}
+
+
+class Follower:
+    """pytest plugin of a forge; becomes a rank's after the fork."""
+
+    def __init__(self, forge: Forge, collect: Collect) -> None:
+        self.forge = forge
+        self.collect = collect
+        self.rank: Rank | None = None
+        self.items: dict[str, pytest.Item] = {}
+        self.broken: list[str] = []
+        self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
+        self.session: pytest.Session
+        self._held: list[PhaseReport] = []
+        self._reported: dict[str, str] = {}
+        self._nccl_start = 0
+        """Where NCCL's log of this test begins."""
+        """Outcomes of the phases of a test that have been reported."""
+
+    # In the forge.
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self.config = config
+        config.option.setupshow = False  # the controller shows it: there is no terminal here
+        for line in self.collect.markers:  # those of plugins that only the controller has
+            config.addinivalue_line("markers", line)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        unwanted = collection_path.is_file() and str(collection_path) not in self.collect.files
+        return True if unwanted else None
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.broken.append(f"{report.nodeid}:\n{report.longreprtext}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.session = session
+        self.items = {item.nodeid: item for item in session.items}
+        self._capture("stop_global_capturing")
+        self.forge.serve(self)
+        return True
+
+    @pytest.hookimpl
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self.forge.fail(f"pytest failed where the ranks collect:\n{excrepr}")
+
+    @pytest.hookimpl
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.forge.fail(f"pytest was ended where the ranks collect: {excinfo.value}")
+
+    def _capture(self, method: str) -> None:
+        if (manager := self.config.pluginmanager.getplugin("capturemanager")) is not None:
+            getattr(manager, method)()
+
+    # In a rank.
+
+    def become(self, rank: Rank) -> None:
+        """Called once after the fork: from now on this session is `rank`'s."""
+        self.rank = rank
+        if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
+            folder = Path(self.collect.basetemp) / rank.launch.world.id
+            folder.mkdir(parents=True, exist_ok=True)
+            factory._given_basetemp, factory._basetemp = folder / f"rank{rank.world.rank}", None
+        self._capture("start_global_capturing")
+
+    def run(self, order: RunItem) -> None:
+        """Run one test from setup to teardown, reporting as it goes."""
+        assert self.rank is not None
+        rank = self.rank
+        self._warnings: list[tuple[Any, ...]] = []
+        self._reported = {}
+        self._nccl_start = size(nccl_file(rank.launch.world, rank.world.rank))
+        rank.mark.place(order.ordinal, "setup")
+        rank.calls.begin()
+        for name, value in rank.contract.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value  # the test before changed it
+        item = self.items.get(order.nodeid)
+        if item is None:
+            rank.tell(self._not_collected(order))
+            return
+        grouped = "process_group" in getattr(item, "fixturenames", ())
+        if not (order.keep_group and grouped):
+            rank.groups.renew()  # a test that does not ask for a group may make its own
+        following = self.items.get(order.next_nodeid) if order.next_nodeid else None
+        self.order = order
+        self._before = self._things()
+        self._keys = (
+            None
+            if "process_group" in getattr(item, "fixturenames", ())
+            else rank.groups.foreign_keys()
+            if rank.world.rank == 0
+            else None
+        )
+        problem = ""
+        try:
+            # Another test may come than was expected: of another pytest-xdist worker, or because
+            # what was to come is not tried any more.
+            self.session._setupstate.teardown_exact(item)
+            self._protocol()(item=item, nextitem=following)
+        except BaseException as error:
+            problem = _problem(error)
+        # Only now plugins have undone what they did around the test, such as setting an alarm.
+        if problem := problem or self._unreported():
+            done = TornDown(rank.world.rank, order.ordinal, problem=problem)
+        else:
+            done = self._finish()
+        # pytest tells of warnings last.
+        rank.tell(replace(done, warnings=tuple(self._warnings), reports=self._take_held()))
+        rank.mark.place(order.ordinal, "after")
+
+    def _protocol(self) -> Any:
+        """pytest's own protocol inside the wrappers of all plugins, but no plugin's own loop.
+
+        How often a test runs is for the controller to decide: it waits for each rank once.
+        """
+        manager = self.config.pluginmanager
+        others = other_loops(manager).values()
+        return manager.subset_hook_caller("pytest_runtest_protocol", others)
+
+    def limit(self, timeout_s: float, body_only: bool) -> None:
+        """Have the controller end the test that runs here when it takes longer than this."""
+        assert self.rank is not None
+        self.rank.tell(Limit(self.rank.world.rank, self.order.ordinal, timeout_s, body_only))
+
+    def _unreported(self) -> str:
+        """Which phase of the test gave no report; "" where each did that had to."""
+        due = ["setup", "teardown"]
+        if self._reported.get("setup") == "passed" and not self.config.getoption(
+            "setuponly", False
+        ):
+            due.insert(1, "call")
+        silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
+        return f"no report of the {' and the '.join(silent)} came from pytest" if silent else ""
+
+    def _take_held(self) -> tuple[PhaseReport, ...]:
+        held, self._held = self._held, []
+        return tuple(held)
+
+    def _not_collected(self, order: RunItem) -> TornDown:
+        assert self.rank is not None
+        broken = "; these could not be collected there:\n" + "\n".join(self.broken)
+        text = f"{order.nodeid} was collected by the controller but not where the ranks are" + (
+            broken if self.broken else "; are the parameters the same in every process?"
+        )
+        return TornDown(self.rank.world.rank, order.ordinal, problem=text)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        """What a fixture of wide scope holds is its own until it is torn down."""
+        if self.rank is None or fixturedef.scope == "function":
+            return (yield)
+        before = self._things()
+        try:
+            return (yield)
+        finally:
+            self._of_fixtures[fixturedef] = self._things() - before
+
+    @pytest.hookimpl
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
+            self._before = self._before.without(its_own)
+
+    def _things(self) -> leaks.Things:
+        assert self.rank is not None
+        return leaks.things(self.rank.groups.made)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        if self.rank is not None:
+            self.rank.mark.place(self.order.ordinal, "call")
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        if self.rank is not None and os.getpid() != self.rank.pid:
+            how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
+            self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
+        if self.rank is not None and call.excinfo is not None:
+            self.rank.calls.stop()
+            _shorten(call.excinfo)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        """Between body and teardown all ranks meet, so that none is torn down under the others."""
+        assert self.rank is not None
+        self.rank.mark.place(self.order.ordinal, "teardown")
+        self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
+        self._last = self.rank.wait_for(TearDown).last
+        result = yield
+        if self._last:
+            # pytest kept what the next test would have shared; there is none in this world.
+            self.session._setupstate.teardown_exact(None)
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.rank is None:
+            return
+        when = str(report.when)
+        own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
+        partial = not own or when in self._reported
+        report = _with_known_outcome(report)
+        log = nccl_file(self.rank.launch.world, self.rank.world.rank)
+        if report.failed and (told := nccl_causes(log, self._nccl_start)):
+            report.sections.append((NCCL_SECTION, told))
+        self._trim(report)
+        hook = self.config.hook.pytest_report_to_serializable
+        data = plain(hook(config=self.config, report=report))
+        place = (self.rank.world.rank, self.order.ordinal)
+        message = PhaseReport(*place, when, report.outcome, data, partial)
+        if not partial:
+            self._reported[when] = report.outcome
+        if partial or when == "setup":
+            self.rank.tell(message)  # the body may be long, and the others may wait for this rank
+        else:
+            self._held.append(message)
+
+    def _finish(self) -> TornDown:
+        assert self.rank is not None
+        rank = self.rank
+        allowed = sum(self._of_fixtures.values(), self._before)
+        found = leaks.leaks_since(allowed, rank.groups.made)
+        keys = rank.groups.foreign_keys() if self._keys is not None else None
+        # A group that a test makes from the environment leaves keys that the next would trip over.
+        reusable = (keys is None or keys == self._keys) and rank.groups.intact
+        return TornDown(
+            rank.world.rank,
+            self.order.ordinal,
+            tuple(found),
+            tuple(kept_by(self.items[self.order.nodeid])),
+            reusable=reusable,
+            problem=rank.mark.take_stray(),
+            entered=rank.groups.entered,
+            curves=tuple(curves_kept_by(self.items[self.order.nodeid])),
+        )
+
+    def _trim(self, report: pytest.TestReport) -> None:
+        assert self.rank is not None
+        sections = []
+        for name, whole in report.sections:
+            text = whole
+            if len(text) > OUTPUT_LIMIT_CHARS:
+                cut = f"{len(text) - OUTPUT_LIMIT_CHARS:,} characters before this"
+                where = f"are in {self._keep(report, name, text)}"
+                if self.forge.order.logs_are_temporary:
+                    where = "are not shown; --mnode-log-dir=DIR keeps them"
+                text = f"({cut} {where})\n{text[-OUTPUT_LIMIT_CHARS:]}"
+            sections.append((name, text))
+        report.sections = sections
+
+    def _keep(self, report: pytest.TestReport, section: str, text: str) -> Path:
+        assert self.rank is not None
+        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in report.nodeid)[-100:]
+        words = section.lower().replace(" ", "-")
+        folder = world_dir(self.rank.launch.world)
+        path = folder / f"{safe}.rank{self.rank.world.rank}.{words}.log"
+        path.write_text(text, errors="replace")
+        return path
+
+    @pytest.hookimpl
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        if self.rank is None:
+            return
+        blob = b""
+        with contextlib.suppress(Exception):  # whatever a user's class does when pickled
+            blob = pickle.dumps((warning_message.message, warning_message.category))
+        text = f"{warning_message.category.__name__}: {warning_message.message}"
+        place = (warning_message.filename, warning_message.lineno, when, nodeid, location)
+        self._warnings.append((blob, text, *place))
+
+
+def _with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:
+    """What neither passed, failed nor was skipped did not pass."""
+    if report.outcome in ("passed", "failed", "skipped"):
+        return report
+    known = copy.copy(report)
+    known.outcome = "failed"
+    known.longrepr = (
+        f"a plugin reported the outcome {report.outcome!r} of {report.when}; accepted in ranks: "
+        f"passed, failed, skipped\n{report.longreprtext}"
+    ).rstrip()
+    return known
+
+
+def plain(value: Any) -> Any:
+    """`value` of types that any process can unpickle: a property may be of any class."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain(v) for v in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    for base in (int, float):
+        if isinstance(value, base):
+            return base(value)
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Who lost a peer says so at once: half a second goes into showing the inside of torch."""
+    try:
+        is_victim = is_peer_lost(str(excinfo.value))
+    except Exception:  # whatever a user's class does when printed
+        is_victim = False
+    if not is_victim:
+        return
+    last, frame = None, excinfo.value.__traceback__
+    while frame is not None:
+        if "/torch/" not in frame.tb_frame.f_code.co_filename:
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
+        excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
+
+
+def _problem(error: BaseException) -> str:
+    """What left pytest's own protocol, such as pytest.exit, and where in the test it began."""
+    text = "".join(traceback.format_exception_only(error)).strip().removesuffix(":")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not stacks.is_hidden(frame.filename):
+            return f"{text}\n{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
+    return text

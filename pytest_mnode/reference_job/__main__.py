@@ -1,0 +1,89 @@
+"""The program that torchrun starts: `torchrun … -m pytest_mnode.reference_job CONFIG.json`.
+
+Ends with 0 when all steps are done, 75 (EX_TEMPFAIL) when it was told to stop and has saved, 2 for
+a config that cannot be used, 1 for all else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_mnode.errors import MnodeError, UsageError
+from pytest_mnode.reference_job import EXIT_PREEMPTED
+from pytest_mnode.reference_job.config import CUBLAS, REPEATABLE, JobConfig
+
+USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json, started by torchrun"
+
+
+class Stop:
+    """SIGTERM is a request: the step at hand is finished, and saved, before it is obeyed."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, *_: Any) -> None:
+        self.wanted = True
+
+    def __call__(self) -> bool:
+        return self.wanted
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train as the config says, in one rank; the exit status."""
+    if len(argv) != 1:
+        raise UsageError(USAGE)
+    config = JobConfig.read(argv[0])
+    stop = Stop()
+    os.environ.setdefault(CUBLAS, REPEATABLE)
+
+    import torch
+    import torch.distributed as dist
+
+    from pytest_mnode.criteria.launching.meeting import meet
+    from pytest_mnode.reference_job.device import device_of
+    from pytest_mnode.reference_job.trainer import Trainer
+
+    torch.use_deterministic_algorithms(config.deterministic)
+    device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() asks for it
+    meet(config.meet_s)
+    trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
+    trainer.resume()
+    while trainer.finished_steps < config.steps and not trainer.preempted:
+        trainer.step()
+        time.sleep(config.pause_s)
+    if trainer.preempted:
+        trainer.save()
+    trainer.end()
+    trainer.close()
+    # Not after an error: who takes a group down waits for ranks that may wait for this one.
+    dist.destroy_process_group()
+    return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
+
+
+def _place(dist: Any) -> Any:
+    """This rank's place, with the nodes by the names they have themselves."""
+    from pytest_mnode.rank.world import World
+
+    names: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(names, socket.gethostname())
+    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    return World.from_env(os.environ, names[::local_size])
+
+
+if __name__ == "__main__":
+    try:
+        status = main(sys.argv[1:])
+    except UsageError as error:
+        print(f"train: {error}", file=sys.stderr)
+        status = 2
+    except MnodeError as error:
+        print(f"train: {error}", file=sys.stderr)
+        status = 1
+    sys.exit(status)

@@ -1,0 +1,166 @@
+"""The model over the ranks, by DDP or FSDP2, with every collective noted in the timeline."""
+
+# No annotations as text here: DDP reads those of its hook.
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.reference_job.model import Transformer
+from pytest_mnode.reference_job.spans import Spans
+
+
+def parallel(
+    model: Transformer, config: JobConfig, device: torch.device, group: Any, spans: Spans
+) -> nn.Module:
+    """`model` over the ranks of `group`, gradients averaged."""
+    if config.parallel == "ddp":
+        ids = [device.index] if device.type != "cpu" else None
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=ids,
+            process_group=group,
+            bucket_cap_mb=config.bucket_bytes / (1 << 20),
+        )
+        wrapped.register_comm_hook(None, AveragedGradients(group, spans))
+        spans.timeline.observed = True
+        return wrapped
+    mesh = DeviceMesh.from_group(group, device.type)
+    bfloat16 = config.dtype == "bfloat16"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bfloat16 else None, reduce_dtype=torch.float32
+    )
+    for part in (model.embedding, *model.blocks, model.head):
+        _shard(part, mesh, policy, spans)
+    return _shard(model, mesh, policy, spans)
+
+
+def _shard(
+    module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy, spans: Spans
+) -> nn.Module:
+    sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
+    if any(True for _ in module.parameters(recurse=False)) or any(module.children()):
+        note = getattr(sharded, "set_custom_all_gather", None)
+        if note is not None:  # before torch had it nobody can tell what is hidden
+            note(NotedAllGather(spans))
+            sharded.set_custom_reduce_scatter(NotedReduceScatter(spans))
+            spans.timeline.observed = True
+    return module
+
+
+@contextlib.contextmanager
+def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
+    """A pass of several: gradients go over the fabric with the last one only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        yield
+    elif isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+class _Noted:
+    """A collective that is noted in the timeline: when it was entered, and when it was done."""
+
+    name = ""
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for it, as FSDP2 asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _began(self) -> Callable[..., None]:
+        """To be called when it is done, with its bytes."""
+        timeline = self._spans.timeline
+        began = timeline.clock.mark()
+
+        def done(size: int, *_: Any) -> None:
+            timeline.collectives.append((size, began, timeline.clock.mark(), self.name))
+
+        return done
+
+
+class AveragedGradients(_Noted):
+    """DDP's own averaging of a bucket."""
+
+    name = "all_reduce"
+
+    def __init__(self, group: Any, spans: Spans) -> None:
+        super().__init__(spans)
+        self._group = group
+        self._ranks = dist.get_world_size(group)
+        self.__name__ = self.__qualname__ = type(self).__name__  # DDP logs it
+
+    def __call__(
+        self,
+        _: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        with self._spans.aside():
+            done = self._began()
+            gradients = bucket.buffer().div_(self._ranks)
+            work = dist.all_reduce(gradients, group=self._group, async_op=True)
+
+        def result(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            done(gradients.nbytes)
+            return future.value()[0]
+
+        reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(result)
+        return reduced
+
+
+class NotedAllGather(_Noted):
+    name = "all_gather"
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        async_op: bool = False,
+    ) -> Any:
+        done = self._began()
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return _when(work, partial(done, output_tensor.nbytes))
+
+
+class NotedReduceScatter(_Noted):
+    name = "reduce_scatter"
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        done = self._began()
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        work = scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return _when(work, partial(done, input_tensor.nbytes))
+
+
+def _when(work: Any, done: Callable[..., None]) -> Any:
+    """`done` is called once the work is; at once where there is none to wait for."""
+    if work is None:
+        done()
+    else:
+        work.get_future().then(done)
+    return work

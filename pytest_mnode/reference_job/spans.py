@@ -1,0 +1,163 @@
+"""Each block of the model times its own forward and backward computing, and is paced if declared.
+
+A block calls `enter` on what it is given and `leave` on what it returns, inside its `forward`. The
+backward pass meets the same two places in reverse, through identity functions of autograd. Hooks
+that DDP and FSDP2 put around a module run before the one and after the other, so that waiting for a
+collective is never taken for computing. What runs inside all the same (DDP hands a bucket over as
+soon as its last gradient is there) is taken out by `aside`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.reference_job.config import JobConfig, spans_of
+from pytest_mnode.reference_job.emulated import compute_factor
+from pytest_mnode.reference_job.timeline import Clock, EventClock, HostClock, Timeline
+
+
+class Pace:
+    """Holds computing to a declared duration: each span sleeps until its share has passed.
+
+    forward_s, backward_s: of one span. What a span took too long, the next ones of the step make
+    up for: the sum is what was declared. now, sleep: of the clock, seconds.
+    """
+
+    def __init__(
+        self,
+        forward_s: float,
+        backward_s: float,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.share = {"forward": forward_s, "backward": backward_s}
+        self.ahead_s = 0.0
+        self._now, self._sleep = now, sleep
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = self._now()
+
+    def spare(self, seconds: float) -> None:
+        """This much of the span was no computing."""
+        self._began += seconds
+
+    def end(self, way: str) -> None:
+        left = self.share[way] - (self._now() - self._began) + self.ahead_s
+        if left > 0:
+            self._sleep(left)
+        slept_until = self._now()
+        self.ahead_s += self.share[way] - (slept_until - self._began)
+
+
+def pace_of(config: JobConfig, device: torch.device) -> Pace | None:
+    """The pace of the duration that is declared, if any, on this node's emulated accelerator.
+
+    Raises UsageError where there is a real one.
+    """
+    if config.compute_s is None:
+        return None
+    if device.type != "cpu":
+        raise UsageError(
+            f"compute_s={config.compute_s:g}: computing is emulated on the CPU only, and this is "
+            f"{device}; leave it out"
+        )
+    span_s = compute_factor() * config.compute_s / (config.accumulation * spans_of(config))
+    return Pace(span_s / 3, span_s * 2 / 3)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """A clock that tells when computing was done, not when it was asked for."""
+    if device.type == "cpu":
+        return HostClock()
+    module = torch.get_device_module(device)
+    return EventClock(lambda: module.Event(enable_timing=True), module.synchronize)
+
+
+class Spans:
+    """Puts what blocks compute into the timeline of the step that is being done."""
+
+    def __init__(self, timeline: Timeline, pace: Pace | None = None) -> None:
+        self.timeline = timeline
+        self.pace = pace
+        self._way: str | None = None
+        self._began: Any = None
+
+    def next_step(self) -> None:
+        """A timeline of its own for what follows, and nothing to make up for."""
+        before = self.timeline
+        self.timeline = Timeline(before.clock, observed=before.observed)
+        if self.pace is not None:
+            self.pace.ahead_s = 0.0
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Where a block's computing begins. `x`, a tensor that is given to it or a weight."""
+        self.begin("forward")
+        return _ENDS_BACKWARD(x, self) if x.requires_grad else x
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """Where a block's computing ends, with what it returns."""
+        if x.requires_grad:
+            x = _BEGINS_BACKWARD(x, self)
+        self.end("forward")
+        return x
+
+    def begin(self, way: str) -> None:
+        self._way, self._began = way, self.timeline.clock.mark()
+        if self.pace is not None:
+            self.pace.begin()
+
+    def end(self, way: str) -> None:
+        if self.pace is not None:
+            self.pace.end(way)
+        spans = self.timeline.forward if way == "forward" else self.timeline.backward
+        spans.append((self._began, self.timeline.clock.mark()))
+        self._way = None
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around what is no computing, wherever it runs."""
+        way, began, started = self._way, self.timeline.clock.mark(), time.perf_counter()
+        try:
+            yield
+        finally:
+            if way is not None:
+                marks = (began, self.timeline.clock.mark())
+                self.timeline.aside.setdefault(way, []).append(marks)
+                if self.pace is not None:
+                    self.pace.spare(time.perf_counter() - started)
+
+
+class _BeginsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, spans: Spans) -> torch.Tensor:
+        ctx.spans = spans
+        return x.clone()  # no view: FSDP2 hangs its own hooks on what a module returns
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.spans.begin("backward")
+        return grads[0], None
+
+
+class _EndsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, spans: Spans) -> torch.Tensor:
+        ctx.spans = spans
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.spans.end("backward")
+        return grads[0], None
+
+
+_BEGINS_BACKWARD: Any = _BeginsBackward.apply
+_ENDS_BACKWARD: Any = _EndsBackward.apply

@@ -1,0 +1,158 @@
+"""How a step's time is split, on one rank and by its own clock.
+
+A step is a row of sections, each beginning where the one before ended: input (waiting for the
+loader), passes (forward and backward), metrics (agreeing on the loss with all ranks), optimiser,
+checkpoint, rest.
+Within the passes every block of the model times its own forward and backward computing; what is
+left of the passes is *exposed*: waiting for collectives, and the hooks of DDP or FSDP2. The step's
+wall time is measured around all of them, so that their sum is a check and not a definition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pytest_mnode.reference_job.records import PARTS, Transfer
+
+Span = tuple[float, float]
+
+
+class Clock(Protocol):
+    """Marks moments, and tells the seconds between two of them once they are settled."""
+
+    def mark(self) -> Any: ...
+
+    def seconds(self, begin: Any, end: Any) -> float: ...
+
+    def settle(self) -> None: ...
+
+
+class HostClock:
+    """This process's own clock: right where computing is done when the call returns."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def settle(self) -> None:
+        """Nothing is outstanding on a CPU."""
+
+
+class EventClock:
+    """The accelerator's clock: events on the stream that computes, read after one wait a step.
+
+    event: makes one that is timed, such as `lambda: torch.cuda.Event(enable_timing=True)`.
+    synchronize: waits for the device.
+    """
+
+    def __init__(self, event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
+        self._event = event
+        self._synchronize = synchronize
+
+    def mark(self) -> Any:
+        event = self._event()
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1000  # CUDA tells milliseconds
+
+    def settle(self) -> None:
+        self._synchronize()
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Collects the marks of one step; `parts`, `hidden` and `transfers` once it is settled."""
+
+    clock: Clock
+    sections: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
+    forward: list[tuple[Any, Any]] = field(default_factory=list)
+    backward: list[tuple[Any, Any]] = field(default_factory=list)
+    aside: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
+    collectives: list[tuple[int, Any, Any, str]] = field(default_factory=list)
+    origin: Any = None
+    last: Any = None
+    wall_s: float = 0.0
+    observed: bool = False
+    """Whether somebody notes collectives; else what they took is not known."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around everything that belongs to the step; more than once where it has pieces."""
+        began = time.monotonic()
+        self.last = self.clock.mark()
+        if self.origin is None:
+            self.origin = self.last
+        try:
+            yield
+            self.clock.settle()
+        finally:
+            self.wall_s += time.monotonic() - began
+
+    def lap(self, name: str) -> None:
+        """What was done since the last lap was `name`."""
+        now = self.clock.mark()
+        self.sections.setdefault(name, []).append((self.last, now))
+        self.last = now
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by part, of PARTS."""
+        found = {name: self._total(self.sections.get(name, ())) for name in PARTS}
+        for name in ("forward", "backward"):
+            found[name] = self._total(getattr(self, name)) - self._total(self.aside.get(name, ()))
+        passes = self._total(self.sections.get("passes", ()))
+        found["exposed"] = passes - found["forward"] - found["backward"]
+        return found
+
+    def transfers(self) -> tuple[Transfer, ...] | None:
+        """Collectives in the order in which they were entered; None where nobody noted them."""
+        if not self.observed:
+            return None
+        found = [
+            Transfer(size, self._at(begin), self._at(end), name)
+            for size, begin, end, name in self.collectives
+        ]
+        return tuple(sorted(found, key=lambda one: (one.began, one.ended)))
+
+    def hidden(self) -> float | None:
+        """Seconds in which a collective was under way while a block computed."""
+        found = self.transfers()
+        if found is None:
+            return None
+        computing = [(self._at(b), self._at(e)) for b, e in (*self.forward, *self.backward)]
+        away = [(self._at(b), self._at(e)) for pairs in self.aside.values() for b, e in pairs]
+        moving = [(one.began, one.ended) for one in found]
+        return overlap(moving, computing) - overlap(moving, away)
+
+    def _at(self, mark: Any) -> float:
+        return self.clock.seconds(self.origin, mark)
+
+    def _total(self, marks: Sequence[tuple[Any, Any]]) -> float:
+        return sum(self.clock.seconds(begin, end) for begin, end in marks)
+
+
+def merged(spans: Sequence[Span]) -> list[Span]:
+    """The same moments as spans that do not touch each other, in order."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif end > begin:
+            found.append((begin, end))
+    return found
+
+
+def overlap(some: Sequence[Span], others: Sequence[Span]) -> float:
+    """Seconds that are in both."""
+    return sum(
+        max(0.0, min(end, other_end) - max(begin, other_begin))
+        for begin, end in merged(some)
+        for other_begin, other_end in merged(others)
+    )

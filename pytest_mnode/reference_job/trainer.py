@@ -1,0 +1,261 @@
+"""The training loop: one object a rank, one call a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.checkpoint import Loaded, Saved, Store
+from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.reference_job.data import IGNORED
+from pytest_mnode.reference_job.feed import Feed
+from pytest_mnode.reference_job.model import Transformer
+from pytest_mnode.reference_job.parallel import parallel, summing_up
+from pytest_mnode.reference_job.randomness import (
+    digest,
+    digest_of,
+    random_states,
+    seed_all,
+    set_random_states,
+    values_of,
+)
+from pytest_mnode.reference_job.records import (
+    CheckpointRecord,
+    EndRecord,
+    RecordFile,
+    StartRecord,
+    StepRecord,
+)
+from pytest_mnode.reference_job.schedule import factor_of
+from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
+from pytest_mnode.reference_job.timeline import Timeline
+
+
+class Trainer:
+    """Trains over the ranks of `group` (None: all), which all make one and call it alike.
+
+    told_to_stop: asked after each step; when any rank says so, all learn it (`preempted`).
+    Raises UsageError for a config that these ranks or this device cannot keep.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        place: World,
+        device: torch.device,
+        *,
+        group: Any = None,
+        told_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config, self.place, self.device = config, place, device
+        self.group = dist.group.WORLD if group is None else group
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.finished_steps = 0
+        self.preempted = False
+        self._told_to_stop = told_to_stop
+        self._saved_step: int | None = None
+
+        self.spans = Spans(Timeline(clock_of(device)), pace_of(config, device))
+        seed_all(config.seed)  # the same model on every rank
+        model = Transformer(config, self.spans).to(device)
+        self.model = parallel(model, config, device, self.group, self.spans)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, factor_of(config))
+        self.feed = Feed(config, self.rank, self.ranks, device)
+        self._settle()
+        seed_all(config.seed, 1 + self.rank)  # dropout differs by rank
+        # A run without checkpoints is none that goes on after its node is gone; it may be timed.
+        stored = config.checkpoint_every > 0
+        self.records = RecordFile(config.records, self.rank, self.ranks, place.node, stored)
+        self.store: Store | None = None
+        if config.checkpoint_every:
+            self.store = Store(config.checkpoints, keep=config.keep)
+
+    def step(self) -> StepRecord:
+        """One optimiser step, written down, and the checkpoint that is due after it.
+
+        Its time counts in the step that follows, since a step is on record before it is saved.
+        """
+        config, timeline = self.config, self.spans.timeline
+        began = time.time()
+        with timeline.running():
+            epoch = self.feed.epoch
+            batches = [self.feed.next() for _ in range(config.accumulation)]
+            timeline.lap("input")
+
+            total = torch.zeros((), dtype=torch.float64, device=self.device)
+            for number, (_, tokens, targets) in enumerate(batches):
+                with summing_up(self.model, last=number == config.accumulation - 1):
+                    total += self._forward_and_backward(tokens, targets)
+            timeline.lap("passes")
+
+            count = sum(int((targets != IGNORED).sum()) for _, _, targets in batches)
+            loss, self.preempted = self._agree(total, count)
+            timeline.lap("metrics")
+
+            lr = float(self.schedule.get_last_lr()[0])
+            self.optimiser.step()
+            self.schedule.step()
+            self.optimiser.zero_grad()
+            timeline.lap("optimiser")
+
+            samples = tuple(int(i) for indices, _, _ in batches for i in indices)
+            self.finished_steps += 1
+            self.feed.advance()
+            states = digest(random_states(self.device))
+            timeline.lap("rest")
+        record = StepRecord(
+            **self.records.origin,
+            step=self.finished_steps,
+            epoch=epoch,
+            samples=samples,
+            loss=loss,
+            tokens=count,
+            lr=lr,
+            rng=states,
+            began=began,
+            ended=time.time(),
+            wall_s=timeline.wall_s,
+            parts=timeline.parts(),
+            hidden_s=timeline.hidden(),
+            transfers=timeline.transfers(),
+        )
+        self.records.append(record)
+        self.spans.next_step()
+        if config.checkpoint_every and self.finished_steps % config.checkpoint_every == 0:
+            self.save()
+        return record
+
+    def save(self) -> Saved | None:
+        """Save a checkpoint of what was finished; None where there is one of this step."""
+        if self.store is None or self._saved_step == self.finished_steps:
+            return None
+        timeline, begun = self.spans.timeline, time.time()
+        with timeline.running():
+            saved = self.store.save(
+                self._state(),
+                step=self.finished_steps,
+                world=self.place,
+                group=self.group,
+                hold=self.config.hold_checkpoint,
+                own=random_states(self.device),
+            )
+            timeline.lap("checkpoint")
+        self._saved_step = saved.step
+        self.records.append(
+            CheckpointRecord(
+                **self.records.origin,
+                step=saved.step,
+                seconds=saved.seconds,
+                bytes=saved.bytes,
+                begun=begun,
+                ended=time.time(),
+            )
+        )
+        return saved
+
+    def resume(self) -> Loaded | None:
+        """Go on from the newest checkpoint that is whole; None where there is none."""
+        began = time.monotonic()
+        loaded = None if self.store is None else self._load(self.store)
+        refused = () if self.store is None else self.store.refused
+        self.records.append(
+            StartRecord(
+                **self.records.origin,
+                time=time.time(),
+                loaded=None if loaded is None else loaded.step,
+                loaded_from=None if loaded is None else loaded.world_size,
+                saved_at=None if loaded is None else loaded.saved_at,
+                load_s=time.monotonic() - began,
+                refused=tuple(str(one) for one in refused),
+            )
+        )
+        return loaded
+
+    def _load(self, store: Store) -> Loaded | None:
+        state = self._state()
+        loaded = store.load(state, world=self.place, group=self.group, reshard=self.config.reshard)
+        if loaded is None:
+            # To have names for what may come, torch took a step with a learning rate of 0, and
+            # counted it: AdamW would begin with the second.
+            self.optimiser.state.clear()
+            return None
+        set_state_dict(
+            self.model,
+            self.optimiser,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimiser"],
+        )
+        self.schedule.load_state_dict(state["schedule"])
+        self.feed.load_state_dict(state["feed"])  # draws a random number, so before the states
+        self.finished_steps = self._saved_step = loaded.step
+        if loaded.own is not None:
+            set_random_states(loaded.own, self.device)
+        else:  # another number of ranks: no rank's states are those of one that saved
+            seed_all(self.config.seed, 1 + self.rank, loaded.step, self.ranks)
+        return loaded
+
+    def end(self) -> EndRecord:
+        """Write down what this rank has come to."""
+        record = EndRecord(
+            **self.records.origin,
+            steps=self.finished_steps,
+            parameters=digest_of([p.data for p in self.model.parameters()]),
+            optimiser=digest_of(values_of(self.optimiser)),
+            lr=float(self.schedule.get_last_lr()[0]),
+            time=time.time(),
+            preempted=self.preempted and self.finished_steps < self.config.steps,
+        )
+        self.records.append(record)
+        return record
+
+    def close(self) -> None:
+        """Give back what was opened; the process group is the caller's."""
+        self.records.close()
+        self.feed.close()
+
+    def _forward_and_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the losses of one pass of this rank."""
+        config = self.config
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
+            loss: Tensor = self.model(tokens, targets)
+        # Ranks' gradients are averaged: together with this they are the sum over the global batch
+        # by a constant, whatever the documents' lengths and however the batch is cut.
+        scale = self.ranks / (config.global_batch * config.context)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        return loss.detach().double()
+
+    def _agree(self, total: Tensor, count: int) -> tuple[float, bool]:
+        """Mean loss of all tokens of all ranks, by sums and counts; whether any shall stop."""
+        sums = torch.stack([total, total.new_tensor(count), total.new_tensor(self._told_to_stop())])
+        dist.all_reduce(sums, group=self.group)
+        summed, counted, stopping = sums.tolist()
+        return summed / counted, stopping > 0
+
+    def _state(self) -> dict[str, Any]:
+        model, optimiser = get_state_dict(self.model, self.optimiser)
+        return {
+            **{"model": model, "optimiser": optimiser},
+            **{"schedule": self.schedule.state_dict(), "feed": self.feed.state_dict()},
+        }
+
+    def _settle(self) -> None:
+        """One pass that is thrown away: DDP orders its buckets by it, FSDP2 sets itself up.
+
+        A sum over ranks depends, in its last bits, on the bucket it is made in. A run that resumes
+        must not have other buckets in its first step than one that was never cut.
+        """
+        shape = (self.feed.local_batch, self.config.context)
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        pace, self.spans.pace = self.spans.pace, None
+        self._forward_and_backward(tokens, tokens)
+        self.optimiser.zero_grad()
+        self.spans.pace = pace
+        self.spans.next_step()

@@ -1,0 +1,113 @@
+"""What a failed test spares the run: criteria that could not be judged after it are not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from pytest_mnode import marks
+
+STOPS = "stops"
+MARKER = (
+    "stops('mesh', 'fabric', …, only_hung=False): when this test fails (only_hung: when it reaches "
+    "its limit), tests of those criteria are not run and are inconclusive, with its finding as the "
+    "reason"
+)
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files marked `criterion(without_nodes=True)`, then those marked `criterion(first=True)`.
+
+    A test of `fabric_ports` comes last of its file: it judges what the others did.
+    """
+
+    def place(item: pytest.Item) -> int:
+        mark = item.get_closest_marker("criterion")
+        first = mark is not None and mark.kwargs.get("first", False)
+        return 0 if without_nodes(item) else 1 if first else 2
+
+    items = sorted(items, key=place)
+    last = {item.path: index for index, item in enumerate(items)}
+    placed = {
+        item: (last[item.path], 1) if marks.asks_for(item, marks.PORTS_FIXTURE) else (index, 0)
+        for index, item in enumerate(items)
+    }
+    return sorted(items, key=placed.__getitem__)
+
+
+def without_nodes(item: pytest.Item) -> bool:
+    """Whether a test is to run before the run holds nodes."""
+    mark = item.get_closest_marker("criterion")
+    return mark is not None and bool(mark.kwargs.get("without_nodes", False))
+
+
+class Needs:
+    """pytest plugin: notes failures of tests marked `stops`, and says what is not worth running."""
+
+    def __init__(self) -> None:
+        self._stops: dict[str, list[pytest.Mark]] = {}
+        self._found: dict[str, dict[str, str]] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._stops = {item.nodeid: list(item.iter_markers(STOPS)) for item in session.items}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hung = getattr(report, "mnode_hung", False)
+        stopped = stopped_by(self._stops.get(report.nodeid, ()), hung=hung)
+        # What is inconclusive stops nothing; a hang may be in the making of a group as well.
+        if stopped and report.failed and (hung or report.when == "call"):
+            self._note(stopped, report.nodeid, _finding(report))
+        elif stopped and (culprits := _culprits(report)):
+            self._note(
+                [
+                    criterion
+                    for criterion in stopped
+                    if report.nodeid in self._found.get(criterion, ())
+                ],
+                report.nodeid,
+                ", ".join(culprits),
+            )
+
+    def _note(self, criteria: Iterable[str], nodeid: str, finding: str) -> None:
+        from pytest_mnode.certificate.text import first_line
+
+        for criterion in criteria:
+            self._found.setdefault(criterion, {})[nodeid] = first_line(finding, 300)
+
+    def missing_for(self, item: pytest.Item) -> str | None:
+        """Why this test cannot be judged any more, in one line; None where it can."""
+        if not self._found or item.get_closest_marker("criterion") is None:
+            return None
+        from pytest_mnode.certificate.criterion import criterion_name
+
+        criterion = criterion_name(item.nodeid)
+        found = dict(self._found.get(criterion, {}))
+        found.pop(item.nodeid, None)
+        if marks.asks_for(item, marks.PORTS_FIXTURE):  # a hang in its criterion is what it explains
+            found = {test: why for test, why in found.items() if criterion_name(test) != criterion}
+        if not found:
+            return None
+        first, told = next(iter(found.items()))
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        return f"not run: {criterion_name(first)} failed ({told}){more}"
+
+
+def stopped_by(found: Iterable[pytest.Mark], *, hung: bool = False) -> tuple[str, ...]:
+    """Names of the criteria that these `stops` marks name, each once."""
+    counting = [mark for mark in found if hung or not mark.kwargs.get("only_hung", False)]
+    return tuple(dict.fromkeys(str(name) for mark in counting for name in mark.args))
+
+
+def _culprits(report: pytest.TestReport) -> list[str]:
+    """Who is to blame by what was measured; told with a test's last report."""
+    told = getattr(report, "mnode", {}).get("measurements", ())
+    named = (m["culprit"] for m in told if m["verdict"] == "fail" and m["culprit"])
+    return list(dict.fromkeys(named))
+
+
+def _finding(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message) if crash is not None else report.longreprtext
+    return text.removeprefix("Failed: ")

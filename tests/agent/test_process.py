@@ -1,0 +1,36 @@
+"""Processes by what they were started with, ended for certain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+
+from pytest_mnode.agent import process
+
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+
+
+def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> None:
+    value = uuid.uuid4().hex
+    marks = [{"MARK": value}, {"MARK": value}, {"MARK": f"{value}0"}, {"MARK0": value}]
+    started = [
+        subprocess.Popen(argv, env={**os.environ, **mark}, stdout=subprocess.PIPE)
+        for argv, mark in zip(
+            [[sys.executable, "-c", DEAF], *[["sleep", "60"]] * 3], marks, strict=True
+        )
+    ]
+    try:
+        deaf, meant, longer, other = started
+        assert deaf.stdout is not None
+        deaf.stdout.readline()
+        assert set(process.marked("MARK", value)) == {deaf.pid, meant.pid}
+        process.end_marked("MARK", value, grace_s=0.2)
+        assert (deaf.wait(5), meant.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
+        assert (longer.poll(), other.poll()) == (None, None)
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()

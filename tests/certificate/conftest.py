@@ -1,0 +1,53 @@
+"""A run to certify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pytest_mnode.certificate import (
+    CaseResult,
+    Certificate,
+    Commit,
+    RunFacts,
+    SpecFacts,
+    Versions,
+    build_certificate,
+)
+
+FACTS = RunFacts(
+    launcher="rack",
+    launcher_reason="no scheduler and no hostfile",
+    nodes=("node0", "node1", "node2", "node3"),
+    ranks=4,
+    backend="gloo",
+    spec=SpecFacts("rack", "fixtures/clusters/rack.yaml", "sha256:1f"),
+    versions=Versions("3.12.1", "Linux 6.1", "9.0.1", "0.1.0", None),
+    start=datetime(2026, 11, 21, 2, 0, tzinfo=UTC),
+    end=datetime(2026, 11, 21, 2, 6, tzinfo=UTC),
+    commit=Commit("79cf144", dirty=True),
+)
+
+
+@pytest.fixture
+def certify() -> Callable[..., Certificate]:
+    """certify(*cases, promised=…, not_promised=…, and facts of the run to override)."""
+
+    def build(
+        *cases: CaseResult,
+        promised: Sequence[str] = (),
+        not_promised: Mapping[str, str] | None = None,
+        **facts: Any,
+    ) -> Certificate:
+        return build_certificate(
+            run=replace(FACTS, **facts),
+            cases=cases,
+            promised=promised,
+            not_promised=not_promised or {},
+        )
+
+    return build

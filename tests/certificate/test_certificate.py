@@ -1,0 +1,258 @@
+"""What a run amounts to: precedence, what is missing, and that nothing certifies by accident."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult, criterion_name
+from pytest_mnode.curve import Curve, Point
+from pytest_mnode.errors import UsageError
+from pytest_mnode.verdict import Measurement, at_least, at_most, equals
+
+Certify = Callable[..., Certificate]
+
+FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", "node1")
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2 fab0")
+UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), "spec", note="no counter")
+RECORDED = Measurement("latency", 3, "us")
+
+
+def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more: Any) -> CaseResult:
+    test = f"acceptance/test_{name}.py::test_it"
+    return CaseResult(test, f"Is {name} well?", outcome, measurements=measurements, **more)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "measurements", "verdict"),
+    [
+        ("passed", [], "pass"),
+        ("passed", [RECORDED], "pass"),
+        ("passed", [FAST], "pass"),
+        ("passed", [FAST, UNKNOWN], "inconclusive"),
+        ("passed", [UNKNOWN, SLOW], "fail"),
+        ("failed", [FAST], "fail"),
+        ("error", [FAST], "inconclusive"),
+        ("error", [SLOW], "fail"),
+        ("skipped", [], "inconclusive"),
+        ("skipped", [RECORDED, FAST], "inconclusive"),
+        ("not promised", [], "not promised"),
+        ("not promised", [UNKNOWN], "inconclusive"),
+        ("not promised", [SLOW], "fail"),
+        ("no such outcome", [FAST], "inconclusive"),
+    ],
+)
+def test_a_case_passes_only_if_it_passed_and_nothing_is_unmeasured(
+    outcome: Any, measurements: list[Measurement], verdict: str
+) -> None:
+    assert case("fabric", outcome, *measurements).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        ([], "did not run"),
+        (["passed", "passed"], "pass"),
+        (["passed", "skipped"], "inconclusive"),
+        (["skipped", "passed", "failed"], "fail"),
+        (["not promised", "passed"], "pass"),
+        (["not promised", "skipped"], "inconclusive"),
+        (["not promised", "not promised"], "did not run"),
+    ],
+)
+def test_a_criterion_is_as_good_as_its_worst_case(outcomes: list[Any], verdict: str) -> None:
+    cases = tuple(case("mesh", outcome) for outcome in outcomes)
+    assert CriterionResult("mesh", promised=True, cases=cases).verdict == verdict
+
+
+GOOD, BAD, ODD = case("mesh"), case("fabric", "passed", SLOW), case("fabric", "error", message="x")
+
+
+@pytest.mark.parametrize(
+    ("cases", "run", "verdict", "reasons"),
+    [
+        ([GOOD], {"promised": ["mesh"]}, "certified", []),
+        (
+            [GOOD, BAD],
+            {"promised": ["mesh", "fabric"]},
+            "not certified",
+            ["fabric failed (node2 fab0)"],
+        ),
+        ([GOOD], {"promised": ["mesh", "restart"]}, "incomplete", ["restart did not run"]),
+        (
+            [GOOD, ODD],
+            {"promised": ["mesh", "fabric"]},
+            "inconclusive",
+            ["fabric inconclusive (x)"],
+        ),
+        ([GOOD, BAD], {"promised": ["mesh"]}, "not certified", ["fabric failed (node2 fab0)"]),
+        ([GOOD, ODD], {"promised": ["mesh"]}, "inconclusive", ["fabric inconclusive (x)"]),
+        (
+            [GOOD],
+            {"promised": ["mesh"], "cut_short": ("-k mesh",)},
+            "incomplete",
+            ["cut short by -k mesh"],
+        ),
+        ([GOOD], {}, "incomplete", ["the spec promises nothing"]),
+        ([], {}, "incomplete", ["the spec promises nothing"]),
+        (
+            [ODD],
+            {"promised": ["mesh", "fabric"], "cut_short": ("interrupt",)},
+            "incomplete",
+            ["mesh did not run", "cut short by interrupt", "fabric inconclusive (x)"],
+        ),
+        (
+            [BAD, case("clock", "skipped")],
+            {"promised": ["mesh", "fabric", "clock"]},
+            "not certified",
+            ["fabric failed (node2 fab0)", "mesh did not run", "clock inconclusive (skipped)"],
+        ),
+    ],
+)
+def test_only_a_whole_run_in_which_every_promise_was_kept_certifies(
+    certify: Certify,
+    cases: list[CaseResult],
+    run: dict[str, Any],
+    verdict: str,
+    reasons: list[str],
+) -> None:
+    certificate = certify(*cases, **run)
+    assert certificate.verdict == verdict
+    assert list(certificate.reasons) == reasons
+    assert (certificate.expiry is not None) == (verdict == "certified")
+
+
+def test_what_is_not_promised_is_neither_passed_nor_failed(certify: Certify) -> None:
+    certificate = certify(GOOD, BAD, promised=["mesh"], not_promised={"fabric": "no bound yet"})
+    assert [(c.name, c.verdict) for c in certificate.criteria] == [
+        ("mesh", "pass"),
+        ("fabric", "not promised"),
+    ]
+    assert certificate.verdict == "certified"
+
+
+def test_a_promise_outweighs_an_excuse(certify: Certify) -> None:
+    certificate = certify(BAD, promised=["fabric"], not_promised={"fabric": "no bound yet"})
+    assert certificate.verdict == "not certified"
+
+
+def test_criteria_stand_in_the_order_promised_then_others_then_not_promised(
+    certify: Certify,
+) -> None:
+    cases = [case("other"), case("gang"), case("mesh")]
+    certificate = certify(*cases, promised=["fabric", "mesh"], not_promised={"gang": "one node"})
+    assert [c.name for c in certificate.criteria] == ["fabric", "mesh", "other", "gang"]
+
+
+@pytest.mark.parametrize(
+    ("measurements", "worst"),
+    [
+        ([FAST, SLOW, UNKNOWN], SLOW),
+        ([FAST, UNKNOWN, RECORDED], UNKNOWN),
+        ([RECORDED], None),
+        ([FAST, Measurement("tight", 171, "Mbit/s", at_least(170))], "tight"),
+        ([Measurement("exact", 4, "", equals(4)), FAST], FAST),
+        ([Measurement("none", 0, "", at_most(0)), FAST], FAST),
+        ([SLOW, Measurement("wrong sums", 1, "", at_most(0))], "wrong sums"),
+    ],
+)
+def test_the_worst_measurement_is_the_one_to_show(
+    measurements: list[Measurement], worst: Measurement | str | None
+) -> None:
+    shown = case("fabric", "passed", *measurements).worst
+    assert (shown.name if shown and isinstance(worst, str) else shown) == worst
+
+
+def test_a_good_measurement_does_not_stand_for_a_test_that_failed_otherwise() -> None:
+    failed = case("fabric", "failed", FAST, message="wrong sum")
+    assert failed.worst is None
+    assert failed.told == "wrong sum"
+
+
+def test_culprits_are_named_once_and_only_for_what_decided() -> None:
+    other = Measurement("busbw", 50, "Mbit/s", at_least(170), "spec", "node3 fab0")
+    cases = (
+        case("fabric", "passed", FAST, SLOW),
+        case("fabric", "failed", SLOW, other, culprit="switch"),
+        case("fabric", "error", culprit="node0"),
+    )
+    assert CriterionResult("fabric", promised=True, cases=cases).culprits == (
+        "node2 fab0",
+        "node3 fab0",
+        "switch",
+    )
+
+
+def test_a_long_list_of_culprits_is_not_cut(certify: Certify) -> None:
+    slow = [Measurement("bw", 1, "", at_least(2), culprit=f"node{i} fab0") for i in range(30)]
+    (reason,) = certify(case("fabric", "passed", *slow), promised=["fabric"]).reasons
+    assert reason.endswith("node28 fab0, node29 fab0)")
+
+
+@pytest.mark.parametrize(
+    ("test", "name"),
+    [
+        ("acceptance/test_fabric.py::test_x[a::b/c.d]", "fabric"),
+        ("acceptance/test_restart_node.py", "restart_node"),
+        ("mesh.py::TestIt::test_x", "mesh"),
+    ],
+)
+def test_a_criterion_is_named_after_its_file(test: str, name: str) -> None:
+    assert criterion_name(test) == name
+
+
+def test_a_certificate_expires(certify: Certify) -> None:
+    certificate = certify(GOOD, promised=["mesh"], validity=timedelta(hours=12))
+    assert certificate.expiry == datetime(2026, 11, 21, 14, 6, tzinfo=UTC)
+
+
+def test_times_are_written_in_utc(certify: Certify) -> None:
+    east = timezone(timedelta(hours=2))
+    data = certify(start=datetime(2026, 11, 21, 4, tzinfo=east)).to_dict()
+    assert data["run"]["start"] == "2026-11-21T02:00:00+00:00"
+    with pytest.raises(ValueError, match="end 2026-11-21 00:00:00 has no time zone; give UTC"):
+        certify(end=datetime(2026, 11, 21))
+
+
+def test_a_certificate_survives_json(certify: Certify) -> None:
+    odd = case("odd", "error", UNKNOWN, RECORDED, message="é\x00", culprit="node1", duration_s=0.5)
+    point = Point(1 << 20, 5, 63.5, 70.0, 60.25, 70.0, 0.016, 0.024, 1)
+    odd = replace(odd, curves=(Curve("all_reduce", "ring", "gloo", 4, (point, point)),))
+    certificate = certify(
+        GOOD,
+        BAD,
+        odd,
+        promised=["mesh", "restart"],
+        not_promised={"gang": "no scheduler"},
+        doubts=("busbw above the wire",),
+        cut_short=("-x",),
+        emulated="links are shaped",
+        start=datetime(2026, 11, 21, 1, 2, 3, 456, tzinfo=UTC),
+    )
+    data = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
+    assert Certificate.from_dict(data) == certificate
+
+
+def test_an_edited_verdict_is_judged_anew(certify: Certify) -> None:
+    data = certify(BAD, promised=["fabric"]).to_dict() | {"verdict": "certified"}
+    data["criteria"][0]["verdict"] = data["criteria"][0]["cases"][0]["verdict"] = "pass"
+    assert Certificate.from_dict(data).verdict == "not certified"
+
+
+def test_a_value_that_is_not_finite_never_certifies_after_json(certify: Certify) -> None:
+    nan = case("fabric", "passed", Measurement("busbw", math.nan, "", at_least(1)))
+    data = certify(nan, promised=["fabric"]).to_dict()
+    assert Certificate.from_dict(data).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("version", [1, 3, None, "2"])
+def test_another_version_is_refused(certify: Certify, version: Any) -> None:
+    data = certify().to_dict() | {"schema_version": version}
+    with pytest.raises(UsageError, match=f"schema_version {version!r} cannot be read; .* reads 2"):
+        Certificate.from_dict(data)

@@ -1,0 +1,82 @@
+"""Commit and versions, with and without git, without importing torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.certificate import Commit, git_commit, installed_versions
+
+
+def git(where: Path, *argv: str) -> str:
+    name = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    done = subprocess.run(
+        ["git", *name, *argv], cwd=where, env=env, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "a 'quoted' place"
+    path.mkdir()
+    git(path, "init", "-q")
+    (path / "spec.yaml").write_text("nodes: 4\n")
+    git(path, "add", ".")
+    git(path, "commit", "-qm", "first")
+    return path
+
+
+def test_the_commit_is_dirty_once_a_tracked_file_changes(repository: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    (repository / "mnode-report").mkdir()
+    (repository / "mnode-report" / "certificate.json").write_text("{}")
+    assert git_commit(repository) == Commit(head, dirty=False)
+    (repository / "spec.yaml").write_text("nodes: 5\n")
+    assert git_commit(repository) == Commit(head, dirty=True)
+
+
+def test_the_commit_is_that_of_the_folder_even_inside_a_hook(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert git_commit(repository) == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
+
+
+def test_no_repository_no_commit_and_no_git_are_all_no_commit(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit(tmp_path) is None
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    git(empty, "init", "-q")
+    assert git_commit(empty) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_commit(repository) is None
+
+
+def test_versions_are_found_without_importing_torch() -> None:
+    program = (
+        "import sys; from pytest_mnode.certificate import installed_versions; "
+        "print(installed_versions().torch, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [version("torch"), "False"]
+
+
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])
+    assert installed_versions().torch is None
+    assert installed_versions().pytest is None

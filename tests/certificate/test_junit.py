@@ -1,0 +1,209 @@
+"""The certificate as junit: nothing unjudged counts as passed, and any text survives."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate, measurement_properties
+from pytest_mnode.certificate.junit import junit_text
+from pytest_mnode.certificate.text import LONGEST, first_line, fit
+from pytest_mnode.verdict import Measurement, at_least
+
+Certify = Callable[..., Certificate]
+
+TEST = "acceptance/test_fabric.py::test_all_reduce[4]"
+FAST = Measurement("busbw", 180, "Mbit/s", at_least(170, 5), "spec", where="rank 0")
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170, 5), "line × 0.85", "node2 fab0")
+UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
+RECORDED = Measurement("latency", 3, "us")
+
+
+def suite(certificate: Certificate, name: str) -> ET.Element:
+    (found,) = ET.fromstring(junit_text(certificate)).findall(f"testsuite[@name='{name}']")
+    return found
+
+
+def told(suite: ET.Element) -> list[tuple[str | None, str, str | None]]:
+    """(name, outcome, message) of each case of a suite."""
+    out = []
+    for case in suite.iter("testcase"):
+        inner = [e for e in case if e.tag in ("failure", "error", "skipped")]
+        assert len(inner) < 2
+        out.append(
+            (
+                case.get("name"),
+                *((inner[0].tag, inner[0].get("message")) if inner else ("pass", None)),
+            )
+        )
+    return out
+
+
+def test_each_measurement_is_a_case_of_its_criterion(certify: Certify) -> None:
+    certificate = certify(
+        CaseResult(TEST, "?", "passed", measurements=(FAST, SLOW, UNKNOWN, RECORDED)),
+        promised=["fabric"],
+    )
+    fabric = suite(certificate, "fabric")
+    counts = {k: fabric.get(k) for k in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "4", "failures": "1", "errors": "1", "skipped": "1"}
+    name = "test_all_reduce[4]: "
+    assert told(fabric) == [
+        (f"{name}busbw (rank 0)", "pass", None),
+        (
+            f"{name}busbw",
+            "failure",
+            "busbw: 48 Mbit/s, expected at least 170 Mbit/s (tolerance 5), source line × 0.85, "
+            "margin -117 Mbit/s, culprit node2 fab0",
+        ),
+        (
+            f"{name}busbw",
+            "error",
+            "busbw: not measured, expected at least 170 Mbit/s (tolerance 0), source not given, "
+            "no counter",
+        ),
+        (f"{name}latency", "skipped", "recorded, not judged: latency: 3 us"),
+    ]
+    assert {c.get("classname") for c in fabric.iter("testcase")} == {"acceptance.test_fabric"}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (CaseResult(TEST, "?", "passed"), ("pass", None)),
+        (CaseResult(TEST, "?", "failed", "", "node2"), ("failure", "failed, culprit node2")),
+        (CaseResult(TEST, "?", "failed", "3 != 4"), ("failure", "3 != 4")),
+        (CaseResult(TEST, "?", "error", "no node"), ("error", "no node")),
+        (CaseResult(TEST, "?", "skipped", "no GPU"), ("error", "no GPU")),
+    ],
+)
+def test_a_test_without_measurements_is_a_case(
+    certify: Certify, case: CaseResult, expected: tuple[str, str | None]
+) -> None:
+    assert told(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
+
+
+def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> None:
+    left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
+    certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
+    assert told(suite(certificate, "fabric")) == [
+        ("test_all_reduce[4]", "skipped", "not promised: the colour"),
+        ("test_all_reduce[4]", "pass", None),
+    ]
+    assert told(suite(certify(left_open), "fabric"))[0][1] == "skipped"
+    assert told(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
+
+
+def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certify) -> None:
+    case = CaseResult(TEST, "?", "failed", "wrong sum\nE assert", measurements=(FAST,))
+    fabric = suite(certify(case), "fabric")
+    assert [(outcome, message) for _, outcome, message in told(fabric)] == [
+        ("failure", "wrong sum"),
+        ("pass", None),
+    ]
+    assert [e.text for e in fabric.iter("failure")] == ["wrong sum\nE assert"]
+
+
+def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped(
+    certify: Certify,
+) -> None:
+    certificate = certify(promised=["restart"], not_promised={"gang": "no scheduler"})
+    assert told(suite(certificate, "restart")) == [
+        ("restart", "error", "restart is promised and did not run")
+    ]
+    assert told(suite(certificate, "gang")) == [("gang", "skipped", "not promised: no scheduler")]
+
+
+@pytest.mark.parametrize(
+    ("cases", "more", "outcome", "message"),
+    [
+        ([CaseResult(TEST, "?", "passed")], {}, "pass", None),
+        ([CaseResult(TEST, "?", "failed", "x")], {}, "failure", "NOT certified: fabric failed (x)"),
+        ([], {}, "error", "incomplete: fabric did not run"),
+        (
+            [CaseResult(TEST, "?", "passed")],
+            {"cut_short": ("--lf",)},
+            "error",
+            "incomplete: cut short by --lf",
+        ),
+        (
+            [CaseResult(TEST, "?", "error", "x")],
+            {},
+            "error",
+            "inconclusive: fabric inconclusive (x)",
+        ),
+    ],
+)
+def test_the_verdict_of_the_run_is_a_case_of_its_own(
+    certify: Certify,
+    cases: list[CaseResult],
+    more: dict[str, tuple[str, ...]],
+    outcome: str,
+    message: str | None,
+) -> None:
+    overall = suite(certify(*cases, promised=["fabric"], **more), "certificate")
+    assert told(overall) == [("rack is certified", outcome, message)]
+
+
+def test_what_was_covered_stands_beside_the_verdict(certify: Certify) -> None:
+    certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
+    overall = suite(certificate, "certificate")
+    covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
+    assert overall.findtext("testcase/system-out") == f"certified: {covered}"
+    properties = {p.get("name"): p.get("value") for p in overall.iter("property")}
+    assert properties["covered"] == covered
+
+
+HOSTILE = "\x1b[31mred\x1b[0m \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff ]]> <&\"' é 雪 end"
+FIT = r"red \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff " + "]]> <&\"' é 雪 end"
+
+
+def test_any_text_survives(certify: Certify) -> None:
+    hostile = Measurement(HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    certificate = certify(
+        CaseResult(f"acceptance/test_fabric.py::{HOSTILE}", HOSTILE, "failed", HOSTILE, HOSTILE),
+        CaseResult(TEST, HOSTILE, "passed", measurements=(hostile,)),
+        promised=[HOSTILE],
+        not_promised={"gang": HOSTILE},
+        nodes=(HOSTILE,),
+    )
+    first, second = told(suite(certificate, "fabric"))
+    assert first == (FIT, "failure", f"{FIT}, culprit {FIT}")
+    assert second[2] is not None
+    assert second[2].endswith(f"culprit {FIT}, measured by {FIT}")
+    assert told(suite(certificate, "gang")) == [("gang", "skipped", f"not promised: {FIT}")]
+
+
+def test_a_huge_message_keeps_its_end_and_says_so(certify: Certify) -> None:
+    lines = "\n".join(f"line {i}" for i in range(100_000))
+    certificate = certify(CaseResult(TEST, "?", "failed", lines))
+    (text,) = [e.text for e in suite(certificate, "fabric").iter("failure")]
+    assert text is not None
+    assert len(text) < LONGEST + 100
+    assert re.match(rf"\[{len(lines) - LONGEST} characters left out\]\n", text)
+    assert text.endswith("\nline 99999")
+
+
+def test_returns_become_lines() -> None:
+    assert fit("10%\r50%\r\ndone") == "10%\n50%\ndone"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("\n \n  said \nmore", "said"), ("", ""), ("a" * 9, "aaaa…")]
+)
+def test_the_first_line_is_the_first_that_says_something(text: str, line: str) -> None:
+    assert first_line(text, 5) == line
+
+
+def test_properties_are_one_line_that_reads_back() -> None:
+    (name, value), (_, recorded) = measurement_properties([SLOW, RECORDED])
+    assert name == "mnode.measurement"
+    assert "\n" not in value
+    data = json.loads(value)
+    assert (data["verdict"], data["value"], data["margin"]) == ("fail", 48, -117)
+    assert data["expected"] == {"relation": "at least", "limit": 170, "tolerance": 5}
+    assert json.loads(recorded) == {"name": "latency", "value": 3, "unit": "us"}

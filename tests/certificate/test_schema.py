@@ -1,0 +1,109 @@
+"""The published schema is current, and describes what is written and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate.schema import certificate_schema, schema_text
+from pytest_mnode.curve import Curve, Point
+from pytest_mnode.verdict import Measurement, at_least
+
+PUBLISHED = Path(__file__).parents[2] / "fixtures" / "certificate.schema.json"
+
+PASSED = CaseResult("acceptance/test_mesh.py::test_it", "Do all meet?", "passed")
+FAILED = CaseResult(
+    "acceptance/test_fabric.py::test_it",
+    "Is it fast?",
+    "failed",
+    "slow",
+    "node2",
+    (Measurement("busbw", None, "GB/s", at_least(46)), Measurement("size", 8, "MB")),
+    ("node0", "node2"),
+    1.5,
+    (Curve("all_gather", "ring", "nccl", 16, (Point(1024, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0),)),),
+)
+
+
+VALIDATOR = jsonschema.Draft202012Validator(certificate_schema())
+
+
+def check(data: Any) -> None:
+    VALIDATOR.validate(data)
+
+
+def test_the_schema_is_a_schema() -> None:
+    VALIDATOR.check_schema(VALIDATOR.schema)
+
+
+@pytest.fixture
+def full(certify: Callable[..., Certificate]) -> dict[str, Any]:
+    return certify(
+        PASSED,
+        FAILED,
+        promised=["mesh", "restart"],
+        not_promised={"gang": "no scheduler"},
+        doubts=("too fast",),
+    ).to_dict()
+
+
+def test_the_published_schema_is_current() -> None:
+    remedy = f"python -m pytest_mnode.certificate.schema > fixtures/{PUBLISHED.name}"
+    assert PUBLISHED.read_text() == schema_text(), f"out of date; run: {remedy}"
+
+
+def test_what_is_written_keeps_to_the_schema(
+    full: dict[str, Any], certify: Callable[..., Certificate]
+) -> None:
+    check(full)
+    check(certify(PASSED, promised=["mesh"], emulated="links", commit=None).to_dict())
+    check(certify().to_dict())
+
+
+def paths(data: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every key of every object in `data`."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data)
+    out = []
+    for key, value in inner:
+        out += [(*at, key)] if isinstance(data, dict) else []
+        out += paths(value, (*at, key)) if isinstance(value, dict | list) else []
+    return out
+
+
+def test_no_key_may_be_missing_or_added(full: dict[str, Any]) -> None:
+    for path in paths(full):
+        for change in ("remove", "add"):
+            data = copy.deepcopy(full)
+            inner = data
+            for key in path[:-1]:
+                inner = inner[key]
+            if change == "remove":
+                del inner[path[-1]]
+            else:
+                inner[f"{path[-1]}_too"] = 1
+            with pytest.raises(jsonschema.ValidationError):
+                check(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 1},
+        {"verdict": "passed"},
+        {"verdict": "certified"},
+        {"expiry": "2026-11-28T02:06:00+00:00"},
+        {"reasons": []},
+    ],
+)
+def test_a_certificate_that_contradicts_itself_is_no_certificate(
+    full: dict[str, Any], change: dict[str, Any]
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        check(json.loads(json.dumps(full)) | change)

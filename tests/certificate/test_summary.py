@@ -1,0 +1,155 @@
+"""One line a criterion, aligned, and the line that says what it amounts to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate, RunFacts, print_summary, summary_lines
+from pytest_mnode.verdict import Measurement, at_least
+
+Certify = Callable[..., Certificate]
+
+FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", "node1")
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
+UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
+
+
+def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more: Any) -> CaseResult:
+    test = f"acceptance/test_{name}.py::test_it"
+    return CaseResult(test, f"Is {name} well?", outcome, measurements=measurements, **more)
+
+
+def test_every_criterion_has_its_line(certify: Certify) -> None:
+    certificate = certify(
+        case("mesh"),
+        case("fabric", "failed", FAST, SLOW),
+        case("clock", "passed", UNKNOWN),
+        case("storage"),
+        case("storage"),
+        case("numa", "failed", message="assert 3 == 4\nmore", culprit="rank 2"),
+        case("gpu", "skipped"),
+        promised=["mesh", "fabric", "clock", "storage", "numa", "gpu", "restart"],
+        not_promised={"gang": "no scheduler"},
+        doubts=("above the wire",),
+    )
+    assert "\n".join(summary_lines(certificate)) == """\
+criterion  measured                        expected          verdict       culprit
+mesh       passed                          Is mesh well?     pass
+fabric     48 Mbit/s busbw                 ≥ 170 ± 0 Mbit/s  FAIL          node2
+clock      busbw not measured: no counter  ≥ 170 ± 0 Mbit/s  inconclusive
+storage    2 tests passed                                    pass
+numa       assert 3 == 4                   Is numa well?     FAIL          rank 2
+gpu        skipped                         Is gpu well?      inconclusive
+restart                                                      did not run
+gang       no scheduler                                      not promised
+doubtful spec: above the wire
+covered: 4 nodes (the spec names no number): node[0-3]
+NOT certified: fabric failed (node2); numa failed (rank 2); restart did not run; \
+clock inconclusive (busbw not measured: no counter); gpu inconclusive (skipped)"""  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cases", "more", "line"),
+    [
+        (
+            [case("fabric", "passed", FAST)],
+            {},
+            "certified: 4 nodes (the spec names no number) until 2026-11-28 02:06 UTC "
+            "(spec rack, rack launcher)",
+        ),
+        (
+            [case("fabric")],
+            {"emulated": "links shaped on one machine", "nodes": ("node0",), "cluster_nodes": 16},
+            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher)",
+        ),
+        ([case("fabric", "passed", SLOW)], {}, "NOT certified: fabric failed (node2)"),
+        ([], {}, "incomplete: fabric did not run"),
+        (
+            [case("fabric", "passed", UNKNOWN)],
+            {},
+            "inconclusive: fabric inconclusive (busbw not measured: no counter)",
+        ),
+    ],
+)
+def test_the_last_line_is_the_certificate(
+    certify: Certify, cases: list[CaseResult], more: dict[str, Any], line: str
+) -> None:
+    assert summary_lines(certify(*cases, promised=["fabric"], **more))[-1] == line
+
+
+def test_what_is_emulated_is_said_before_the_verdict(certify: Certify) -> None:
+    lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
+    assert lines[-3] == "emulated: links shaped on one machine"
+
+
+def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: Certify) -> None:
+    tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit="node3")
+    lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
+    assert re.split(r"\s{2,}", lines[1]) == [
+        "fabric",
+        "171 Mbit/s gather busbw",
+        "≥ 170 ± 0 Mbit/s",
+        "pass",
+    ]
+
+
+def test_where_nothing_could_be_missed_by_a_little_tests_are_counted(certify: Certify) -> None:
+    whole = Measurement("links that are up", 1, "", at_least(1))
+    lines = summary_lines(certify(case("fabric", "passed", FAST, whole), case("fabric")))
+    assert re.split(r"\s{2,}", lines[1]) == ["fabric", "2 tests passed", "pass"]
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60])
+def test_a_narrow_terminal_cuts_nothing(certify: Certify, width: int) -> None:
+    name = "all_reduce busbw on the plateau from 1 MB to 64 MB"
+    culprit = "node2 fab0 tx (48 Mbit/s, alone with node0 or node3; other nodes 191)"
+    slow = Measurement(name, 48, "Mbit/s", at_least(170), "spec", culprit)
+    printed: list[str] = []
+    print_summary(
+        certify(case("fabric", "passed", slow), case("mesh", "failed", message="a" * 90)),
+        printed.append,
+        width,
+    )
+    [heading, *table] = printed[:-2]
+    assert max(map(len, printed[:-2])) <= width
+    starts = [heading.index(word) for word in heading.split()]
+    ends = [*starts[1:], None]
+    mesh = next(number for number, line in enumerate(table) if line.startswith("mesh"))
+    for rows, expected in (
+        (table[:mesh], ["fabric", f"48 Mbit/s {name}", "≥ 170 ± 0 Mbit/s", "FAIL", culprit]),
+        (table[mesh:], ["mesh", "a" * 90, "Is mesh well?", "FAIL", ""]),
+    ):
+        cells = [
+            " ".join(line[a:b].strip() for line in rows) for a, b in zip(starts, ends, strict=True)
+        ]
+        found = [cell.strip() if "aaa" not in cell else cell.replace(" ", "") for cell in cells]
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "of", "others", "coverage"),
+    [
+        (4, 4, (), "4 of 4 nodes: node[0-3]"),
+        (1, 1, (), "1 of 1 node: node0"),
+        (2, 16, (), "2 of 16 nodes: node[0-1]; not covered: 14 others"),
+        (2, 3, (), "2 of 3 nodes: node[0-1]; not covered: 1 other"),
+        (2, 4, ("node2", "node3"), "2 of 4 nodes: node[0-1]; not covered: node[2-3]"),
+        (2, 16, ("n7", "n8"), "2 of 16 nodes: node[0-1]; not covered: n[7-8] and 12 others"),
+        (2, 2, ("node2",), "2 of 2 nodes: node[0-1]; not covered: node2"),
+        (4, None, (), "4 nodes (the spec names no number): node[0-3]"),
+        (1, None, ("b",), "1 node (the spec names no number): node0; not covered: b"),
+        (0, 16, (), "0 of 16 nodes; not covered: 16 others"),
+    ],
+)
+def test_what_was_covered_is_said_with_what_was_not(
+    certify: Certify, nodes: int, of: int | None, others: tuple[str, ...], coverage: str
+) -> None:
+    names = tuple(f"node{i}" for i in range(nodes))
+    facts = certify(nodes=names, cluster_nodes=of, not_covered=others).run
+    assert facts.coverage == coverage
+    assert coverage.startswith(facts.count)
+    assert RunFacts.from_dict(facts.to_dict()) == facts

@@ -1,0 +1,67 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate, write_report
+
+Certify = Callable[..., Certificate]
+
+
+def test_a_report_is_json_and_junit_that_read_back(certify: Certify, tmp_path: Path) -> None:
+    certificate = certify(CaseResult("acceptance/test_mesh.py::test_é", "雪?", "passed"))
+    written = write_report(tmp_path / "not" / "yet there", certificate)
+    assert [path.name for path in written] == ["certificate.json", "certificate.xml"]
+    data = json.loads(written[0].read_text(encoding="utf-8"))
+    assert Certificate.from_dict(data) == certificate
+    assert [s.get("name") for s in ET.parse(written[1]).getroot()] == ["certificate", "mesh"]
+    assert sorted(written[0].parent.iterdir()) == written
+
+
+def test_text_that_is_no_utf8_is_written_all_the_same(certify: Certify, tmp_path: Path) -> None:
+    case = CaseResult("acceptance/test_mesh.py::test_it", "?", "failed", "bytes \udcff\x00\ufffe")
+    as_json, as_xml = write_report(tmp_path, certify(case))
+    (criterion,) = json.loads(as_json.read_text(encoding="utf-8"))["criteria"]
+    assert criterion["cases"][0]["message"] == "bytes ?\x00\ufffe"
+    (failure,) = ET.parse(as_xml).getroot().iterfind(".//testcase[@name='test_it']/failure")
+    assert failure.get("message") == r"bytes \udcff\x00\ufffe"
+
+
+def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
+    certify: Certify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_report(tmp_path, certify())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(tmp_path, certify(promised=["mesh"]))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path: Path) -> None:
+    path = write_report(tmp_path, certify())[0]
+    before = path.read_text()
+    with path.open() as old:
+        write_report(tmp_path, certify(promised=["mesh"]))
+        assert old.read() == before
+    assert path.read_text() != before
+
+
+def test_a_report_can_be_read_by_others(certify: Certify, tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        written = write_report(tmp_path, certify())
+    finally:
+        os.umask(umask)
+    assert [oct(path.stat().st_mode & 0o777) for path in written] == ["0o644", "0o644"]

@@ -1,0 +1,151 @@
+"""A researcher's own loop, sampler and metric, checked in ranks; one run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+
+TESTS = """
+    import contextlib
+    import pytest
+    import torch
+    import torch._dynamo  # DDP would have each rank import it by itself
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, Sampler
+    from pytest_mnode.checks import data
+
+    pytestmark = [
+        pytest.mark.mnode(nodes=2, min_procs_per_node=2), pytest.mark.usefixtures("process_group"),
+        pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    ]
+
+    class Blocks(Sampler):
+        "A block of the data set for each rank, shuffled in itself."
+        def __init__(self, samples, world):
+            self.each, self.rank, self.epoch = samples // world.size, world.rank, 0
+        def __len__(self): return self.each
+        def __iter__(self):
+            generator = torch.Generator().manual_seed(self.epoch)
+            order = torch.randperm(self.each, generator=generator)
+            return iter((order + self.rank * self.each).tolist())
+
+    def test_a_sampler_of_ones_own(world):
+        sampler = Blocks(40, world)
+        read = data.read(sampler, world)
+        assert all(found.right for found in data.judge_shards("blocks", read, 40))
+        missing, *_ = data.judge_shards("blocks", data.read(sampler, world), 42)
+        assert missing.count == 2
+        def begin(epoch):
+            return sampler  # forgot sampler.epoch = epoch
+        again, _ = data.judge_orders("blocks", data.read_epochs(begin, 2, world))
+        assert again.culprit.startswith("all 4 ranks: epoch 1 in the order of epoch 0: ")
+
+    def test_batches_of_ones_own_form(world):
+        loader = DataLoader([{"index": i, "x": 0.5} for i in range(40)], 4, num_workers=2,
+            sampler=Blocks(40, world))
+        read = data.read(loader, world, indices=lambda batch: batch["index"].tolist())
+        assert all(found.right for found in data.judge_shards("dicts", read, 40))
+
+    def loop(ledger, loader, accumulation, optimizer, sync_all=False):
+        model = DistributedDataParallel(ledger)
+        for number, batch in enumerate(loader, 1):
+            last = number % accumulation == 0
+            with contextlib.nullcontext() if last or sync_all else model.no_sync():
+                (model(batch).mean() / accumulation).backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    @pytest.mark.parametrize("make", [
+        lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)])
+    @pytest.mark.parametrize("sync_all", [False, True])
+    def test_a_loop_of_ones_own(world, device, make, sync_all):
+        loader, _ = data.sharded(4 * 3 * 2 * 2 * world.size, world, batch=3)
+        ledger = data.Ledger(len(loader.dataset), device)
+        optimizer = make(ledger.parameters())
+        ledger.watch(optimizer)
+        loop(ledger, loader, 2, optimizer, sync_all)
+        batch = ledger.global_batch(world, local=3, accumulation=2)
+        assert batch.right, (batch, batch.wrong)
+        assert batch.samples == 24
+
+    def test_a_rank_that_skips_a_micro_batch(world, device):
+        loader, _ = data.sharded(2 * 3 * 2 * world.size, world, batch=3)
+        ledger = data.Ledger(len(loader.dataset), device)
+        optimizer = torch.optim.SGD(ledger.parameters(), lr=0.1)
+        ledger.watch(optimizer)
+        model = DistributedDataParallel(ledger)
+        for number, batch in enumerate(loader, 1):
+            if number % 2 and world.rank == 1:
+                continue  # as for a loss that is not finite
+            with contextlib.nullcontext() if number % 2 == 0 else model.no_sync():
+                (model(batch).mean() / 2).backward()
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        batch = ledger.global_batch(world, local=3, accumulation=2)
+        assert (batch.samples, batch.expected) == (21, 24)
+        assert "rank 1 on node0: 21 samples in a step, expected 24; 3 computed by this rank" in (
+            batch.culprit)
+
+    def test_zero_grad_forgotten(world, device):
+        loader, _ = data.sharded(2 * 3 * 2 * world.size, world, batch=3)
+        ledger = data.Ledger(len(loader.dataset), device)
+        optimizer = torch.optim.SGD(ledger.parameters(), lr=0.1)
+        optimizer.zero_grad = lambda: None
+        ledger.watch(optimizer)
+        loop(ledger, loader, 2, optimizer)
+        batch = ledger.global_batch(world, local=3, accumulation=2)
+        assert (batch.samples, batch.expected) == (48, 24)
+        assert batch.culprit == ("all 4 ranks: 48 samples in a step, expected 24; "
+            "gradients of earlier steps are in it: zero_grad")
+
+    def test_metrics(world, device):
+        values = [float(i) for i in range(world.rank + 1)]
+        assert data.mean("loss", values, data.mean_over_ranks(values, device), world).right
+        assert data.mean_over_ranks([], device) is None
+        assert data.count("n", world.rank, data.sum_over_ranks(world.rank, device), world).right
+        only_mine = data.mean("loss", values, sum(values) / len(values), world)
+        assert only_mine.count >= 3
+
+    def test_draws(world, device):
+        from pytest_mnode.measuring.agree import gathered
+        import numpy, random
+        random.seed(world.rank)
+        numpy.random.seed(world.rank)
+        torch.manual_seed(3)  # forgot the rank
+        state = torch.get_rng_state()
+        draws = gathered(data.draw(world, device, workers=2))
+        assert torch.equal(state, torch.get_rng_state())
+        assert len(draws[0].digests) == 4 * 3
+        found = data.judge_distinct("", draws)
+        assert found.culprit.startswith("all 4 ranks: the same from torch, dropout; ")
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    need_rack()
+    directory = tmp_path_factory.mktemp("own")
+    write_files(directory, test_own=TESTS)
+    done = run_pytest(directory, "--mnode-nodes=2")
+    assert done.outcomes(), done.output
+    return done
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a_sampler_of_ones_own",
+        "test_batches_of_ones_own_form",
+        *(f"test_a_loop_of_ones_own[{sync}-<lambda>{i}]" for sync in (False, True) for i in (0, 1)),
+        "test_a_rank_that_skips_a_micro_batch",
+        "test_zero_grad_forgotten",
+        "test_metrics",
+        "test_draws",
+    ],
+)
+def test_in_ranks(run: InnerRun, name: str) -> None:
+    assert run.outcomes()[name] == "passed", run.output

@@ -1,0 +1,113 @@
+"""Means and sums over ranks, exact or not, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, inf, nan
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.checks.data import At, judge_count, judge_mean
+from pytest_mnode.checks.data.facts import Counted, Reduced
+
+VALUES = [[1.0, 2.0, 3.0], [10.0]]
+MEAN = 4.0
+
+
+def reduced(
+    results: Sequence[float | None], values: Sequence[Sequence[float]] = VALUES
+) -> list[Reduced]:
+    return [
+        Reduced(At(rank, f"node{rank}"), tuple(values[rank]), result)
+        for rank, result in enumerate(results)
+    ]
+
+
+def test_the_mean_of_all_values() -> None:
+    found = judge_mean("loss", reduced([MEAN, MEAN]))
+    assert found.right
+    assert (found.name, found.note) == (
+        "loss: ranks with a wrong mean",
+        "4.0 of 4 values, 1 to 3 a rank",
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "culprit"),
+    [
+        ([6.0, 6.0], "all 2 ranks: 6.0, the average of the ranks' averages"),
+        ([MEAN, 10.0], "rank 1 on node1: 10.0, one rank's own"),
+        ([MEAN, MEAN * (1 + 1e-7)], "rank 1 on node1: 4.0000004, as float32 has it"),
+        ([MEAN, 4.5], "rank 1 on node1: 4.5"),
+        ([MEAN, float("nan")], "rank 1 on node1: nan"),
+    ],
+)
+def test_a_wrong_mean_and_why(results: list[float], culprit: str) -> None:
+    found = judge_mean("loss", reduced(results))
+    assert found.culprit == culprit
+    assert found.count == sum(result != MEAN for result in results)
+
+
+@pytest.mark.parametrize(
+    ("results", "values", "note"),
+    [
+        ([MEAN, None], VALUES, "rank 1 on node1 has no result"),
+        ([2.0, 2.0], [[1.0, 3.0], [2.0, 2.0]], "an average of the ranks' averages is the same"),
+        ([None, None], [[], []], "no rank has a value"),
+        ([5.0], [[4.0, 6.0]], "an average of the ranks' averages is the same"),
+    ],
+)
+def test_what_cannot_be_judged(
+    results: list[float | None], values: list[list[float]], note: str
+) -> None:
+    found = judge_mean("loss", reduced(results, values))
+    assert found.count is None
+    assert found.note.startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("values", "result", "note"),
+    [
+        ([[inf, 1.0], [2.0]], 5.0, "rank 0 on node0 has inf, and a mean of that says nothing"),
+        ([[inf, 1.0], [2.0]], inf, "rank 0 on node0 has inf, and a mean of that says nothing"),
+        ([[inf], [1.0, -inf]], inf, "rank 0 on node0 has inf; rank 1 on node1 has -inf, and a "),
+        ([[1.0, 2.0], [nan]], nan, "rank 1 on node1 has nan, and a mean of that says nothing"),
+        ([[1e308, 1e308], [1.0]], inf, "rank 0 on node0 has 1e+308, and the sum is too large for "),
+        ([[1.0], [1e308], [1e308, 2.0]], 1.0, "rank 1 on node1 has 1e+308; rank 2 on node2 has "),
+    ],
+)
+def test_values_that_have_no_mean(values: list[list[float]], result: float, note: str) -> None:
+    found = judge_mean("loss", reduced([result] * len(values), values))
+    assert (found.count, found.culprit) == (None, None)
+    assert found.note.startswith(note)
+
+
+@given(st.lists(st.lists(st.floats(0.5, 100), min_size=1, max_size=30), min_size=2, max_size=6))
+def test_float64_is_exact_enough_and_float32_is_not_taken_for_it(
+    values: list[list[float]],
+) -> None:
+    every = [value for own in values for value in own]
+    in_double = float(torch.tensor(every, dtype=torch.float64).sum()) / len(every)
+    found = judge_mean("", reduced([in_double] * len(values), values))
+    assert found.count in (0, None)
+    off = fsum(every) / len(every) * (1 + 1e-6)
+    assert judge_mean("", reduced([off] * len(values), values)).count != 0
+
+
+def counted(*pairs: tuple[int, int | None]) -> list[Counted]:
+    return [
+        Counted(At(rank, f"node{rank}"), own, result) for rank, (own, result) in enumerate(pairs)
+    ]
+
+
+def test_sums_are_exact() -> None:
+    large = 2**53
+    assert judge_count("tokens", counted((large, large + 1), (1, large + 1))).right
+    found = judge_count("tokens", counted((large, large), (1, large + 1)))
+    assert found.culprit == f"rank 0 on node0: {large}, as float64 has it"
+    assert judge_count("", counted((3, 7), (4, 3))).culprit == "rank 1 on node1: 3"
+    assert judge_count("", counted((3, 3), (4, None))).count is None
+    assert judge_count("", []).count is None

@@ -1,0 +1,93 @@
+"""Ranks that draw the same, draw otherwise the second time, or whatever the seed is."""
+
+from __future__ import annotations
+
+from pytest_mnode.checks.data import At, Draws, judge_depends, judge_distinct, judge_reproduced
+
+
+def drawn(*ranks: dict[str, str]) -> list[Draws]:
+    return [Draws(At(rank, f"node{rank}"), digests) for rank, digests in enumerate(ranks)]
+
+
+def test_each_its_own() -> None:
+    right = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
+    assert judge_distinct("", right).right
+    # Different kinds of generators may well draw what looks the same.
+    same = drawn({"torch": "a", "numpy": "a"}, {"torch": "b", "numpy": "c"})
+    assert judge_distinct("", same).right
+
+
+def test_equal_seeds_are_named() -> None:
+    found = judge_distinct("", drawn({"torch": "a"}, {"torch": "b"}, {"torch": "a"}))
+    assert (found.count, found.culprit) == (
+        2,
+        "rank 0 on node0, rank 2 on node2: the same from torch",
+    )
+    same = {"torch": "a", "numpy": "b"}
+    assert judge_distinct("", drawn(same, same)).culprit == (
+        "all 2 ranks: the same from torch, numpy"
+    )
+
+
+def test_workers_have_seeds_of_their_own() -> None:
+    first = {"torch": "a", "worker 0: torch": "b", "worker 1: torch": "b"}
+    second = {"torch": "c", "worker 0: torch": "d", "worker 1: torch": "e"}
+    assert judge_distinct("", drawn(first, second)).culprit == (
+        "rank 0 on node0, worker 0; rank 0 on node0, worker 1: the same from torch"
+    )
+    found = judge_distinct("", drawn({"worker 0: torch": "a"}, {"worker 0: torch": "a"}))
+    assert found.culprit == "all 2 ranks: worker 0, the same from torch"
+    own = judge_distinct("", drawn({"torch": "a", "worker 0: torch": "a"}, {"torch": "b"}))
+    assert own.culprit == "rank 0 on node0; rank 0 on node0, worker 0: the same from torch"
+
+
+def test_one_rank_alone_is_no_pass() -> None:
+    assert judge_distinct("", drawn({"torch": "a"})).count is None
+    assert judge_distinct("", drawn({}, {})).count is None
+
+
+def test_a_second_run() -> None:
+    first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
+    assert judge_reproduced("", first, first).right
+    other = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "x"})
+    assert judge_reproduced("", first, other).culprit == "rank 1 on node1: others from numpy"
+    for gone in (judge_reproduced("", first, first[:1]), judge_reproduced("", first[:1], first)):
+        assert (gone.count, gone.culprit) == (None, None)
+        assert gone.note.startswith("rank 1 on node1: not in both runs; ")
+    assert judge_reproduced("", first, []).count is None
+    assert judge_reproduced("", [], first).count is None
+
+
+def test_another_seed() -> None:
+    first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
+    other = drawn({"torch": "e", "numpy": "f"}, {"torch": "g", "numpy": "h"})
+    assert judge_depends("", first, other).right
+    stuck = judge_depends("", first, drawn({"torch": "e", "numpy": "b"}, {"numpy": "d"}))
+    assert stuck.culprit == "all 2 ranks: the same from numpy"
+
+
+def test_what_did_not_draw_is_no_pass_and_named() -> None:
+    both, one = {"torch": "a", "numpy": "b"}, {"torch": "c"}
+    found = judge_distinct("", drawn(both, one))
+    assert (found.count, found.note) == (
+        None,
+        "rank 1 on node1: drew nothing from numpy; torch, numpy",
+    )
+    assert judge_distinct("", drawn(both, {"torch": "a"})).count == 2
+    for other in (drawn({}, {}), drawn(both, {})):
+        assert judge_reproduced("", drawn(both, both), other).count is None
+    assert judge_reproduced("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
+    assert judge_depends("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
+    # Another seed gives other numbers: none at all are not others.
+    found = judge_depends("", drawn(both, one), drawn({"torch": "x", "numpy": "y"}, {}))
+    assert (found.count, found.note) == (
+        None,
+        "rank 1 on node1: drew nothing from torch, numpy; torch, numpy",
+    )
+    elsewhere = [Draws(At(7, "node7"), {"torch": "e", "numpy": "f"})]
+    found = judge_depends("", drawn(both, both), elsewhere)
+    assert found.count is None
+    assert found.note == "all 3 ranks: not in both runs; torch, numpy"
+    # What is wrong is wrong, whatever else is missing.
+    stuck = judge_depends("", drawn(both, one), drawn(both, {}))
+    assert (stuck.count, stuck.culprit) == (2, "rank 0 on node0: the same from torch, numpy")

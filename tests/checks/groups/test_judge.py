@@ -1,0 +1,198 @@
+"""Who is in a wrong group, at a wrong place, on another host; by what ranks said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.checks.groups.facts import Expected, Membership, RankGroups, Talked, agreed
+from pytest_mnode.checks.groups.judge import judge_inside_node, judge_members, judge_talk
+from pytest_mnode.checks.groups.plan import Layout
+from pytest_mnode.wrong import Wrong
+
+LAYOUT = Layout.of(dp=2, tp=2)
+EXPECTED = {name: LAYOUT.groups(name) for name in LAYOUT.names}
+
+
+def told(hosts: Sequence[str] = ("a", "a", "b", "b")) -> list[RankGroups]:
+    """Four ranks of which all is right."""
+    return [
+        RankGroups(
+            rank,
+            f"node{rank // 2}",
+            hosts[rank],
+            {
+                name: Membership(
+                    group := LAYOUT.group_of(rank, name), group.index(rank), None, group
+                )
+                for name in LAYOUT.names
+            },
+            machine=hosts[rank] * 4,
+        )
+        for rank in range(4)
+    ]
+
+
+def changed(rank: int, name: str, membership: Membership | None) -> list[RankGroups]:
+    ranks = told()
+    groups = {k: v for k, v in ranks[rank].groups.items() if k != name}
+    if membership is not None:
+        groups[name] = membership
+    ranks[rank] = replace(ranks[rank], groups=groups)
+    return ranks
+
+
+def judged(ranks: Sequence[RankGroups]) -> tuple[Wrong, Wrong]:
+    members, order = judge_members("mesh", ranks, EXPECTED)
+    return members, order
+
+
+def test_all_is_right() -> None:
+    members, order = judged(told())
+    assert members.right
+    assert order.right
+    assert members.name == "mesh: ranks in a wrong group"
+    assert order.name == "mesh: ranks at a wrong place in their group"
+
+
+def test_a_wrong_member_is_named_and_nothing_is_said_of_the_order() -> None:
+    ranks = changed(3, "tp", Membership((1, 3), 1))
+    assert not agreed(ranks, "tp")
+    members, order = judged(ranks)
+    assert (members.count, members.culprit) == (
+        1,
+        "rank 3 on node1 is in tp [1, 3], expected [2, 3]",
+    )
+    assert order.count is None
+    assert order.note.startswith("nobody was heard in tp: ranks disagree on who is in it")
+
+
+def test_a_rank_that_is_left_out_and_one_too_many() -> None:
+    members, _ = judged(changed(2, "dp", None))
+    assert members.culprit == "rank 2 on node1 is in no dp, expected in [0, 2]"
+    extra = changed(2, "cp", Membership((2,), 0))
+    found, _ = judge_members("mesh", extra, {**EXPECTED, "cp": ((0, 1),)})
+    assert found.culprit is not None
+    assert "rank 2 on node1 is in cp [2], expected in none" in found.culprit
+    assert "rank 0 on node0 is in no cp, expected in [0, 1]" in found.culprit
+
+
+def test_what_was_heard_counts_not_only_what_torch_says() -> None:
+    right = told()[0].groups["dp"]
+    members, order = judged(changed(0, "dp", replace(right, heard=(0, 3))))
+    assert members.culprit == "rank 0 on node0 heard [0, 3] in dp, expected [0, 2]"
+    members, order = judged(changed(0, "dp", replace(right, heard=(2, 0))))
+    assert members.right
+    assert order.culprit == "rank 0 on node0 heard dp in the order [2, 0], expected [0, 2]"
+
+
+def test_wrong_orders() -> None:
+    swapped = Membership((3, 2), 1)
+    _, order = judged(changed(2, "tp", swapped))
+    assert (order.count, order.culprit) == (
+        1,
+        "rank 2 on node1 has tp in the order [3, 2], expected [2, 3]",
+    )
+    right = told()[2].groups["tp"]
+    _, order = judged(changed(2, "tp", replace(right, coordinate=1)))
+    assert order.culprit == "rank 2 on node1 is at place 0 of tp [2, 3], and 1 in the mesh"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected", "note"),
+    [
+        ([], EXPECTED, "ranks 0, 1, 2, 3 did not say which groups they are in"),
+        (told()[:1], EXPECTED, "ranks 1, 2, 3 did not say which groups they are in"),
+        (told(), {}, "no group is expected"),
+        (told(), {"cp": []}, "no group is expected"),
+    ],
+)
+def test_nothing_compared_is_no_pass(
+    ranks: Sequence[RankGroups], expected: Expected, note: str
+) -> None:
+    for found in judge_members("mesh", ranks, expected):
+        assert found.count is None
+        assert note in found.note
+
+
+def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
+    def unheard(one: RankGroups) -> RankGroups:
+        return replace(
+            one, groups={name: replace(has, heard=None) for name, has in one.groups.items()}
+        )
+
+    for found in judged([unheard(one) for one in told()]):
+        assert found.count is None
+        assert found.note == "all 4 ranks: nobody was heard in dp, tp"
+    one_deaf = told()
+    one_deaf[2] = unheard(one_deaf[2])
+    for found in judged(one_deaf):
+        assert (found.count, found.note) == (None, "rank 2 on node1: nobody was heard in dp, tp")
+    # What is wrong by what torch declares is wrong, whoever was heard.
+    assert judged(changed(3, "tp", Membership((1, 3), 1)))[0].count == 1
+
+
+def test_groups_over_hosts() -> None:
+    wrong = judge_inside_node("mesh", told(("a", "b", "c", "c")), ["tp"])
+    assert (wrong.count, wrong.culprit) == (1, "tp [0, 1] spans a, b")
+    assert wrong.name == "mesh: tp groups over more than one node"
+    assert judge_inside_node("mesh", told(), ["tp"]).note == "2 groups over 2 hosts"
+    assert judge_inside_node("mesh", told(), ["dp"]).count == 2
+
+
+def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
+    ranks = [replace(one, host="localhost", machine=f"m{one.rank}") for one in told()]
+    wrong = judge_inside_node("mesh", ranks, ["tp"])
+    assert wrong.culprit == (
+        "tp [0, 1] spans localhost (m0), localhost (m1); "
+        "tp [2, 3] spans localhost (m2), localhost (m3)"
+    )
+
+
+def test_no_group_of_the_name_is_inconclusive() -> None:
+    assert judge_inside_node("mesh", told(), ["cp"]).count is None
+    found = judge_inside_node("mesh", told(), iter(["tp", "cp"]))
+    assert (found.name, found.count) == ("mesh: tp and cp groups over more than one node", None)
+    assert found.note == "2 groups over 2 hosts; there is no group of cp"
+    assert judge_inside_node("mesh", told(), []).count is None
+    broken = judge_inside_node("mesh", told(), ["dp", "cp"])
+    assert (broken.count, broken.note) == (2, "2 groups over 2 hosts; there is no group of cp")
+
+
+def test_a_rank_whose_host_is_not_known_is_inconclusive() -> None:
+    found = judge_inside_node("mesh", told()[:3], ["tp"])
+    assert (found.count, found.culprit) == (None, None)
+    assert found.note == "2 groups over 2 hosts; the host of rank 3 is not known"
+    # Two nodes whose hosts are called alike, and nothing to tell their machines apart by.
+    alike = [replace(one, host="localhost", machine="") for one in told(("a", "b", "c", "c"))]
+    alike[1] = replace(alike[1], node="node9")
+    found = judge_inside_node("mesh", alike, ["tp"])
+    assert found.count is None
+    assert found.note.endswith("; the hosts of ranks 0, 1, 2, 3 are not known")
+
+
+def test_wrong_values_and_what_was_not_tried() -> None:
+    right = ("rank 0 on node0", [Talked("dp", "all_reduce", 0)])
+    bad = ("rank 1 on node0", [Talked("dp", "all_reduce", 3, "position 2 is 7, expected 8")])
+    wrong = judge_talk("mesh", [right, bad], {})
+    assert (wrong.count, wrong.culprit) == (
+        3,
+        "rank 1 on node0: all_reduce in dp: position 2 is 7, expected 8",
+    )
+    assert judge_talk("mesh", [right], {}).right
+    untried = judge_talk("mesh", [right], {"tp": "it has wrong ranks"})
+    assert (untried.count, untried.note) == (None, "tp not tried: it has wrong ranks; all_reduce")
+    assert judge_talk("mesh", [right, bad], {"tp": "it has wrong ranks"}).count == 3
+    nothing = judge_talk("mesh", [("rank 0 on node0", [])], {})
+    assert (nothing.count, nothing.note) == (None, "no collective was run")
+
+
+def test_ranks_agree_only_where_all_say_the_same() -> None:
+    assert agreed(told(), "tp")
+    assert agreed(told(), "nowhere")
+    assert not agreed(changed(1, "tp", Membership((0, 1), 0)), "tp")
+    assert not agreed(changed(1, "tp", Membership((1, 0), 0)), "tp")
+    assert not agreed(changed(1, "tp", None), "tp")
+    assert not agreed(changed(1, "tp", Membership((0, 1, 9), 1)), "tp")

@@ -1,0 +1,303 @@
+"""One test driven through ranks that a script speaks for: who is waited for, and how long."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from pytest_mnode.controller import conductor as conduct
+from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.conductor import Conductor, Outcome
+from pytest_mnode.outcome.calls import INSIDE, SEPARATOR
+from pytest_mnode.protocol.messages import (
+    BodyDone,
+    Death,
+    PartLost,
+    PhaseReport,
+    Ping,
+    Pong,
+    RunItem,
+    Shape,
+    StackTexts,
+    TearDown,
+    TornDown,
+    WorldInfo,
+)
+
+WORLD = WorldInfo("w1", Shape(2, 1), ("node0", "node1"))
+Answer = Callable[[int, Any], list[Any]]
+
+
+def obedient(rank: int, message: Any) -> list[Any]:
+    """What a rank says that passes its test."""
+    match message:
+        case RunItem(ordinal=n):
+            return [phase(rank, n, "setup"), phase(rank, n, "call"), BodyDone(rank, n)]
+        case TearDown(ordinal=n):
+            return [phase(rank, n, "teardown"), TornDown(rank, n)]
+        case Ping(n):
+            return [Pong(rank, n)]
+    return []
+
+
+def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: Any) -> PhaseReport:
+    return PhaseReport(rank, ordinal, when, outcome, data)
+
+
+def silent(rank: int, message: Any) -> list[Any]:
+    return []
+
+
+class Stage:
+    """A client whose other end is a script."""
+
+    name = "client"
+
+    def __init__(self, *ranks: Answer) -> None:
+        self.ranks = ranks
+        self.ordinals = itertools.count(7)
+        self.inbox: deque[Any] = deque()
+        self.told: list[tuple[int, Any]] = []
+        self.stacks_taken = 0
+        self.records: list[dict[int, str]] = []
+        """What the ranks recorded of their calls, at one look after the other; the last stays."""
+        self.aside: list[Any] = []
+
+    def tell_ranks(self, world: WorldInfo, message: Any) -> None:
+        for rank in range(len(self.ranks)):
+            self.tell_rank(world, rank, message)
+
+    def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
+        self.told.append((rank, message))
+        self.inbox.extend(self.ranks[rank](rank, message))
+
+    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+        self.stacks_taken += look is None
+        read = self.records.pop(0) if len(self.records) > 1 else (self.records or [{}])[0]
+        for rank, node in enumerate(world.nodes):
+            texts = {} if look else {rank: "x"}
+            calls = {rank: read[rank]} if rank in read else {}
+            self.inbox.append(StackTexts(node, world.id, texts, calls=calls, look=look))
+
+    def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
+        native = dict.fromkeys(ranks, f"C stack on {node}")
+        self.inbox.append(StackTexts(node, world.id, native=native))
+
+    def take_aside(self, world: str) -> list[Any]:
+        return []
+
+    def set_aside(self, message: Any) -> None:
+        self.aside.append(message)
+
+    def next_message(self, timeout_s: float) -> Any:
+        if self.inbox:
+            return self.inbox.popleft()
+        time.sleep(timeout_s)
+        return None
+
+
+class Stopped(Stage):
+    """The controller stands still, at its first wait for a rank, longer than any limit."""
+
+    def next_message(self, timeout_s: float) -> Any:
+        if not self.inbox and not self.stacks_taken:
+            time.sleep(1.0)
+            self.inbox += obedient(1, RunItem(7, "client", "a.py::test_a", None, True))
+            self.ranks = (obedient, obedient)
+            self.stacks_taken = 1
+            return None
+        return super().next_message(timeout_s)
+
+
+def ran(stage: Stage, timeout_s: float = 0.1) -> Outcome:
+    return Conductor(cast(Client, stage), WORLD, timeout_s).run_item("a.py::test_a", None, True)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in (
+        "GRACE_S",
+        "DEATH_GRACE_S",
+        "PONG_LIMIT_S",
+        "UNCLEAN_TEARDOWN_LIMIT_S",
+        "STACKS_LIMIT_S",
+        "LOOK_S",
+    ):
+        monkeypatch.setattr(conduct, limit, 0.05)
+
+
+def test_all_pass() -> None:
+    stage = Stage(obedient, obedient)
+    outcome = ran(stage, timeout_s=30)
+    assert outcome.clean
+    assert stage.stacks_taken == 0
+
+
+def test_teardown_waits_for_all_bodies() -> None:
+    def late(rank: int, message: Any) -> list[Any]:
+        return silent(rank, message) if isinstance(message, RunItem) else obedient(rank, message)
+
+    stage = Stage(obedient, late)
+    outcome = ran(stage)
+    assert outcome.timed_out == "call"
+    assert outcome.states[1].stuck_in == "setup"
+    assert outcome.states[1].stack == "x"
+    assert outcome.states[1].native == "C stack on node1"  # "x" has no line of the test
+    assert outcome.states[0].native == ""
+    assert [rank for rank, message in stage.told if isinstance(message, TearDown)] == [0]
+
+
+def test_a_failure_starts_the_grace_not_the_limit() -> None:
+    def fails(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), BodyDone(rank, 7)]
+        return obedient(rank, message)
+
+    start = time.monotonic()
+    outcome = ran(Stage(fails, silent), timeout_s=60)
+    assert time.monotonic() - start < 5
+    assert not outcome.timed_out
+    assert outcome.states[1].stuck_in == "setup"
+    assert not outcome.clean
+
+
+def test_calls_that_differ_end_the_test_before_its_limit() -> None:
+    stage = Stage(silent, silent)
+    stage.records = [{}, {0: record(1, "[2]"), 1: record(1, "[3]")}]
+    start = time.monotonic()
+    outcome = ran(stage, timeout_s=60)
+    assert time.monotonic() - start < 5
+    assert outcome.hopeless
+    assert not outcome.timed_out
+    assert [s.stuck_in for s in outcome.states.values()] == ["setup", "setup"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({0: "[2]"}, {0: "[2]", 1: "[2]"}),
+        ({0: "[2]", 1: "[2]"}, {0: "[2]", 1: "[2]"}),
+        ({}, {}),
+    ],
+)
+def test_calls_that_agree_wait_for_the_limit(first: dict[int, str], second: dict[int, str]) -> None:
+    stage = Stage(silent, silent)
+    stage.records = [{r: record(1, s) for r, s in seen.items()} for seen in (first, second)]
+    outcome = ran(stage, timeout_s=0.5)
+    assert outcome.timed_out == "call"
+    assert not outcome.hopeless
+
+
+def test_a_rank_that_makes_calls_is_not_given_up() -> None:
+    stage = Stage(silent, silent)
+    stage.records = [{0: record(n, "[2]"), 1: record(n, "[3]")} for n in range(1, 100)]
+    assert not ran(stage, timeout_s=0.5).hopeless
+
+
+def test_an_answer_to_an_older_look_is_not_heard() -> None:
+    class Late(Stage):
+        def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+            super().take_stacks(world, look and look - 1)
+
+    stage = Late(silent, silent)
+    stage.records = [{0: record(1, "[2]"), 1: record(1, "[3]")}]
+    assert not ran(stage, timeout_s=0.5).hopeless
+
+
+def record(number: int, shape: str) -> str:
+    """Of a rank that is inside its `number`th call."""
+    return SEPARATOR.join(
+        (INSIDE, str(number), str(number), "", "all_reduce", "", f"of {shape} float32", "a.py:1")
+    )
+
+
+def test_an_expected_failure_starts_the_grace() -> None:
+    def fails(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            call = phase(rank, 7, "call", "skipped", wasxfail="known")
+            return [phase(rank, 7, "setup"), call, BodyDone(rank, 7)]
+        return obedient(rank, message)
+
+    outcome = ran(Stage(fails, silent), timeout_s=60)
+    assert not outcome.timed_out
+    assert outcome.states[1].stuck_in
+
+
+def test_no_answer_to_the_last_ping_is_no_pass() -> None:
+    def mute(rank: int, message: Any) -> list[Any]:
+        return silent(rank, message) if isinstance(message, Ping) else obedient(rank, message)
+
+    outcome = ran(Stage(obedient, mute), timeout_s=30)
+    assert not outcome.clean
+    assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.05)
+    assert outcome.states[1].stuck_in == "teardown"
+
+
+def dying(ordinal: int | None, at: type[Any], marked: str = "call") -> Answer:
+    def answer(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, at):
+            return [Death("node1", "w1", rank, 1, 3, None, ordinal=ordinal, phase=marked)]
+        return obedient(rank, message)
+
+    return answer
+
+
+@pytest.mark.parametrize("at", [RunItem, TearDown, Ping])
+def test_a_death_is_never_clean(at: type[Any]) -> None:
+    outcome = ran(Stage(obedient, dying(7, at)), timeout_s=30)
+    assert not outcome.clean
+    assert outcome.states[1].death is not None
+    assert not outcome.stillborn
+
+
+def test_a_death_that_belongs_to_the_test_before() -> None:
+    outcome = ran(Stage(silent, dying(6, RunItem, "after")), timeout_s=30)
+    assert [death.rank for death in outcome.stillborn] == [1]
+    assert not outcome.clean
+
+
+def test_a_death_before_any_test_is_this_one_s() -> None:
+    assert not ran(Stage(obedient, dying(None, RunItem, ""))).stillborn
+
+
+def test_what_is_said_of_another_test_or_world_is_not_heard() -> None:
+    def confused(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, RunItem):
+            return [
+                phase(rank, 6, "call", "failed"),
+                Death("node1", "w0", rank, 1, 3, None),
+                PartLost("node1", "w0", "gone"),
+                *obedient(rank, message),
+            ]
+        return obedient(rank, message)
+
+    assert ran(Stage(obedient, confused), timeout_s=30).clean
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"leaks": ("thread 'x'",)},
+        {"reusable": False},
+        {"problem": "Exit: enough"},
+        {"entered": 4},
+    ],
+)
+def test_ranks_that_are_not_used_again(last: dict[str, Any]) -> None:
+    def ends_so(rank: int, message: Any) -> list[Any]:
+        if isinstance(message, TearDown):
+            return [phase(rank, 7, "teardown"), TornDown(rank, 7, **last)]
+        return obedient(rank, message)
+
+    assert not ran(Stage(obedient, ends_so), timeout_s=30).clean
+
+
+def test_a_stop_of_the_controller_is_no_time_of_the_test() -> None:
+    outcome = ran(Stopped(obedient, silent), timeout_s=0.5)
+    assert not outcome.timed_out
+    assert outcome.clean

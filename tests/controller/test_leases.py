@@ -1,0 +1,141 @@
+"""Leases: whole or not at all, first come first served, and never a deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.controller.leases import Leases, NodeState
+from pytest_mnode.launchers.node import Node, count
+from pytest_mnode.protocol.messages import Granted, LeaseNodes, Refused
+
+
+def leases(count: int = 4) -> Leases:
+    nodes = {
+        f"node{i}": NodeState(Node(f"node{i}", i, "127.0.0.1"), 0, True, 1000) for i in range(count)
+    }
+    return Leases(nodes)
+
+
+def ask(
+    desk: Leases, client: str, nodes: int | None, exclusive: bool = False, seq: int = 1
+) -> None:
+    desk.ask(client, LeaseNodes(seq, nodes, exclusive, f"test of {client}"))
+
+
+def granted(desk: Leases) -> dict[str, tuple[str, ...]]:
+    return {c: a.nodes for c, a in desk.answers() if isinstance(a, Granted)}
+
+
+def test_two_get_disjoint_nodes_and_a_third_waits() -> None:
+    desk = leases()
+    for client in "abc":
+        ask(desk, client, 2)
+    assert granted(desk) == {"a": ("node0", "node1"), "b": ("node2", "node3")}
+    desk.give_back(1)
+    assert granted(desk) == {"c": ("node0", "node1")}
+
+
+def test_a_small_request_does_not_overtake_a_large_one() -> None:
+    desk = leases()
+    ask(desk, "a", 2)
+    ask(desk, "large", None)
+    ask(desk, "small", 1)
+    assert list(granted(desk)) == ["a"]
+    desk.give_back(1)
+    assert list(granted(desk)) == ["large"]
+
+
+def test_who_measures_is_alone() -> None:
+    desk = leases()
+    ask(desk, "a", 1)
+    ask(desk, "measures", 1, exclusive=True)
+    assert list(granted(desk)) == ["a"]
+    desk.give_back(1)
+    ask(desk, "b", 1)
+    assert list(granted(desk)) == ["measures"]
+    desk.give_back(2)
+    assert list(granted(desk)) == ["b"]
+
+
+def test_a_lost_node_is_named() -> None:
+    desk = leases()
+    desk.nodes["node2"].went("powered off")
+    ask(desk, "a", 4)
+    [(_, answer)] = desk.answers()
+    assert isinstance(answer, Refused)
+    assert answer.node == "node2"
+    text = "test of a needs 4 nodes and the run has 4, of which node2 is lost: powered off"
+    assert answer.text == text
+
+
+def test_what_a_gone_client_waited_for_is_forgotten() -> None:
+    desk = leases()
+    ask(desk, "a", 4)
+    granted(desk)
+    ask(desk, "gone", 1)
+    assert desk.forget("a") == [1]
+    assert desk.forget("gone") == []
+    desk.give_back(1)
+    assert granted(desk) == {}
+
+
+def test_a_request_that_is_withdrawn_holds_up_nobody() -> None:
+    desk = leases()
+    ask(desk, "a", 2)
+    granted(desk)
+    ask(desk, "large", None, seq=7)
+    ask(desk, "small", 1, seq=7)
+    assert granted(desk) == {}
+    assert desk.forget("large", 6) == []
+    assert granted(desk) == {}, "request 7 was withdrawn for request 6"
+    assert desk.forget("large", 7) == []
+    assert granted(desk) == {"small": ("node2",)}
+
+
+def test_a_grant_that_comes_too_late_is_given_back() -> None:
+    desk = leases()
+    ask(desk, "a", 1, seq=1)
+    ask(desk, "b", 1, seq=1)
+    ask(desk, "a", 1, seq=2)
+    assert granted(desk) == {"a": ("node2",), "b": ("node1",)}  # the last of each
+    [late] = desk.forget("a", 2)
+    assert desk.out[late].nodes == ("node2",)
+    desk.give_back(late)
+    ask(desk, "c", 2, seq=1)
+    assert granted(desk) == {"c": ("node2", "node3")}
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 4) | st.none(), st.booleans()), max_size=30),
+    order=st.randoms(),
+)
+def test_everybody_is_served_whatever_the_order(
+    requests: Sequence[tuple[int | None, bool]], order: Random
+) -> None:
+    desk = leases()
+    waiting = {f"c{i}": request for i, request in enumerate(requests)}
+    for client, (nodes, exclusive) in waiting.items():
+        ask(desk, client, nodes, exclusive)
+    served: list[str] = []
+    while len(served) < len(waiting):
+        served += granted(desk)
+        held = [name for lease in desk.out.values() for name in lease.nodes]
+        assert len(held) == len(set(held)), "a node was leased twice"
+        assert desk.out, "nobody holds anything, and yet nobody is served"
+        alone = [lease for lease in desk.out.values() if lease.exclusive]
+        assert not alone or len(desk.out) == 1
+        desk.give_back(order.choice(sorted(desk.out)))
+    assert served == list(waiting), "not first come first served"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(0, "node", "0 nodes"), (1, "rank", "1 rank"), (2, "rank", "2 ranks")],
+)
+def test_a_count_and_its_noun(number: int, noun: str, text: str) -> None:
+    assert count(number, noun) == text

@@ -1,0 +1,143 @@
+"""Gates of nodes that are other machines: how they end, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller import supervisors as gates
+from pytest_mnode.controller.supervisors import Gates, Place
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.protocol.channel import Keys
+
+NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
+WELL = ["cat"]
+"""Ends with its input, as a gate does."""
+
+
+@dataclass
+class Elsewhere:
+    """A launcher of other machines; `runs` is what is started on each in place of a gate."""
+
+    runs: dict[str, list[str]]
+    name: str = "ssh"
+    nodes: Sequence[Node] = NODES
+    shared_kernel: bool = False
+    python: str = "/opt/python"
+    shared_dir: Path | None = None
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
+        self.asked.append((nodes[0].name, *argv))
+        return [self.runs[node.name] for node in nodes]
+
+    def doorway(self, node: Node) -> None:
+        return None
+
+
+@pytest.fixture
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gates]:
+    runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
+    ends = {"n0": "tcp://10.0.0.9:1", "n1": "tcp://10.1.0.9:1"}
+    place = Place("ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024)
+    launcher: Any = Elsewhere(runs)
+    made = Gates(launcher, Keys("a", "b", "c"), place)
+    made.open()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def told(opened: Gates, number: int) -> dict[str, Any]:
+    path = Path(opened.place_of_run.log_dir) / f"gate{number}.0.log"
+    end = time.monotonic() + 10.0
+    while not path.read_text().count("\n"):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    found: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+    return found
+
+
+def test_each_node_has_a_gate_of_its_own(opened: Gates) -> None:
+    assert opened.nodes == [(NODES[0],), (NODES[1],)]
+    first, second = told(opened, 0), told(opened, 1)
+    assert [first["endpoint"], second["endpoint"]] == ["tcp://10.0.0.9:1", "tcp://10.1.0.9:1"]
+    assert [node["name"] for node in second["nodes"]] == ["n1"]
+    assert (first["run_dir"], first["log_dir"], first["remote"]) == ("", "", True)
+    assert first["mark"] == opened.run_dir
+    assert first["open_files"] is None  # its machine has a limit of its own
+    assert sys.prefix in first["prefixes"]
+
+
+@pytest.mark.parametrize(
+    ("opened", "how"),
+    [
+        (
+            {"n0": WELL, "n1": ["sh", "-c", "echo 'n1: the connection was lost: x' >&2; exit 255"]},
+            "the connection was lost: x",
+        ),
+        (
+            {"n0": WELL, "n1": ["sh", "-c", "echo OSError: no room >&2; exit 1"]},
+            "the process that guards the ranks there exited with code 1: OSError: no room",
+        ),
+        (
+            {"n0": WELL, "n1": ["sh", "-c", "kill -9 $$"]},
+            "the process that guards the ranks there was killed by SIGKILL",
+        ),
+    ],
+    indirect=["opened"],
+)
+def test_one_that_ends_says_why(opened: Gates, how: str) -> None:
+    end = time.monotonic() + 10.0
+    while not (ended := opened.ended()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert list(ended) == [1]
+    assert ended[1] == how
+
+
+def test_one_that_is_never_heard_of_names_the_way_back(
+    opened: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_FIRST_WORD_S", 0.05)
+    assert opened.heard(0)
+    time.sleep(0.1)
+    assert opened.silent(60.0) == {
+        1: "nothing heard of it for 0 s; does a firewall keep it from tcp://10.1.0.9:1, this "
+        "machine?"
+    }
+    assert opened.silent(0.05)[0] == "nothing heard of it for 0 s"
+
+
+def test_one_that_is_started_again_has_another_name(opened: Gates) -> None:
+    assert opened.heard(1)
+    assert not opened.heard(1)
+    assert opened.known == ["gate/1.0"]
+    opened.open_again(1)
+    assert opened.known == []
+    assert opened.peer(1) == "gate/1.1"
+    assert not opened.is_current(1, 0)
+    assert opened.is_current(1, 1)
+    assert opened.ended() == {}
+
+
+@pytest.mark.parametrize(
+    "opened", [{"n0": WELL, "n1": ["sh", "-c", "echo gone; exit 1"]}], indirect=True
+)
+def test_the_last_words_are_of_the_gate_that_was_started_last(opened: Gates) -> None:
+    end = time.monotonic() + 10.0
+    while not opened.ended():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert opened.last_words(1) == "gone"
+    opened.launcher.runs["n1"] = ["true"]  # type: ignore[attr-defined]
+    opened.open_again(1)
+    assert opened.last_words(1) == ""

@@ -1,0 +1,203 @@
+"""Waits for the hub that are cut short: their requests are withdrawn, whatever ended them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode import errors
+from pytest_mnode.controller import client as client_module
+from pytest_mnode.controller.client import Client, Lease
+from pytest_mnode.controller.leases import Leases, NodeState
+from pytest_mnode.controller.worlds import PoolFacts, Worlds
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.protocol.messages import (
+    CloseWorld,
+    Granted,
+    LeaseNodes,
+    Opened,
+    OpenWorld,
+    Refused,
+    StopWorld,
+    Withdraw,
+)
+from tests.inner import run_pytest, write_files
+
+
+class Line:
+    """The hub's other end: keeps what it is sent, answers with what `answer` gives or raises."""
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self.answer = answer
+        self.sent: list[Any] = []
+
+    def send(self, destination: str, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self, timeout_s: float | None) -> Any:
+        return self.answer(self.sent[-1].seq)
+
+    def close(self) -> None: ...
+
+
+def raises(error: BaseException) -> Callable[[int], Any]:
+    def answer(_: int) -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (raises(KeyboardInterrupt()), KeyboardInterrupt),
+        (raises(pytest.fail.Exception("Timeout >1.0s")), pytest.fail.Exception),
+        (raises(SystemExit(1)), SystemExit),
+        (lambda _: None, errors.TimeLimitError),
+        (lambda seq: Refused(seq, "ClusterError", "no"), errors.ClusterError),
+    ],
+    ids=["interrupt", "time limit of a plugin", "exit", "limit", "refused"],
+)
+@pytest.mark.parametrize(
+    "wait",
+    [lambda c: c.lease(2, False, "a test"), lambda c: c.open_world(Lease(1, ("n0",)), 1, False)],
+    ids=["nodes", "world"],
+)
+def test_a_wait_that_ends_without_its_answer_withdraws_its_request(
+    wait: Callable[[Client], Any],
+    answer: Callable[[int], Any],
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "LEASE_LIMIT_S", 0.01)
+    monkeypatch.setattr(client_module, "ANSWER_LIMIT_S", 0.01)
+    line = Line(answer)
+    with pytest.raises(error):
+        wait(Client("client/1", line))
+    asked, withdrawn = line.sent
+    assert withdrawn == Withdraw(asked.seq)
+
+
+def test_an_answer_that_came_is_kept() -> None:
+    line = Line(lambda seq: Granted(seq, 4, ("n0",)))
+    assert Client("client/1", line).lease(1, False, "a test") == Lease(4, ("n0",))
+    assert [type(message) for message in line.sent] == [LeaseNodes]
+
+
+class Desk:
+    """Worlds of one node each on four nodes, one lease and client for each node."""
+
+    def __init__(self) -> None:
+        names = [f"n{i}" for i in range(4)]
+        leases = Leases({name: NodeState(Node(name, 0, "127.0.0.1"), 0, True, 1) for name in names})
+        for name in names:
+            leases.ask(f"client/{name}", LeaseNodes(1, 1, False, name))
+        leases.answers()
+        self.sent: list[tuple[str, Any]] = []
+        self.to_agents: list[Any] = []
+        self.worlds = Worlds(
+            PoolFacts("gloo", 0, "/logs", 4),
+            leases,
+            lambda peer, message: self.sent.append((peer, message)),
+            lambda _, message: self.to_agents.append(message),
+            now=time.monotonic,
+        )
+
+    def ask(self, number: int, seq: int) -> str:
+        """The name of the world that is launched, "" where none is."""
+        before = set(self.worlds.worlds)
+        self.worlds.opening.append((f"client/n{number}", OpenWorld(seq, number + 1, 1, False)))
+        self.worlds.open()
+        return next(iter(set(self.worlds.worlds) - before), "")
+
+    def forget(self, number: int, seq: int) -> list[Any]:
+        """What agents are told when a request is withdrawn."""
+        told = len(self.to_agents)
+        self.worlds.forget(f"client/n{number}", seq)
+        return self.to_agents[told:]
+
+
+@pytest.mark.parametrize("came_up", [False, True])
+def test_a_world_that_nobody_waits_for_is_stopped(came_up: bool) -> None:
+    desk = Desk()
+    other, name = desk.ask(0, 2), desk.ask(1, 2)
+    if came_up:
+        desk.worlds.hello(name, 0)
+    assert desk.forget(1, 3) == []
+    assert desk.forget(1, 2) == [StopWorld("n1", name)]
+    assert set(desk.worlds.worlds) == {other}
+    sent = len(desk.sent)
+    desk.worlds.hello(name, 0)
+    assert len(desk.sent) == sent, "a world was handed to nobody"
+
+
+def test_one_that_is_not_launched_yet_never_is() -> None:
+    desk = Desk()
+    desk.worlds.nodes["n2"].store_port = None
+    assert desk.ask(2, 2) == ""
+    assert desk.forget(2, 2) == []
+    desk.worlds.nodes["n2"].store_port = 5
+    desk.worlds.open()
+    assert desk.worlds.worlds == {}
+
+
+def test_an_idle_world_answers_the_last_request_it_was_given_for() -> None:
+    desk = Desk()
+    name = desk.ask(3, 2)
+    desk.worlds.hello(name, 0)
+    desk.worlds.close(CloseWorld(name, True))
+    assert desk.forget(3, 2) == [], "it is idle, and may serve others"
+    assert desk.ask(3, 3) == ""
+    assert [m.seq for _, m in desk.sent if isinstance(m, Opened)] == [2, 3]
+    assert desk.forget(3, 2) == []
+    assert desk.forget(3, 3) == [StopWorld("n3", name)]
+
+
+def test_a_test_that_is_cut_short_while_it_waits_leaves_no_nodes_leased(tmp_path: Path) -> None:
+    """Under pytest-xdist: its worker lives on, and so would the lease that comes too late."""
+    pytest.importorskip("xdist")
+    write_files(
+        tmp_path,
+        conftest="""
+            import signal, pytest
+
+            def cut(*_):
+                open("cut", "w").close()
+                pytest.fail("Timeout >0.5s")
+
+            @pytest.hookimpl(wrapper=True)
+            def pytest_runtest_protocol(item):
+                if item.name == "test_cut":
+                    signal.signal(signal.SIGALRM, cut)
+                    signal.setitimer(signal.ITIMER_REAL, 0.5)
+                return (yield)
+        """,
+        test_holds="""
+            import os, time
+
+            def test_holds(cluster):
+                open("held", "w").close()
+                while not os.path.exists("cut"):
+                    time.sleep(0.01)
+        """,
+        test_waits="""
+            import os, time
+
+            def test_held():
+                while not os.path.exists("held"):
+                    time.sleep(0.01)
+
+            def test_cut(world): pass
+            def test_after(world): pass
+        """,
+    )
+    args = ("-n2", "--dist=loadfile", "--mnode-nodes=2", "--mnode-launcher=local")
+    run = run_pytest(tmp_path, *args, limit_s=60)
+    outcomes = run.outcomes()
+    assert outcomes.pop("test_cut") == "error", run.output
+    assert "Timeout >0.5s" in run.output
+    assert set(outcomes.values()) == {"passed"}, run.output

@@ -1,0 +1,164 @@
+"""Meetings of forked ranks, one import of torch for all: prints what became of each, as JSON.
+
+Run as a program by test_meeting.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from pytest_mnode.criteria.launching.meeting import meet
+
+LIMIT_S = 1.0
+LONG_S = 20.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def rank_env(rank: int, size: int, port: int, kept: bool, **more: str) -> dict[str, str]:
+    env = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if kept:
+        env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return env | more
+
+
+def joined(limit_s: float, times: int = 1) -> str:
+    """Meet, sum, part: what came of it."""
+    said = ""
+    for _ in range(times):
+        meet(limit_s, "gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        limit = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        said += f"sum {x.item():.0f} limit {limit.options._timeout.total_seconds():.0f} "
+        dist.destroy_process_group()
+    return said.strip()
+
+
+def fork(env: dict[str, str], body: Callable[[], str]) -> tuple[int, int]:
+    """Pid of a child and where it writes what became of it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return pid, read
+    os.environ.update(env)
+    began = time.monotonic()
+    try:
+        text = body()
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - began
+    os.write(write, json.dumps([text, seconds]).encode())
+    os._exit(0)
+
+
+def collected(children: Sequence[tuple[int, int]]) -> list[tuple[str, float]]:
+    found = []
+    for pid, read in children:
+        with os.fdopen(read) as pipe:
+            found.append(tuple(json.loads(pipe.read() or '["killed", 0]')))
+        os.waitpid(pid, 0)
+    return found
+
+
+def begin(
+    ranks: Sequence[int],
+    limit_s: float = LIMIT_S,
+    kept_port: int | None = None,
+    times: int = 1,
+    **env: str,
+) -> list[tuple[int, int]]:
+    """Ranks of a job of four that come; in the store at a port, or in one that rank 0 keeps."""
+    port = kept_port or free_port()
+    envs = [rank_env(rank, 4, port, kept_port is not None, **env) for rank in ranks]
+    return [fork(env, lambda: joined(limit_s, times)) for env in envs]
+
+
+def run(*args: Any, **kwargs: Any) -> list[tuple[str, float]]:
+    """The same, to its end."""
+    return collected(begin(*args, **kwargs))
+
+
+def keeper() -> tuple[int, int]:
+    """Pid and port of a store that outlives ranks, as torchrun's does."""
+    port = free_port()
+    pid = os.fork()
+    if pid:
+        return pid, port
+    store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), False)
+    while store:
+        time.sleep(60)
+    os._exit(0)
+
+
+def restarted() -> dict[str, list[tuple[str, float]]]:
+    """Ranks killed while they wait for rank 0, then others in the same store; then a third time."""
+    pid, port = keeper()
+    envs = [rank_env(rank, 4, port, True) for rank in (1, 2, 3)]
+    first = [fork(env, lambda: joined(60)) for env in envs]
+    time.sleep(0.7)
+    for child, _ in first:
+        os.kill(child, signal.SIGKILL)
+    done = {"killed while waiting": collected(first)}
+    done["in the same store"] = run([3, 1, 2, 0], LONG_S, port, times=2)
+    half = [fork(rank_env(rank, 4, port, True), lambda: joined(60)) for rank in (0, 1)]
+    time.sleep(0.7)
+    for child, _ in half:
+        os.kill(child, signal.SIGKILL)
+    collected(half)
+    done["after a meeting that never ended"] = run([3, 2, 1, 0], LONG_S, port)
+    done["rank 0 absent, store kept"] = run([1, 2, 3], LIMIT_S, port)
+    done["after a meeting that failed"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 0 late, others before"] = run([1, 2, 3], LIMIT_S, port)
+    done["rank 0 late"] = run([0], LIMIT_S, port)
+    done["in time again"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 3 late, others before"] = run([0, 1, 2], LIMIT_S, port)
+    done["rank 3 late"] = run([3], LIMIT_S, port)
+    done["after one that was late"] = run([1, 2, 3, 0], LONG_S, port)
+    done["rank 0 twice, store kept"] = run([1, 2, 0, 0], LIMIT_S, port)
+    envs = [rank_env(rank, 4, port, True) for rank in (1, 2)]
+    waiting = [fork(env, lambda: joined(LONG_S)) for env in envs]
+    time.sleep(0.7)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    done["store lost"] = collected(waiting)
+    return done
+
+
+def main() -> None:
+    done = restarted()
+    done["all"] = run([0, 1, 2, 3], LONG_S, times=2)
+    # Apart from each other, and mostly waiting.
+    begun = {
+        "one absent": begin([0, 1, 3]),
+        "store absent": begin([1, 2]),
+        "rank 1 twice": begin([0, 1, 1, 3]),
+        "rank 0 twice": begin([0, 0, 1, 2]),
+        "unknown name": begin([1], MASTER_ADDR="no-such-node.invalid"),
+        "wrong port": begin([1], MASTER_PORT="29x"),
+        "too high a port": begin([0], MASTER_PORT="99999"),
+        "too low a port": begin([1], MASTER_PORT="-1"),
+        "outside": begin([4]),
+    }
+    print(json.dumps(done | {name: collected(children) for name, children in begun.items()}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

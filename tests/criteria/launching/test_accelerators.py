@@ -1,0 +1,135 @@
+"""Accelerators that a job's ranks see, and how Megatron splits the ranks over them."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_mnode.criteria.launching.devices import more_visible
+from pytest_mnode.criteria.launching.reports import RankReport
+from pytest_mnode.criteria.launching.variables import wrong_variables
+from tests.criteria.launching.made import but, changed, expected, right
+
+CONTRACT = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
+
+
+def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
+    return [str(wrong) for wrong in wrong_variables(expected(style, per_node), reports)]
+
+
+def test_more_accelerators_than_asked_for_are_told() -> None:
+    wanted = expected("torchrun", 2, accelerators=2)
+    reports = right(wanted)
+    assert more_visible(wanted, reports) == []
+    for rank, count in ((2, 8), (3, 8), (4, 8), (7, 4), (6, None)):
+        reports = but(reports, rank, accelerators=count)
+    assert more_visible(wanted, reports) == [
+        "accelerators visible on node3: 4, and the job asked for 2",
+        "accelerators visible on node1, node2: 8, and the job asked for 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("each", "visible", "count", "wrong"),
+    [
+        (8, None, 8, 0),  # every rank sees all
+        (8, "own", 1, 0),  # the scheduler gives each its own
+        (8, "same", 1, 32),
+        (8, None, 7, 32),
+        (8, None, None, 32),
+        (8, None, 9, 0),  # others' are not hidden: no fault of the job's
+    ],
+)
+def test_accelerators_are_all_visible_or_one_each(
+    each: int, visible: str | None, count: int | None, wrong: int
+) -> None:
+    wanted = expected("torchrun", each, accelerators=8)
+    reports = right(wanted)
+    for rank in range(wanted.size):
+        devices = {None: None, "own": str(rank % each), "same": "0"}[visible]
+        reports = but(reports, rank, accelerators=count)
+        reports = changed(reports, rank, CUDA_VISIBLE_DEVICES=devices)
+    found = wrong_variables(wanted, reports)
+    assert len(found) == wrong
+    assert {w.variable for w in found} <= {"CUDA_VISIBLE_DEVICES"}
+
+
+@pytest.mark.parametrize(
+    "variable", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
+)
+def test_one_each_by_other_vendors_variables(variable: str) -> None:
+    wanted = expected("torchrun", 8, accelerators=8)
+    own = same = right(wanted)
+    for rank in range(wanted.size):
+        own = changed(but(own, rank, accelerators=1), rank, **{variable: str(rank % 8)})
+        same = changed(but(same, rank, accelerators=1), rank, **{variable: "0"})
+    assert wrong_variables(wanted, own) == []
+    assert len(wrong_variables(wanted, same)) == wanted.size
+
+
+def test_devices_themselves_say_more_than_their_numbers() -> None:
+    """Where cgroups hide the others, each rank's own is number 0; and a number may lie."""
+    wanted = expected("torchrun", 8, accelerators=8)
+    own = same = parts = right(wanted)
+    for rank in range(wanted.size):
+        local = rank % 8
+        one = {"accelerators": 1, "devices": (f"GPU-{local}",)}
+        own = changed(but(own, rank, **one), rank, CUDA_VISIBLE_DEVICES="0")
+        one["devices"] = ("GPU-0",)
+        same = changed(but(same, rank, **one), rank, CUDA_VISIBLE_DEVICES=str(local))
+        parts = changed(but(parts, rank, **one), rank, CUDA_VISIBLE_DEVICES=f"MIG-{local}")
+    assert wrong_variables(wanted, own) == []
+    assert len(wrong_variables(wanted, same)) == wanted.size
+    assert wrong_variables(wanted, parts) == [], "parts of one device are devices of their own"
+    # One that did not say leaves the variables to tell.
+    mixed = but(same, 0, devices=())
+    assert [wrong.node for wrong in wrong_variables(wanted, mixed)] == ["node1"] * 8 + [
+        "node2"
+    ] * 8 + ["node3"] * 8
+
+
+@pytest.mark.parametrize(
+    ("properties", "ids"),
+    [
+        ({"uuid": "a-1", "pci_domain_id": 0, "pci_bus_id": 1, "pci_device_id": 0}, ["a-1:0:1:0"]),
+        ({"uuid": "a-1"}, ["a-1"]),
+        ({"name": "x"}, None),
+    ],
+)
+def test_a_rank_says_which_devices_it_sees(
+    properties: dict[str, object], ids: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = runpy.run_path(str(CONTRACT))
+    kind = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(**properties))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=kind))
+    assert program["ids_of"]("cuda", 1) == ids
+    assert program["ids_of"]("mps", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=4"), ""),
+        (("--tensor-model-parallel-size=3",), "does not divide 8 ranks"),
+        (("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=3"), "does not divide"),
+        (("--tensor-model-parallel-size=4",), "does not divide the 2 ranks of a node"),
+        (("--tensor-model-parallel-size=two",), "is no number"),
+        (("--tensor-model-parallel-size=0",), "does not divide 8 ranks"),
+        (("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"), ""),
+        (("--tensor-model-parallel-size", "3"), "does not divide 8 ranks"),
+        (("--pipeline-model-parallel-size", "3", "-x"), "does not divide 8 ranks"),
+        (("--tensor-model-parallel-size", "two"), "'two' is no number"),
+        (("--tensor-model-parallel-size",), "'' is no number"),
+        (("--tensor-model-parallel-size=²",), "is no number"),
+        (("--tensor-model-parallel-size=3", "--tensor-model-parallel-size", "2"), ""),
+    ],
+)
+def test_tensor_and_pipeline_sizes_divide(arguments: tuple[str, ...], line: str) -> None:
+    reports = but(right(expected("megatron")), 2, arguments=arguments)
+    found = said(reports, "megatron")
+    assert len(found) == bool(line)
+    assert all(line in one and one.startswith("node1 rank 2: ") for one in found)

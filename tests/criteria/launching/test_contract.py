@@ -1,0 +1,259 @@
+"""The judge of a job's environment: right jobs pass, and each thing that is wrong is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.launching.contract import leaked, missing_ranks, not_met, not_reported
+from pytest_mnode.criteria.launching.reports import Met, RankReport
+from pytest_mnode.criteria.launching.variables import wrong_variables
+from tests.criteria.launching.made import NODES, but, changed, expected, right
+
+STYLES = ("torchrun", "deepspeed", "megatron")
+
+
+def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
+    return [str(wrong) for wrong in wrong_variables(expected(style, per_node), reports)]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("per_node", [1, 2, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_right_job_has_nothing_wrong(style: str, per_node: int, count: int) -> None:
+    wanted = expected(style, per_node, nodes=NODES[:count])
+    reports = right(wanted)
+    assert wrong_variables(wanted, reports) == []
+    assert leaked(wanted, reports) == []
+    assert missing_ranks(wanted, reports) == []
+    assert not_met(wanted, reports) == []
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("rank", "variable", "value", "line"),
+    [
+        (5, "LOCAL_RANK", None, "node2 rank 5: LOCAL_RANK is not set"),
+        (5, "LOCAL_RANK", "", "node2 rank 5: LOCAL_RANK is not set"),
+        (4, "LOCAL_RANK", "one", "node2 rank 4: LOCAL_RANK='one' is not a number"),
+        (4, "LOCAL_RANK", "1", "node2 rank 4: LOCAL_RANK=1 is 2 ranks' of the node"),
+        (4, "LOCAL_RANK", "4", "node2 rank 4: LOCAL_RANK=4 is outside the 2 ranks of the node"),
+        (4, "WORLD_SIZE", "1", "node2 rank 4: WORLD_SIZE=1, must be 8"),
+        (4, "RANK", "0", "node2 rank 0: RANK=0 is also a rank's of node0"),
+        (4, "RANK", "8", "node2 rank 8: RANK=8 is outside the 8 ranks of the job"),
+        (4, "RANK", "0", "node2: no rank has RANK=4"),
+        (
+            3,
+            "MASTER_ADDR",
+            "localhost",
+            "node1 rank 3: MASTER_ADDR=localhost, others have 10.77.1.1",
+        ),
+        (3, "MASTER_PORT", "29501", "node1 rank 3: MASTER_PORT=29501, others have 29500"),
+        (3, "MASTER_ADDR", None, "node1 rank 3: MASTER_ADDR is not set"),
+        (
+            7,
+            "GLOO_SOCKET_IFNAME",
+            None,
+            "node3 rank 7: GLOO_SOCKET_IFNAME is not set, must be fab0",
+        ),
+        (
+            7,
+            "NCCL_SOCKET_IFNAME",
+            "=mgmt0",
+            "node3 rank 7: NCCL_SOCKET_IFNAME is =mgmt0, must be =fab0",
+        ),
+        (
+            7,
+            "GLOO_SOCKET_IFNAME",
+            "fab9",
+            "node3 rank 7: GLOO_SOCKET_IFNAME=fab9, and the node has no fab9",
+        ),
+    ],
+)
+def test_names_node_rank_and_variable(
+    style: str, rank: int, variable: str, value: str | None, line: str
+) -> None:
+    reports = changed(right(expected(style)), rank, **{variable: value})
+    assert line in said(reports, style)
+
+
+@pytest.mark.parametrize(
+    ("style", "variable", "value", "line"),
+    [
+        ("torchrun", "LOCAL_WORLD_SIZE", "8", "LOCAL_WORLD_SIZE=8, must be 2"),
+        ("torchrun", "LOCAL_WORLD_SIZE", None, "LOCAL_WORLD_SIZE is not set"),
+        ("torchrun", "GROUP_RANK", "0", "GROUP_RANK=0, must be 2"),
+        ("torchrun", "GROUP_RANK", None, "GROUP_RANK is not set"),
+        ("deepspeed", "CROSS_RANK", "0", "CROSS_RANK=0, must be 2"),
+        ("deepspeed", "CROSS_SIZE", "1", "CROSS_SIZE=1, must be 4"),
+        ("deepspeed", "LOCAL_SIZE", "1", "LOCAL_SIZE=1, must be 2"),
+        ("megatron", "SLURM_PROCID", "7", "RANK=4, and SLURM_PROCID=7"),
+        ("megatron", "SLURM_NTASKS", "4", "WORLD_SIZE=8, and SLURM_NTASKS=4"),
+        ("megatron", "SLURM_NODEID", "3", "SLURM_NODEID=3, must be 2"),
+    ],
+)
+def test_judges_what_is_a_styles_own(
+    style: str, variable: str, value: str | None, line: str
+) -> None:
+    reports = changed(right(expected(style)), 4, **{variable: value})
+    assert f"node2 rank 4: {line}" in said(reports, style)
+
+
+@pytest.mark.parametrize(
+    ("style", "variable", "value"),
+    [
+        ("deepspeed", "CROSS_RANK", "x"),
+        ("deepspeed", "CROSS_SIZE", ""),
+        ("deepspeed", "LOCAL_SIZE", "two"),
+        ("torchrun", "GROUP_WORLD_SIZE", "-1"),
+        ("torchrun", "SLURM_NODEID", "?"),
+        ("megatron", "SLURM_PROCID", "-1"),
+        ("megatron", "SLURM_JOB_NUM_NODES", "4(x2)"),
+    ],
+)
+def test_what_is_set_and_no_number_is_named(style: str, variable: str, value: str) -> None:
+    reports = changed(right(expected(style)), 4, **{variable: value})
+    assert said(reports, style) == [f"node2 rank 4: {variable}={value!r} is not a number"]
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_is_none_is_named(port: str) -> None:
+    reports = right(expected())
+    for rank in range(len(reports)):
+        reports = changed(reports, rank, MASTER_PORT=port)
+    assert said(reports) == [
+        f"{report.node} rank {rank}: MASTER_PORT={port} is no port: 1 to 65535"
+        for rank, report in enumerate(reports)
+    ]
+    for good in ("1", "65535"):
+        fine = right(expected())
+        for rank in range(len(fine)):
+            fine = changed(fine, rank, MASTER_PORT=good)
+        assert said(fine) == []
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"])
+def test_a_rank_that_the_scheduler_started_knows_what_it_is_there(name: str) -> None:
+    reports = changed(right(expected("megatron")), 4, **{name: None})
+    assert said(reports, "megatron") == [f"node2 rank 4: {name} is not set"]
+
+
+def test_deepspeed_need_not_set_what_only_some_versions_do() -> None:
+    reports = changed(right(expected("deepspeed")), 4, CROSS_RANK=None, CROSS_SIZE=None)
+    assert said(reports, "deepspeed") == []
+
+
+def test_ranks_of_another_nodes_block_are_named() -> None:
+    wanted = expected("torchrun", 1)
+    reports = right(wanted)
+    reports[1], reports[2] = replace(reports[1], node="node2"), replace(reports[2], node="node1")
+    assert "node2 rank 1: RANK=1 belongs to node1" in said(reports, per_node=1)
+
+
+def test_a_master_that_is_not_the_first_node_is_named() -> None:
+    wanted = expected("torchrun", 1)
+    reports = but(right(wanted), 0, master_is_here=False)
+    assert said(reports, per_node=1) == [
+        "node0 rank 0: MASTER_ADDR=10.77.1.1 is not one of its addresses, and rank 0 is there"
+    ]
+    reports = but(right(wanted), 0, master_is_here=None)
+    assert said(reports, per_node=1) == [
+        "node0 rank 0: MASTER_ADDR=10.77.1.1 means nothing there, and rank 0 is there"
+    ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
+    wanted = expected("torchrun", 1)
+    reports = right(wanted)
+    for rank in range(wanted.size):
+        reports = but(changed(reports, rank, MASTER_ADDR=address), rank, master_is_here=True)
+    lines = [
+        f"{node} rank {rank}: MASTER_ADDR={address} is its own, and rank 0 is on node0"
+        for rank, node in enumerate(NODES)
+    ]
+    assert [str(wrong) for wrong in wrong_variables(wanted, reports)] == lines[1:]
+    # All nodes are names of one machine, as without namespaces.
+    one = replace(wanted, hosts=dict.fromkeys(NODES, "here"))
+    assert wrong_variables(one, reports) == []
+    two = replace(wanted, hosts=dict.fromkeys(NODES[:3], "here"))
+    assert [str(wrong) for wrong in wrong_variables(two, reports)] == lines[3:]
+
+
+def test_of_what_was_not_reported_nothing_is_said() -> None:
+    wanted = expected("torchrun", 1)
+    reports = right(wanted)
+    silent = {"contract", "names", "interfaces", "master_is_here", "arguments"}
+    reports = but(reports, 0, contract={}, unsaid=frozenset(silent))
+    reports = but(reports, 3, interfaces=frozenset(), unsaid=frozenset({"interfaces"}))
+    assert wrong_variables(wanted, reports) == []
+    assert not_reported(reports, ["contract", "interfaces"]) == (
+        "node0: reported no contract (1 of 4 ranks); node0: reported no interfaces (2 of 4 ranks)"
+    )
+    assert not_reported(reports[1:], ["names"]) == ""
+    assert not_reported([], ["names"]) == "no rank reported"
+
+
+def test_leaks_are_named_and_what_launchers_set_is_none() -> None:
+    wanted = expected()
+    reports = right(wanted)
+    names = reports[3].names | {"MNODE_CANARY", "SECRET_TOKEN", "TORCHELASTIC_RUN_ID", "PWD"}
+    found = [str(wrong) for wrong in leaked(wanted, but(reports, 3, names=names))]
+    assert found == [
+        "node1 rank 3: MNODE_CANARY of the submitting environment is visible",
+        "node1 rank 3: SECRET_TOKEN of the submitting environment is visible",
+    ]
+    asked = replace(wanted, own=frozenset({"SECRET_TOKEN", "MNODE_CANARY"}))
+    assert leaked(asked, but(reports, 3, names=names)) == []
+    other = replace(wanted, style="deepspeed")
+    assert [w.variable for w in leaked(other, but(reports, 3, names=names))] == [
+        "MNODE_CANARY",
+        "SECRET_TOKEN",
+        "TORCHELASTIC_RUN_ID",
+    ]
+
+
+def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
+    wanted = expected("torchrun", 1)
+    reports = [
+        replace(
+            report,
+            met=Met(1, 1, (0,)),
+            contract={**report.contract, "RANK": "0", "WORLD_SIZE": "1"},
+        )
+        for report in right(wanted)
+    ]
+    assert [str(wrong) for wrong in not_met(wanted, reports)] == [
+        f"{node} rank 0: met alone: 1 of 4 ranks by a collective" for node in NODES
+    ]
+    found = said(reports, per_node=1)
+    assert "node1 rank 0: WORLD_SIZE=1, must be 4" in found
+    assert "node1 rank 0: RANK=0 is also a rank's of node0, node2, node3" in found
+    assert "node1: no rank has RANK=1-3" in found
+
+
+@pytest.mark.parametrize(
+    ("met", "error", "line"),
+    [
+        (None, "TimeoutError: ranks [3] never came", "TimeoutError: ranks [3] never came"),
+        (None, "", "met nobody"),
+        (Met(8, 35, tuple(range(8))), "", "a wrong sum over all ranks: 35"),
+        (Met(8, 36, (0, 0, 2, 3, 4, 5, 6, 7)), "", "a wrong sum over all ranks: 36, from ranks"),
+        (Met(9, 45, tuple(range(9))), "", "met: 9 of 8 ranks by a collective"),
+    ],
+)
+def test_who_did_not_meet_all_is_named(met: Met | None, error: str, line: str) -> None:
+    [wrong] = not_met(expected(), but(right(expected()), 6, met=met, error=error))
+    assert str(wrong).startswith(f"node3 rank 6: {line}")
+
+
+def test_silent_and_strange_nodes_are_named() -> None:
+    wanted = expected()
+    reports = [r for r in right(wanted) if r.rank not in (2, 3, 5)]
+    reports.append(replace(reports[0], node="node9"))
+    assert [str(wrong) for wrong in missing_ranks(wanted, reports)] == [
+        "node1: 0 of 2 ranks reported",
+        "node2: 1 of 2 ranks reported",
+        "node9: 1 of 0 ranks reported",
+    ]

@@ -1,0 +1,142 @@
+"""The meeting of the job's own program over TCP: whoever knocks and is no rank changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
+LIMIT_S = 5.0
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="no ::1 on this machine")
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("job_contract", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Rank0:
+    """Rank 0 of a job, in a thread."""
+
+    def __init__(self, program: ModuleType, size: int, limit_s: float) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.told: Any = None
+        self._thread = threading.Thread(target=self._gather, args=(program, size, limit_s))
+        self._thread.start()
+
+    def _gather(self, program: ModuleType, size: int, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        try:
+            self.told = program.gather(("127.0.0.1", self.port), size, until, limit_s)
+        except TimeoutError as error:
+            self.told = str(error)
+
+    def ended(self) -> Any:
+        self._thread.join(4 * LIMIT_S)
+        assert not self._thread.is_alive()
+        return self.told
+
+    def dial(self) -> socket.socket:
+        until = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
+            except ConnectionRefusedError:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def knocks(rank0: Rank0) -> Iterator[None]:
+    """One that connects and leaves, one that stays and is silent, others that say what is none."""
+    rank0.dial().close()
+    with rank0.dial(), rank0.dial() as web, rank0.dial() as cut, rank0.dial() as long:
+        web.sendall(b"GET / HTTP/1.1\r\n")
+        cut.sendall(b"1")
+        cut.shutdown(socket.SHUT_WR)
+        long.sendall(b"1" * 100)
+        yield
+
+
+def test_whoever_is_no_rank_hinders_none(program: ModuleType) -> None:
+    began = time.monotonic()
+    rank0 = Rank0(program, 3, LIMIT_S)
+    with knocks(rank0), rank0.dial() as one, rank0.dial() as two:
+        two.sendall(b"2\n")
+        one.sendall(b"")
+        time.sleep(0.3)  # longer than it takes to give up over who knocked
+        one.sendall(b"1")
+        time.sleep(0.1)
+        one.sendall(b"\n")
+        met = {"size": 3, "sum": 6, "ranks": [0, 1, 2]}
+        assert [json.loads(line.makefile().readline()) for line in (one, two)] == [met, met]
+    assert rank0.ended() == met
+    assert time.monotonic() - began < LIMIT_S
+
+
+def test_at_the_limit_all_are_told_who_never_came(program: ModuleType) -> None:
+    rank0 = Rank0(program, 3, 1.0)
+    with knocks(rank0), rank0.dial() as one:
+        one.sendall(b"1\n")
+        said = json.loads(one.makefile().readline())
+    line = "ranks [2] of 3 never came within 1 s"
+    assert (rank0.ended(), said) == (line, {"error": line})
+
+
+def test_a_number_that_came_twice_shows(program: ModuleType) -> None:
+    rank0 = Rank0(program, 3, LIMIT_S)
+    with rank0.dial() as one, rank0.dial() as two:
+        one.sendall(b"1\n")
+        two.sendall(b"1\n")
+        assert rank0.ended() == {"size": 3, "sum": 5, "ranks": [0, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1", True),
+        pytest.param("::1", True, marks=IPV6),
+        ("localhost", True),
+        ("192.0.2.1", False),  # for documentation: nobody has it
+        ("2001:db8::1", False),
+        ("no.such.host.invalid", None),
+        (None, None),
+    ],
+)
+def test_whether_an_address_is_of_this_node(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str | None, here: bool | None
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    if address is not None:
+        monkeypatch.setenv("MASTER_ADDR", address)
+    assert program.master_is_here() is here
+
+
+@IPV6
+def test_rank_0_listens_at_an_address_of_ipv6(program: ModuleType) -> None:
+    until = time.monotonic() + LIMIT_S
+    assert program.gather(("::1", 0), 1, until, LIMIT_S) == {"size": 1, "sum": 1, "ranks": [0]}

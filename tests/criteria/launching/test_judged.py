@@ -1,0 +1,263 @@
+"""What the criterion's tests record, from values: green as it should be, and each thing red."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.launching.absent import gist
+from pytest_mnode.criteria.launching.clients import Part
+from pytest_mnode.criteria.launching.crowded import Crowd, record_crowds, table
+from pytest_mnode.criteria.launching.held_back import Said, judge_absent
+from pytest_mnode.criteria.launching.images import in_image
+from pytest_mnode.criteria.launching.reports import Met
+from pytest_mnode.criteria.launching.starting import Started
+from pytest_mnode.measure import Measure
+from pytest_mnode.spec.launch import AbsentPromise, StartPromise, StorePromise
+from pytest_mnode.verdict import Measurement, Verdict
+from tests.criteria.launching.made import NODES, but, changed, expected, open_, red, right, started
+
+START = StartPromise.model_validate({"within": "20 s"})
+STORE = StorePromise.model_validate({"clients": [64, 256], "within": "5 s"})
+ABSENT = AbsentPromise.model_validate({"limit": "1 s", "said_within": "3 s"})
+
+
+def recorded(one: Started) -> dict[str, Measurement]:
+    kept: list[Measurement] = []
+    one.record(Measure(kept, ""), START, "criteria.launch.torchrun")
+    return {m.name.removeprefix("torchrun: "): m for m in kept}
+
+
+def test_a_right_job_passes_and_says_as_whom_it_ran() -> None:
+    found = recorded(started())
+    assert {m.verdict for m in found.values()} == {Verdict.PASS}
+    assert len(found) == 7
+    assert found["submission to end"].note == (
+        "a note; ran as root (uid 0): no right [node0]; ran as nobody (uid 65534) [node1]"
+    )
+    assert "node3: noise" in started().text()
+
+
+def test_a_wrong_variable_is_the_culprit() -> None:
+    found = recorded(started(changed(right(expected()), 5, LOCAL_RANK=None)))
+    assert red(found) == {"variables wrong": "node2 rank 5: LOCAL_RANK is not set"}
+
+
+def test_a_leak_is_the_culprit() -> None:
+    reports = right(expected())
+    names = reports[2].names | {"MNODE_CANARY"}
+    found = recorded(started(but(reports, 2, names=names)))
+    said = "node1 rank 2: MNODE_CANARY of the submitting environment is visible"
+    assert red(found) == {"variables leaked": said}
+
+
+def test_jobs_of_one_rank_are_told_from_one_job() -> None:
+    reports = [replace(report, met=Met(1, 1, (0,))) for report in right(expected())]
+    found = recorded(started(reports))
+    assert set(red(found)) == {"ranks that met all others", "ranks in the smallest group that met"}
+    smallest = found["ranks in the smallest group that met"]
+    assert (smallest.value, smallest.note) == (1, "8 jobs of one rank")
+
+
+def test_a_silent_node_and_one_that_failed() -> None:
+    reports = [report for report in right(expected()) if report.node != "node2"]
+    codes = {"node0": 0, "node1": 0, "node2": 127, "node3": 0}
+    found = recorded(started(reports, codes=codes))
+    assert red(found)["ranks that reported"] == "node2: 0 of 2 ranks reported"
+    assert red(found)["nodes on which the job failed"] == "node2 (exit 127)"
+
+
+def test_no_node_is_blamed_for_a_job_that_never_left_the_queue() -> None:
+    why = "job 7 waits in the queue: PENDING (Resources)"
+    one = started([], codes=dict.fromkeys(NODES), waits=why)
+    found = recorded(one)
+    assert open_(found) == set(found)
+    assert {m.culprit for m in found.values()} <= {why, None}
+    for name in ("ranks that reported", "nodes on which the job failed"):
+        assert (found[name].culprit, found[name].note) == (why, ""), name
+    assert found["submission to end"].culprit == why
+    assert f"a note; {why}" in found["submission to end"].note
+    assert why in one.text().splitlines()
+
+
+def test_a_job_that_failed_names_its_cause() -> None:
+    said = {
+        "node0": "RuntimeError: Connection closed by peer [10.0.0.2]:9\n",
+        "node2": "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
+    }
+    cause = "rank 5 on node2: GPU out of memory ("
+    failed = started([], codes={"node0": 1, "node2": 1}, output=said)
+    assert any(line.startswith(cause) for line in failed.text().splitlines())
+    assert cause not in started(output=said).text()
+
+
+def test_a_node_that_failed_counts_while_the_others_still_wait_for_it() -> None:
+    codes = {"node0": None, "node1": 1, "node2": None, "node3": None}
+    failed = recorded(started([], codes=codes))["nodes on which the job failed"]
+    assert (failed.verdict, failed.value) == (Verdict.FAIL, 1)
+    assert failed.culprit == "node1 (exit 1)"
+    assert failed.note == "not over at the limit on node0, node2, node3"
+    codes["node1"] = 0
+    ended = recorded(started([], codes=codes))["nodes on which the job failed"]
+    assert ended.verdict is Verdict.INCONCLUSIVE
+    assert ended.culprit == "node0, node2, node3"
+
+
+def test_nothing_said_or_not_ended_is_never_a_pass() -> None:
+    found = recorded(started([], codes=dict.fromkeys(NODES)))
+    assert open_(found) == set(found)
+    found = recorded(started([]))
+    assert set(red(found)) == {"ranks that reported"}
+    assert open_(found) == {"ranks that met all others", "variables wrong", "variables leaked"}
+
+
+@pytest.mark.parametrize(
+    ("fact", "judged"),
+    [
+        ("names", "variables leaked"),
+        ("contract", "variables wrong"),
+        ("interfaces", "variables wrong"),
+        ("master_is_here", "variables wrong"),
+        ("arguments", "variables wrong"),
+    ],
+)
+def test_what_a_rank_did_not_report_is_no_pass(fact: str, judged: str) -> None:
+    found = recorded(started(but(right(expected()), 5, unsaid=frozenset({fact}))))
+    assert (open_(found), red(found)) == ({judged}, {})
+    assert found[judged].note == f"node2 rank 5: reported no {fact} (1 of 8 ranks)"
+
+
+def test_what_others_reported_counts_all_the_same() -> None:
+    reports = but(right(expected()), 5, unsaid=frozenset({"names"}))
+    found = recorded(started(but(reports, 2, names=reports[2].names | {"MNODE_CANARY"})))
+    assert list(red(found)) == ["variables leaked"]
+    assert "reported no names" in found["variables leaked"].note
+
+
+def test_more_accelerators_than_the_job_asked_for_are_a_note() -> None:
+    found = recorded(started(but(right(expected()), 5, accelerators=8)))
+    assert {m.verdict for m in found.values()} == {Verdict.PASS}
+    note = "accelerators visible on node2: 8, and the job asked for 0"
+    assert found["variables wrong"].note == note
+
+
+def test_late_is_late() -> None:
+    assert set(red(recorded(started(seconds=20.1)))) == {"submission to end"}
+
+
+def crowds(**changes: Any) -> list[Crowd]:
+    small = [Part(r, f"node{r}", 16, 0.1, 0.2, 0.3 + r / 10) for r in range(4)]
+    large = [Part(r, f"node{r}", 64, 1.0, 2.0, 3.0 + r / 10) for r in range(4)]
+    large[2] = replace(large[2], **changes)
+    return [Crowd(64, tuple(small)), Crowd(256, tuple(large))]
+
+
+def crowd_verdicts(found: list[Crowd]) -> dict[str, Measurement]:
+    kept: list[Measurement] = []
+    record_crowds(found, STORE, Measure(kept, ""))
+    return {m.name.removeprefix("store: "): m for m in kept}
+
+
+def test_crowds_are_judged_and_shown() -> None:
+    found = crowd_verdicts(crowds())
+    assert [m.verdict for m in found.values()] == [Verdict.PASS] * 4
+    assert table(crowds()).splitlines()[1:] == [
+        "     64      0.100     0.200           0.600",
+        "    256      1.000     2.000           3.300",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "culprit"),
+    [
+        ({"passed_s": 9.0}, "256 clients came", "node2 (clients of rank 2 last)"),
+        ({"connected_s": 4.0, "passed_s": 9.0}, "256 clients came", "node2 (clients of rank 2: 4"),
+        (
+            {"passed_s": 9.0, "look_up_s": 8.0},
+            "256 clients came",
+            "node2 (the store's address is looked up in 8.0 s)",
+        ),
+        ({"wrong": 3}, "keys that did not come right", "rank 2 on node2"),
+        ({"left": ("2 threads",)}, "ranks that left clients", "rank 2 on node2: 2 threads"),
+    ],
+)
+def test_a_slow_or_wrong_crowd_is_red(changes: dict[str, Any], name: str, culprit: str) -> None:
+    found = red(crowd_verdicts(crowds(**changes)))
+    assert [str(one)[: len(culprit)] for one in found.values()] == [culprit]
+    assert next(iter(found)).startswith(name)
+
+
+@pytest.mark.parametrize("changes", [{"passed_s": None}, {"errors": ("client 7: no answer",)}])
+def test_a_crowd_that_was_not_served_is_not_measured(changes: dict[str, Any]) -> None:
+    found = crowd_verdicts(crowds(**changes))
+    assert any(name.startswith("256 clients") for name in open_(found))
+    assert not red(found)
+
+
+def test_wrong_keys_count_though_others_were_not_served() -> None:
+    name = "keys that did not come right"
+    found = crowd_verdicts([*crowds(wrong=3), Crowd(1024, (), "no world")])
+    assert red(found) == {name: "rank 2 on node2"}
+    assert found[name].value == 3
+    unserved = crowd_verdicts([*crowds(), Crowd(1024, (), "no world")])
+    assert name in open_(unserved)
+
+
+def test_no_crowd_at_all_is_not_measured() -> None:
+    found = crowd_verdicts([Crowd(64, (), "no world"), Crowd(256, (), "no world")])
+    assert {m.verdict for m in found.values()} == {Verdict.INCONCLUSIVE}
+    assert "never" in table([Crowd(64, (), "no world")])
+
+
+def absent(*texts: str, seconds: float = 1.5) -> dict[str, Measurement]:
+    said = [Said(rank, f"node{rank}", text, seconds) for rank, text in enumerate(texts)]
+    kept: list[Measurement] = []
+    judge_absent(said, 3, NODES, ABSENT, Measure(kept, ""), failed="" if texts else "no world")
+    return {m.name: m for m in kept}
+
+
+LINE = "rank 3 of 4 never came within 1 s (ranks 0-2 on node0,node1,node2 did)"
+
+
+def test_all_name_the_one_that_was_held_back() -> None:
+    assert {m.verdict for m in absent(LINE, LINE, LINE).values()} == {Verdict.PASS}
+    late = f"rank 2 of 4 on node2 came after the others had given up: {LINE}"
+    assert {m.verdict for m in absent(LINE, LINE, late).values()} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "wait timeout after 1000ms, keys: /default_pg/0//cpu//0/3",
+        "ranks 2-3 of 4 never came within 1 s",
+        "rank 2 of 4 never came within 1 s",
+        LINE.replace("rank 3", "rank 2"),
+    ],
+)
+def test_naming_another_or_nobody_is_red(text: str) -> None:
+    found = absent(LINE, text, LINE)
+    assert red(found) == {"ranks that named the one that never came": "rank 1 on node1"}
+
+
+def test_late_or_silent_is_no_pass() -> None:
+    name = "time from the limit of initialisation to the error"
+    assert set(red(absent(LINE, LINE, LINE, seconds=4.5))) == {name}
+    assert len(open_(absent())) == 2
+
+
+def test_an_image_has_a_root_of_its_own() -> None:
+    reports = but(right(expected()), 3, root="9:9")
+    roots = dict.fromkeys(NODES, "1:2")
+    assert [report.rank for report in in_image(reports, roots)] == [3]
+    assert in_image(reports, {}) == []
+
+
+def test_the_gist_of_an_account_is_its_error() -> None:
+    account = "[rank 0 of 4 on node0]\nTraceback (most recent call last):\n  x\nRuntimeError: no\n"
+    assert gist(account) == "RuntimeError: no"
+    assert gist("node3 is lost\nsince") == "node3 is lost"
+    assert re.match("no message", gist(""))

@@ -1,0 +1,124 @@
+"""The login on a node, as a real process: whose environment, as whom, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_mnode.criteria.launching import login
+from pytest_mnode.criteria.launching.reports import read_output
+
+PROGRAM = str(Path(login.__file__))
+SHELL = str(shutil.which("sh"))
+
+
+def plan(*commands: Sequence[str], **changes: Any) -> str:
+    page = {
+        "unprivileged": False,
+        "must_read": [],
+        "must_run": [],
+        "path": "/usr/bin:/bin",
+        "lang": "C.UTF-8",
+        "processes": [{"argv": list(argv), "env": {"OWN": "1"}} for argv in commands],
+    }
+    return json.dumps(page | changes)
+
+
+def start(text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", PROGRAM, text],
+        env={**os.environ, "MNODE_CANARY": "x", "PYTHONPATH": "/nowhere", "BASH_ENV": "/nowhere"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(text: str) -> tuple[int, str]:
+    process = start(text)
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+def test_nothing_of_the_callers_environment_is_left() -> None:
+    code, out = run(plan([SHELL, "-c", "env"]))
+    _, [said] = read_output(out)
+    assert code == 0
+    env = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    assert set(env) - {"PWD", "SHLVL", "_", "OLDPWD"} == {"HOME", "USER", "PATH", "LANG", "OWN"}
+    assert (env["PATH"], env["LANG"], env["USER"]) == ("/usr/bin:/bin", "C.UTF-8", said.user)
+    assert said.uid == os.geteuid()
+
+
+def test_home_is_put_into_argv_and_is_where_it_starts() -> None:
+    code, out = run(
+        plan([SHELL, "-c", 'test "$0" = "$HOME/x" && test "$PWD" = "$HOME"', "{home}/x"])
+    )
+    assert code == 0, out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+class TestAsNobody:
+    def test_runs_unprivileged_with_a_home_that_is_removed(self) -> None:
+        show = 'id -u; echo "$HOME"; touch "$HOME/file" && echo wrote; cat /proc/self/status'
+        code, out = run(plan([SHELL, "-c", show], unprivileged=True, must_run=[SHELL]))
+        lines = out.splitlines()
+        assert (code, lines[1], lines[3]) == (0, "65534", "wrote")
+        assert [line.split()[1] for line in lines if line.startswith("CapEff")] == ["0" * 16]
+        assert not Path(lines[2]).exists()
+
+    def test_says_why_not(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o700)
+        (tmp_path / "x").touch()
+        for doing, key in (("read", "must_read"), ("run", "must_run")):
+            files = {key: [f"{tmp_path}/x"]}
+            code, out = run(plan([SHELL, "-c", "id -u"], unprivileged=True, **files))
+            _, [said] = read_output(out)
+            assert (code, said.uid) == (0, 0)
+            assert said.why == f"uid 65534 cannot {doing} {tmp_path}/x"
+
+
+def test_ends_with_the_first_failure_and_all_are_waited_for() -> None:
+    code, out = run(plan([SHELL, "-c", "exit 3"], [SHELL, "-c", "sleep 0.3; echo late"]))
+    assert code == 3
+    assert "late" in out
+    assert run(plan([SHELL, "-c", "kill -9 $$"]))[0] == 128 + 9
+    code, out = run(plan(["/no/such/program"]))
+    assert code == 127
+    assert "cannot run /no/such/program: No such file or directory" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_ends_all_that_is_below(number: signal.Signals) -> None:
+    # A grandchild in a session of its own, whose parent is gone.
+    hidden = "setsid sh -c 'sleep 301' & sleep 300"
+    process = start(plan([SHELL, "-c", hidden], [SHELL, "-c", "trap '' TERM; sleep 302"]))
+    deadline = time.monotonic() + 20
+    found: list[psutil.Process] = []
+    while len(found) < 5 and time.monotonic() < deadline:
+        found = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.05)
+    assert len(found) >= 5
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_what_a_job_leaves_running_is_ended_with_it() -> None:
+    process = start(plan([SHELL, "-c", "setsid sleep 303 & echo $!"]))
+    out, _ = process.communicate(timeout=30)
+    pid = int(out.splitlines()[-1])
+    assert not psutil.pid_exists(pid)

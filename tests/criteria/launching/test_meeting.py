@@ -1,0 +1,114 @@
+"""`meet`, in forked ranks over loopback: who came, who did not, and what each of them is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+Told = list[tuple[str, float]]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Told]:
+    """What became of each rank of each meeting, with the seconds that it took."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.criteria.launching.meetings"],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Told] = json.loads(done.stdout)
+    return found
+
+
+def texts(told: Told) -> list[str]:
+    return [re.sub(r"pid \d+", "pid N", re.sub(r":\d+ ", ":PORT ", text)) for text, _ in told]
+
+
+def test_all_meet_and_the_group_works_with_the_usual_limit(told: dict[str, Told]) -> None:
+    assert texts(told["all"]) == ["sum 4 limit 1800 sum 4 limit 1800"] * 4
+
+
+def test_what_killed_ranks_left_in_a_kept_store_counts_for_nothing(told: dict[str, Told]) -> None:
+    assert texts(told["killed while waiting"]) == ["killed"] * 3
+    assert texts(told["in the same store"]) == ["sum 4 limit 1800 sum 4 limit 1800"] * 4
+    assert texts(told["after a meeting that never ended"]) == ["sum 4 limit 1800"] * 4
+    assert texts(told["after a meeting that failed"]) == ["sum 4 limit 1800"] * 4
+
+
+@pytest.mark.parametrize(
+    ("meeting", "ranks", "line"),
+    [
+        ("one absent", 3, r"rank 2 of 4 \(\S+\) never came within 1 s \(ranks 0-1,3 on \S+ did"),
+        (
+            "rank 0 absent, store kept",
+            3,
+            r"rank 0 of 4 \(\S+\) never came .*\(ranks 1-3 on \S+ did",
+        ),
+        ("rank 1 twice", 4, r"rank 2 .*; rank 1 came twice, from \S+ \(pid N\) and \S+ \(pid N\)"),
+    ],
+)
+def test_every_rank_names_who_never_came(
+    told: dict[str, Told], meeting: str, ranks: int, line: str
+) -> None:
+    found = texts(told[meeting])
+    assert len(found) == ranks
+    assert len(set(found)) == 1
+    assert re.match(f"TimeLimitError: {line}", found[0]), found[0]
+    assert all(seconds < 15 for _, seconds in told[meeting])
+
+
+@pytest.mark.parametrize(("rank", "others"), [(0, "1-3"), (3, "0-2")])
+def test_who_comes_late_hears_what_the_others_said(
+    told: dict[str, Told], rank: int, others: str
+) -> None:
+    before = texts(told[f"rank {rank} late, others before"])[0]
+    assert re.match(rf"TimeLimitError: rank {rank} of 4 .*never came .*\(ranks {others} on", before)
+    [late] = texts(told[f"rank {rank} late"])
+    said = before.removeprefix("TimeLimitError: ")
+    who = rf"TimeLimitError: rank {rank} of 4 on \S+ came after the others had given up: "
+    assert re.fullmatch(who + re.escape(said), late), late
+
+
+def test_after_one_that_was_late_all_may_meet(told: dict[str, Told]) -> None:
+    for meeting in ("in time again", "after one that was late"):
+        assert texts(told[meeting]) == ["sum 4 limit 1800"] * 4
+
+
+@pytest.mark.parametrize(
+    ("meeting", "line"),
+    [
+        (
+            "store absent",
+            r"TimeLimitError: rank 1 of 4 on \S+ could not reach the store at 127.0.0.1:PORT "
+            r"within 1 s: connection refused; rank 0 keeps it: it may be absent, or the",
+        ),
+        ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' is not known \("),
+        ("store lost", r"WorldError: rank 1 of 4 on \S+ lost the store while it waited"),
+        ("wrong port", r"EnvironmentContractError: MASTER_PORT='29x' is not a number$"),
+        ("too high a port", r"EnvironmentContractError: MASTER_PORT=99999 is no port; accepted: 1"),
+        ("too low a port", r"EnvironmentContractError: MASTER_PORT=-1 is no port; accepted: 1 to"),
+        ("outside", r"EnvironmentContractError: RANK=4 is outside WORLD_SIZE=4$"),
+    ],
+)
+def test_says_what_is_wrong(told: dict[str, Told], meeting: str, line: str) -> None:
+    first = texts(told[meeting])[0]
+    assert re.match(line, first), first
+
+
+def test_two_ranks_0_are_told_apart(told: dict[str, Told]) -> None:
+    assert any("could not keep the store" in text for text in texts(told["rank 0 twice"]))
+    kept = texts(told["rank 0 twice, store kept"])
+    assert sum("another process came as rank 0" in text for text in kept) == 1, kept
+    assert sum("rank 3 of 4" in text and "never came" in text for text in kept) == 3, kept

@@ -1,0 +1,94 @@
+"""How long ranks took to make a group, and how many of them have one, judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.launching.rendezvous import (
+    RankTimes,
+    judge_ranks,
+    judge_times,
+    ranks_per_node,
+    slow_rank,
+)
+from pytest_mnode.measure import Measure
+from pytest_mnode.spec.launch import RendezvousPromise
+from pytest_mnode.verdict import Measurement, Verdict
+
+
+def times(*connect_s: float) -> list[RankTimes]:
+    return [RankTimes(rank, f"node{rank}", s, 1.0) for rank, s in enumerate(connect_s)]
+
+
+@pytest.mark.parametrize(
+    ("connect_s", "rank"),
+    [
+        ((0.01, 0.01, 2.0, 0.02), 2),
+        ((0.01, 0.05, 0.01, 0.02), None),  # noise
+        ((2.0, 2.1, 2.2, 2.0), None),  # all of them
+        ((0.01, 2.0), 1),
+        ((0.01,), None),
+    ],
+)
+def test_a_rank_that_is_slow_by_itself_is_named(
+    connect_s: tuple[float, ...], rank: int | None
+) -> None:
+    found = slow_rank(times(*connect_s))
+    assert (found.rank if found else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("init_s", "connect_s", "verdict", "culprit"),
+    [
+        (0.9, 0.01, Verdict.PASS, None),
+        (3.1, 0.01, Verdict.FAIL, "no rank by itself; rank 2 on node2 was the last"),
+        (3.1, 0.8, Verdict.FAIL, "node2 (rank 2: 0.80 s to connect to the store alone)"),
+        (None, 0.8, Verdict.INCONCLUSIVE, "node2 (rank 2: 0.80 s to connect to the store alone)"),
+    ],
+)
+def test_a_rendezvous_is_judged_by_its_slowest_rank(
+    init_s: float | None, connect_s: float, verdict: Verdict, culprit: str | None
+) -> None:
+    found = [replace(one, init_s=0.5) for one in times(0.01, 0.01, connect_s, 0.01)]
+    found[2] = replace(found[2], init_s=init_s, error="" if init_s else "no peer")
+    kept: list[Measurement] = []
+    promise = RendezvousPromise.model_validate({"within": "2 s"})
+    judge_times(found, promise, "init", Measure(kept, ""))
+    assert (kept[0].verdict, kept[0].culprit) == (verdict, culprit)
+    assert kept[0].note == ("" if init_s else "rank 2 on node2: no peer")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "devices", "made", "verdict"),
+    [
+        (16, 2, 8, 16, Verdict.PASS),
+        (16, 2, 0, 16, Verdict.PASS),
+        (16, 2, 8, 15, Verdict.FAIL),
+        (16, 3, 0, 18, Verdict.PASS),
+        (128, 2, 8, 16, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_as_many_ranks_make_a_group_as_are_promised(
+    wanted: int, nodes: int, devices: int, made: int, verdict: Verdict
+) -> None:
+    size = ranks_per_node(wanted, nodes, devices) * nodes
+    found = [RankTimes(r, f"node{r % nodes}", 0.1, 1.0) for r in range(size)]
+    found = [r if r.rank < made else replace(r, init_s=None, error="no peer") for r in found]
+    promise = RendezvousPromise.model_validate({"ranks": wanted, "within": "2 s"})
+    kept: list[Measurement] = []
+    judge_ranks(found, promise, "init", Measure(kept, ""), nodes=nodes, devices=devices)
+    assert [m.verdict for m in kept] == [verdict]
+    if verdict is Verdict.FAIL:
+        assert (kept[0].value, kept[0].culprit) == (15, "rank 15 on node1")
+    if verdict is Verdict.INCONCLUSIVE:
+        note = "2 nodes × 8 accelerators have 16 ranks; 16 nodes have as many as are promised"
+        assert kept[0].note == note
+
+
+def test_ranks_are_spread_evenly_and_have_an_accelerator_each() -> None:
+    assert [ranks_per_node(16, nodes, 0) for nodes in (1, 2, 3, 4, 8, 16, 20)] == [
+        *(16, 8, 6, 4, 2, 1, 1)
+    ]
+    assert ranks_per_node(16, 1, 8) == 8

@@ -1,0 +1,104 @@
+"""What is made of a batch script's state in the queue."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.paths import Submitted
+from pytest_mnode.criteria.launching.sbatch import SbatchSubmission
+from pytest_mnode.launchers.slurm import JobState
+
+RUNS = JobState(7, "x", "RUNNING")
+
+
+@pytest.mark.parametrize(
+    ("answers", "state", "over"),
+    [
+        (False, None, False),  # nothing was ever heard of it
+        (False, RUNS, False),
+        (True, RUNS, False),
+        (True, JobState(7, "x", "FAILED"), True),
+        (True, None, True),
+    ],
+)
+def test_a_slurm_that_does_not_answer_ends_nothing(
+    answers: bool, state: JobState | None, over: bool
+) -> None:
+    submission = SbatchSubmission.__new__(SbatchSubmission)
+    submission._queued = SimpleNamespace(answers=lambda: answers, state=state)  # type: ignore[assignment]
+    assert submission._over() is over
+
+
+def submission(files: Path, **texts: str) -> SbatchSubmission:
+    """Of two tasks on each of two nodes, one of which is called as the other begins."""
+    page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "ranks_per_node": 2}
+    made = SbatchSubmission.__new__(SbatchSubmission)
+    made._job = LaunchJob.model_validate(page | {"command": ["x"], "style": "deepspeed"})
+    made._files = files
+    names = {"here": "gpu-1", "there": "gpu-1-2"}
+    made._names = SimpleNamespace(slurm=names)  # type: ignore[assignment]
+    made.submitted = SimpleNamespace(nodes=("here", "there"))  # type: ignore[assignment]
+    for name, text in texts.items():
+        (files / name.replace("_", "-")).write_text(text)
+    return made
+
+
+def test_what_a_node_said_is_its_own(tmp_path: Path) -> None:
+    said = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
+    made = submission(tmp_path, **said)
+    (tmp_path / "slurm.out").write_text("!")
+    assert (made._output("here"), made._output("there")) == ("ab!", "dc")
+
+
+def test_a_node_has_the_statuses_of_its_own_tasks(tmp_path: Path) -> None:
+    codes = {"code_gpu_1_0": "0", "code_gpu_1_1": "0", "code_gpu_1_2_2": "3", "code_gpu_1_2_3": ""}
+    made = submission(tmp_path, **codes)
+    assert (made._code("here", True), made._code("there", True)) == (0, 3)
+    assert made._code("there", False) == 3  # the other waits for it
+    (tmp_path / "code-gpu-1-2-2").unlink()
+    assert (made._code("there", False), made._code("there", True)) == (None, 137)
+
+
+def waiting(files: Path, state: JobState) -> SbatchSubmission:
+    made = submission(files)
+    made.submitted = Submitted(("here", "there"))
+    made._directory = SimpleNamespace(cleanup=lambda: None)  # type: ignore[assignment]
+    done: list[str] = []
+    made._queued = SimpleNamespace(  # type: ignore[assignment]
+        answers=lambda: True,
+        state=state,
+        number=7,
+        cancel=lambda: done.append("cancel"),
+        await_end=lambda: None,
+        close=lambda _: done.append("close"),
+        done=done,
+    )
+    made._began = time.monotonic()
+    return made
+
+
+def test_a_script_that_is_held_is_not_waited_for_and_slurms_reason_is_told(tmp_path: Path) -> None:
+    held = JobState(7, "x", "PENDING", reason="user_env_retrieval_failed_requeued_held")
+    made = waiting(tmp_path, held)
+    outcome = made.wait(60)
+    assert outcome.codes == {"here": None, "there": None}
+    assert outcome.waits == (
+        "job 7 waits in the queue: PENDING (user_env_retrieval_failed_requeued_held)"
+    )
+    assert made._queued.done == ["cancel", "close"]  # type: ignore[attr-defined]
+
+
+def test_a_script_that_waits_for_room_waits_until_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(time, "sleep", looks.append)
+    made = waiting(tmp_path, JobState(7, "x", "PENDING", reason="Resources"))
+    assert made.wait(0.05).waits == "job 7 waits in the queue: PENDING (Resources)"
+    assert len(looks) > 1
+    assert waiting(tmp_path, RUNS).wait(0.0).waits == ""

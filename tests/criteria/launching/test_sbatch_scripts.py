@@ -1,0 +1,190 @@
+"""Batch scripts of each style: what they say, and what they do where srun is a loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.launching.contract import Expected, leaked
+from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.reports import read_output
+from pytest_mnode.criteria.launching.scripts import (
+    ADDED,
+    Surroundings,
+    batch_lines,
+    srun_takes_images,
+    task_text,
+    tasks_per_node,
+)
+from pytest_mnode.criteria.launching.variables import wrong_variables
+from pytest_mnode.jobs.slurm.request import Request, script
+from tests.criteria.launching import made
+
+JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"
+SAME = {"n0": {"GLOO_SOCKET_IFNAME": "lo"}, "n1": {"GLOO_SOCKET_IFNAME": "lo"}}
+# Two nodes one after the other, tasks of each at the same time: what srun tells a task.
+SRUN = """#!/bin/sh
+tasks=1
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --ntasks-per-node=*) tasks=${1#*=} ;;
+    --output=*) output=$(dirname "${1#*=}")/ ;;
+    --*) ;;
+    *) break ;;
+    esac
+    shift
+done
+number=0
+for node in 0 1; do
+    local=0
+    while [ $local -lt $tasks ]; do
+        SLURM_PROCID=$number SLURM_LOCALID=$local SLURM_NODEID=$node SLURMD_NODENAME=n$node \\
+        SLURM_NTASKS=$((2 * tasks)) "$@" >"${output:-/dev/}null" &
+        number=$((number + 1)) local=$((local + 1))
+    done
+done
+wait
+"""
+
+
+def job(style: str, **fields: Any) -> LaunchJob:
+    page = {"name": "a", "nodes": "all", "accelerators_per_node": 0, "ranks_per_node": 2}
+    command = [sys.executable, str(JOBS / "contract.py"), "--limit=10", "it's"]
+    page |= {"command": command, "style": style, "env": {"OWN": "a 'b'"}}
+    return LaunchJob.model_validate(page | fields).placed(2, 0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A directory with Slurm's commands as far as a script needs them."""
+    programs = tmp_path / "pro grams"
+    programs.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\necho n1\n"}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (programs / "python").symlink_to(sys.executable)
+    for name in ("sh", "head", "dirname"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    return programs
+
+
+def run(wanted: LaunchJob, site: Path, tmp_path: Path) -> tuple[str, dict[str, int]]:
+    """What all tasks printed, and their exit statuses by task."""
+    directory = tmp_path / "it's shared"
+    directory.mkdir()
+    login = {"HOME": str(tmp_path), "USER": "u", "PATH": str(site), "LANG": "C.UTF-8"}
+    around = Surroundings(login, SAME, str(directory))
+    task = directory / "task.sh"
+    task.write_text(task_text(wanted, around))
+    request = Request("x", 2, output="/dev/null", directory="/")
+    text = script(request, batch_lines(wanted, around, str(task)))
+    facts = {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_NUM_NODES": "2", "SLURM_EXPORT_ENV": "NONE"}
+    done = subprocess.run(
+        ["/bin/sh", "-e"],
+        input=text,
+        env=facts,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = "".join(path.read_text() for path in sorted(directory.glob("out-n*-*")))
+    codes = {path.name: int(path.read_text()) for path in directory.glob("code-*")}
+    return said, codes
+
+
+@pytest.mark.parametrize("style", ["deepspeed", "megatron"])
+def test_ranks_of_a_script_meet_and_find_what_they_must(
+    style: str, site: Path, tmp_path: Path
+) -> None:
+    wanted = job(style)
+    if style == "megatron":
+        wrapped = (str(JOBS / "megatron.sh"), *wanted.command)
+        wanted = wanted.model_copy(update={"command": wrapped})
+    said, codes = run(wanted, site, tmp_path)
+    reports, _ = read_output(said)
+    assert codes == {f"code-n{n}-{2 * n + t}": 0 for n in range(2) for t in range(2)}, said
+    assert [report.met.size for report in reports if report.met] == [4] * 4
+    assert {report.contract["MASTER_ADDR"] for report in reports} == {"localhost"}
+    assert {report.arguments[-1] for report in reports} == {"it's"}
+    assert all({"OWN", "HOME", "USER", "LANG"} <= report.names for report in reports)
+    assert not any("SLURM_EXPORT_ENV" in report.names for report in reports)
+    assert {report.contract["GLOO_SOCKET_IFNAME"] for report in reports} == {"lo"}
+
+
+def test_a_task_that_fails_leaves_its_own_status(site: Path, tmp_path: Path) -> None:
+    wanted = job("plain", command=["sh", "-c", 'exit "$((SLURM_NODEID * 3))"'])
+    assert run(wanted, site, tmp_path)[1] == {"code-n0-0": 0, "code-n1-1": 3}
+
+
+def test_one_torchrun_a_node_told_by_slurm_which() -> None:
+    text = task_text(job("torchrun", command=["python", "t.py", "--x"]), Surroundings({}, {}, "/s"))
+    [line] = [line for line in text.splitlines() if "torch.distributed.run" in line]
+    assert line == (
+        'python -m torch.distributed.run --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 2 '
+        '--node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" '
+        "--log-dir /s/torchrun-$SLURM_NODEID t.py --x"
+    )
+    assert "--no-python ./t.sh" in task_text(
+        job("torchrun", command=["./t.sh"]), Surroundings({}, {}, "/s")
+    )
+    assert [tasks_per_node(job(style)) for style in ("torchrun", "plain", "deepspeed")] == [1, 1, 2]
+
+
+def test_pins_that_differ_by_node_and_those_the_job_sets_itself(tmp_path: Path) -> None:
+    pins = {"n0": {"A": "1", "B": "x"}, "n1": {"A": "1", "B": "y"}, "n2": {"A": "1", "B": "x"}}
+    wanted = job("plain", command=["sh", "-c", 'echo "$A$B"'], env={"A": "own"})
+    text = task_text(wanted, Surroundings({}, pins, str(tmp_path)))
+    for node, shown in (("n0", "ownx"), ("n1", "owny"), ("n2", "ownx")):
+        env = {"SLURMD_NODENAME": node, "SLURM_PROCID": "0", "PATH": os.environ["PATH"], "A": "own"}
+        done = subprocess.run(
+            ["sh"], input=text, env=env, capture_output=True, text=True, check=False
+        )
+        assert (tmp_path / f"out-{node}-0").read_text().strip() == shown, done.stderr
+
+
+def test_an_image_is_sruns_business_where_it_has_the_plugin() -> None:
+    wanted = job("plain", image="lab/torch:1")
+    lines = batch_lines(wanted, Surroundings({}, {}, "/s", image=True), "/s/task.sh")
+    assert "--container-image=lab/torch:1 --container-mounts=/s:/s sh /s/task.sh" in lines[-1]
+    assert "container" not in batch_lines(wanted, Surroundings({}, {}, "/s"), "/s/task.sh")[-1]
+    assert srun_takes_images("      --container-image=[USER@]…\n")
+    assert not srun_takes_images("  --container              Path to OCI container bundle\n")
+
+
+def test_what_slurm_and_the_profile_add_is_no_leak() -> None:
+    outside = frozenset({"SLURM_JOB_ID", "PYENV_ROOT", "MNODE_CANARY"})
+    expected = Expected("torchrun", made.NODES, 2, 0, outside=outside)
+    seen = made.right(expected)
+    seen = made.but(seen, 2, names=seen[2].names | {"SLURM_JOB_ID", "PYENV_ROOT"})
+    seen = made.but(seen, 3, names=seen[3].names | outside)
+    assert len(leaked(expected, seen)) == 5
+    by_slurm = Expected("torchrun", made.NODES, 2, 0, outside=outside, added=ADDED, profile=True)
+    found = [(wrong.variable, wrong.rank) for wrong in leaked(by_slurm, seen)]
+    assert found == [("MNODE_CANARY", 3), ("PYENV_ROOT", 3)]
+
+
+def test_numbers_of_a_task_that_is_torchrun_are_no_ranks() -> None:
+    wanted = made.expected("torchrun")
+    reports = made.right(wanted)
+    task = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
+    assert wrong_variables(wanted, made.changed(reports, 3, **task)) == []
+    twisted = made.changed(reports, 3, **(task | {"SLURM_NODEID": "2"}))
+    assert [wrong.variable for wrong in wrong_variables(wanted, twisted)] == ["SLURM_NODEID"]
+    megatron = made.expected("megatron")
+    lies = made.changed(made.right(megatron), 3, SLURM_PROCID="2")
+    assert [wrong.variable for wrong in wrong_variables(megatron, lies)] == ["RANK"]
+
+
+def test_reports_are_read_with_the_style_they_are_of() -> None:
+    line = json.dumps({"mnode_rank": 1, "node": "n0", "contract": {"RANK": "1"}})
+    [report], _ = read_output(f"3: {line}\n")
+    assert report.rank == 1

@@ -1,0 +1,154 @@
+"""What each style starts on each node."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.styles import Placement, Process, processes
+
+PLACE = Placement(("n3", "n2"), "10.0.0.4", 29512)
+SCRIPT = Path(__file__).parents[3] / "fixtures" / "jobs" / "megatron.sh"
+
+
+def started(style: str, by_deepspeed: bool = False, **fields: Any) -> dict[str, list[Process]]:
+    page = {
+        "name": "a",
+        "nodes": "all",
+        "accelerators_per_node": 0,
+        "ranks_per_node": 2,
+        "command": ["python", "train.py", "--x"],
+        "style": style,
+        "env": {"A": "1", "GLOO_SOCKET_IFNAME": "own0"},
+    }
+    job = LaunchJob.model_validate(page | fields).placed(2, 0)
+    pins = {
+        node: {"GLOO_SOCKET_IFNAME": "fab0", "NCCL_SOCKET_IFNAME": "=fab0"} for node in PLACE.nodes
+    }
+    return {node: list(made) for node, made in processes(job, PLACE, pins, by_deepspeed).items()}
+
+
+def test_one_torchrun_a_node() -> None:
+    made = started("torchrun")
+    assert list(made) == ["n3", "n2"]
+    [process] = made["n2"]
+    assert " ".join(process.argv) == (
+        "python -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --node-rank 1 "
+        "--master-addr 10.0.0.4 --master-port 29512 --log-dir {home}/torchrun train.py --x"
+    )
+    assert process.env == {"A": "1", "GLOO_SOCKET_IFNAME": "own0", "NCCL_SOCKET_IFNAME": "=fab0"}
+    [other] = started("torchrun", command=["./train.sh"])["n3"]
+    assert other.argv[-2:] == ("--no-python", "./train.sh")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "train.py", "-u"], ["train.py", "-u"]),
+        (["python", "-m", "package.train", "-u"], ["-m", "package.train", "-u"]),
+        (["python", "-u", "train.py"], ["--no-python", "python", "-u", "train.py"]),
+        (["python", "-c", "pass"], ["--no-python", "python", "-c", "pass"]),
+        (["python"], ["--no-python", "python"]),
+        (["python3.12", "train.py"], ["--no-python", "python3.12", "train.py"]),
+    ],
+)
+def test_torchrun_gets_no_option_of_the_interpreter(command: list[str], words: list[str]) -> None:
+    [process] = started("torchrun", command=command)["n3"]
+    assert list(process.argv[process.argv.index("{home}/torchrun") + 1 :]) == words
+
+
+def test_deepspeeds_variables_where_it_is_not_installed() -> None:
+    made = started("deepspeed")
+    assert [p.env["RANK"] for node in made.values() for p in node] == ["0", "1", "2", "3"]
+    last = made["n2"][1]
+    assert last.argv == ("python", "train.py", "--x")
+    assert last.env == {
+        "A": "1",
+        "GLOO_SOCKET_IFNAME": "own0",
+        "NCCL_SOCKET_IFNAME": "=fab0",
+        "MASTER_ADDR": "10.0.0.4",
+        "MASTER_PORT": "29512",
+        "WORLD_SIZE": "4",
+        "CROSS_RANK": "1",
+        "CROSS_SIZE": "2",
+        "LOCAL_SIZE": "2",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+    }
+
+
+def test_deepspeeds_own_launcher_where_it_is() -> None:
+    [process] = started("deepspeed", by_deepspeed=True)["n2"]
+    argv = list(process.argv)
+    assert argv[:3] == ["python", "-m", "deepspeed.launcher.launch"]
+    world = base64.urlsafe_b64decode(argv[3].removeprefix("--world_info="))
+    assert json.loads(world) == {"n3": [0, 1], "n2": [0, 1]}
+    assert argv[4:] == [
+        *("--node_rank=1", "--master_addr=10.0.0.4", "--master_port=29512"),
+        *("--no_python", "--no_local_rank", "python", "train.py", "--x"),
+    ]
+    assert "RANK" not in process.env
+
+
+def test_megatron_gets_the_schedulers_facts_and_no_contract() -> None:
+    made = started("megatron")
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} & set(made["n2"][0].env)
+    facts = {k: v for k, v in made["n2"][1].env.items() if k.startswith("SLURM")}
+    assert facts == {
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_NODEID": "1",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "10.0.0.4,n2",
+    }
+
+
+ANSWERS = '[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"'
+NO_CLUSTER = "echo fatal: Could not establish a configuration source >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "nodes", "first"),
+    [
+        ("", "10.0.0.4,n2", "10.0.0.4"),
+        (NO_CLUSTER, "10.0.0.4,n2", "10.0.0.4"),
+        (ANSWERS, "n[3-4]", "n3"),
+    ],
+)
+def test_the_users_script_makes_torchs_variables_of_them(
+    tmp_path: Path, scontrol: str, nodes: str, first: str
+) -> None:
+    env = started("megatron")["n2"][1].env
+    for tool in ("sh", "env", "head"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    if scontrol:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{scontrol}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    env = {**env, "SLURM_JOB_NODELIST": nodes}
+    done = subprocess.run(
+        [str(SCRIPT), "env"],
+        env={**env, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert found["MASTER_ADDR"] == first
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    assert [found[name] for name in names] == ["3", "4", "1", "29512"]
+
+
+def test_plain_runs_once_a_node_and_gets_nothing() -> None:
+    made = started("plain", env={})
+    assert [len(one) for one in made.values()] == [1, 1]
+    assert made["n2"][0].argv == ("python", "train.py", "--x")
+    assert set(made["n2"][0].env) == {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}

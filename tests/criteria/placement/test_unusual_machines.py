@@ -1,0 +1,255 @@
+"""Machines that no recording shows: several NUMA nodes a socket, memory without CPUs, gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.placement.facts import (
+    Finding,
+    Machine,
+    RankFacts,
+    ThreadFacts,
+    read_machine,
+)
+from pytest_mnode.criteria.placement.judge import Promise, judge
+from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.machine.cpus import parse_cpulist
+from pytest_mnode.measuring.farness import nothing_far, places
+from pytest_mnode.measuring.nearest import fabric_nics, near_somebody, sending
+from pytest_mnode.verdict import Verdict
+from tests.criteria.preflight.made import spec_of
+from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
+
+PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
+GIB = 1 << 30
+
+
+def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory_kb: int) -> None:
+    """NUMA nodes with these CPU lists and rows of distances; memory_kb: by "node1", 1 GiB else."""
+    for number, cpulist in cpus.items():
+        folder = f"sys/devices/system/node/node{number}"
+        tree.write(f"{folder}/cpulist", cpulist)
+        tree.write(f"{folder}/distance", rows[number])
+        kilobytes = memory_kb.get(f"node{number}", 1 << 20)
+        tree.write(f"{folder}/meminfo", f"Node {number} MemTotal:  {kilobytes} kB")
+    tree.write("sys/devices/system/node/online", ",".join(map(str, cpus)))
+
+
+def rank(machine: str, cpus: str, accelerator: str, **more: object) -> RankFacts:
+    allowed = parse_cpulist(cpus)
+    facts = RankFacts(
+        rank=0,
+        node=machine,
+        local_rank=0,
+        accelerator=accelerator,
+        cpus=allowed,
+        threads=(ThreadFacts(tid=1, name="python", cpus=allowed),),
+    )
+    return replace(facts, **more)  # type: ignore[arg-type]
+
+
+def only(machine: Machine, facts: RankFacts, promise: Promise) -> Finding:
+    (finding,) = judge({facts.node: machine}, [facts], promise)
+    return finding
+
+
+@pytest.fixture
+def nps4(tmp_path: Path) -> Machine:
+    """Two sockets of 4 NUMA nodes with 4 cores; a GPU on node 3; NICs on nodes 1 and 5."""
+    tree = Tree(tmp_path)
+    tree.cpus([[(c,) for c in range(s * 16, s * 16 + 16)] for s in (0, 1)])
+    lists = {n: f"{4 * n}-{4 * n + 3}" for n in range(8)}
+    rows = {
+        n: " ".join("10" if n == m else "12" if n // 4 == m // 4 else "32" for m in lists)
+        for n in lists
+    }
+    nodes(tree, lists, rows)
+    tree.pci("pci0000:c0/0000:c0:01.0", SWITCH_PORT, "0x1022", 3, lists[3])
+    tree.pci("pci0000:c0/0000:c0:01.0/0000:c1:00.0", GPU, NVIDIA, 3, lists[3])
+    for bus, node in ((0x40, 1), (0xA0, 5)):
+        path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0"
+        tree.pci(path, IB_NIC, MELLANOX, node, lists[node])
+        tree.rdma(f"mlx5_{node}", path)
+    return read_machine(tree.root)
+
+
+def test_several_nodes_a_socket(nps4: Machine) -> None:
+    """The NIC on another NUMA node of the GPU's socket is nearest; the other socket's is not."""
+    gpu = "0000:c1:00.0"
+    near, far = (rank("a", "12-15", gpu, nics=(nic,)) for nic in ("mlx5_1", "mlx5_5"))
+    assert only(nps4, near, Promise(nic_nearest=True)).verdict is PASS
+    wrong = only(nps4, far, Promise(nic_nearest=True))
+    assert wrong.verdict is FAIL
+    assert "uses mlx5_5 (SYS, NUMA distance 32); expected mlx5_1 (SYS, NUMA distance 12)" in (
+        wrong.why
+    )
+    assert only(nps4, near, Promise(cpus_near=True)).verdict is PASS
+    other = only(nps4, rank("a", "4-7", gpu), Promise(cpus_near=True))
+    assert (other.verdict, other.value) == (FAIL, 4)
+
+
+def test_a_nic_on_another_node_of_the_socket_is_near_to_somebody(nps4: Machine) -> None:
+    gpu = "0000:c1:00.0"
+
+    def alone(nic: str, machine: Machine = nps4) -> Verdict:
+        facts = rank("a", "12-15", gpu, nics=(f"{nic}:1",))
+        found = judge_nics(machine, facts, (f"{nic}:1",))
+        assert found.verdict is PASS
+        return near_somebody(machine, found, (f"{nic}:1",), [gpu]).verdict
+
+    assert alone("mlx5_1") is PASS
+    assert alone("mlx5_5") is FAIL
+    untold = replace(nps4, cpus=replace(nps4.cpus, cpus=()))
+    assert alone("mlx5_5", untold) is FAIL
+
+
+@pytest.fixture(params=[0, 4], ids=["on the CPU's node", "on its memory's node"])
+def superchip(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    """Two CPUs on nodes 0 and 1, each with a GPU whose memory is node 4 or 12, without CPUs."""
+    tree = Tree(tmp_path)
+    tree.cpus([[(c,) for c in range(s * 8, s * 8 + 8)] for s in (0, 1)])
+    lists = {0: "0-7", 1: "8-15", 4: "", 12: ""}
+    rows = {0: "10 40 80 120", 1: "40 10 120 80", 4: "80 120 10 160", 12: "120 80 160 10"}
+    nodes(tree, lists, rows)
+    own = request.param
+    tree.pci("pci0009:00/0009:00:00.0", SWITCH_PORT, NVIDIA, 0, "0-7")
+    tree.pci("pci0009:00/0009:00:00.0/0009:01:00.0", GPU, NVIDIA, own, "" if own else "0-7")
+    tree.pci("pci0019:00/0019:00:00.0/0019:01:00.0", GPU, NVIDIA, 12 if own else 1, "")
+    for host, node in (("0000", 0), ("0010", 1)):
+        path = f"pci{host}:00/{host}:00:00.0/{host}:01:00.0"
+        tree.pci(path, IB_NIC, MELLANOX, node, lists[node])
+        tree.rdma(f"mlx5_{node}", path)
+    return read_machine(tree.root)
+
+
+@pytest.mark.parametrize(
+    ("memory", "verdict"),
+    [
+        ({0: GIB}, PASS),
+        ({0: GIB // 10, 4: GIB}, PASS),
+        ({1: GIB}, FAIL),
+        ({12: GIB}, FAIL),
+        ({0: GIB, 1: GIB}, FAIL),
+        ({}, INCONCLUSIVE),
+        (None, INCONCLUSIVE),
+    ],
+)
+def test_memory_of_a_device_that_is_a_node(
+    superchip: Machine, memory: Mapping[int, int] | None, verdict: Verdict
+) -> None:
+    facts = rank("a", "0-7", "0009:01:00.0", memory_bytes=memory)
+    assert only(superchip, facts, Promise(memory_near_fraction=0.9)).verdict is verdict
+
+
+def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> None:
+    facts = rank("a", "0-7", "0009:01:00.0", nics=("mlx5_0",))
+    assert only(superchip, facts, Promise(cpus_near=True)).verdict is PASS
+    assert only(superchip, facts, Promise(nic_nearest=True)).verdict is PASS
+    wrong = rank("a", "8-15", "0009:01:00.0", nics=("mlx5_1",))
+    assert only(superchip, wrong, Promise(cpus_near=True)).verdict is FAIL
+    assert only(superchip, wrong, Promise(nic_nearest=True)).verdict is FAIL
+    found = places(superchip.numa, None, 0)
+    assert not isinstance(found, str)
+    assert (found.near, found.far) == (0, 1)  # not the GPU's memory
+
+
+def test_memory_without_cpus_is_no_far_socket(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    nodes(tree, {0: "0-7", 1: ""}, {0: "10 20", 1: "20 10"})
+    machine = read_machine(tree.root).numa
+    assert nothing_far(machine, None) == "this machine has memory on one NUMA node, so none is far"
+
+
+def test_a_guest_with_one_node_and_devices_that_know_none(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.cpus([[(c,) for c in range(8)]])
+    nodes(tree, {0: "0-7"}, {0: "10"})
+    tree.pci("pci0000:00/0000:00:05.0", GPU, NVIDIA, -1, "0-7")
+    tree.pci("pci0000:00/0000:00:06.0", NIC, "0x1af4", -1, "0-7")
+    tree.interface("eth0", "pci0000:00/0000:00:06.0")
+    machine = read_machine(tree.root)
+    facts = rank("a", "0-7", "0000:00:05.0", nics=("eth0",), memory_bytes={0: GIB})
+    for promise in (Promise(cpus_near=True), Promise(memory_near_fraction=0.9)):
+        assert only(machine, facts, promise).verdict is INCONCLUSIVE
+    # On one host bridge there is nothing nearer than it.
+    assert only(machine, facts, Promise(nic_nearest=True)).verdict is PASS
+
+
+def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
+    first = rank("a", "0-3", "0000:c1:00.0")
+    promise = Promise(own_cores=True)
+
+    def verdicts(threads: tuple[ThreadFacts, ...] | None) -> list[Verdict]:
+        second = replace(first, rank=1, cpus=parse_cpulist("4-7"), threads=threads)
+        return [f.verdict for f in judge({"a": nps4}, [first, second], promise)]
+
+    told = ThreadFacts(tid=2, name="python", cpus=parse_cpulist("4-7"))
+    assert verdicts((told,)) == [PASS, PASS]
+    assert verdicts(None) == [INCONCLUSIVE] * 2
+    assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has a thread at least"
+    untold = replace(first, cpus=parse_cpulist("12-15"), threads=())
+    assert only(nps4, untold, Promise(cpus_near=True)).verdict is INCONCLUSIVE
+    assert verdicts((told, replace(told, cpus=None))) == [INCONCLUSIVE] * 2
+    assert verdicts((told, replace(told, cpus=parse_cpulist("0")))) == [FAIL] * 2
+
+
+@pytest.mark.parametrize(
+    ("named", "used", "expected"),
+    [
+        ("bond0", ("bond0", "ens0", "ens1"), ("bond0",)),
+        ("bond0.100", ("bond0", "bond0.100", "ens0", "ens1"), ("bond0.100",)),
+        ("ens*", ("bond0", "ens0", "ens1"), ("ens0", "ens1")),
+        ('"*"', ("bond0", "ens0", "ens1"), ("bond0",)),
+        ("bond0", ("bond0", "ens0", "ens1", "eno1"), ("bond0", "eno1")),
+        ("bond0", ("eno1",), ("eno1",)),
+        ("bond0", ("ens0",), ("ens0",)),
+        ("mlx5_bond_0", ("mlx5_bond_0:1",), ("mlx5_bond_0:1",)),
+    ],
+)
+def test_a_bond_over_two_sockets_is_one_nic(
+    tmp_path: Path, named: str, used: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    """Its links count its bytes too; each alone would be nearer than the bond or farther."""
+    tree = Tree(tmp_path)
+    tree.cpus([[(0,), (1,)], [(2,), (3,)]])
+    tree.numa({0: "0-1", 1: "2-3"})
+    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", GPU, NVIDIA, 0, "0-1")
+    for i, name in enumerate(("ens0", "ens1", "eno1")):
+        path = f"pci0000:{16 * i + 32:02x}/0000:{16 * i + 32:02x}:01.0/0000:{16 * i + 33:02x}:00.0"
+        tree.pci(path, NIC, MELLANOX, min(i, 1), "")
+        tree.interface(name, path)
+    tree.interface("bond0")
+    tree.interface("bond0.100")
+    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
+    machine = read_machine(tree.root)
+    spec = spec_of(tmp_path, "{interfaces: {}}", "ethernet", named)
+    found = sending(machine, used, spec)
+    assert found == expected
+    facts = rank("a", "0-1", "0000:11:00.0", nics=found)
+    if found in (("bond0",), ("bond0.100",)) and named != '"*"':
+        assert judge_nics(machine, facts, fabric_nics(machine, found, spec)).verdict is PASS
+
+
+@pytest.mark.parametrize(
+    ("listed", "cpus", "verdict"),
+    [
+        ("0-7", "0-3", PASS),
+        ("0-7", "0-7", FAIL),
+        ("0-7", "4-7", FAIL),
+        ("4-7", "4-7", INCONCLUSIVE),
+    ],
+)
+def test_a_list_of_local_cpus_that_its_node_contradicts(
+    tmp_path: Path, listed: str, cpus: str, verdict: Verdict
+) -> None:
+    """A device on node 0 whose list has all CPUs makes no rank well that is not bound."""
+    tree = Tree(tmp_path)
+    tree.cpus([[(c,) for c in range(4)], [(c,) for c in range(4, 8)]])
+    tree.numa({0: "0-3", 1: "4-7"})
+    tree.pci("pci0000:10/0000:10:01.0", GPU, NVIDIA, 0, listed)
+    facts = rank("a", cpus, "0000:10:01.0")
+    assert only(read_machine(tree.root), facts, Promise(cpus_near=True)).verdict is verdict

@@ -1,0 +1,237 @@
+"""Counters of fabric ports between two readings, as values: what rose, and what is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.port_counters.judging import Readings, judged
+from pytest_mnode.criteria.port_counters.reading import Counters, Reading
+from pytest_mnode.spec.models import Fabric
+from pytest_mnode.verdict import Measurement
+
+CARRIER, ERRORS, LOST = (
+    f"{what}, worst fabric port" for what in ("carrier changes", "errors", "packets lost")
+)
+QUIET: dict[str, Counters] = {
+    "fab0": {
+        "carrier_changes": 2,
+        **dict.fromkeys(("rx_errors", "rx_crc_errors", "tx_carrier_errors", "collisions"), 7),
+        **dict.fromkeys(("rx_dropped", "rx_missed_errors"), 90),
+        **{"tx_packets": 5000, "rx_packets": 5000},
+    },
+    "mlx5_0:1": {
+        **dict.fromkeys(("symbol_error", "link_error_recovery", "link_downed"), 3),
+        **dict.fromkeys(("port_rcv_errors", "port_xmit_discards"), 3),
+        **{"port_xmit_packets": 5000, "port_rcv_packets": 5000},
+        **dict.fromkeys(("out_of_sequence", "packet_seq_err", "local_ack_timeout_err"), 40),
+        **dict.fromkeys(("req_cqe_error", "port_xmit_wait", "np_cnp_sent"), 40),
+    },
+    "TCP": {"OutSegs": 9000, "RetransSegs": 12, "TCPOFOQueue": 5},
+}
+PACKETS = 1_000_000
+
+
+def fabric(kind: str = "infiniband", **more: Any) -> Fabric:
+    page = {"kind": kind, "interfaces": ["fab0"], "line_rate": "400 Gbit/s"}
+    return Fabric.model_validate({**page, "nics_per_node": 1, "mtu": 4096, **more})
+
+
+def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "a") -> Reading:
+    """After a million packets, with one counter higher by so much, or unreadable."""
+    ports = {name: dict(counters) for name, counters in QUIET.items()}
+    for counters in ports.values():
+        for name in counters.keys() & {"tx_packets", "port_xmit_packets", "OutSegs"}:
+            counters[name] = (counters[name] or 0) + PACKETS
+    if port:
+        ports[port][counter] = None if by is None else (ports[port][counter] or 0) + by
+    return Reading(boot, ports)
+
+
+def found(after: Reading | str, kind: str = "infiniband", **more: Any) -> dict[str, Measurement]:
+    """Of three nodes of which gpu1 reads `after`."""
+    quiet = Reading("a", QUIET)
+    before = {f"gpu{i}": quiet for i in range(3)}
+    last = {"gpu0": reading(), "gpu1": after, "gpu2": reading()}
+    options = {key: more.pop(key) for key in ("kills", "restarted") if key in more}
+    return {m.name: m for m in judged(before, last, fabric(kind, **more), **options)}
+
+
+def verdicts(measurements: dict[str, Measurement]) -> dict[str, str]:
+    return {name.partition(",")[0]: str(m.verdict) for name, m in measurements.items()}
+
+
+PASS = dict.fromkeys(("carrier changes", "errors", "packets lost"), "pass")
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
+def test_ports_that_only_carried_traffic_pass_and_nobody_is_named(kind: str) -> None:
+    measurements = found(reading(), kind)
+    assert verdicts(measurements) == PASS
+    assert {m.culprit for m in measurements.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("port", "counter", "what"),
+    [
+        ("fab0", "carrier_changes", CARRIER),
+        *(("fab0", name, ERRORS) for name in ("rx_errors", "rx_crc_errors", "tx_carrier_errors")),
+        *(("mlx5_0:1", name, ERRORS) for name in ("symbol_error", "link_error_recovery")),
+        *(("mlx5_0:1", name, ERRORS) for name in ("link_downed", "port_rcv_errors")),
+        *(("mlx5_0:1", name, ERRORS) for name in ("port_xmit_discards", "req_cqe_error")),
+    ],
+)
+def test_one_of_these_fails_with_node_port_counter_and_count(
+    port: str, counter: str, what: str
+) -> None:
+    measurements = found(reading(port, counter, 1))
+    assert verdicts(measurements) == {**PASS, what.partition(",")[0]: "fail"}
+    assert (measurements[what].value, measurements[what].culprit) == (
+        1,
+        f"gpu1 {port} {counter} +1",
+    )
+    allowed = "carrier_changes_at_most" if what == CARRIER else "errors_at_most"
+    spec: dict[str, Any] = {allowed: 1}
+    assert verdicts(found(reading(port, counter, 1), **spec)) == PASS
+    assert verdicts(found(reading(port, counter, 2), **spec)) != PASS
+
+
+@pytest.mark.parametrize(
+    ("kind", "port", "counter"),
+    [
+        ("ethernet", "TCP", "RetransSegs"),
+        ("ethernet", "fab0", "rx_dropped"),
+        ("ethernet", "fab0", "rx_missed_errors"),
+        *(("roce", "mlx5_0:1", name) for name in ("out_of_sequence", "packet_seq_err")),
+        ("infiniband", "mlx5_0:1", "local_ack_timeout_err"),
+    ],
+)
+def test_lost_packets_are_judged_by_their_share(kind: str, port: str, counter: str) -> None:
+    assert verdicts(found(reading(port, counter, PACKETS // 200), kind)) == PASS
+    measurements = found(reading(port, counter, PACKETS // 50), kind)
+    assert verdicts(measurements) == {**PASS, "packets lost": "fail"}
+    assert measurements[LOST].value == pytest.approx(2)
+    told = f"gpu1 {port} lost 20000 of 1000000 packets"
+    assert told in measurements[LOST].note
+    assert measurements[LOST].culprit == ("TCP of gpu1" if port == "TCP" else told)
+
+
+@pytest.mark.parametrize(
+    ("sent_again", "out_of_order", "culprit"),
+    [
+        ((20, 900, 19, 18), (10, 950, 12, 9), "TCP of gpu1"),  # its link, both ways
+        ((300, 900, 310, 290), (310, 950, 280, 300), "TCP of gpu1"),  # all talk to all
+        ((900, 2, 880, 910), (3, 950, 4, 4), "path from gpu0, gpu2, gpu3 to gpu1 (TCP)"),
+        ((900, 2, 3, 2), (3, 950, 4, 4), "path from gpu0 to gpu1 (TCP)"),
+        ((900, 2, 3, 2), (0, 0, 0, 0), "TCP of gpu0"),
+    ],
+)
+def test_where_tcp_loses_is_found_by_who_sends_again_and_who_gets_out_of_order(
+    sent_again: tuple[int, ...], out_of_order: tuple[int, ...], culprit: str
+) -> None:
+    before = {f"gpu{i}": Reading("a", QUIET) for i in range(4)}
+    tcp = zip(sent_again, out_of_order, strict=True)
+    after = {
+        f"gpu{i}": Reading(
+            "a",
+            {
+                **QUIET,
+                "TCP": {"OutSegs": 19000, "RetransSegs": 12 + sent, "TCPOFOQueue": 5 + got},
+            },
+        )
+        for i, (sent, got) in enumerate(tcp)
+    }
+    [*_, lost] = judged(before, after, fabric("ethernet"))
+    assert lost.culprit == culprit
+
+
+@pytest.mark.parametrize(("again", "verdict"), [(PACKETS // 200, "pass"), (PACKETS // 50, "fail")])
+def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) -> None:
+    before: Counters = {
+        **dict.fromkeys(("tx_pkts", "rx_pkts", "retrans_pkts", "retrans_bytes", "rx_drops"), 9),
+        **dict.fromkeys(("retrans_timeout_events", "unresponsive_remote_events"), 1),
+    }
+    more = {"tx_pkts": PACKETS, "retrans_pkts": again, "retrans_bytes": 8800 * again}
+    after: Counters = {name: (n or 0) + more.get(name, 0) for name, n in before.items()}
+    first, last = (Reading("a", {"rdmap0s6:1": counters}) for counters in (before, after))
+    [errors, lost] = judged({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
+    assert (str(errors.verdict), str(lost.verdict)) == ("pass", verdict)
+    assert lost.value == pytest.approx(100 * again / PACKETS)
+
+
+def test_of_few_packets_few_losses_say_nothing() -> None:
+    quiet = Reading("a", QUIET)
+    ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30
+    [*_, lost] = judged({"gpu0": quiet}, {"gpu0": Reading("a", ports)}, fabric("ethernet"))
+    assert str(lost.verdict) == "pass"
+
+
+@pytest.mark.parametrize("counter", ["port_xmit_wait", "np_cnp_sent"])
+def test_congestion_is_no_fault_of_a_port(counter: str) -> None:
+    assert verdicts(found(reading("mlx5_0:1", counter, 10**6))) == PASS
+
+
+def test_with_rdma_what_the_system_drops_by_itself_does_not_count() -> None:
+    assert verdicts(found(reading("fab0", "rx_dropped", PACKETS), "roce")) == PASS
+    assert verdicts(found(reading("TCP", "RetransSegs", PACKETS), "roce")) == PASS
+
+
+def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
+    quiet, flapped = Reading("a", QUIET), reading("fab0", "carrier_changes", 4)
+    victim = reading("TCP", "RetransSegs", PACKETS)
+    measurements = judged(
+        {"gpu0": quiet, "gpu1": quiet}, {"gpu0": victim, "gpu1": flapped}, fabric("ethernet")
+    )
+    culprits = {m.name: m.culprit for m in measurements if m.culprit}
+    assert culprits == dict.fromkeys((CARRIER, LOST), "gpu1 fab0 carrier_changes +4")
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ("its counters were not read within 30 s", "gpu1: its counters were not read"),
+        (reading("fab0", "carrier_changes", -1), "gpu1 fab0 carrier_changes cannot be compared"),
+        (reading("fab0", "carrier_changes", None), "gpu1 fab0 carrier_changes cannot be compared"),
+        (reading(boot="b"), "gpu1: it was started anew, and its counters with it"),
+        (Reading("a", {"TCP": {"OutSegs": 10**6}}), "gpu1 fab0 carrier_changes cannot be compared"),
+    ],
+)
+def test_what_cannot_be_compared_is_inconclusive(after: Reading | str, told: str) -> None:
+    carrier = found(after)[CARRIER]
+    assert str(carrier.verdict) == "inconclusive"
+    assert told in carrier.note
+    assert verdicts(found(after, restarted=["gpu1"])) == PASS
+
+
+def test_nodes_without_ports_or_counters_are_inconclusive() -> None:
+    nothing = Reading("a", {"TCP": {"OutSegs": 1, "RetransSegs": 0}})
+    for dumb in (nothing, Reading("a", {"mlx5_0:1": {"port_xmit_packets": 5}})):
+        measurements = judged({"gpu0": dumb}, {"gpu0": dumb}, fabric())
+        assert {str(m.verdict) for m in measurements} == {"inconclusive"}
+    assert "no port of fab0" in judged({"a": nothing}, {"a": nothing}, fabric())[0].note
+
+
+def test_a_rise_fails_though_another_node_cannot_be_read() -> None:
+    quiet = Reading("a", QUIET)
+    after: Readings = {"gpu0": reading("fab0", "carrier_changes", 2), "gpu1": "gone"}
+    carrier = judged({"gpu0": quiet, "gpu1": quiet}, after, fabric())[0]
+    assert (str(carrier.verdict), carrier.culprit) == ("fail", "gpu0 fab0 carrier_changes +2")
+
+
+def test_deliberate_kills_are_no_errors_and_do_not_hide_those_of_links() -> None:
+    for counter, kind in (("req_cqe_error", "roce"), ("local_ack_timeout_err", "roce")):
+        killed = reading("mlx5_0:1", counter, PACKETS)
+        assert "fail" in verdicts(found(killed, kind)).values()
+        assert set(verdicts(found(killed, kind, kills=True)).values()) == {"pass"}
+    retransmitted = reading("TCP", "RetransSegs", PACKETS)
+    assert set(verdicts(found(retransmitted, "ethernet", kills=True)).values()) == {"pass"}
+    for port, counter in (("mlx5_0:1", "symbol_error"), ("fab0", "carrier_changes")):
+        assert "fail" in verdicts(found(reading(port, counter, 1), kills=True)).values()
+
+
+def test_infiniband_without_interfaces_is_judged_by_its_own_counters() -> None:
+    only = {"mlx5_0:1": QUIET["mlx5_0:1"]}
+    quiet = Reading("a", only)
+    measurements = judged({"gpu0": quiet}, {"gpu0": quiet}, fabric())
+    assert {m.name: str(m.verdict) for m in measurements} == {ERRORS: "pass", LOST: "pass"}

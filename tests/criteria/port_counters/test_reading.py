@@ -1,0 +1,54 @@
+"""Counters of a node's fabric ports, from trees of /sys and /proc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.port_counters.reading import Reading, read
+from tests.trees import MELLANOX, NIC, Tree
+
+ON = "pci0000:10/0000:10:01.0"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A RoCE NIC eth2 with its RDMA device mlx5_2, an interface eth0, and a bond over eth2."""
+    tree = Tree(tmp_path)
+    tree.pci(ON, NIC, MELLANOX)
+    tree.interface("eth2", ON, carrier_changes=3)
+    tree.write(f"sys/devices/{ON}/net/eth2/statistics/rx_crc_errors", 4)
+    gid = ("fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", "eth2")
+    tree.rdma("mlx5_2", ON, {"symbol_error": 1}, {"out_of_sequence": 2, "broken": "x"}, [gid])  # type: ignore[dict-item]
+    tree.interface("eth0", carrier_changes=9)
+    tree.interface("bond0", carrier_changes=1)
+    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "eth2")
+    tree.write("proc/sys/kernel/random/boot_id", "b-1")
+    rows = "Ip: Forwarding\nIp: 1\nTcp: RtoMin OutSegs RetransSegs\nTcp: 200 500 6"
+    tree.write("proc/net/snmp", rows)
+    tree.write("proc/net/netstat", "TcpExt: TCPOFOQueue Other\nTcpExt: 7 1\nIpExt: A\nIpExt: 2")
+    return tree
+
+
+def ports(reading: Reading) -> set[str]:
+    return reading.ports.keys() - {"TCP"}
+
+
+@pytest.mark.parametrize("pattern", ["eth2", "mlx5_*"])
+def test_an_interface_and_its_rdma_device_stand_for_each_other(tree: Tree, pattern: str) -> None:
+    reading = read([pattern], tree.root)
+    assert ports(reading) == {"eth2", "mlx5_2:1"}
+    assert reading.ports["eth2"]["carrier_changes"] == 3
+    assert reading.ports["eth2"]["rx_crc_errors"] == 4
+    assert reading.ports["mlx5_2:1"] == {"symbol_error": 1, "out_of_sequence": 2, "broken": None}
+    assert reading.ports["TCP"] == {"OutSegs": 500, "RetransSegs": 6, "TCPOFOQueue": 7}
+    assert reading.boot.startswith("b-1 ")
+
+
+def test_what_a_bond_rests_on_is_read_too(tree: Tree) -> None:
+    assert ports(read(["bond0"], tree.root)) == {"bond0", "eth2"}
+
+
+def test_there_may_be_nothing(tmp_path: Path) -> None:
+    assert read(["fab0"], tmp_path).ports == {}

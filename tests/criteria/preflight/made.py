@@ -1,0 +1,246 @@
+"""Surveys as values: a cluster that is well, and what to change of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from pytest_mnode.criteria.preflight.facts import (
+    Connection,
+    Heard,
+    Interface,
+    LastFacts,
+    LookUp,
+    NodeFacts,
+    NodeSurvey,
+    Path,
+    PathFacts,
+    ProcessLimits,
+    Rail,
+    Software,
+    Survey,
+)
+from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
+from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.verdict import Measurement, Verdict
+
+SPEC = """
+name: hall
+nodes: 64
+accelerators: {{per_node: {accelerators}}}
+fabric:
+  kind: {kind}
+  interfaces: [{interfaces}]
+  line_rate: 400 Gbit/s
+  nics_per_node: 1
+  mtu: 9000
+management: {{interfaces: [eth0], line_rate: 25 Gbit/s, mtu: 1500}}
+storage: {{datasets: /data, checkpoints: /ckpt}}
+criteria:
+  preflight: {preflight}
+certificate: {{valid_for: 7 days}}
+"""
+
+
+def spec_of(
+    directory: FilePath,
+    preflight: str,
+    kind: str = "ethernet",
+    interfaces: str = "fab0",
+    accelerators: str = "0",
+) -> Spec:
+    """A spec that promises this of preflight."""
+    path = directory / "spec.yaml"
+    path.write_text(
+        SPEC.format(
+            preflight=preflight, kind=kind, interfaces=interfaces, accelerators=accelerators
+        )
+    )
+    return load_spec(path)
+
+
+def interface(name: str, address: str, **changes: Any) -> Interface:
+    one = Interface(name, True, True, 9000, 400_000.0, None, False, (address,))
+    return replace(one, **changes)
+
+
+SOFTWARE = Software(
+    python="CPython 3.11.7",
+    kernel="6.1.0",
+    torch="2.6.0",
+    nccl="2.21.5",
+    driver="550.54.15",
+    driver_is_open=True,
+    peermem=None,
+    firmware={"mlx5_0": "28.39.1002"},
+    packages={"numpy": "2.1.0", "torch": "2.6.0"},
+    code={"train/main.py": "0a1b2c3d4e5f"},
+    sysctl={"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "212992"},
+)
+
+
+def node(index: int, count: int) -> NodeSurvey:
+    """One of `count` nodes that are well."""
+    others = [i for i in range(count) if i != index]
+    fabric, control = f"10.2.0.{index + 1}", f"10.1.0.{index + 1}"
+    facts = NodeFacts(
+        hostname=f"gpu{index}",
+        tcp_port=4000,
+        udp_port=4001,
+        master_problem="",
+        rails={
+            "fabric": (Rail("fab0", fabric, 1, 2),),
+            "management": (Rail("eth0", control, 3, 4),),
+        },
+        software=SOFTWARE,
+        limits=ProcessLimits(None, 1 << 20),
+        interfaces=(
+            interface("fab0", fabric),
+            interface("eth0", control, mtu_bytes=1500, speed_mbits_s=25_000.0),
+        ),
+        places=(),
+        rdma=(),
+        accelerators=None,
+        unread={},
+    )
+    paths = PathFacts(
+        connections=tuple(
+            Connection(to, network, rail, 0.001, "")
+            for network, rail in (("fabric", "fab0"), ("management", "eth0"))
+            for to in others
+        ),
+        master=Connection(0, "control", "", 0.001, ""),
+        paths=tuple(Path(to, "fabric", "fab0", True, 9000, None, 0.0, 0.0001) for to in others),
+        look_ups=tuple(
+            look_up
+            for to in range(count)
+            for look_up in (
+                LookUp(to, f"gpu{to}", (f"10.1.0.{to + 1}",), 0.001, ""),
+                LookUp(to, f"10.1.0.{to + 1}", (f"gpu{to}",), 0.001, ""),
+            )
+        ),
+        seen=(),
+    )
+    heard = tuple(
+        Heard(network, rail, tuple(others))
+        for network, rail in (("fabric", "fab0"), ("management", "eth0"))
+    )
+    return NodeSurvey(index, f"gpu{index}", control, "", facts, paths, LastFacts(heard, ()))
+
+
+def healthy(count: int = 4) -> Survey:
+    """A cluster that is well."""
+    return Survey(tuple(node(index, count) for index in range(count)))
+
+
+def with_node(survey: Survey, index: int, **changes: Any) -> Survey:
+    """With other fields of one node."""
+    nodes = list(survey.nodes)
+    nodes[index] = replace(nodes[index], **changes)
+    return replace(survey, nodes=tuple(nodes))
+
+
+def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
+    """With other facts of one node."""
+    facts = survey.nodes[index].facts
+    assert facts is not None
+    return with_node(survey, index, facts=replace(facts, **changes))
+
+
+def silent(survey: Survey, index: int) -> Survey:
+    """With a node whose survey never answered, so that nobody tried a way to it."""
+    changed = with_node(
+        survey, index, problem="its survey gave no answer", facts=None, paths=None, last=None
+    )
+    for other in changed.nodes:
+        if other.paths is not None:
+            paths = replace(
+                other.paths,
+                connections=tuple(c for c in other.paths.connections if c.to != index),
+                paths=tuple(p for p in other.paths.paths if p.to != index),
+                look_ups=tuple(p for p in other.paths.look_ups if p.of != index),
+            )
+            changed = with_node(changed, other.index, paths=paths)
+    return changed
+
+
+def cut(survey: Survey, edges: Iterable[tuple[int, int]], network: str = "fabric") -> Survey:
+    """Without packets on these directed ways: no connection between the two, nobody hears."""
+    lost = set(edges)
+    pairs = lost | {(b, a) for a, b in lost}
+
+    def connection(index: int, one: Connection) -> Connection:
+        if one.network != network or (index, one.to) not in pairs:
+            return one
+        return replace(one, took_s=None, problem="no answer within 2 s")
+
+    def heard(index: int, one: Heard) -> Heard:
+        if one.network != network:
+            return one
+        return replace(one, senders=tuple(s for s in one.senders if (s, index) not in lost))
+
+    def path(index: int, one: Path) -> Path:
+        if one.network != network or (index, one.to) not in pairs:
+            return one
+        return Path(one.to, one.network, one.rail, False, None, None, None, None)
+
+    return _changed(survey, connection, heard, path)
+
+
+def _changed(
+    survey: Survey,
+    connection: Callable[[int, Connection], Connection],
+    heard: Callable[[int, Heard], Heard],
+    path: Callable[[int, Path], Path],
+) -> Survey:
+    nodes = []
+    for one in survey.nodes:
+        assert one.paths is not None
+        assert one.last is not None
+        paths = replace(
+            one.paths,
+            connections=tuple(connection(one.index, c) for c in one.paths.connections),
+            paths=tuple(path(one.index, p) for p in one.paths.paths),
+        )
+        last = replace(one.last, heard=tuple(heard(one.index, h) for h in one.last.heard))
+        nodes.append(replace(one, paths=paths, last=last))
+    return replace(survey, nodes=tuple(nodes))
+
+
+def with_paths(survey: Survey, change: Callable[[int, Path], Path]) -> Survey:
+    """With other paths; `change` gets the index of the node and one of its paths."""
+    return _changed(survey, lambda _, c: c, lambda _, h: h, change)
+
+
+Question = Callable[[Survey, Spec, str], Answer]
+
+
+def asked(question: Question, survey: Survey, spec: Spec) -> dict[str, tuple[Measurement, ...]]:
+    """What was measured of every node."""
+    found = {}
+    for one in survey.nodes:
+        answer = question(survey, spec, one.name)
+        assert not isinstance(answer, NotPromised), answer
+        found[one.name] = answer
+    return found
+
+
+def verdicts(question: Question, survey: Survey, spec: Spec) -> dict[str, str]:
+    """The worst verdict of each node, without those that pass."""
+    order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+    worst = {
+        name: min((m.verdict for m in answer if m.verdict), key=order.index)
+        for name, answer in asked(question, survey, spec).items()
+    }
+    return {name: verdict.value for name, verdict in worst.items() if verdict is not Verdict.PASS}
+
+
+def culprits(question: Question, survey: Survey, spec: Spec) -> dict[str, str]:
+    """Who is to blame, by node whose case fails."""
+    return {
+        name: "; ".join(m.culprit or "" for m in answer if m.verdict is Verdict.FAIL)
+        for name, answer in asked(question, survey, spec).items()
+        if any(m.verdict is Verdict.FAIL for m in answer)
+    }

@@ -1,0 +1,56 @@
+"""Who is to blame for ways that fail: never a node that is well."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.criteria.preflight.questions.blame import Blame, blame
+
+
+def _all(count: int) -> set[tuple[int, int]]:
+    return set(itertools.permutations(range(count), 2))
+
+
+def test_a_node_that_is_cut_off_is_to_blame_alone() -> None:
+    failed = {edge for edge in _all(4) if 2 in edge}
+    assert blame(_all(4), failed) == Blame({2: "both ways"}, frozenset())
+
+
+def test_a_direction_of_a_node_is_told() -> None:
+    assert blame(_all(4), {(2, n) for n in (0, 1, 3)}).nodes == {2: "sending"}
+    assert blame(_all(4), {(n, 2) for n in (0, 1, 3)}).nodes == {2: "receiving"}
+
+
+def test_one_path_is_no_nodes_fault() -> None:
+    assert blame(_all(4), {(1, 3)}) == Blame({}, frozenset({(1, 3)}))
+    assert blame(_all(2), {(0, 1), (1, 0)}) == Blame({}, frozenset({(0, 1), (1, 0)}))
+
+
+def test_a_path_beside_a_node_that_is_cut_off_still_shows() -> None:
+    failed = {edge for edge in _all(5) if 2 in edge} | {(0, 4)}
+    assert blame(_all(5), failed) == Blame({2: "both ways"}, frozenset({(0, 4)}))
+
+
+def test_what_is_known_explains_first() -> None:
+    failed = _all(3)  # two of three are cut off, which nobody could tell from the ways alone
+    assert blame(_all(3), failed, {0, 1}).nodes == {0: "both ways", 1: "both ways"}
+
+
+@given(st.integers(5, 16), st.data())
+def test_cut_off_nodes_are_found_and_nobody_else(count: int, data: st.DataObject) -> None:
+    most = (count - 3) // 2
+    bad = data.draw(st.sets(st.integers(0, count - 1), max_size=most))
+    failed = {edge for edge in _all(count) if bad & set(edge)}
+    assert blame(_all(count), failed) == Blame(dict.fromkeys(bad, "both ways"), frozenset())
+
+
+@given(st.integers(6, 16), st.data())
+def test_a_direction_and_a_path_are_told_apart(count: int, data: st.DataObject) -> None:
+    deaf = data.draw(st.integers(0, count - 1))
+    ends = [n for n in range(count) if n != deaf]
+    path = (data.draw(st.sampled_from(ends[:2])), data.draw(st.sampled_from(ends[2:])))
+    failed = {(n, deaf) for n in ends} | {path}
+    assert blame(_all(count), failed) == Blame({deaf: "receiving"}, frozenset({path}))

@@ -1,0 +1,167 @@
+"""Real surveys of this machine, run by the controller's side: those that answer and those not."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.preflight import conduct
+from pytest_mnode.criteria.preflight.facts import LastFacts, encode
+from pytest_mnode.criteria.preflight.questions import clocks, mtu, names, payload, reach, storage
+from pytest_mnode.spec import Spec, load_spec
+from tests.criteria.preflight.made import verdicts
+
+PIPE_BYTES = 1 << 16
+PAGE = """
+name: here
+nodes: 4
+accelerators: {{per_node: 0}}
+fabric: {{kind: ethernet, interfaces: [lo], line_rate: 1 Gbit/s, nics_per_node: 1, mtu: 1500}}
+storage: {{datasets: {place}, checkpoints: {place}}}
+criteria:
+  preflight:
+    reachable: {{}}
+    mtu: {{}}
+    payload: {{size: 3 MB}}
+    clocks: {{skew: 500 ms}}
+    names: {{within: 5 s}}
+    storage: {{}}
+certificate: {{valid_for: 1 day}}
+"""
+
+
+class Here:
+    """Nodes that are this machine; commands of some of them replaced."""
+
+    python = sys.executable
+
+    def __init__(self, count: int, instead: dict[int, str] | None = None) -> None:
+        self.nodes = tuple(f"here{index}" for index in range(count))
+        self._instead = instead or {}
+
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]:
+        assert isinstance(nodes, tuple)
+        [name] = nodes
+        code = self._instead.get(self.nodes.index(name))
+        return [list(argv) if code is None else [sys.executable, "-S", "-c", code]]
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    place = tmp_path / "a place"
+    place.mkdir()
+    (place / "part.bin").write_bytes(b"x" * 100)
+    page = tmp_path / "spec.yaml"
+    page.write_text(PAGE.format(place=place))
+    return load_spec(page)
+
+
+def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
+    found = conduct.survey(Here(3), spec, [])
+    assert [node.problem for node in found.nodes] == ["", "", ""]
+    questions = (
+        reach.master,
+        reach.peers,
+        mtu.path_mtu,
+        payload.payload,
+        clocks.clocks,
+        names.names,
+        storage.usable,
+        storage.shared,
+        storage.sample,
+    )
+    for question in questions:
+        assert verdicts(question, found, spec) == {}, question
+    assert spec.storage is not None
+    assert [p.name for p in Path(str(spec.storage.datasets)).iterdir()] == ["part.bin"]
+
+
+def test_a_survey_that_does_not_answer_is_told_and_the_others_go_on(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The order is longer than a pipe holds, and the second does not read it."""
+    code = [str(tmp_path / "code")] * (PIPE_BYTES // len(str(tmp_path)))
+    monkeypatch.setattr(conduct, "LOOK_LIMIT_S", 3.0)
+    monkeypatch.setattr(conduct, "END_LIMIT_S", 0.5)
+    silent = "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
+    instead = {
+        1: silent,
+        2: "import sys; sys.exit('no such module')",
+        3: "print('welcome'); print('{\"hostname\": 1}', flush=True); input(); input()",
+    }
+    found = conduct.survey(Here(5, instead), spec, code)
+    assert [node.problem for node in found.nodes] == [
+        "",
+        "its survey gave no answer to 'look' within 3 s",
+        "its survey ended with status 1: no such module",
+        found.nodes[3].problem,
+        "",
+    ]
+    assert found.nodes[3].problem.startswith("its survey's answer to 'look' cannot be read: ")
+    assert verdicts(reach.peers, found, spec) == dict.fromkeys(
+        ("here1", "here2", "here3"), "inconclusive"
+    )
+
+
+def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a controller that stood still."""
+    answer = encode(LastFacts((), None)) + "\n"
+    nodes = Here(1, {0: f"import os, time; os.write(1, {answer.encode()!r}); time.sleep(60)"})
+    monkeypatch.setattr(conduct, "END_LIMIT_S", 0.0)
+    with contextlib.ExitStack() as stack:
+        one = conduct._start(nodes, 0, "here0", stack)
+        stack.callback(conduct._end, [one])
+        assert one.process.stdout is not None
+        assert select.select([one.process.stdout], [], [], 10.0)[0]
+        conduct._ask([one], "end", [None], LastFacts, 0.0)
+    assert (one.problem, one.answers) == ("", {"end": LastFacts((), None)})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
+def test_a_survey_that_is_stopped_takes_its_files_along(tmp_path: Path, number: int | None) -> None:
+    order = (
+        '{"do":"look","run":"00112233445566aa","index":0,"networks":{},"places":'
+        f'[{{"key":"checkpoints","path":"{tmp_path}","writable":true}}]}}\n'
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "pytest_mnode.criteria.preflight.survey"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(order)
+        process.stdin.flush()
+        assert process.stdout.readline().startswith("{")
+        assert len(list(tmp_path.iterdir())) == 1
+        if number is None:
+            process.stdin.close()  # its controller is gone
+        else:
+            process.send_signal(number)
+        process.wait(10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_survey_imports_little() -> None:
+    heavy = "torch", "pytest", "pydantic", "pyroute2", "zmq"
+    code = (
+        "import sys, pytest_mnode.criteria.preflight.survey\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,179 @@
+"""What ranks find in their environment, and what of it ties a backend's hands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.preflight.questions import environment
+from pytest_mnode.criteria.preflight.questions.answer import NotPromised
+from pytest_mnode.criteria.preflight.ranks import RankEnvironment, environment_of
+from pytest_mnode.logs.nccl_files import settings_of_files
+from pytest_mnode.spec import Spec
+from pytest_mnode.verdict import Measurement
+from tests.criteria.preflight.made import spec_of
+
+
+def _ranks(**more: str) -> tuple[RankEnvironment, ...]:
+    """Two nodes of two ranks."""
+    return tuple(
+        environment_of(
+            {
+                "MASTER_ADDR": "10.1.0.1",
+                "MASTER_PORT": "29500",
+                "WORLD_SIZE": "4",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % 2),
+                "LOCAL_WORLD_SIZE": "2",
+                **more,
+            },
+            rank,
+            f"gpu{rank // 2}",
+        )
+        for rank in range(4)
+    )
+
+
+def _changed(rank: int, **changes: str) -> tuple[RankEnvironment, ...]:
+    ranks = list(_ranks())
+    variables = {**ranks[rank].variables, **changes}
+    ranks[rank] = replace(ranks[rank], variables={k: v for k, v in variables.items() if v != "-"})
+    return tuple(ranks)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    return spec_of(tmp_path, "{environment: {}}")
+
+
+def _one(answer: object) -> Measurement:
+    assert isinstance(answer, tuple)
+    [one] = answer
+    assert isinstance(one, Measurement)
+    return one
+
+
+def test_a_right_environment_passes(spec: Spec) -> None:
+    for node in ("gpu0", "gpu1"):
+        assert _one(environment.contract(_ranks(), spec, node)).verdict == "pass"
+        assert _one(environment.overrides(_ranks(), spec, node)).verdict == "pass"
+    unpromised = environment.contract(
+        _ranks(),
+        spec.model_copy(update={"criteria": spec.criteria.model_copy(update={"preflight": None})}),
+        "gpu0",
+    )
+    assert isinstance(unpromised, NotPromised)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"MASTER_ADDR": "10.1.0.2"}, "MASTER_ADDR=10.1.0.2, 10.1.0.1 in most ranks"),
+        ({"MASTER_PORT": "29501"}, "MASTER_PORT=29501, 29500 in most ranks"),
+        ({"MASTER_PORT": "-"}, "MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8, and it is 4"),
+        ({"RANK": "2"}, "RANK=2, and it is 3"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0, and it is 1"),
+        ({"LOCAL_WORLD_SIZE": "1"}, "LOCAL_WORLD_SIZE=1, and it is 2"),
+        ({"RANK": "-"}, "RANK is not set"),
+    ],
+)
+def test_a_wrong_variable_is_its_nodes_fault(spec: Spec, change: dict[str, str], told: str) -> None:
+    ranks = _changed(3, **change)
+    assert _one(environment.contract(ranks, spec, "gpu0")).verdict == "pass"
+    found = _one(environment.contract(ranks, spec, "gpu1"))
+    assert found.verdict == "fail"
+    assert found.culprit == f"gpu1: rank 3: {told}"
+
+
+def test_a_port_that_is_none(spec: Spec) -> None:
+    ranks = tuple(replace(r, variables={**r.variables, "MASTER_PORT": "auto"}) for r in _ranks())
+    assert "MASTER_PORT=auto is no port" in _one(environment.contract(ranks, spec, "gpu0")).note
+
+
+def test_without_a_world_nothing_is_known(spec: Spec) -> None:
+    for question in (environment.contract, environment.overrides):
+        found = _one(question(None, spec, "gpu0", "no world: rank 1 did not come"))
+        assert found.verdict == "inconclusive"
+        assert found.note == "no world: rank 1 did not come"
+
+
+@pytest.mark.parametrize(
+    ("setting", "ties"),
+    [
+        ("NCCL_IB_DISABLE=1", False),  # the fabric is Ethernet
+        ("NCCL_IB_DISABLE=0", False),
+        ("NCCL_P2P_DISABLE=1", True),
+        ("NCCL_ALGO=Ring", True),
+        ("NCCL_NET=Socket", False),
+        ("NCCL_NET=IB", False),
+        ("NCCL_SOCKET_IFNAME=fab", False),
+        ("NCCL_SOCKET_IFNAME==fab0", False),
+        ("NCCL_SOCKET_IFNAME=eth0", True),
+        ("NCCL_SOCKET_IFNAME=^fab0", True),
+        ("NCCL_SOCKET_IFNAME=^lo,docker", False),
+        ("GLOO_SOCKET_IFNAME=eth0", True),
+        ("GLOO_SOCKET_IFNAME=fab0", False),
+        ("GLOO_SOCKET_IFNAME=fab", True),  # gloo takes whole names
+        ("GLOO_SOCKET_IFNAME=fab0,eth0", True),
+        ("NCCL_DEBUG=INFO", False),
+        ("TORCH_DISTRIBUTED_DEBUG=DETAIL", True),
+        ("CUDA_LAUNCH_BLOCKING=1", True),
+        ("NCCL_TIMEOUT_OF_NO_KNOWN_MEANING=7", False),
+    ],
+)
+def test_what_ties_a_backends_hands(spec: Spec, setting: str, ties: bool) -> None:
+    name, _, value = setting.partition("=")
+    found = _one(environment.overrides(_ranks(**{name: value}), spec, "gpu0"))
+    assert (found.verdict == "fail") is ties
+    assert f"{name}={value}" in found.note  # told in any case
+    if ties:
+        assert (found.culprit or "").startswith(f"gpu0: {name}={value} (")
+
+
+def test_what_the_spec_allows_is_the_clusters_own(tmp_path: Path) -> None:
+    ranks = _ranks(NCCL_ALGO="Ring", NCCL_CROSS_NIC="0")
+    allowed = spec_of(tmp_path, "{environment: {allowed: [NCCL_CROSS_NIC, NCCL_ALGO=Ring]}}")
+    assert _one(environment.overrides(ranks, allowed, "gpu0")).verdict == "pass"
+    other = spec_of(tmp_path, "{environment: {allowed: [NCCL_CROSS_NIC, NCCL_ALGO=Tree]}}")
+    assert _one(environment.overrides(ranks, other, "gpu0")).verdict == "fail"
+
+
+def test_settings_that_ranks_do_not_share_count(spec: Spec) -> None:
+    same = (*_ranks()[:3], _ranks(NCCL_P2P_DISABLE="0")[3])  # what is so anyway
+    assert _one(environment.overrides(same, spec, "gpu1")).verdict == "pass"
+    ranks = (*_ranks()[:3], _ranks(NCCL_DEBUG="INFO")[3])
+    found = _one(environment.overrides(ranks, spec, "gpu1"))
+    assert found.verdict == "fail"
+    assert "NCCL_DEBUG differs between ranks (INFO, not set)" in found.note
+
+
+def test_files_that_nccl_reads_count_and_the_environment_has_the_last_word(tmp_path: Path) -> None:
+    env = {"NCCL_IB_HCA": "mlx5_1", "HOME": "/h"}
+    for name, text in {
+        "etc/nccl.conf": "# site\nNCCL_IB_HCA=mlx5_0\nNCCL_ALGO=Tree\nNCCL_PROTO = LL\nnonsense\n",
+        "h/.nccl.conf": "NCCL_ALGO=Ring\nNCCL_ALGO=NVLS\n",
+        "own.conf": "NCCL_ALGO=CollnetChain\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    settings = environment_of(env, 0, "n", settings_of_files(env, tmp_path)).settings
+    assert settings == {
+        "NCCL_IB_HCA": ("mlx5_1", ""),
+        "NCCL_ALGO": ("Ring", " in /h/.nccl.conf"),  # a name counts once, and with no blank
+    }
+    env |= {"NCCL_CONF_FILE": "/own.conf"}
+    assert settings_of_files(env, tmp_path)["NCCL_ALGO"] == ("CollnetChain", "/own.conf")
+
+
+@pytest.mark.parametrize(
+    ("nccl", "verdict"), [("2.19.3", "pass"), ("2.21.5", "fail"), (None, "pass")]
+)
+def test_defaults_are_those_of_the_version_that_ranks_load(
+    tmp_path: Path, nccl: str | None, verdict: str
+) -> None:
+    roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
+    ranks = tuple(replace(r, nccl=nccl) for r in _ranks(NCCL_IB_SPLIT_DATA_ON_QPS="1"))
+    assert _one(environment.overrides(ranks, roce, "gpu0")).verdict == verdict

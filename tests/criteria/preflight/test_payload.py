@@ -1,0 +1,172 @@
+"""Payloads that change on the way: who is to blame, and which ways are tried."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.preflight import payloads
+from pytest_mnode.criteria.preflight.facts import LastFacts, PayloadFacts, Received, Sent, Survey
+from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
+from pytest_mnode.criteria.preflight.questions.payload import payload
+from pytest_mnode.spec import Spec
+from tests.criteria.preflight.made import (
+    asked,
+    culprits,
+    healthy,
+    silent,
+    spec_of,
+    verdicts,
+    with_node,
+)
+
+SIZE = 4 << 20
+Edges = Collection[tuple[int, int]]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    return spec_of(tmp_path, "{payload: {}}")
+
+
+def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
+    """A cluster that sent payloads; 17 bytes of them wrong on some ways, and some half lost."""
+    survey = healthy(count)
+    edges = [(i, to) for i in range(count) for to in targets(i, range(count))]
+    for index in range(count):
+        sent = tuple(
+            Sent(to, "fabric", f"{i} {to}", "not done within 5 s" * ((i, to) in lost))
+            for i, to in edges
+            if i == index
+        )
+        received = tuple(
+            Received(f"{i} {to}", SIZE >> ((i, to) in lost), 17 * ((i, to) in wrong))
+            for i, to in edges
+            if to == index
+        )
+        last = LastFacts((), None, received)
+        survey = with_node(survey, index, payloads=PayloadFacts(sent), last=last)
+    return survey
+
+
+def _of(node: int, count: int) -> set[tuple[int, int]]:
+    return {(i, to) for i in range(count) for to in targets(i, range(count)) if node in (i, to)}
+
+
+LINK = "gpu2 fab0: its link changes payloads, "
+
+
+@pytest.mark.parametrize(
+    ("count", "wrong", "expected"),
+    [
+        (4, (), {}),
+        (4, {(2, n) for n in (0, 1, 3)}, {"gpu2": LINK + "sending"}),
+        (4, {(n, 2) for n in (0, 1, 3)}, {"gpu2": LINK + "receiving"}),
+        (4, _of(2, 4), {"gpu2": LINK + "both ways"}),
+        (3, _of(2, 3), {"gpu2": LINK + "both ways"}),
+        (16, _of(2, 16), {"gpu2": LINK + "both ways"}),
+        (16, {(2, 3), (2, 4), (2, 10)}, {"gpu2": LINK + "sending"}),
+        # A byte now and then, so that most ways are right by chance.
+        (16, {(2, 3), (1, 2)}, {"gpu2": LINK + "both ways"}),
+        (4, {(2, 3), (2, 0)}, {"gpu2": LINK + "sending"}),
+        (4, {(1, 2)}, dict.fromkeys(("gpu1", "gpu2"), "path from gpu1 to gpu2 (one way)")),
+        (4, {(1, 2), (2, 1)}, dict.fromkeys(("gpu1", "gpu2"), "path between gpu1 and gpu2")),
+        (2, {(0, 1)}, dict.fromkeys(("gpu0", "gpu1"), "path from gpu0 to gpu1 (one way)")),
+        (2, {(0, 1), (1, 0)}, dict.fromkeys(("gpu0", "gpu1"), "path between gpu0 and gpu1")),
+        (
+            6,
+            _of(2, 6) | _of(3, 6),
+            {n: f"{n} fab0: its link changes payloads, both ways" for n in ("gpu2", "gpu3")},
+        ),
+        # All of three are wrong: no partner is healthy, and nobody is the odd one out.
+        (
+            3,
+            set(itertools.permutations(range(3), 2)),
+            {
+                "gpu0": "path between gpu0 and gpu1, path between gpu0 and gpu2",
+                "gpu1": "path between gpu0 and gpu1, path between gpu1 and gpu2",
+                "gpu2": "path between gpu0 and gpu2, path between gpu1 and gpu2",
+            },
+        ),
+    ],
+)
+def test_who_changes_payloads(
+    spec: Spec, count: int, wrong: Edges, expected: dict[str, str]
+) -> None:
+    survey = _sent(count, wrong)
+    assert culprits(payload, survey, spec) == expected
+    assert set(verdicts(payload, survey, spec)) == set(expected)
+
+
+def test_what_was_measured(spec: Spec) -> None:
+    found = asked(payload, _sent(4, _of(2, 4)), spec)
+    [bad], [well] = found["gpu2"], found["gpu0"]
+    assert (bad.value, bad.unit) == (6 * 17, "B")
+    assert bad.note.startswith(f"gpu0 to gpu2: 17 of {SIZE} B, ")
+    assert well.note == f"of {4 * SIZE} B; without gpu2, which has a case of its own"
+    assert (well.value, well.culprit, well.source) == (
+        0,
+        None,
+        "preflight.payload 4 MiB to each partner",
+    )
+
+
+def test_what_did_not_arrive_is_inconclusive(spec: Spec) -> None:
+    slow = _sent(4, lost=_of(2, 4))  # a slow link spoils its own node's case only
+    assert verdicts(payload, slow, spec) == {"gpu2": "inconclusive"}
+    [found] = asked(payload, slow, spec)["gpu2"]
+    assert f"gpu0 to gpu2: {SIZE // 2} of {SIZE} B arrived (not done within 5 s)" in found.note
+    path = dict.fromkeys(("gpu1", "gpu2"), "inconclusive")
+    assert verdicts(payload, _sent(4, lost={(1, 2)}), spec) == path
+    # What arrived wrong is wrong, however little of it there is.
+    assert verdicts(payload, _sent(4, _of(2, 4), _of(2, 4)), spec) == {"gpu2": "fail"}
+    mute = with_node(silent(_sent(4), 2), 2, payloads=None)
+    for node in mute.nodes:
+        if node.payloads is not None:
+            sent = tuple(one for one in node.payloads.sent if one.to != 2)
+            mute = with_node(mute, node.index, payloads=PayloadFacts(sent))
+    assert verdicts(payload, mute, spec) == {"gpu2": "inconclusive"}
+    nothing = with_node(_sent(2), 0, payloads=PayloadFacts(()))
+    nothing = with_node(nothing, 1, payloads=PayloadFacts(()))
+    assert set(verdicts(payload, nothing, spec).values()) == {"inconclusive"}
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_each_node_sends_to_and_receives_from_as_many(count: int) -> None:
+    nodes = range(10, 10 + count)
+    edges = [(node, to) for node in nodes for to in targets(node, nodes)]
+    assert len(set(edges)) == len(edges)
+    assert all(one != other for one, other in edges)
+    most = min(count - 1, 4) if count <= 5 else 3
+    for node in nodes:
+        assert sum(one == node for one, _ in edges) == most
+        assert sum(other == node for _, other in edges) == most
+
+
+def test_bytes_that_differ_are_counted() -> None:
+    pattern = payloads._pattern()
+    size = PATTERN_BYTES + 1000
+    changed = bytearray(pattern + pattern[:1000])
+    for place in (0, 70_000, PATTERN_BYTES - 1, PATTERN_BYTES, size - 1):
+        changed[place] ^= 1
+    assert differing(memoryview(b"abc"), memoryview(b"xbz")) == 2
+
+    async def receive() -> tuple[Received, ...]:
+        receiver = Receiver()
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as sock,
+        ):
+            receiver.take(server.accept()[0])
+            await asyncio.to_thread(sock.sendall, changed)
+            sock.shutdown(socket.SHUT_WR)
+            await asyncio.to_thread(sock.recv, 1)
+        return receiver.received
+
+    [received] = asyncio.run(receive())
+    assert (received.size_bytes, received.wrong_bytes) == (size, 5)

@@ -1,0 +1,146 @@
+"""Records of runs that never ran: each number follows from step and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from pytest_mnode.criteria.restart.comparing import Like
+from pytest_mnode.criteria.restart.evidence import Shelf, Struck
+from pytest_mnode.criteria.restart.findings import Finding
+from pytest_mnode.criteria.restart.judging import Terms, judge
+from pytest_mnode.criteria.restart.lives import history_of
+from pytest_mnode.reference_job.records import (
+    CheckpointRecord,
+    EndRecord,
+    Record,
+    StartRecord,
+    StepRecord,
+)
+
+RANKS, STEPS, EPOCH, EVERY = 2, 12, 8, 4
+BATCH = 4
+EXACT = Like(0.0, "bit by bit")
+TERMS = Terms(STEPS, EPOCH * BATCH, BATCH, EXACT, 60.0)
+
+Change = Callable[[Record], Record | None]
+"""Makes another record of one, or leaves it out (None)."""
+
+
+def life(
+    first: int,
+    last: int,
+    *,
+    ranks: int = RANKS,
+    loaded: int | None = None,
+    began: float = 1000.0,
+    number: int = 0,
+    ends: bool = False,
+    change: Change = lambda record: record,
+) -> list[Record]:
+    """What ranks wrote that did steps `first` to `last`, one a second."""
+    found: list[Record | None] = []
+    for rank in range(ranks):
+        place: dict[str, Any] = {
+            **{"rank": rank, "world_size": ranks, "node": f"node{rank}"},
+            **{"pid": 100 * (number + 1) + rank, "incarnation": f"{number}.0"},
+        }
+        start = StartRecord(
+            **place,
+            time=began,
+            loaded=loaded,
+            loaded_from=ranks if loaded else None,
+            saved_at=None if loaded is None else 1000.0 + loaded,
+        )
+        found.append(change(start))
+        for step in range(first, last + 1):
+            found.append(change(_step(step, rank, ranks, place, began + step - first)))
+            if step % EVERY == 0:
+                ended = began + step - first + 1.1
+                saved = CheckpointRecord(
+                    **place, step=step, seconds=0.1, bytes=10, begun=ended - 0.1, ended=ended
+                )
+                found.append(change(saved))
+        if ends:
+            end = EndRecord(
+                **place, steps=last, parameters="p", optimiser="o", lr=0.1, time=began + 100
+            )
+            found.append(change(end))
+    return [record for record in found if record is not None]
+
+
+def _step(step: int, rank: int, ranks: int, place: dict[str, Any], began: float) -> StepRecord:
+    epoch, index = divmod(step - 1, EPOCH)
+    share = BATCH // ranks
+    begin = index * BATCH + rank * share
+    return StepRecord(
+        **place,
+        step=step,
+        epoch=epoch,
+        samples=tuple(range(begin, begin + share)),
+        loss=5.0 - step / 8,
+        tokens=10,
+        lr=0.1 * step,
+        rng=f"{step}/{rank}",
+        began=began,
+        ended=began + 0.5,
+        wall_s=0.5,
+        parts={},
+    )
+
+
+WHOLE = life(1, STEPS, ends=True)
+KILLED = life(1, 6)
+STRUCK = Struck(
+    "SIGKILL of rank 1 on node1",
+    at=1010.0,
+    clock="node1",
+    shelf=Shelf((4,)),
+    alive=[],
+    came_back=True,
+)
+
+
+def resumed(first: int = 5, *, loaded: int | None = 4, **given: Any) -> list[Record]:
+    """The life after the kill, which begins 15 s after it."""
+    known: dict[str, Any] = {"began": 1025.0, "number": 1, "ends": True}
+    return life(first, STEPS, loaded=loaded, **(known | given))
+
+
+def verdicts(
+    cut: Iterable[Record],
+    struck: Struck = STRUCK,
+    terms: Terms = TERMS,
+    whole: Iterable[Record] = WHOLE,
+    **changed: Any,
+) -> dict[str, Finding]:
+    """Findings by name, those only that are not right: wrong, or without a value."""
+    found = judge(history_of(whole), history_of(cut), replace(struck, **changed), terms)
+    return {finding.name: finding for finding in found if not is_right(finding)}
+
+
+def is_right(finding: Finding) -> bool:
+    value = getattr(finding, "count", None) if hasattr(finding, "count") else finding.value
+    if value is None:
+        return False
+    if hasattr(finding, "count"):
+        return bool(value == 0)
+    return (finding.at_most is None or value <= finding.at_most) and (
+        finding.at_least is None or value >= finding.at_least
+    )
+
+
+def only(kind: type[Any], step: int | None = None, rank: int | None = None, **new: Any) -> Change:
+    """Changes records of a kind: from this step on, of this rank; None for all."""
+
+    def change(record: Record) -> Any:
+        given: Any = record
+        if not isinstance(record, kind) or (rank is not None and given.rank != rank):
+            return record
+        if step is not None and given.step < step:
+            return record
+        made = {name: value(record) if callable(value) else value for name, value in new.items()}
+        return replace(given, **made)
+
+    return change

@@ -1,0 +1,469 @@
+"""Each way in which a resume can be wrong is found, with the rank, the step or the sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.restart.comparing import Like
+from pytest_mnode.criteria.restart.evidence import Shelf
+from pytest_mnode.criteria.restart.judging import judge
+from pytest_mnode.criteria.restart.lives import history_of
+from pytest_mnode.reference_job.records import (
+    EndRecord,
+    Record,
+    StartRecord,
+    StepRecord,
+    UnreadableRecord,
+)
+from tests.criteria.restart.made import (
+    EXACT,
+    KILLED,
+    STRUCK,
+    TERMS,
+    WHOLE,
+    Change,
+    is_right,
+    life,
+    only,
+    resumed,
+    verdicts,
+)
+
+LOST = "steps lost beyond the newest complete checkpoint"
+ONCE = "steps missing or done twice"
+SAMPLES = "samples not seen exactly once"
+AGAIN = "steps done again with another result"
+
+
+def test_a_run_that_came_back_right_has_nothing_wrong() -> None:
+    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), STRUCK, TERMS)
+    assert [f.name for f in found if not is_right(f)] == []
+    names = [f.name for f in found]
+    assert len(names) == len(set(names)) == 18
+    by_name = {f.name: f for f in found}
+    assert by_name[ONCE].note == "steps 1 to 12 over 2 starts"
+    assert by_name[LOST].note == "loaded the checkpoint of step 4; 2 steps done again"
+    assert by_name[AGAIN].note == "2 steps were done again"
+    assert vars_of(by_name["time from the kill to the first new step"])["value"] == 15.5
+    assert vars_of(by_name["loaded checkpoint saved after the start"])["value"] == 4.0
+
+
+def late(node: int, seconds: float) -> Change:
+    """The clock of a node is ahead by so much, or behind."""
+
+    def change(record: Record) -> Record:
+        given: Any = record
+        times = ("time", "began", "ended", "begun")
+        moved = {n: getattr(given, n) + seconds for n in times if hasattr(given, n)}
+        return replace(given, **moved) if given.rank == node else record
+
+    return change
+
+
+@pytest.mark.parametrize("seconds", [5, 40, -40])
+def test_clocks_of_nodes_that_differ_make_nothing_wrong(seconds: float) -> None:
+    change = late(1, seconds)
+    cut = [*life(1, 6, change=change), *resumed(change=change)]
+    assert verdicts(cut, at=1010.0 + seconds) == {}
+
+
+def test_a_first_step_before_the_kill_is_no_time() -> None:
+    [found] = verdicts([*KILLED, *resumed()], at=1310.0).values()
+    assert vars_of(found)["value"] is None
+    assert "284 s before the kill: these clocks differ" in vars_of(found)["note"]
+
+
+TIME = "time from the kill to the first new step"
+
+
+@pytest.mark.parametrize(
+    ("moved", "began", "seen", "told"),
+    [
+        (
+            (-40, -40),
+            1100.0,
+            (89.0, 91.0),
+            "by these 50.5 s, by the controller's own 89.0 to 91.0 s",
+        ),
+        (
+            (0, 3600),
+            1025.0,
+            (14.0, 16.0),
+            "by these 3.62e+03 s, by the controller's own 14.0 to 16.0 s",
+        ),
+        ((3600, 3600), 1025.0, (14.0, 16.0), "node0's clock, or that of the controller, is wrong"),
+        (
+            (-300, -300),
+            1025.0,
+            (14.0, 16.0),
+            "by these -284 s, by the controller's own 14.0 to 16.0 s",
+        ),
+    ],
+)
+def test_a_clock_that_is_wrong_decides_nothing(
+    moved: tuple[int, int], began: float, seen: tuple[float, float], told: str
+) -> None:
+    def change(record: Record) -> Record:
+        for node, seconds in enumerate(moved):
+            record = late(node, seconds)(record) or record
+        return record
+
+    cut = [*life(1, 6, change=change), *resumed(began=began, change=change)]
+    found = verdicts(cut, clock="the controller", between_s=seen)[TIME]
+    assert vars_of(found)["value"] is None
+    assert told in vars_of(found)["note"]
+    assert "is wrong: set it right" in vars_of(found)["note"]
+
+
+@pytest.mark.parametrize("seen", [None, (14.0, 16.0), (0.0, 16.0), (17.0, 18.0), (8.0, 12.0)])
+def test_clocks_that_are_about_right_are_believed(seen: tuple[float, float] | None) -> None:
+    assert verdicts(KILLED + resumed(), between_s=seen) == {}
+
+
+def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
+    found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
+    back = vars_of(found["kills that the job did not come back from"])
+    assert (back["count"], back["note"]) == (None, "node0: the run could not be watched")
+
+
+def test_a_job_told_to_end_in_its_last_step_was_over() -> None:
+    done = life(1, 12, ends=True)
+    [found] = verdicts(done, gently=True, at=1011.2, came_back=False).values()
+    assert vars_of(found)["count"] is None
+    assert "the run was over before the kill" in vars_of(found)["note"]
+
+
+def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
+    def lacks(record: Record) -> bool:
+        return isinstance(record, StepRecord) and record.rank == 1 and record.step > 2
+
+    whole = [record for record in WHOLE if not lacks(record)]
+    [found] = verdicts([*KILLED, *resumed()], whole=whole).values()
+    assert vars_of(found)["count"] is None
+    assert "did 2 of 12 steps in 1 starts, ranks [1] have not" in vars_of(found)["note"]
+
+
+def test_steps_beyond_the_last_are_found() -> None:
+    more = life(5, 15, loaded=4, began=1025.0, number=1, ends=True)
+    found = vars_of(verdicts([*KILLED, *more])["ends at another step"])
+    assert found["count"] == 5
+    assert found["culprit"].startswith("step 13 of 12; ")
+    assert "rank 0 on node0 ended with 15 of 12 steps" in found["culprit"]
+
+
+def vars_of(finding: Any) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in finding.__slots__}
+
+
+@pytest.mark.parametrize(
+    ("cut", "struck", "name", "count", "culprit"),
+    [
+        # A resume that loses steps.
+        (
+            resumed(7),
+            {},
+            ONCE,
+            2,
+            "step 5: not done, though step 4 was loaded; step 6: not done, though step 4 was",
+        ),
+        # It goes on where it should not.
+        (resumed(3), {}, ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
+        # Begins anew, though there was a checkpoint.
+        (
+            resumed(1, loaded=None),
+            {},
+            LOST,
+            4,
+            "the resume: it went on from no checkpoint, and step 4 was saved",
+        ),
+        # Takes an older one.
+        (
+            resumed(5),
+            {"shelf": Shelf((8, 4))},
+            LOST,
+            4,
+            "the resume: it went on from the checkpoint of step 4, and step 8 was saved",
+        ),
+        # One that was not complete.
+        (resumed(5), {"shelf": Shelf((), ((4, "cut short"),))}, None, 0, None),
+        # Another rank another one.
+        (
+            resumed(change=only(StartRecord, rank=1, loaded=8)),
+            {},
+            "ranks that loaded another checkpoint than rank 0",
+            1,
+            "rank 1 on node1 loaded the checkpoint of step 8, rank 0 the checkpoint of step 4",
+        ),
+        # Samples of the epoch once more.
+        (
+            resumed(change=only(StepRecord, 5, samples=lambda r: (r.step - 5, 30 - r.rank))),
+            {},
+            SAMPLES,
+            27,
+            "sample 0 of epoch 0: 3 times, step 1 on rank 0, step 5 on rank 0, step 5 on rank 1",
+        ),
+        # Random states forgotten.
+        (
+            resumed(change=only(StepRecord, 5, 1, rng="new")),
+            {},
+            "random states that differ",
+            8,
+            "rank 1 on node1 from step 5 on",
+        ),
+        # The schedule of the learning rate forgotten.
+        (
+            resumed(change=only(StepRecord, lr=lambda r: 0.1 * (r.step - 4))),
+            {},
+            "learning rates that differ",
+            16,
+            "rank 0 on node0 from step 5 on: 0.1 instead of 0.5",
+        ),
+        (
+            resumed(change=only(StepRecord, 9, loss=1.0)),
+            {},
+            "losses that differ",
+            8,
+            "rank 0 on node0 from step 9 on: 1.0 instead of 3.875",
+        ),
+        # To the last bit, which the text has to show.
+        (
+            resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52))),
+            {},
+            "losses that differ",
+            16,
+            "rank 0 on node0 from step 5 on: 4.375000000000001 instead of 4.375",
+        ),
+        (
+            resumed(change=only(StepRecord, 6, 1, loss=1.0)),
+            {},
+            AGAIN,
+            1,
+            "step 6: rank 1 on node1: loss 1.0 instead of 4.25",
+        ),
+        (
+            resumed(change=only(EndRecord, rank=1, parameters="q")),
+            {},
+            "final parameters that differ",
+            1,
+            "rank 1 on node1",
+        ),
+        (
+            resumed(change=only(EndRecord, optimiser="q")),
+            {},
+            "final optimiser states that differ",
+            2,
+            "rank 0 on node0; rank 1 on node1",
+        ),
+        (
+            resumed(change=only(EndRecord, lr=1.0)),
+            {},
+            "final learning rates that differ",
+            2,
+            "rank 0 on node0",
+        ),
+        (resumed(ends=False), {}, "ranks that did not come to the end", 2, "rank 0; rank 1"),
+        (
+            resumed(),
+            {"alive": ["pid 101 on node1"]},
+            "processes that outlived the kill",
+            1,
+            "pid 101 on node1",
+        ),
+        (
+            resumed(),
+            {"gently": True},
+            "steps lost though it was told to end",
+            2,
+            "the resume: it went on from the checkpoint of step 4, and step 6 was finished",
+        ),
+        (
+            resumed(),
+            {"gently": True, "late": ["node1"]},
+            "nodes killed when the time to save was over",
+            1,
+            "node1",
+        ),
+        (
+            [],
+            {"came_back": False, "ended_how": "torchrun ended with 1 on node0"},
+            "kills that the job did not come back from",
+            1,
+            "no rank trained again after SIGKILL of rank 1 on node1; torchrun ended with 1 on",
+        ),
+        (
+            resumed(),
+            {"came_back": False, "ended_how": "torchrun ended with 1 on node0"},
+            "kills that the job did not come back from",
+            1,
+            "started again after SIGKILL of rank 1 on node1, and did not go on: torchrun ended",
+        ),
+    ],
+)
+def test_what_is_wrong_is_counted_and_named(
+    cut: list[Record], struck: dict[str, Any], name: str | None, count: int, culprit: str | None
+) -> None:
+    found = verdicts(KILLED + cut, **struck)
+    if name is None:
+        assert not found
+        return
+    assert name in found, found
+    finding: Any = found[name]
+    assert finding.count == count, str(finding)
+    assert culprit is not None
+    assert (finding.culprit or "").startswith(culprit), str(finding)
+
+
+def test_time_from_the_kill_to_the_first_new_step_has_a_bound() -> None:
+    late = verdicts(KILLED + resumed(began=1100.0))
+    assert list(late) == ["time from the kill to the first new step"]
+    [figure] = late.values()
+    assert vars_of(figure)["value"] == 90.5
+    assert vars_of(figure)["culprit"] == "the way back from SIGKILL of rank 1 on node1"
+
+
+def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
+    left_over = resumed(change=only(StartRecord, saved_at=900.0))
+    [figure] = verdicts(KILLED + left_over).values()
+    assert (figure.name, vars_of(figure)["value"]) == (
+        "loaded checkpoint saved after the start",
+        -100.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut", "whole", "struck", "name", "note"),
+    [
+        (KILLED + resumed(), WHOLE, {"shelf": None}, LOST, "the store was not seen between"),
+        (
+            KILLED + resumed(),
+            WHOLE,
+            {"alive": None},
+            "processes that outlived the kill",
+            "not found out whether there were any",
+        ),
+        (
+            KILLED + resumed(),
+            WHOLE,
+            {"in_writing": 8},
+            "kills that missed the writing of a checkpoint",
+            "checkpoint of step 8: no unfinished one was found",
+        ),
+        (KILLED, [], {}, "", "the run that was not to be killed wrote no records"),
+        (
+            KILLED,
+            life(1, 11),
+            {},
+            "",
+            "the run that was not to be killed did 11 of 12 steps in 1 starts, ranks [0, 1] did",
+        ),
+        ([], WHOLE, {}, "", "the run that was killed wrote no records"),
+        (
+            [UnreadableRecord("rank0.jsonl", 1, "torn")],
+            WHOLE,
+            {},
+            "",
+            "the run that was killed wrote no records; rank0.jsonl:1: torn",
+        ),
+        (
+            life(1, 12) + resumed(),
+            WHOLE,
+            {"at": 1012.0},
+            "",
+            "the run was over before the kill",
+        ),
+        (
+            life(1, 6, change=lambda r: None if r.rank else r) + resumed(),  # type: ignore[union-attr]
+            WHOLE,
+            {},
+            "",
+            "nothing written by ranks [1]",
+        ),
+        (KILLED + resumed(), WHOLE, {"missed": "there was no kill: why"}, "", "there was no kill"),
+    ],
+)
+def test_what_cannot_be_known_is_inconclusive(
+    cut: list[Record], whole: list[Record], struck: dict[str, Any], name: str, note: str
+) -> None:
+    found = verdicts(cut, whole=whole, **struck)
+    [finding] = found.values()
+    assert finding.name == (name or "kills that the job did not come back from")
+    assert getattr(finding, "count", "") is None
+    assert finding.note.startswith(note), finding.note
+
+
+def test_a_kill_in_the_middle_of_writing_is_proven() -> None:
+    shelf = Shelf((4,), ((8, "no COMPLETE"),))
+    killed = [r for r in life(1, 8) if not (r.kind == "checkpoint" and r.step == 8)]  # type: ignore[union-attr]
+    assert verdicts(killed + resumed(), in_writing=8, shelf=shelf) == {}
+
+
+def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> None:
+    cut = KILLED + resumed(
+        change=lambda r: replace(r, loss=r.loss * 1.001) if isinstance(r, StepRecord) else r
+    )
+    cut = [replace(r, parameters="q") if isinstance(r, EndRecord) else r for r in cut]
+    near, far = Like(0.01, "relative"), Like(0.0001, "relative")
+    assert verdicts(cut, terms=replace(TERMS, like=near)) == {}
+    assert list(verdicts(cut, terms=replace(TERMS, like=far))) == ["losses that differ", AGAIN]
+    assert "losses that differ" in verdicts(cut)
+    nothing = resumed(change=only(StepRecord, 9, loss=float("nan")))
+    assert "losses that differ" in verdicts(KILLED + nothing, terms=replace(TERMS, like=near))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6, 0.01])
+def test_a_loss_without_bounds_is_near_to_nothing_else(tolerance: float) -> None:
+    infinite, like = float("inf"), Like(tolerance, "relative")
+    assert not like.loss(1.0, infinite)
+    assert not like.loss(infinite, 1.0)
+    assert not like.loss(infinite, -infinite)
+    assert like.loss(infinite, infinite)
+    endless = KILLED + resumed(change=only(StepRecord, 9, loss=infinite))
+    found = verdicts(endless, terms=replace(TERMS, like=like))
+    assert "losses that differ" in found
+    culprit = vars_of(found["losses that differ"])["culprit"]
+    assert culprit.startswith("rank 0 on node0 from step 9 on: inf instead of 3.875")
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_other_ranks_are_compared_by_what_belongs_to_all(ranks: int) -> None:
+    like = Like(0.01, "relative", same_ranks=False)
+    cut = KILLED + resumed(ranks=ranks)
+    assert verdicts(cut, terms=replace(TERMS, like=like)) == {}
+    wrong = KILLED + resumed(ranks=ranks, change=only(StepRecord, 9, samples=(0,)))
+    found = verdicts(wrong, terms=replace(TERMS, like=like))
+    assert {SAMPLES, "steps of other samples"} == found.keys()
+
+
+def test_two_kills_of_one_run_are_judged_apart() -> None:
+    first = resumed(began=1025.0, ends=False, change=lambda r: r)
+    first = [r for r in first if getattr(r, "step", 0) <= 10]
+    second = life(9, 12, loaded=8, began=1060.0, number=2, ends=True)
+    cut = KILLED + first + second
+    one = replace(STRUCK, lives=2)
+    two = replace(STRUCK, killed=1, at=1050.0, shelf=Shelf((8, 4)))
+    assert verdicts(cut, one) == {}
+    assert verdicts(cut, two) == {}
+    wrong = life(9, 12, loaded=8, began=1060.0, number=2, ends=True, change=only(StepRecord, lr=9))
+    cut = KILLED + first + wrong
+    assert verdicts(cut, one) == {}
+    assert "learning rates that differ" in verdicts(cut, two)
+    bad = [replace(r, lr=9.0) if isinstance(r, StepRecord) else r for r in first]
+    cut = KILLED + bad + second
+    assert "learning rates that differ" in verdicts(cut, one)
+    assert list(verdicts(cut, two)) == [AGAIN]
+
+
+def test_a_start_that_failed_in_between_is_told_and_does_not_count() -> None:
+    between = life(1, 0, loaded=4, began=1020.0, number=1)
+    cut = KILLED + between + resumed(number=1, began=1040.0)
+    found = judge(history_of(WHOLE), history_of(cut), STRUCK, TERMS)
+    assert [f.name for f in found if not is_right(f)] == []
+    assert "at the start number 2 after it" in found[0].note
+
+
+def test_bit_by_bit_is_the_default_of_nothing() -> None:
+    assert EXACT.exact
+    assert not Like(0.0, "", same_ranks=False).exact

@@ -1,0 +1,109 @@
+"""Which job is killed where, from the promise alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.criteria.restart.planning import HELD, STRIKE_AFTER, ordeal_of, plan
+from pytest_mnode.criteria.restart.resharding import sizes
+from pytest_mnode.errors import UsageError
+from pytest_mnode.spec.restart import KILLS, RestartCriterion
+
+NODES = ("node0", "node1", "node2", "node3")
+
+
+def _promise(**given: object) -> RestartCriterion:
+    return RestartCriterion.model_validate({"within": "60 s", **given})
+
+
+def test_a_spare_stands_by() -> None:
+    planned = plan(_promise(), NODES, 2)
+    assert planned.nodes == NODES[:3]
+    assert planned.spares == ("node3",)
+    assert (planned.ranks, planned.fewest) == (6, None)
+    assert all(planned.ranks_after(kill) == 6 for kill in KILLS)
+    assert (planned.victim, planned.eye) == ("node1", "node0")
+    config = planned.config
+    assert (config.global_batch, config.samples, config.steps) == (12, 120, 20)
+    assert config.local_batch(6) == 2
+    assert planned.terms("node", _promise()).like.exact
+    job = planned.job("config.json", _promise())
+    assert (job.nodes, job.spares, job.requeues, job.restarts) == (NODES[:3], ("node3",), 2, 3)
+
+
+def test_fewer_nodes_go_on_without_dropout_and_within_a_tolerance() -> None:
+    promise = _promise(node_loss="fewer", resharded_tolerance=0.001)
+    planned = plan(promise, NODES, 2)
+    assert planned.nodes == NODES
+    assert planned.spares == ()
+    assert planned.fewest == 3
+    assert [planned.ranks_after(kill) for kill in KILLS] == [8, 6, 8, 8]
+    # The batch is whole on 8 ranks and on 6.
+    assert planned.config.local_batch(8) == 3
+    assert planned.config.local_batch(6) == 4
+    assert planned.config.dropout == 0
+    assert planned.config.reshard
+    like = planned.terms("node", promise).like
+    assert (like.tolerance, like.same_ranks, like.exact) == (0.001, False, False)
+    assert planned.terms("preemption", promise).like.exact
+    assert not planned.exact(promise)
+
+
+def test_the_node_that_is_booted_again_goes_on() -> None:
+    planned = plan(_promise(node_loss="rebooted"), NODES, 1)
+    assert (planned.nodes, planned.spares, planned.fewest) == (NODES, (), None)
+
+
+def test_two_nodes_are_enough_and_one_is_not() -> None:
+    planned = plan(_promise(), NODES[:2], 1)
+    assert (planned.nodes, planned.spares) == (("node0",), ("node1",))
+    assert (planned.victim, planned.eye) == ("node0", "node1")
+    with pytest.raises(UsageError, match="1 node; give --mnode-nodes=2 or more"):
+        plan(_promise(), NODES[:1], 1)
+
+
+def test_only_what_is_promised_is_killed() -> None:
+    assert [ordeal_of(kill, _promise()) for kill in KILLS] == [
+        ("rank", "checkpoint"),
+        ("preemption", "node"),
+        ("preemption", "node"),
+        ("rank", "checkpoint"),
+    ]
+    assert ordeal_of("node", _promise(kills=["node", "rank"])) == ("node",)
+
+
+def test_the_run_that_is_not_killed_has_no_pause_and_no_held_checkpoint() -> None:
+    planned = plan(_promise(pause="1 s"), NODES, 1)
+    whole, cut = planned.whole("/a"), planned.cut(("rank", "checkpoint"), "/b")
+    assert (whole.pause_s, whole.hold_checkpoint, whole.directory) == (0.0, None, "/a")
+    assert (cut.pause_s, cut.hold_checkpoint, cut.directory) == (1.0, HELD, "/b")
+    assert planned.cut(("preemption",), "/b").hold_checkpoint is None
+    assert planned.digest() == plan(_promise(pause="2 s"), NODES, 1).digest()
+    assert planned.digest() != plan(_promise(), NODES[:3], 1).digest()
+    assert planned.digest() != plan(_promise(width=32), NODES, 1).digest()
+
+
+def test_kills_leave_a_checkpoint_behind_and_steps_to_do() -> None:
+    config = plan(_promise(), NODES, 1).config
+    for step in (*STRIKE_AFTER, HELD):
+        assert config.checkpoint_every < step < config.steps
+    assert HELD % config.checkpoint_every == 0
+    assert config.steps % config.checkpoint_every == 0  # final parameters are in a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("nodes", "doubled", "saved", "resumed"),
+    [
+        (4, True, 4, [2, 8]),
+        (4, False, 2, [1, 4]),
+        (2, True, 2, [1, 4]),
+        (2, False, 1, [2]),
+        (3, True, 3, [1, 6]),
+    ],
+)
+def test_other_numbers_of_ranks(nodes: int, doubled: bool, saved: int, resumed: list[int]) -> None:
+    on, others = sizes(NODES[:nodes], 1, doubled)
+    assert on.ranks == saved
+    assert [size.ranks for size in others] == resumed
+    batch = 2 * max(on.ranks, *resumed)
+    assert all(batch % size.ranks == 0 for size in (on, *others))

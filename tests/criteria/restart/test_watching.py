@@ -1,0 +1,64 @@
+"""A run is watched through what its ranks write, whatever a kill left of their lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.restart.striking import _between
+from pytest_mnode.criteria.restart.watching import _AWAIT, _NOT_SEEN, Seen, _seen
+
+START, TORN = '{"kind":"start","rank":1}\n', '{"kind":"step","rank":1,"wor\n'
+
+
+def steps(first: int, last: int) -> str:
+    return "".join(f'{{"kind":"step","step":{n}}}\n' for n in range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "starts", "step", "status"),
+    [
+        (START + steps(1, 6), 1, 6, 0),
+        (START + steps(1, 5), 1, 6, _NOT_SEEN),
+        (START + steps(1, 6) + TORN + START + steps(5, 8), 2, 8, 0),
+        (START + steps(1, 6) + TORN + START, 2, 0, _NOT_SEEN),
+        (START + '{"kind":"step"}\n{"kind":"step","step":null}\n' + steps(1, 1), 1, 1, 0),
+    ],
+)
+def test_until_ranks_have_done_a_step(
+    tmp_path: Path, text: str, starts: int, step: int, status: int
+) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "rank1.jsonl").write_text(text)
+    words = [str(tmp_path), "1", str(starts), str(step), "0.1"]
+    done = subprocess.run([sys.executable, "-S", "-c", _AWAIT, *words], check=False, timeout=20)
+    assert done.returncode == status
+
+
+def test_it_says_for_how_long_the_step_was_not_to_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    file = tmp_path / "records" / "rank1.jsonl"
+    file.write_text(START)
+    argv = [sys.executable, "-S", "-c", _AWAIT, str(tmp_path), "1", "1", "1", "20"]
+    watcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    with file.open("a") as more:
+        more.write(steps(1, 1))
+    said, _ = watcher.communicate(timeout=20)
+    assert watcher.returncode == 0
+    assert 0.0 < float(said) < 0.6
+    at_once = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
+    assert float(at_once.stdout) == 0.0
+
+
+def test_when_something_was_seen_is_told_by_the_watcher_and_by_this_clock() -> None:
+    assert _seen(100.0, 103.0, "2.5\n") == Seen(102.5, 103.0)
+    assert _seen(100.0, 103.0, "0.0\n") == Seen(None, 103.0)
+    assert _seen(100.0, 103.0, "") == Seen(None, 103.0)
+    assert _between(90.0, 92.0, Seen(102.5, 103.0)) == (10.5, 13.0)
+    assert _between(90.0, 92.0, Seen(None, 103.0)) == (0.0, 13.0)
+    assert _between(90.0, 92.0, None) is None

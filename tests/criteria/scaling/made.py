@@ -1,0 +1,172 @@
+"""Facts of scaling jobs that never ran: what a rank does is a function of who it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from pytest_mnode.criteria.scaling.facts import Facts, Step, Swept, Trained
+from pytest_mnode.criteria.scaling.plan import Plan
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec.scaling import ScalingCriterion
+
+Own = Callable[[str, int], Mapping[str, float]]
+"""What one rank does in a step by itself, seconds by part: of its node, and how many there are."""
+HEALTHY = {"compute": 0.2, "input": 0.001, "optimiser": 0.003, "rest": 0.001}
+GRADIENTS = 2_000_000
+LINE_BYTES_S = 200e6 / 8
+
+
+def spec() -> Spec:
+    return load_spec(default_spec_path())
+
+
+def promise(**changes: object) -> ScalingCriterion:
+    return ScalingCriterion.model_validate({"compute": "200 ms", **changes})
+
+
+def plan(nodes: int = 4, per_node: int = 1, **changes: object) -> Plan:
+    names = [f"node{i}" for i in range(nodes)]
+    return Plan.of(promise(**changes), names, per_node, 0)
+
+
+def healthy(node: str, count: int) -> Mapping[str, float]:
+    return HEALTHY
+
+
+def facts(
+    made: Plan,
+    own: Own = healthy,
+    needed_s: Callable[[int], float] = lambda count: 0.002,
+    *,
+    hidden: float = 0.9,
+    line: float = 0.95,
+    nic: str = "fab0",
+    jitter: Callable[[int, int], float] = lambda round_, number: 0.0,
+    missed_s: float = 0.0,
+) -> Facts:
+    """What the plan's turns would find. needed_s: of collectives that are not hidden, by count.
+
+    hidden: part of the gradients' way. line: part of the line rate that all-reduces reach. nic:
+    what carries them. jitter: of round and step, what each step takes more. missed_s: of each step,
+    that no part tells of.
+    """
+    trained = []
+    for round_ in range(made.rounds):
+        for turn in made.turns(round_):
+            for group in turn.groups:
+                names = tuple(made.nodes[node] for node in group)
+                trained.append(_trained(made, round_, group, names, own, needed_s(turn.count)))
+                last = trained[-1]
+                steps = tuple(
+                    tuple(
+                        _changed(step, jitter(round_, i), missed_s, hidden, turn.count)
+                        for i, step in enumerate(of_rank)
+                    )
+                    for of_rank in last.steps
+                )
+                sent = GRADIENTS * 2 * made.steps if turn.count > 1 else 500
+                trained[-1] = Trained(
+                    last.round,
+                    last.nodes,
+                    last.ranks,
+                    steps,
+                    last.samples,
+                    last.tokens,
+                    tuple({"lo": 0, "mgmt0": 900, "fab0": 900, nic: sent} for _ in names),
+                    tuple(0.0 for _ in last.ranks),
+                )
+    swept = []
+    for count in made.counts[1:]:
+        ranks = count * made.ranks_per_node
+        factor = 2 * (ranks - 1) / ranks
+        for size in (40_000, GRADIENTS):
+            swept.append(Swept(made.nodes[:count], size, factor * size / (line * LINE_BYTES_S)))
+    return Facts(
+        made.ranks_per_node,
+        "gloo",
+        "cpu",
+        GRADIENTS // 4,
+        GRADIENTS,
+        (40_000,),
+        tuple(trained),
+        tuple(swept),
+    )
+
+
+def changed(job: Facts, change: Callable[[Step, int, str], Step]) -> Facts:
+    """Each step of groups of two nodes or more as `change` has it: by its number, and by node."""
+
+    def of(one: Trained) -> Trained:
+        steps = tuple(
+            tuple(change(step, number, one.node_of(index)) for number, step in enumerate(of_rank))
+            for index, of_rank in enumerate(one.steps)
+        )
+        return replace(one, steps=steps)
+
+    return replace(job, trained=tuple(of(t) if t.count > 1 else t for t in job.trained))
+
+
+def uneven(job: Facts, most_s: float, seed: int = 0) -> Facts:
+    """Each rank computes longer in each step by chance, up to so much; the others wait for it."""
+    chance = random.Random(seed)
+    return later(job, lambda rank, count: chance.uniform(0, most_s))
+
+
+def later(job: Facts, by: Callable[[int, int], float], part: str = "compute") -> Facts:
+    """Each rank takes longer in each step, by its number and how many nodes there are."""
+
+    def of(one: Trained) -> Trained:
+        steps = [list(of_rank) for of_rank in one.steps]
+        for number in range(len(steps[0])):
+            mine = [of_rank[number] for of_rank in steps]
+            more = [by(rank, one.count) for rank in one.ranks]
+            busy = [s.wall_s - s.exposed + m for s, m in zip(mine, more, strict=True)]
+            needed_s = min(step.exposed for step in mine)
+            for of_rank, step, own_s, late_s in zip(steps, mine, busy, more, strict=True):
+                of_rank[number] = replace(
+                    step,
+                    wall_s=max(busy) + needed_s,
+                    exposed=max(busy) - own_s + needed_s,
+                    **{part: getattr(step, part) + late_s},
+                )
+        return replace(one, steps=tuple(map(tuple, steps)))
+
+    return replace(job, trained=tuple(map(of, job.trained)))
+
+
+def _trained(  # noqa: PLR0917  one group's turn
+    made: Plan,
+    round_: int,
+    group: tuple[int, ...],
+    names: tuple[str, ...],
+    own: Own,
+    needed_s: float,
+) -> Trained:
+    each = made.ranks_per_node
+    ranks = tuple(node * each + local for node in group for local in range(each))
+    parts = [dict(own(name, len(names))) for name in names for _ in range(each)]
+    slowest_s = max(sum(of_rank.values()) for of_rank in parts)
+    steps = []
+    for of_rank in parts:
+        mine_s = sum(of_rank.values())
+        exposed = slowest_s - mine_s + needed_s
+        full = {"checkpoint": 0.0, "exposed": exposed, **of_rank}
+        steps.append(tuple(Step(wall_s=slowest_s + needed_s, **full) for _ in range(made.steps)))
+    batch = made.group_batch(len(names))
+    return Trained(round_, names, ranks, tuple(steps), batch, batch * 16, ())
+
+
+def _changed(step: Step, more_s: float, missed_s: float, hidden: float, count: int) -> Step:
+    parts = {name: getattr(step, name) for name in ("compute", "input", "optimiser", "rest")}
+    moving = 0.1 if count > 1 else 0.0
+    return Step(
+        wall_s=step.wall_s + more_s + missed_s,
+        exposed=step.exposed + more_s,
+        checkpoint=0.0,
+        backward_s=step.compute * 2 / 3,
+        sent_s=moving,
+        hidden_s=moving * hidden,
+        **parts,
+    )

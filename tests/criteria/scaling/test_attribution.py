@@ -1,0 +1,137 @@
+"""Where steps and losses go: parts that add up, and who is waited for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.scaling.attribution import SPLIT, Attribution, attributed
+from pytest_mnode.criteria.scaling.efficiency import scaled
+from pytest_mnode.criteria.scaling.facts import PARTS, Facts, Step
+from pytest_mnode.criteria.scaling.judging import Judged
+from pytest_mnode.criteria.scaling.result import judge
+from tests.criteria.scaling import made
+
+
+def of(job: Facts) -> Attribution:
+    return attributed(job, scaled(job)[-1])
+
+
+def slow(**parts: float) -> made.Own:
+    """A rank that takes longer on node2."""
+
+    def own(node: str, count: int) -> dict[str, float]:
+        return made.HEALTHY | (parts if node == "node2" else {})
+
+    return own
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
+@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("parts", [{}, {"compute": 0.3}, {"input": 0.09}, {"optimiser": 0.05}])
+def test_parts_add_up_to_the_step_and_to_the_loss(
+    nodes: int, per_node: int, parts: dict[str, float]
+) -> None:
+    job = made.facts(made.plan(nodes, per_node), slow(**parts), lambda count: 0.004 * count)
+    found = of(job)
+    assert sum(found.parts) == pytest.approx(found.step_s)
+    assert sum(found.lost) == pytest.approx(found.lost_s)
+    assert sum(found.lost_on_path) + found.uneven_s == pytest.approx(found.lost_s)
+    assert found.worst_missed.missed == pytest.approx(0, abs=1e-9)
+    for rank in found.ranks:
+        assert sum(getattr(rank, part) for part in PARTS) == pytest.approx(rank.step_s)
+
+
+def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
+    found = of(made.facts(made.plan(4), slow(compute=0.3), lambda count: 0.01 if count > 1 else 0))
+    lost = dict(zip(SPLIT, found.lost, strict=True))
+    assert lost["exposed"] == pytest.approx(0.01)
+    assert lost["waiting"] == pytest.approx(0.1 * 3 / 4)  # three of four wait 100 ms
+    assert lost["compute"] == pytest.approx(0.1 / 4)
+    waits = {rank.node: (rank.waiting_s, rank.slowest_in) for rank in found.ranks}
+    assert waits["node2"] == pytest.approx((0.0, 1.0))
+    assert waits["node0"] == pytest.approx((0.1, 0.0))
+    assert all(rank.collectives_s == pytest.approx(0.01) for rank in found.ranks)
+    on_path = dict(zip(PARTS, found.lost_on_path, strict=True))
+    assert on_path == pytest.approx(
+        {"compute": 0.1, "exposed": 0.01, "input": 0, "optimiser": 0, "checkpoint": 0, "rest": 0}
+    )
+
+
+def test_who_is_late_after_a_collective_is_waited_for_in_the_next_step() -> None:
+    """A rank's optimiser is slow; the others wait for it in the collectives of the next step."""
+    found = of(made.facts(made.plan(4), slow(optimiser=0.053), lambda count: 0.0))
+    on_path = dict(zip(PARTS, found.lost_on_path, strict=True))
+    assert on_path["optimiser"] == pytest.approx(0.05)
+    assert on_path["compute"] == pytest.approx(0)
+
+
+def test_time_that_no_part_tells_of_is_seen() -> None:
+    found = of(made.facts(made.plan(2), missed_s=0.01))
+    assert found.worst_missed.missed == pytest.approx(0.01 / 0.217, rel=1e-3)
+
+
+def judged(job: Facts) -> Judged:
+    nodes = tuple(f"node{i}" for i in range(max(job.counts)))
+    plan = made.plan(len(nodes))
+    return judge(job, plan, made.spec(), made.promise()).judged[-1]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "of_six", "lost_s"),
+    [
+        (0.028, {1, 3, 5}, 0.014),
+        (0.028, {0, 2, 4}, 0.014),
+        (0.2, {1, 3, 5}, 0.1),
+        (0.028, {1, 2, 4, 5}, 0.028),
+        (0.2, {1, 2, 4, 5}, 0.2),
+        (0.016, {3}, 0.0),  # the mean tells of less than parts_within
+        (0.2, {0, 3}, 0.08),  # the median alone would not tell of four in ten
+    ],
+)
+def test_the_loss_that_is_judged_is_the_one_that_is_attributed(
+    late_s: float, of_six: set[int], lost_s: float
+) -> None:
+    """Of steps by turns short and long, the median lies between them, or is one of both. Where it
+    tells of less than the mean does, the mean is judged."""
+
+    def of(step: Step, number: int, node: str) -> Step:
+        late = late_s if number % 6 in of_six else 0.0
+        return replace(step, wall_s=step.wall_s + late, exposed=step.exposed + late)
+
+    one = judged(made.changed(made.facts(made.plan(2)), of))
+    assert one.row.lost_s == pytest.approx(lost_s)
+    assert one.not_attributed < 0.005
+    lost = dict(zip(SPLIT, one.parts.lost, strict=True))
+    assert lost["exposed"] == pytest.approx(one.row.lost_s, abs=0.002)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_honest_noise_is_attributed(nodes: int, seed: int) -> None:
+    """A long tail, as of a machine with other things to do, on few steps."""
+    chance = random.Random(seed)
+
+    def of(step: Step, number: int, node: str) -> Step:
+        more = chance.expovariate(1 / 0.02) + (0.1 if chance.random() < 0.1 else 0.0)
+        return replace(step, wall_s=step.wall_s + more, compute=step.compute + more)
+
+    plan = made.plan(nodes, steps=3)
+    one = judged(made.changed(made.facts(plan), of))
+    assert one.not_attributed < 0.02
+    assert one.row.lost_s > 0.01
+
+
+def test_an_attribution_of_another_loss_is_seen() -> None:
+    one = judged(made.facts(made.plan(2), slow(compute=0.28)))
+    assert one.not_attributed < 1e-9
+    parts = replace(one.parts, parts=(one.parts.parts[0] + 0.014, *one.parts.parts[1:]))
+    assert replace(one, parts=parts).not_attributed == pytest.approx(0.014 / one.row.step_s)
+
+
+def test_what_is_hidden_is_a_part_of_the_way() -> None:
+    assert of(made.facts(made.plan(2), hidden=0.03)).hidden_fraction == pytest.approx(0.03)
+    alone = made.facts(made.plan(2))
+    assert attributed(alone, scaled(alone)[0]).hidden_fraction is None

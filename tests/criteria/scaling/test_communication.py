@@ -1,0 +1,94 @@
+"""What communication costs, beside what the fabric allows it to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.scaling.facts import Facts, Swept
+from pytest_mnode.criteria.scaling.judging import Judged
+from pytest_mnode.criteria.scaling.plan import Plan
+from pytest_mnode.criteria.scaling.result import judge
+from pytest_mnode.measure import Measure
+from pytest_mnode.verdict import Measurement, Verdict
+from tests.criteria.scaling import made
+
+PLAN = made.plan(2)
+
+
+def exposed(seconds: float, hidden: float = 0.9) -> Facts:
+    return made.facts(PLAN, needed_s=lambda count: seconds if count > 1 else 0.0, hidden=hidden)
+
+
+def last(plan: Plan, job: Facts, *allowed: str) -> tuple[Judged, Measurement]:
+    found = judge(job, plan, made.spec(), made.promise(allowed_causes=list(allowed)))
+    kept: list[Measurement] = []
+    found.record_efficiency(Measure(kept, ""))
+    return found.judged[-1], next(one for one in kept if one.name == "efficiency, 2 nodes")
+
+
+def one_bucket(job: Facts) -> Facts:
+    """As if all gradients were sent at once, which nothing is left to hide."""
+    at_once = max(job.swept, key=lambda one: one.size_bytes)
+    return replace(job, swept=(at_once,))
+
+
+def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
+    judged, efficiency = last(PLAN, exposed(0.018), "communication")
+    assert 0.9 < judged.row.efficiency < 0.95
+    assert efficiency.verdict is Verdict.FAIL
+    seconds = {cause.kind: cause.seconds for cause in judged.causes}
+    assert judged.lane is not None
+    allowed_s = judged.lane.last_s
+    assert seconds["communication"] == pytest.approx(allowed_s)
+    assert seconds["contention"] == pytest.approx(0.018 - allowed_s)
+    assert efficiency.culprit == (
+        "collectives exposed 18 ms a step; 90% of communication is hidden; 16 ms more than the "
+        "fabric allows at 95% of line rate"
+    )
+    excused = last(PLAN, exposed(0.018), "communication", "contention")[1]
+    assert excused.verdict is Verdict.PASS
+
+
+def test_a_fabric_that_was_not_measured_allows_nothing() -> None:
+    unknown = replace(exposed(0.018), swept=())
+    for allowed in ([], ["communication", "contention", "overlap", "fabric"]):
+        judged, efficiency = last(PLAN, unknown, *allowed)
+        assert efficiency.verdict is Verdict.INCONCLUSIVE
+        assert "what the fabric allows over 2 nodes was not measured" in efficiency.note
+        assert judged.explained < 0.01
+    assert last(PLAN, replace(exposed(0.05), swept=()))[1].verdict is Verdict.FAIL
+    assert last(PLAN, replace(exposed(0.005), swept=()))[1].verdict is Verdict.PASS
+
+
+def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
+    judged, efficiency = last(PLAN, one_bucket(exposed(0.015, hidden=0.0)), "communication")
+    assert judged.lane is not None
+    assert judged.lane.last_s > 0.05
+    assert efficiency.verdict is Verdict.PASS
+    assert {cause.kind for cause in judged.causes if cause.seconds > 1e-6} == {"communication"}
+
+
+def test_where_computing_is_short_little_can_be_hidden() -> None:
+    """Of 100 ms on the way 10 can be hidden beneath 10 ms of computing: that is all of it."""
+    job = made.changed(
+        exposed(0.2, hidden=0.09), lambda step, number, node: replace(step, backward_s=0.01)
+    )
+    kinds = {cause.kind for cause in last(PLAN, job)[0].causes}
+    assert "overlap" not in kinds
+    assert "contention" in kinds
+
+
+def test_a_slow_fabric_has_all_that_is_exposed() -> None:
+    job = made.facts(PLAN, needed_s=lambda count: 0.038 if count > 1 else 0.0, line=0.47)
+    judged, efficiency = last(PLAN, job, "communication", "contention")
+    assert judged.causes[0].kind == "fabric"
+    assert judged.causes[0].seconds == pytest.approx(0.038)
+    assert efficiency.verdict is Verdict.FAIL
+
+
+def test_swept_by_nobody_is_no_lane() -> None:
+    other = Swept(("node0", "node1", "node2"), 100, 0.1)
+    judged, _ = last(PLAN, replace(exposed(0.018), swept=(other,)))
+    assert judged.lane is None

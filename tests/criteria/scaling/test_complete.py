@@ -1,0 +1,120 @@
+"""What a job should have measured: all numbers of nodes, on what the spec has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.scaling.facts import Facts, Trained
+from pytest_mnode.criteria.scaling.plan import Plan
+from pytest_mnode.criteria.scaling.result import judge
+from pytest_mnode.errors import EnvironmentContractError
+from pytest_mnode.measure import Measure
+from pytest_mnode.spec import Spec
+from pytest_mnode.verdict import Measurement, Verdict
+from tests.criteria.scaling import made
+
+
+def measured(plan: Plan, job: Facts, spec: Spec | None = None) -> dict[str, Measurement]:
+    kept: list[Measurement] = []
+    found = judge(job, plan, spec or made.spec(), made.promise())
+    found.record_efficiency(Measure(kept, ""))
+    found.record_parts(Measure(kept, ""))
+    return {one.name: one for one in kept}
+
+
+def only(job: Facts, keep: Callable[[Trained], bool]) -> Facts:
+    return replace(job, trained=tuple(one for one in job.trained if keep(one)))
+
+
+def with_accelerators(per_node: int) -> Spec:
+    spec = made.spec()
+    there = spec.accelerators.model_copy(update={"per_node": per_node})
+    return spec.model_copy(update={"accelerators": there})
+
+
+def shorter(one: Trained, count: int, steps: int) -> Trained:
+    if one.count != count:
+        return one
+    return replace(one, steps=tuple(of_rank[:steps] for of_rank in one.steps))
+
+
+@pytest.mark.parametrize(
+    ("keep", "lacking", "why"),
+    [
+        (lambda one: one.count != 4, [4], "no steps were timed over 4 nodes"),
+        (lambda one: one.count == 1, [2, 4], "no steps were timed over 2 nodes"),
+        (lambda one: one.count != 1, [2, 4], "no steps were timed over 1 node"),
+        (lambda one: one.count != 2 or one.round != 1, [2], "2 rounds of 3 were measured"),
+        (lambda one: one.count != 1 or one.round != 1, [2, 4], "over 1 node 2 rounds of 3"),
+        (
+            lambda one: one.round != 1 or one.nodes != ("node1", "node2"),
+            [2],
+            "round 2 lacks node1+node2",
+        ),
+        (lambda one: False, [2, 4], "no steps were timed over "),
+    ],
+)
+def test_what_was_not_measured_does_not_pass(
+    keep: Callable[[Trained], bool], lacking: list[int], why: str
+) -> None:
+    plan = made.plan(4)
+    found = measured(plan, only(made.facts(plan), keep))
+    for count in plan.counts[1:]:
+        efficiency = found[f"efficiency, {count} nodes"]
+        wanted = Verdict.INCONCLUSIVE if count in lacking else Verdict.PASS
+        assert efficiency.verdict is wanted, efficiency
+        assert found[f"loss not attributed, {count} nodes"].verdict is not Verdict.FAIL
+    assert why in found[f"efficiency, {lacking[0]} nodes"].note
+    if not keep(made.facts(plan).over(1)[0]):
+        assert found["loss not attributed, 4 nodes"].verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_turn_with_too_few_steps_is_no_answer(steps: int) -> None:
+    plan = made.plan(4)
+    job = made.facts(plan)
+    job = replace(job, trained=tuple(shorter(one, 4, steps) for one in job.trained))
+    efficiency = measured(plan, job)["efficiency, 4 nodes"]
+    assert efficiency.verdict is Verdict.INCONCLUSIVE
+    assert f"{steps} steps of 10 were timed over node0+node1+node2+node3" in efficiency.note
+
+
+@pytest.mark.parametrize(
+    ("per_node", "device", "why"),
+    [
+        (8, "cpu", "trained on cpu, spec has 8 accelerators a node"),
+        (0, "cuda", "trained on cuda, spec has no accelerators"),
+    ],
+)
+def test_training_on_something_else_says_nothing(per_node: int, device: str, why: str) -> None:
+    plan = made.plan(2)
+    job = replace(made.facts(plan), device=device)
+    efficiency = measured(plan, job, with_accelerators(per_node))["efficiency, 2 nodes"]
+    assert efficiency.verdict is Verdict.INCONCLUSIVE
+    assert why in efficiency.note
+    job = replace(job, device="cuda" if per_node else "cpu")
+    efficiency = measured(plan, job, with_accelerators(per_node))["efficiency, 2 nodes"]
+    assert efficiency.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("per_node", "device"), [(8, "accelerator"), (0, "cpu")])
+def test_ranks_are_told_what_to_train_on(per_node: int, device: str) -> None:
+    names = ["node0", "node1"]
+    plan = Plan.of(made.promise(), names, 1, per_node)
+    assert plan.training["device"] == device
+
+
+def test_ranks_refuse_to_train_on_cpus_in_place_of_accelerators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    from pytest_mnode.criteria.scaling.program import train
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    plan = Plan.of(made.promise(), ["node0", "node1"], 1, 8)
+    with pytest.raises(EnvironmentContractError, match="shows no accelerator"):
+        train(plan)

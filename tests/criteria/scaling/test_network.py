@@ -1,0 +1,120 @@
+"""Which NICs carried the steps: of every node, however many it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.scaling.facts import Facts
+from pytest_mnode.criteria.scaling.plan import Plan
+from pytest_mnode.criteria.scaling.result import judge
+from pytest_mnode.measure import Measure
+from pytest_mnode.spec import Spec
+from pytest_mnode.verdict import Measurement, Verdict
+from tests.criteria.scaling import made
+
+
+def network(plan: Plan, job: Facts, spec: Spec) -> Measurement:
+    kept: list[Measurement] = []
+    judge(job, plan, spec, made.promise()).record_network(Measure(kept, ""))
+    (one,) = kept
+    return one
+
+
+def sent(job: Facts, of: Callable[[str, int], Mapping[str, int] | None]) -> Facts:
+    """What nodes sent, by name and the number of nodes of a group; None: as it was."""
+    trained = [
+        replace(
+            one,
+            sent_bytes=tuple(
+                of(node, one.count) or was
+                for node, was in zip(one.nodes, one.sent_bytes, strict=True)
+            ),
+        )
+        if one.count > 1
+        else one
+        for one in job.trained
+    ]
+    return replace(job, trained=tuple(trained))
+
+
+def rails(number: int) -> Spec:
+    spec = made.spec()
+    names = tuple(f"mlx5_{i}" for i in range(number))
+    fabric = spec.fabric.model_copy(update={"nics_per_node": number, "interfaces": names})
+    return spec.model_copy(update={"fabric": fabric})
+
+
+def test_one_node_of_many_astray_fails_by_its_name() -> None:
+    plan = made.plan(16)
+    astray = {"fab0": 900, "mgmt0": made.GRADIENTS * 2 * plan.steps}
+    job = sent(made.facts(plan), lambda node, count: astray if node == "node7" else None)
+    one = network(plan, job, made.spec())
+    assert one.verdict is Verdict.FAIL
+    assert one.value == pytest.approx(1, abs=0.001)
+    assert one.culprit == "node7 sent over mgmt0 instead of fab0"
+
+
+def test_a_node_that_sent_a_part_elsewhere_fails_by_its_name() -> None:
+    plan = made.plan(16)
+    whole = made.GRADIENTS * 2 * plan.steps
+    partly = {"fab0": whole, "mgmt0": whole // 4}
+    job = sent(made.facts(plan), lambda node, count: partly if node == "node7" else None)
+    one = network(plan, job, made.spec())
+    assert one.verdict is Verdict.FAIL
+    assert one.value == pytest.approx(0.2, abs=0.001)
+    assert one.culprit == "node7 sent 20% over other NICs than fab0"
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16])
+@pytest.mark.parametrize("number", [4, 8])
+def test_many_nics_that_share_the_gradients_carry_them(nodes: int, number: int) -> None:
+    plan = made.plan(nodes)
+
+    def each(node: str, count: int) -> Mapping[str, int]:
+        ring = 2 * (count - 1) / count * made.GRADIENTS * plan.steps
+        return {"eth0": 900, **{f"mlx5_{i}:1": round(1.05 * ring / number) for i in range(number)}}
+
+    one = network(plan, sent(made.facts(plan), each), rails(number))
+    assert one.verdict is Verdict.PASS, one
+
+
+def test_a_node_whose_counters_show_nothing_is_named() -> None:
+    plan = made.plan(4)
+    job = sent(made.facts(plan), lambda node, count: {"fab0": 9} if node == "node2" else None)
+    one = network(plan, job, made.spec())
+    assert one.verdict is Verdict.INCONCLUSIVE
+    assert one.note.startswith("no counter of node2 shows what it had to send: ")
+
+
+@pytest.mark.parametrize(
+    ("fabric", "beneath", "counted"),
+    [
+        ("bond0", {"bond0": ("eth2", "eth3")}, {"bond0": 1.0, "eth2": 0.5, "eth3": 0.51}),
+        ("eth0.100", {"eth0.100": ("eth0",)}, {"eth0.100": 1.0, "eth0": 1.01}),
+        ("ib0", {"mlx5_0": ("ib0",)}, {"ib0": 1.0, "mlx5_0:1": 1.01}),
+    ],
+)
+def test_a_fabric_of_several_interfaces_is_counted_once(
+    fabric: str, beneath: Mapping[str, tuple[str, ...]], counted: Mapping[str, float]
+) -> None:
+    plan, spec = made.plan(4), made.spec()
+    named = spec.fabric.model_copy(update={"interfaces": (fabric,)})
+    spec = spec.model_copy(update={"fabric": named})
+    whole = made.GRADIENTS * 2 * plan.steps
+    over = {name: round(part * whole) for name, part in counted.items()}
+    job = sent(made.facts(plan), lambda node, count: {"mgmt0": 900, **over})
+    trained = [replace(t, beneath=tuple(beneath for _ in t.nodes)) for t in job.trained]
+    job = Facts.from_json(replace(job, trained=tuple(trained)).to_json())
+    one = network(plan, job, spec)
+    assert one.verdict is Verdict.PASS, one
+    assert one.value == pytest.approx(0, abs=0.011)
+    astray = {"mgmt0": whole, **dict.fromkeys(over, 900)}
+    job = sent(job, lambda node, count: astray if node == "node2" else None)
+    one = network(plan, job, spec)
+    assert (one.verdict, one.culprit) == (
+        Verdict.FAIL,
+        f"node2 sent over mgmt0 instead of {fabric}",
+    )

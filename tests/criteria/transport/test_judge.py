@@ -1,0 +1,484 @@
+"""Four facts judged: each way in which traffic goes astray is told apart, and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.transport import Answer, Case, Fact, Facts, Nic, NodeFacts, Port
+from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.verdict import Verdict
+from tests.criteria.transport.compose import (
+    RAILS,
+    carried,
+    device,
+    fallen_back,
+    healthy,
+    judged,
+    log_text,
+    moved,
+    on_node,
+    with_env,
+    with_logs,
+)
+
+NODES = ("birch0", "birch1", "birch2")
+
+
+def answers(proof: object) -> dict[str, str]:
+    return {str(fact.fact): str(fact.answer) for fact in proof.facts}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_all_four_agree(kind: str, nodes: int) -> None:
+    proof = judged(kind, healthy(kind, nodes))
+    assert proof.verdict is Verdict.PASS, proof.lines()
+    assert proof.culprit is None
+    assert proof.lines() == ["pinned agrees", "logged agrees", "counted agrees", "quiet agrees"]
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce"])
+def test_no_device(kind: str) -> None:
+    facts = fallen_back(kind, healthy(kind), "birch1", "mgmt0", before="NET/IB : No device found.")
+    facts = on_node(facts, "birch1", lambda n: replace(n, ports=()))
+    proof = judged(kind, facts)
+    assert proof.verdict is Verdict.FAIL
+    assert Case.NO_DEVICE in proof.cases
+    assert not proof.cases & {Case.IB_DISABLED, Case.IPOIB, Case.NET_CHOSEN, Case.WRONG_INTERFACE}
+    logged = proof.of(Fact.LOGGED).text(Answer.DISAGREES, NODES)
+    assert logged.startswith(
+        f"ranks 8-15 on birch1: alone, channels run over NET/Socket (mgmt0) instead of {kind}: "
+        "the node has no RDMA device; not so birch0, birch2"
+    )
+    counted = proof.of(Fact.COUNTED).text(Answer.DISAGREES, NODES)
+    assert counted.startswith("birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ")
+
+
+def test_a_cluster_without_any_device_fails_node_by_node_at_any_bandwidth() -> None:
+    facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0")
+    facts = on_node(facts, None, lambda n: replace(n, ports=()))
+    proof = judged("infiniband", facts)
+    assert proof.verdict is Verdict.FAIL
+    for name in NODES:
+        [told] = [f for f in proof.of(Fact.COUNTED).findings if f.node == name]
+        assert told.case is Case.NO_DEVICE
+    assert proof.culprit is not None
+    assert proof.culprit.startswith("all nodes: channels run over NET/Socket")
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce"])
+def test_switched_off_by_a_variable(kind: str) -> None:
+    facts = with_env(fallen_back(kind, healthy(kind), None, "mgmt0"), NCCL_IB_DISABLE="1")
+    proof = judged(kind, facts)
+    assert answers(proof) == dict.fromkeys(answers(proof), "disagrees")
+    assert Case.IB_DISABLED in proof.cases
+    assert Case.NO_DEVICE not in proof.cases
+    assert proof.culprit is not None
+    assert proof.culprit.startswith("all nodes: NCCL_IB_DISABLE=1 switches RDMA off; ")
+    assert f"instead of {kind}: NCCL_IB_DISABLE=1" in proof.culprit
+
+
+def test_switched_off_by_a_file_is_said_with_the_file() -> None:
+    facts = with_env(healthy("infiniband"), "birch2", NCCL_IB_DISABLE="0x1")
+    facts = replace(
+        facts,
+        ranks=tuple(
+            replace(r, settings_of_files={"NCCL_IB_DISABLE": "/etc/nccl.conf"}) for r in facts.ranks
+        ),
+    )
+    told = judged("infiniband", facts).culprit
+    assert told is not None
+    assert told.startswith(
+        "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) switches RDMA off; "
+    )
+    assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in told
+
+
+def test_what_only_the_log_says_of_a_setting_counts() -> None:
+    facts = with_logs(
+        healthy("infiniband"), "infiniband", before="NCCL_IB_DISABLE set by environment to 1."
+    )
+    proof = judged("infiniband", facts)
+    assert proof.of(Fact.PINNED).answer is Answer.DISAGREES
+    assert "NCCL_IB_DISABLE=1 (in its log)" in str(proof.culprit)
+
+
+def test_sockets_chosen() -> None:
+    facts = with_env(fallen_back("roce", healthy("roce"), None, "mgmt0"), NCCL_NET="Socket")
+    proof = judged("roce", facts)
+    assert Case.NET_CHOSEN in proof.cases
+    assert not proof.cases & {Case.SOCKETS, Case.NO_DEVICE, Case.IB_DISABLED}
+    assert "NCCL_NET=Socket chooses sockets where roce is promised" in str(proof.culprit)
+
+
+@pytest.mark.parametrize(
+    ("written", "case", "told"),
+    [
+        ("mlx5_9", Case.NO_DEVICE, "takes no RDMA device of this node"),
+        ("=mlx5_0,mlx5_1", Case.RAIL_DOWN, "leaves out mlx5_2, mlx5_3"),
+        ("^=mlx5_7,mlx5_10", Case.RAIL_DOWN, "leaves out mlx5_7 of the fabric"),
+        ("mlx5_0:2", Case.NO_DEVICE, "takes no RDMA device"),
+        ("mlx5", Case.STRAY_RAIL, "takes mlx5_10, not of the fabric"),
+        ("^=mlx5_10", None, ""),
+        ("=mlx5_0:1,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", None, ""),
+        ("mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", Case.STRAY_RAIL, "mlx5_10"),
+    ],
+)
+def test_devices_chosen_by_a_variable(written: str, case: Case | None, told: str) -> None:
+    def storage(node: NodeFacts) -> NodeFacts:
+        other = Port(device="mlx5_10", port=1, sent_bytes=0, received_bytes=0, state="ACTIVE")
+        return replace(node, ports=(*(node.ports or ()), other))
+
+    facts = on_node(with_env(healthy("infiniband"), NCCL_IB_HCA=written), None, storage)
+    pinned = judged("infiniband", facts).of(Fact.PINNED)
+    assert {f.case for f in pinned.of(Answer.DISAGREES)} == ({case} if case else set())
+    assert told in pinned.text(Answer.DISAGREES, NODES)
+
+
+def test_wrong_interface() -> None:
+    facts = fallen_back("ethernet", healthy("ethernet"), "birch2", "mgmt0")
+    facts = with_env(facts, "birch2", NCCL_SOCKET_IFNAME="mgmt")
+    proof = judged("ethernet", facts)
+    assert answers(proof) == dict.fromkeys(answers(proof), "disagrees")
+    assert Case.WRONG_INTERFACE in proof.cases
+    assert proof.culprit is not None
+    assert proof.culprit.startswith(
+        "ranks 16-23 on birch2: NCCL_SOCKET_IFNAME=mgmt takes mgmt0, not the fabric (eth[1-8]); "
+        "ranks 16-23 on birch2: sockets run over mgmt0, not over the fabric (eth[1-8])"
+    )
+    assert "mgmt0 (management) sent " in proof.culprit
+
+
+def test_sockets_over_ip_over_infiniband() -> None:
+    """The port counts the bytes as if they were RDMA: only log and interface tell."""
+    facts = with_logs(healthy("infiniband"), "infiniband", net="Socket", devices=["ib0"])
+    facts = carried(facts, None, {"ib0": moved("infiniband", facts)})
+    proof = judged("infiniband", facts)
+    assert answers(proof) == {
+        "pinned": "agrees",
+        "logged": "disagrees",
+        "counted": "agrees",
+        "quiet": "disagrees",
+    }
+    assert Case.IPOIB in proof.cases
+    assert "sockets run over ib0, which is IP over InfiniBand, not RDMA" in str(proof.culprit)
+    assert "ib0 (IP over InfiniBand) sent " in str(proof.culprit)
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ("0", "NCCL_IB_GID_INDEX=0 is RoCE v1 on mlx5_0:1, mlx5_1:1, "),
+        ("7", "NCCL_IB_GID_INDEX=7: mlx5_0:1 has no such GID"),
+        ("3", ""),
+        ("-1", ""),
+    ],
+)
+def test_gid_by_its_index(index: str, told: str) -> None:
+    proof = judged("roce", with_env(healthy("roce"), NCCL_IB_GID_INDEX=index))
+    assert (Case.GID_TYPE in proof.cases) is bool(told)
+    assert told in str(proof.culprit or "")
+
+
+def test_gid_by_the_log() -> None:
+    """Counters agree and the log says RDMA: what is wrong is the kind of address."""
+    line = "NET/IB: IbDev 0 Port 1 qpn 211 mtu 5 query_ece={supported=0} GID 0 (0/1)"
+    facts = with_logs(healthy("roce"), "roce", version="2.18.3", after=line)
+    proof = judged("roce", facts)
+    assert proof.cases == {Case.GID_TYPE}
+    told = "all nodes: connections use GID 0, which is RoCE v1 on mlx5_0:1, promised v2"
+    assert proof.culprit == told
+    newer = judged("roce", with_logs(healthy("roce"), "roce", version="2.21.5"))
+    assert newer.verdict is Verdict.PASS
+    old_roce = judged("roce", with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"))
+    assert old_roce.cases == {Case.GID_TYPE}
+
+
+def test_a_port_without_a_gid_of_the_type_promised() -> None:
+    def v1_only(node: NodeFacts) -> NodeFacts:
+        ports = tuple(replace(p, gid_types={0: "v1"}) for p in node.ports or ())
+        return replace(node, ports=ports)
+
+    proof = judged("roce", on_node(healthy("roce"), "birch1", v1_only))
+    assert proof.cases == {Case.GID_TYPE}
+    assert str(proof.culprit).startswith("birch1: mlx5_0:1 has no GID of RoCE v2; ")
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce"])
+def test_one_rail_down(kind: str) -> None:
+    facts = healthy(kind)
+    share = moved(kind, facts) // (RAILS - 1)
+    left = [device(kind, rail) for rail in range(RAILS - 1)]
+    facts = with_logs(facts, kind, "birch2", devices=left)
+    facts = carried(facts, "birch2", {**dict.fromkeys(left, share), device(kind, 7): 0})
+    facts = on_node(
+        facts,
+        "birch2",
+        lambda n: replace(
+            n,
+            ports=tuple(
+                replace(p, state="DOWN") if p.device == "mlx5_7" else p for p in n.ports or ()
+            ),
+        ),
+    )
+    proof = judged(kind, facts)
+    assert proof.cases == {Case.RAIL_DOWN}
+    assert answers(proof)["quiet"] == "agrees"
+    assert str(proof.culprit).startswith("birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1")
+    assert "none over mlx5_7:1 (DOWN)" in str(proof.culprit)
+    assert "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share" in str(
+        proof.culprit
+    )
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
+def test_a_rail_that_is_not_there(kind: str) -> None:
+    facts = healthy(kind)
+    name = device(kind, 3)
+    share = moved(kind, facts) // (RAILS - 1)
+    facts = carried(facts, "birch0", dict.fromkeys((device(kind, r) for r in range(RAILS)), share))
+    facts = on_node(
+        facts,
+        "birch0",
+        lambda n: replace(
+            n,
+            nics=tuple(x for x in n.nics or () if x.name != name),
+            ports=tuple(x for x in n.ports or () if x.device != name),
+        ),
+    )
+    proof = judged(kind, facts)
+    assert proof.verdict is Verdict.FAIL
+    assert "birch0: 7 of 8 NICs of the fabric are there" in str(proof.culprit)
+
+
+def test_a_stray_rail() -> None:
+    """A NIC of the storage network carries one rail's traffic."""
+    facts = healthy("infiniband")
+    share = moved("infiniband", facts) // RAILS
+    names = [device("infiniband", rail) for rail in range(RAILS - 1)] + ["mlx5_8"]
+    facts = with_logs(facts, "infiniband", "birch1", devices=names)
+
+    def storage(n: NodeFacts) -> NodeFacts:
+        other = Port(
+            device="mlx5_8", port=1, sent_bytes=share, received_bytes=share, state="ACTIVE"
+        )
+        return replace(n, ports=(*(n.ports or ()), other))
+
+    facts = on_node(carried(facts, "birch1", {"mlx5_7": 0}), "birch1", storage)
+    proof = judged("infiniband", facts)
+    assert Case.STRAY_RAIL in proof.cases
+    assert proof.of(Fact.PINNED).answer is Answer.AGREES
+    logged = proof.of(Fact.LOGGED).text(Answer.DISAGREES, NODES)
+    assert "birch1: channels run over mlx5_8, not of the fabric (mlx5_[0-7])" in logged
+    assert "birch1: mlx5_8 sent" in proof.of(Fact.QUIET).text(Answer.DISAGREES, NODES)
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
+def test_gpudirect_off(kind: str) -> None:
+    why = "GPU Direct RDMA Disabled for GPU 3 / HCA 3 (distance 7 > 5)"
+    facts = with_logs(healthy(kind), kind, "birch1", gdr="", before=why)
+    proof = judged(kind, facts)
+    assert proof.cases == {Case.GPUDIRECT_OFF}
+    assert str(proof.culprit).startswith("ranks 8-15 on birch1: channels that receive and send run")
+    assert "without GDRDMA, staged through the host although GPUDirect is promised" in str(
+        proof.culprit
+    )
+    assert judged(kind, facts, gpudirect=False).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_READ": "0"}, {"NCCL_NET_GDR_LEVEL": "0"}],
+)
+def test_gpudirect_switched_off(setting: dict[str, str]) -> None:
+    facts = with_env(healthy("infiniband"), **setting)
+    proof = judged("infiniband", facts)
+    assert answers(proof)["pinned"] == "disagrees"
+    assert proof.cases == {Case.GPUDIRECT_OFF}
+    assert judged("infiniband", facts, gpudirect=False).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_one_node_alone_on_tcp(nodes: int) -> None:
+    facts = fallen_back("roce", healthy("roce", nodes), "birch1", "mgmt0")
+    proof = judged("roce", facts)
+    assert proof.verdict is Verdict.FAIL
+    others = ", ".join(f"birch{n}" for n in range(nodes) if n != 1)
+    assert (
+        "alone, channels run over NET/Socket (mgmt0) instead of roce: nothing tells why; "
+        f"not so {others}" in str(proof.culprit)
+    )
+    assert {f.node for fact in proof.facts for f in fact.of(Answer.DISAGREES)} == {"birch1"}
+
+
+def test_a_warning_that_recovered_passes_and_is_noted() -> None:
+    warn = "birch0:5000:5177 [0] misc/socket.cc:52 NCCL WARN socketStartConnect: Connect failed"
+    facts = with_logs(healthy("infiniband"), "infiniband", "birch0", before=warn)
+    proof = judged("infiniband", facts)
+    assert proof.verdict is Verdict.PASS
+    assert "NCCL warned" in proof.of(Fact.LOGGED).text(Answer.AGREES, NODES)
+
+
+def test_unknown_plugin_is_inconclusive() -> None:
+    facts = with_logs(healthy("infiniband"), "infiniband", net="Zephyr")
+    proof = judged("infiniband", facts)
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert proof.cases == {Case.UNKNOWN_NETWORK}
+    assert "channels run over Zephyr, of which it is not known what carries it" in str(
+        proof.culprit
+    )
+
+
+def test_a_missing_log_names_its_rank() -> None:
+    facts = healthy("infiniband")
+    ranks = list(facts.ranks)
+    ranks[11] = replace(ranks[11], log=None, no_log="NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO")
+    proof = judged("infiniband", replace(facts, ranks=tuple(ranks)))
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert answers(proof)["logged"] == "missing"
+    assert proof.culprit == "rank 11 on birch1: no log: NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO"
+
+
+@pytest.mark.parametrize("cut", [0, 30, 400])
+def test_a_log_that_says_too_little_is_inconclusive(cut: int) -> None:
+    facts = healthy("infiniband")
+    ranks = list(facts.ranks)
+    text = log_text(5, len(facts.nodes), "infiniband")[:cut]
+    ranks[5] = replace(ranks[5], log=read_nccl_log(text))
+    proof = judged("infiniband", replace(facts, ranks=tuple(ranks)))
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert "rank 5 on birch0: " in str(proof.culprit)
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "efa", "ethernet"])
+def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
+    proof = judged(kind, carried(healthy(kind), "birch2", {device(kind, 4): None}))
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert answers(proof)["counted"] == "missing"
+    assert proof.culprit == f"birch2: bytes sent by {device(kind, 4)} could not be read"
+
+
+def test_nothing_that_can_be_listed_is_inconclusive() -> None:
+    facts = on_node(healthy("roce"), "birch0", lambda n: replace(n, nics=None, ports=None))
+    proof = judged("roce", facts)
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert answers(proof) == {
+        "pinned": "agrees",
+        "logged": "agrees",
+        "counted": "missing",
+        "quiet": "missing",
+    }
+
+
+def test_bytes_on_the_wrong_nic_although_the_log_says_right() -> None:
+    facts = healthy("infiniband")
+    names = {device("infiniband", rail): 1000 for rail in range(RAILS)}
+    facts = carried(facts, "birch1", {**names, "mgmt0": moved("infiniband", facts)})
+    proof = judged("infiniband", facts)
+    assert answers(proof) == {
+        "pinned": "agrees",
+        "logged": "agrees",
+        "counted": "disagrees",
+        "quiet": "disagrees",
+    }
+    assert proof.cases == {Case.NOT_ON_FABRIC, Case.NOT_QUIET}
+    assert "at least expected; mgmt0 sent " in str(proof.culprit)
+
+
+def test_more_bytes_than_the_algorithm_moves() -> None:
+    facts = healthy("ethernet")
+    counts = dict.fromkeys((device("ethernet", r) for r in range(RAILS)), moved("ethernet", facts))
+    proof = judged("ethernet", carried(facts, "birch1", counts))
+    assert proof.cases == {Case.TOO_MANY_BYTES}
+    assert "something else used it" in str(proof.culprit)
+
+
+@pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])
+def test_a_variable_that_a_version_does_not_read_changes_nothing(
+    version: str, judged_it: bool
+) -> None:
+    facts = with_logs(
+        with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"), "roce", version=version
+    )
+    told = judged("roce", facts).of(Fact.PINNED).text(Answer.DISAGREES, NODES)
+    assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in told) is judged_it
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
+@pytest.mark.parametrize("protocol", ["InfiniBand", "RoCE", "iWARP", "usNIC", "EFA", None])
+def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
+    """Even where log and counters agree, as those of iWARP do, whose log says RoCE."""
+
+    def other(node: NodeFacts) -> NodeFacts:
+        first, *rest = node.ports or ()
+        return replace(node, ports=(replace(first, protocol=protocol), *rest))
+
+    proof = judged(kind, on_node(healthy(kind), "birch1", other))
+    wanted = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}[kind]
+    name = f"{device(kind, 0)}:1"
+    if protocol == wanted:
+        assert proof.verdict is Verdict.PASS
+    elif protocol is None:
+        assert proof.verdict is Verdict.INCONCLUSIVE
+        assert f"birch1: node type or link layer of {name} could not be read" in str(proof.culprit)
+    else:
+        assert proof.cases == {Case.OTHER_NETWORK}
+        told = f"birch1: protocol of {name} is {protocol}, promised is {wanted}"
+        assert str(proof.culprit).startswith(told)
+
+
+def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
+    facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
+    assert judged("infiniband", facts).cases == {Case.NOT_ON_FABRIC}
+    tied = judged("infiniband", with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1"))
+    assert tied.verdict is Verdict.PASS
+    assert "NCCL_P2P_DISABLE=1: no direct copies between accelerators" in "\n".join(tied.lines())
+
+
+def test_efa() -> None:
+    facts = with_env(healthy("efa"), FI_PROVIDER="tcp")
+    assert judged("efa", facts).cases == {Case.NET_CHOSEN}
+    fine = with_env(healthy("efa"), FI_PROVIDER="efa", NCCL_NET="AWS Libfabric")
+    assert judged("efa", fine).verdict is Verdict.PASS
+    over_tcp = with_logs(
+        healthy("efa"),
+        "efa",
+        before="NET/OFI Selected provider is tcp (found 1 nics)",
+        net="Socket",
+    )
+    assert judged("efa", over_tcp).verdict is Verdict.FAIL
+
+
+def test_infiniband_where_roce_is_promised() -> None:
+    proof = judged("roce", with_logs(healthy("roce"), "infiniband"))
+    assert Case.OTHER_NETWORK in proof.cases
+    assert "channels run over NET/IB (infiniband), promised is roce" in str(proof.culprit)
+
+
+def test_a_bond_and_what_it_is_made_of_are_one_wire() -> None:
+    def bonded(n: NodeFacts) -> NodeFacts:
+        below = Nic(
+            name="ens9", sent_bytes=10**10, received_bytes=10**10, up=True, rides_on=("eth1",)
+        )
+        return replace(n, nics=(*(n.nics or ()), below))
+
+    assert judged("ethernet", on_node(healthy("ethernet"), None, bonded)).verdict is Verdict.PASS
+
+
+def test_interfaces_of_roce_may_count_rdma_too() -> None:
+    facts = healthy("roce")
+    facts = carried(facts, None, {"ens0": moved("roce", facts)})
+    assert judged("roce", facts).verdict is Verdict.PASS
+
+
+def test_another_backend_is_inconclusive() -> None:
+    facts = replace(healthy("infiniband"), backend="ucc")
+    assert judged("infiniband", facts).verdict is Verdict.INCONCLUSIVE
+
+
+def test_one_node_proves_nothing() -> None:
+    facts: Facts = healthy("infiniband")
+    with pytest.raises(ValueError, match="two nodes or more"):
+        judged("infiniband", replace(facts, nodes=facts.nodes[:1]))

@@ -1,0 +1,175 @@
+"""Facts read from files as a node and NCCL leave them, through to the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.transport import Case, Fact, Proof, judge
+from pytest_mnode.criteria.transport.reading import Counters, node_between, rank_now
+from pytest_mnode.criteria.transport.settings import number
+from pytest_mnode.logs.nccl_files import log_of_process, settings_in
+from pytest_mnode.rank.world import World
+from pytest_mnode.verdict import Verdict
+from tests.criteria.transport.compose import (
+    PROMISE,
+    RAILS,
+    device,
+    healthy,
+    log_text,
+    moved,
+    spec_of,
+)
+
+NODES = ("birch0", "birch1")
+
+
+def _write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def _tree(root: Path, kind: str, words: int, *, drop: str = "") -> None:
+    """A node's /sys: eight RDMA ports that have sent `words`, their interfaces, mgmt0."""
+    for index, name in enumerate(("lo", "mgmt0", *(f"ib{r}" for r in range(RAILS)))):
+        _write(
+            root / "sys/class/net" / name,
+            **{
+                "type": {"lo": "772", "mgmt0": "1"}.get(name, "32"),
+                "flags": "0x1003",
+                "ifindex": str(index + 1),
+                "operstate": "up",
+                "statistics/tx_bytes": "7000",
+                "statistics/rx_bytes": "7000",
+            },
+        )
+    for rail in range(RAILS):
+        name = device(kind, rail)
+        port = root / "sys/class/infiniband" / name / "ports/1"
+        _write(port.parents[1], node_type="1: CA")
+        counters = {"port_xmit_data": str(words), "port_rcv_data": str(words)}
+        _write(
+            port,
+            **{f"counters/{n}": text for n, text in counters.items() if name != drop},
+            **{
+                "state": "4: ACTIVE",
+                "phys_state": "5: LinkUp",
+                "rate": "400 Gb/sec (4X NDR)",
+                "link_layer": "InfiniBand",
+                "gids/0": f"fe80:0000:0000:0000:0c42:a103:0011:22{rail:02x}",
+                "gid_attrs/types/0": "IB/RoCE v1",
+                "gid_attrs/ndevs/0": f"ib{rail}",
+            },
+        )
+
+
+def _proof(tmp_path: Path, *, drop: str = "", silent: int | None = None) -> Proof:
+    """Two nodes and sixteen ranks, each with its own tree, log and environment."""
+    kind, spec = "infiniband", spec_of("infiniband")
+    words = moved(kind, healthy(kind, 2)) // RAILS // 4
+    nodes = []
+    for name in NODES:
+        lost = drop if name == "birch1" else ""
+        before, after = tmp_path / name / "before", tmp_path / name / "after"
+        _tree(before, kind, 1000, drop=lost)
+        _tree(after, kind, 1000 + words, drop=lost)
+        nodes.append(node_between(name, Counters.read(before), Counters.read(after), {}))
+    ranks = []
+    for rank in range(2 * RAILS):
+        log = tmp_path / f"rank{rank}.log"
+        log.write_text(log_text(rank, 2, kind))
+        environment = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(log), "PATH": "/bin"}
+        if rank == silent:
+            environment |= {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/nowhere/%h.%p"}
+        world = World(rank, 16, rank % RAILS, RAILS, NODES[rank // RAILS], NODES)
+        ranks.append(rank_now(world, "nccl", environment, tmp_path))
+    facts = healthy(kind, 2)
+    read = type(facts)(
+        backend="nccl",
+        size_bytes=facts.size_bytes,
+        calls=facts.calls,
+        nodes=tuple(nodes),
+        ranks=tuple(ranks),
+    )
+    return judge(read, spec, PROMISE)
+
+
+def test_files_of_a_healthy_cluster_pass(tmp_path: Path) -> None:
+    proof = _proof(tmp_path)
+    assert proof.verdict is Verdict.PASS, proof.lines()
+
+
+def test_a_counter_that_is_not_there_is_inconclusive(tmp_path: Path) -> None:
+    proof = _proof(tmp_path, drop="mlx5_5")
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert proof.culprit == "birch1: bytes sent by mlx5_5 could not be read"
+
+
+def test_a_rank_whose_user_wants_no_log_is_named_with_the_remedy(tmp_path: Path) -> None:
+    proof = _proof(tmp_path, silent=9)
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert proof.cases == {Case.NO_LOG}
+    assert proof.culprit == "rank 9 on birch1: no log: NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO"
+    assert str(proof.of(Fact.LOGGED).answer) == "missing"
+
+
+def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Path) -> None:
+    _write(tmp_path, **{"etc/nccl.conf": "# ours\nNCCL_IB_DISABLE=1\nNCCL_SOCKET_IFNAME==mgmt0"})
+    _write(tmp_path, **{"home/me/.nccl.conf": "NCCL_IB_DISABLE=0\nNCCL_NET = Socket\nnonsense"})
+    world = World(0, 1, 0, 1, "birch0", ("birch0",))
+    alone = rank_now(world, "nccl", {"NCCL_ALGO": "RING"}, tmp_path)
+    assert alone.environment["NCCL_IB_DISABLE"] == "1"
+    assert alone.settings_of_files["NCCL_SOCKET_IFNAME"] == "/etc/nccl.conf"
+    mine = rank_now(world, "nccl", {"HOME": "/home/me", "NCCL_SOCKET_IFNAME": "ib"}, tmp_path)
+    assert mine.environment["NCCL_IB_DISABLE"] == "0"
+    assert mine.environment["NCCL_SOCKET_IFNAME"] == "ib"
+    assert "NCCL_NET" not in mine.environment  # NCCL reads no name with a blank behind it
+
+
+@pytest.mark.parametrize("backend", ["nccl", "mpi"])
+def test_what_ucx_logs_to_a_file_of_its_own_is_read(tmp_path: Path, backend: str) -> None:
+    _write(tmp_path, ucx="[1.2] [birch0:7:0] a.c:9 UCX  INFO  x inter-node cfg#1 tag(tcp/mgmt0)\n")
+    _write(tmp_path, nccl=log_text(0, 2, "roce"))
+    environment = {"UCX_LOG_FILE": f"{tmp_path}/ucx", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl"}
+    world = World(0, 1, 0, 1, "birch0", ("birch0",))
+    log = rank_now(world, backend, environment, Path("/")).log
+    assert log is not None
+    assert [config.tcp for config in log.ucx] == [("mgmt0",)]
+    assert bool(log.channels) is (backend == "nccl")
+
+
+def test_a_counter_that_went_back_is_not_known(tmp_path: Path) -> None:
+    _tree(tmp_path / "before", "infiniband", 5000)
+    _tree(tmp_path / "after", "infiniband", 10)
+    node = node_between(
+        "birch0", Counters.read(tmp_path / "before"), Counters.read(tmp_path / "after"), {}
+    )
+    assert {port.sent_bytes for port in node.ports or ()} == {None}
+    assert {nic.sent_bytes for nic in node.nics or ()} == {0}
+
+
+def test_settings_in() -> None:
+    assert settings_in("# NCCL_A=1\nNCCL_B==eth0\n\nNCCL_C\n=x\n") == {"NCCL_B": "=eth0"}
+
+
+def test_log_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "birch0.hall.example")
+    monkeypatch.setattr("os.getpid", lambda: 77)
+    _write(tmp_path, **{"nccl.birch0.77": "short", "other.birch0.hall.example": "whole"})
+    assert log_of_process(f"{tmp_path}/nccl.%h.%p") == b"short\n"
+    assert log_of_process(f"{tmp_path}/other.%h") == b"whole\n"
+    assert log_of_process(f"{tmp_path}/%p.%h") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1", 1), ("0x10", 16), ("010", 8), ("-1", -1), (" +2", 2), ("00", 0), ("09", 0)),
+        *(("yes", 0), ("true", 0), ("1 # on", 1), ("4MiB", 4), ("0x", 0), ("", None), (None, None)),
+    ],
+)
+def test_number(text: str | None, value: int | None) -> None:
+    assert number(text) == value

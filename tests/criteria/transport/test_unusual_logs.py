@@ -1,0 +1,402 @@
+"""What four facts say of logs that are not as usual: paths past the network, runs in one file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.transport import Answer, Case, Fact, Facts, judge
+from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.verdict import Verdict
+from tests.criteria.transport.compose import (
+    PROMISE,
+    RAILS,
+    carried,
+    device,
+    fallen_back,
+    healthy,
+    judged,
+    log_text,
+    on_node,
+    spec_of,
+    with_env,
+    with_logs,
+)
+
+
+def rewritten(kind: str, facts: Facts, change: Callable[[int, str], str]) -> Facts:
+    """With the log of each rank as `change` makes it of the healthy one."""
+    return replace(
+        facts,
+        ranks=tuple(
+            replace(r, log=read_nccl_log(change(r.rank, log_text(r.rank, len(facts.nodes), kind))))
+            for r in facts.ranks
+        ),
+    )
+
+
+def _by(way: str) -> Callable[[int, str], str]:
+    channel = re.compile(r" \[(?:send|receive)\] via \S+")
+    return lambda _, text: channel.sub(f" via {way}", text)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"), [("P2P/MNNVL", " (NVLink between nodes)"), ("SHM/direct/direct", "")]
+)
+def test_nodes_that_are_joined_past_the_fabric(way: str, why: str) -> None:
+    healthy_ = healthy("infiniband")
+    idle = carried(healthy_, None, {device("infiniband", rail): 0 for rail in range(RAILS)})
+    proof = judged("infiniband", rewritten("infiniband", idle, _by(way)))
+    assert proof.verdict is Verdict.FAIL
+    assert proof.of(Fact.LOGGED).answer is Answer.DISAGREES
+    assert proof.cases == {Case.NOT_ON_FABRIC}
+    text = f"all nodes: channels to other nodes run over {way}{why}, past the fabric"
+    assert str(proof.culprit).startswith(text)
+
+
+def test_paths_within_a_node_are_no_objection() -> None:
+    def beside(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0]
+        local, first = rank % RAILS, rank // RAILS * RAILS
+        peer = first + (local + 1) % RAILS
+        path = f"{who}NCCL INFO Channel 00/0 : {rank}[{local}] -> {peer}[{peer % RAILS}]"
+        return f"{text}{path} via P2P/CUMEM/read\n"
+
+    facts = healthy("infiniband")
+    assert judged("infiniband", rewritten("infiniband", facts, beside)).verdict is Verdict.PASS
+
+
+def test_numbers_of_a_smaller_communicator_are_no_ranks_of_the_world() -> None:
+    def beside(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        comm = f"ncclCommSplit comm 0x9a0{rank:03x} rank {rank // RAILS} nranks 3 cudaDev "
+        comm += f"{rank % RAILS} commId 0x77"
+        # A group of the same local rank, numbered by node: over NVLink it could not be.
+        lines = ["Init START", f"Channel 00/0 : {rank // RAILS}[0] -> 0[0] via P2P/IPC"]
+        said = [f"{who}{comm} - {lines[0]}", f"{who}{lines[1]}", f"{who}{comm} - Init COMPLETE"]
+        return text + "\n".join(said) + "\n"
+
+    facts = rewritten("infiniband", healthy("infiniband"), beside)
+    assert judged("infiniband", facts).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("last_falls_back", [True, False])
+def test_of_runs_that_share_a_file_the_last_is_judged(last_falls_back: bool) -> None:
+    def both(rank: int, text: str) -> str:
+        over = log_text(rank, 3, "infiniband", net="Socket", devices=["mgmt0"])
+        runs = [text, over] if last_falls_back else [over, text]
+        earlier = re.sub(r"(?m)^(birch\d):5", r"\1:4", runs[0])
+        return earlier + runs[1]
+
+    proof = judged("infiniband", rewritten("infiniband", healthy("infiniband"), both))
+    assert proof.verdict is (Verdict.FAIL if last_falls_back else Verdict.PASS)
+
+
+def test_a_node_of_which_no_rank_told_is_not_taken_for_well() -> None:
+    facts = healthy("infiniband")
+    there = tuple(rank for rank in facts.ranks if rank.node != "birch2")
+    proof = judged("infiniband", replace(facts, ranks=there))
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert proof.culprit == "birch2: no rank of this node told what it runs on"
+    with pytest.raises(ValueError, match="no rank"):
+        judge(replace(facts, ranks=()), spec_of("infiniband"), PROMISE)
+
+
+def test_the_version_that_one_rank_printed_is_that_of_all() -> None:
+    proof = judged("roce", with_logs(healthy("roce"), "roce", version="2.18.3"))
+    assert proof.cases == {Case.GID_TYPE}
+    assert str(proof.culprit).startswith("all nodes: NCCL 2.18.3+cuda12.9 takes GID 0")
+
+
+def test_libfabric_over_another_fabric() -> None:
+    def slingshot(_: int, text: str) -> str:
+        text = text.replace("Using network IB", "NET/OFI Selected provider is cxi (found 4 nics)")
+        return text.replace("NET/IB/", "NET/AWS Libfabric/")
+
+    proof = judged("infiniband", rewritten("infiniband", healthy("infiniband"), slingshot))
+    assert proof.verdict is Verdict.FAIL
+    assert "(cxi), promised is infiniband" in str(proof.culprit)
+
+
+def test_a_link_layer_that_only_the_kernel_tells() -> None:
+    def bare(_: int, text: str) -> str:
+        return text.replace(":1/IB", ":1")
+
+    facts = rewritten("infiniband", healthy("infiniband"), bare)
+    assert judged("infiniband", facts).verdict is Verdict.PASS
+
+    on_ethernet = on_node(
+        facts,
+        "birch1",
+        lambda n: replace(n, ports=tuple(replace(p, protocol="RoCE") for p in n.ports or ())),
+    )
+    proof = judged("infiniband", on_ethernet)
+    assert proof.cases == {Case.OTHER_NETWORK}
+    culprit = str(proof.culprit)
+    assert culprit.startswith("birch1: protocol of mlx5_0:1, mlx5_1:1, ")
+    assert (
+        "is RoCE, promised is InfiniBand; ranks 8-15 on birch1: channels run over NET/IB (roce)"
+        in culprit
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "setting", "why"),
+    [
+        ("NET/Plugin: Could not find: libnccl-net.so.", {}, "its log shows no libfabric plugin"),
+        ("", {"NCCL_NET_PLUGIN": "none"}, "NCCL_NET_PLUGIN=none"),
+    ],
+)
+def test_why_efa_fell_back(before: str, setting: dict[str, str], why: str) -> None:
+    facts = with_env(fallen_back("efa", healthy("efa"), None, "mgmt0", before=before), **setting)
+    proof = judged("efa", facts)
+    assert proof.verdict is Verdict.FAIL
+    assert f"over NET/Socket (mgmt0) instead of efa: {why}" in str(proof.culprit)
+
+
+def test_libfabric_over_tcp_is_told() -> None:
+    def tcp(_: int, text: str) -> str:
+        return text.replace("provider is efa, fabric is efa", "provider is tcp;ofi_rxm")
+
+    proof = judged("efa", rewritten("efa", healthy("efa"), tcp))
+    assert "libfabric took the provider tcp;ofi_rxm" in str(proof.culprit)
+
+
+def test_a_switch_set_to_what_is_so_anyway_is_no_difference() -> None:
+    facts = healthy("infiniband")
+    assert judged("infiniband", with_env(facts, "birch1", NCCL_IB_DISABLE="0")).culprit is None
+    other = judged("infiniband", with_env(facts, "birch1", NCCL_P2P_DISABLE="1"))
+    assert other.cases == {Case.DIFFERS}
+
+
+@pytest.mark.parametrize(("index", "version"), [(0, "2.27.5"), (3, "2.18.3")])
+def test_the_gid_that_the_log_shows_is_judged_by_its_type(index: int, version: str) -> None:
+    def shown(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        text = text.replace("2.27.5", version)
+        return f"{text}{who}NET/IB: IbDev {rank % RAILS} Port 1 qpn 90 mtu 5 GID {index} (0/1)\n"
+
+    proof = judged("roce", rewritten("roce", healthy("roce"), shown))
+    assert proof.cases == ({Case.GID_TYPE} if index == 0 else frozenset())
+    assert ("connections use GID 0, which is RoCE v1" in str(proof.culprit)) is (index == 0)
+
+
+def test_containers_of_one_name_are_told_apart() -> None:
+    def text(rank: int) -> str:
+        over = {"net": "Socket", "devices": ["mgmt0"]} if rank // RAILS == 1 else {}
+        said = log_text(rank, 3, "infiniband", **over)  # type: ignore[arg-type]
+        return re.sub(r"(?m)^birch\d:", "main:", said)
+
+    facts = healthy("infiniband")
+    log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks))
+    assert sorted(one.rank for one in log.ranks if one.rank is not None) == [*range(3 * RAILS)]
+    proof = judged(
+        "infiniband", replace(facts, ranks=tuple(replace(r, log=log) for r in facts.ranks))
+    )
+    assert str(proof.culprit).startswith(
+        "ranks 8-15 on birch1: alone, channels run over NET/Socket"
+    )
+
+
+def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> None:
+    facts = healthy("infiniband")
+    proof = judged("infiniband", replace(facts, ranks=facts.ranks[:20]))
+    assert proof.verdict is Verdict.INCONCLUSIVE
+    assert proof.culprit == "birch2: 4 ranks of this node told what they run on, of others 8"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("NET/IB : mlx5_3:1 Got async event : port error", Verdict.FAIL),
+        ("NET/IB : mlx5_3:1 async fatal event on QP #0x12", Verdict.FAIL),
+        ("Connect to 10.0.0.9<42> failed : Connection timed out, retrying", Verdict.PASS),
+        ("something unknown timed out", Verdict.INCONCLUSIVE),
+        ("Cuda failure 3 'initialization error'", Verdict.INCONCLUSIVE),
+        ("Call to ibv_create_cq failed with error Invalid argument", Verdict.FAIL),
+        ("Missing iommu setting", Verdict.PASS),
+    ],
+)
+def test_what_is_warned_of_at_the_end(text: str, verdict: Verdict) -> None:
+    warned = f"birch1:5000:5100 [0] transport/net_ib.cc:1 NCCL WARN {text}\n"
+    facts = rewritten(
+        "infiniband",
+        healthy("infiniband"),
+        lambda rank, log: log + (warned if rank == RAILS else ""),
+    )
+    assert judged("infiniband", facts).verdict is verdict
+
+
+def test_a_setting_that_the_log_ends_with_a_full_stop() -> None:
+    before = "NCCL_NET set by environment to Socket."
+    facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0", before=before)
+    proof = judged("infiniband", facts)
+    assert "NCCL_NET=Socket (in its log) chooses sockets" in str(proof.culprit)
+
+
+def test_the_adapter_for_which_gpudirect_is_disabled() -> None:
+    before = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
+    facts = with_logs(healthy("infiniband"), "infiniband", gdr="", before=before)
+    proof = judged("infiniband", facts)
+    assert proof.cases == {Case.GPUDIRECT_OFF}
+    assert "NCCL says that it is disabled for mlx5_0" in str(proof.culprit)
+
+
+USING = [
+    ("infiniband", "Socket", Verdict.FAIL, "NCCL uses network Socket instead of infiniband"),
+    ("roce", "Socket", Verdict.FAIL, "NCCL uses network Socket instead of roce"),
+    ("efa", "Socket", Verdict.FAIL, "instead of efa: its log shows no libfabric plugin"),
+    ("infiniband", "FasTrak", Verdict.FAIL, "NCCL uses network FasTrak (GPUDirect-TCP)"),
+    ("ethernet", "IBext_v8", Verdict.FAIL, "NCCL uses network IBext_v8 (RDMA), promised is"),
+    ("infiniband", "IB", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
+    ("ethernet", "Socket", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
+    ("infiniband", "Quillon", Verdict.INCONCLUSIVE, "no channel that leaves the node is logged"),
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Call to ibv_reg_mr failed with error Cannot allocate memory", "Error: network IB not found."],
+)
+def test_a_failure_in_a_log_that_names_no_rank(text: str) -> None:
+    lines = [f"birch1:{pid}:1 [0] a.cc:1 NCCL WARN {text}\n" for pid in (5, 6)]
+    facts = rewritten("infiniband", healthy("infiniband"), lambda *_: "".join(lines))
+    proof = judged("infiniband", facts)
+    assert proof.verdict is Verdict.FAIL
+    for pid in (5, 6):
+        assert str(proof.culprit).count(f"all nodes: birch1:{pid}: ") == 1
+
+
+@pytest.mark.parametrize("with_comm", [True, False])
+@pytest.mark.parametrize(("kind", "network", "verdict", "said"), USING)
+def test_the_network_in_use_is_judged_without_channel_lines(
+    kind: str, network: str, verdict: Verdict, said: str, with_comm: bool
+) -> None:
+    def cut(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        begun = f"{who}comm 0x1 rank {rank} nranks {3 * RAILS} cudaDev 0 - Init START\n"
+        return f"{who}Using network {network}\n{begun if with_comm else ''}"
+
+    proof = judged(kind, rewritten(kind, healthy(kind), cut))
+    assert proof.verdict is verdict
+    assert said in str(proof.culprit)
+
+
+MODIFY = "Call to ibv_modify_qp failed with "
+ON = ", on dev mlx5_3:1, curr state INIT, next state RTR, local GID index 3, local GID "
+
+
+@pytest.mark.parametrize(
+    ("text", "case", "said"),
+    [
+        (
+            f"{MODIFY}110 Connection timed out{ON}::ffff:10.3.0.1, remote GID ::ffff:10.7.0.2",
+            Case.FAILED,
+            "no route between RDMA ports (mlx5_3:1, peer ::ffff:10.7.0.2, 110 Connection timed out",
+        ),
+        (f"{MODIFY}error Network is unreachable", Case.FAILED, "no route between RDMA ports"),
+        (
+            f"{MODIFY}110 Connection timed out{ON}::ffff:10.3.0.1, remote GID ::ffff:10.3.0.2",
+            Case.FAILED,
+            "queue pair not connected (mlx5_3:1",
+        ),
+        (
+            f"{MODIFY}22 Invalid argument{ON}fe80::a, remote GID fe80::b",
+            Case.GID_TYPE,
+            "wrong GID (mlx5_3:1, peer fe80::b, 22 Invalid argument",
+        ),
+        (
+            f"{MODIFY}22 Invalid argument{ON}::ffff:10.3.0.1, remote GID fd00::2",
+            Case.GID_TYPE,
+            "wrong GID (mlx5_3:1",
+        ),
+        (f"{MODIFY}error Invalid argument", Case.FAILED, "queue pair not connected: NCCL warned"),
+    ],
+)
+def test_why_a_queue_pair_could_not_be_connected(text: str, case: Case, said: str) -> None:
+    warned = (
+        f"birch1:5000:5100 [0] misc/ibvwrap.cc:1 NCCL WARN {text}\n"
+        "birch1:5000:5100 [0] NCCL INFO transport/net_ib/connect.cc:9 (ncclIbConnect) -> 2\n"
+    )
+    facts = rewritten("roce", healthy("roce"), lambda r, log: log + (warned if r == RAILS else ""))
+    proof = judged("roce", facts)
+    assert proof.cases == {case}
+    assert str(proof.culprit).startswith(f"rank 8 on birch1: {said}")
+
+
+def test_a_warning_of_one_gpu_is_not_told_of_the_other_ranks_of_its_process() -> None:
+    def text(rank: int) -> str:
+        return re.sub(r"(?m)^birch(\d):\d+:", r"birch\1:77:", log_text(rank, 3, "infiniband"))
+
+    warned = (
+        "birch1:77:1 [2] net_ib.cc:1 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error\n"
+    )
+    facts = healthy("infiniband")
+    log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks) + warned)
+    proof = judged(
+        "infiniband", replace(facts, ranks=tuple(replace(r, log=log) for r in facts.ranks))
+    )
+    assert str(proof.culprit).startswith("rank 10 on birch1: port went down (mlx5_2:1, port error)")
+    assert "ranks" not in str(proof.culprit)
+
+
+def test_efa_without_the_plugin_that_was_asked_for() -> None:
+    before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
+    facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
+    assert "its network plugin aws-ofi could not be set up" in str(judged("efa", facts).culprit)
+
+
+def _ucx(rank: int, *configs: str, old: bool = False) -> str:
+    """Lines of UCX_LOG_LEVEL=info of the process of `log_text`."""
+    where = "ep_cfg[{}]: " if old else "ucp_context_0 inter-node cfg#{} "
+    return "".join(
+        f"[1750940428.18] [birch{rank // RAILS}:{5000 + rank % RAILS}:0]  ucp_worker.c:19 UCX  INFO"
+        f"    {where.format(i)}{config}\n"
+        for i, config in enumerate(configs)
+    ) + (
+        f"[1750940428.18] [birch{rank // RAILS}:{5000 + rank % RAILS}:0]  ucp_worker.c:19 UCX  INFO"
+        f"    {'ep_cfg[9]: ' if old else 'ucp_context_0 self cfg#9 '}"
+        "tag(self/memory cma/memory tcp/lo)\n"
+    )
+
+
+_OVER_UCX = [
+    ("infiniband", ["tag(rc_mlx5/mlx5_0:1 rc_mlx5/mlx5_3:1)"], None, ""),
+    ("infiniband", ["tag(dc_mlx5/mlx5_0:1) rma(rc_verbs/mlx5_1:1 tcp/mgmt0)"], None, ""),
+    ("roce", ["tag(tcp/mgmt0 tcp/ib0)"], Case.SOCKETS, "UCX's tcp (mgmt0, ib0) instead of roce"),
+    ("roce", ["tag(ud_verbs/mlx5_1:1)", "am(tcp/mgmt0)"], Case.SOCKETS, "UCX_TLS=tcp,sm"),
+    ("infiniband", ["tag(rc_mlx5/mlx5_9:1)"], Case.WRONG_INTERFACE, "UCX runs over mlx5_9:1"),
+    ("roce", ["tag(rc_x/mlx5_0:1 rc_x/mlx5_bond_0:1)"], Case.STRAY_RAIL, "mlx5_bond_0:1, not"),
+    ("ethernet", ["tag(tcp/eth1 tcp/eth2)"], None, ""),
+    ("ethernet", ["tag(tcp/mgmt0)"], Case.WRONG_INTERFACE, "mgmt0, not over the fabric"),
+    ("ethernet", ["tag(rc_mlx5/mlx5_0:1)"], Case.OTHER_NETWORK, "promised is ethernet"),
+]
+
+
+@pytest.mark.parametrize(("backend", "old"), [("nccl", False), ("mpi", True)])
+@pytest.mark.parametrize(("kind", "configs", "case", "said"), _OVER_UCX)
+def test_what_ucx_runs_on(
+    kind: str, configs: list[str], case: Case | None, said: str, backend: str, *, old: bool
+) -> None:
+    def told(rank: int, text: str) -> str:
+        ucx = _ucx(rank, *configs, old=old)
+        return ucx + text.replace("NET/IB/", "NET/UCX/") if backend == "nccl" else ucx
+
+    facts = with_env(healthy(kind, 2), UCX_TLS="tcp,sm")
+    facts = replace(rewritten(kind, facts, told), backend=backend)
+    verdict = judge(facts, spec_of(kind), PROMISE).of(Fact.LOGGED)
+    if backend == "nccl" and kind == "ethernet":
+        case = None  # NCCL's channels run over sockets of its own: UCX carries something else
+    assert verdict.answer is (Answer.DISAGREES if case else Answer.AGREES), verdict
+    assert {one.case for one in verdict.of(Answer.DISAGREES)} == ({case} if case else set())
+    assert said in verdict.text(Answer.DISAGREES, ()) or case is None
+
+
+def test_a_backend_that_tells_nothing() -> None:
+    facts = replace(rewritten("roce", healthy("roce", 2), lambda *_: ""), backend="mpi")
+    verdict = judge(facts, spec_of("roce"), PROMISE).of(Fact.LOGGED)
+    assert verdict.answer is Answer.MISSING
+    assert "set UCX_LOG_LEVEL=info" in verdict.text(Answer.MISSING, ())

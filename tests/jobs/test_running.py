@@ -1,0 +1,156 @@
+"""Jobs that are restarted, preempted and requeued: torchrun on the rack, ranks without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+from tests.jobs.ranks import RANK
+
+TESTS = """
+    import signal, time
+    import pytest
+    from pytest_mnode import Job
+    from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
+
+    @pytest.fixture
+    def argv(tmp_path):
+        script = tmp_path / "rank.py"
+        script.write_text(RANK)
+        return [str(script), str(tmp_path)]
+
+    def until(job, text, nodes=None, limit=40):
+        end = time.monotonic() + limit
+        while not all(text in job.output(n) for n in nodes or job.nodes):
+            assert time.monotonic() < end, {n: job.output(n) for n in job.nodes}
+            assert job.poll() is None, job.poll()
+            time.sleep(0.02)
+
+    def whats(job):
+        return [e.what for e in job.events]
+
+    def test_a_dead_rank_is_restarted_with_all_others(cluster, argv, tmp_path):
+        job = cluster.launch(Job(argv, nodes=2, restarts=2))
+        until(job, " 0 0 2 fab0 =fab0 node")
+        assert len(job.kill(rank=1)) == 1
+        (tmp_path / "broken.0.0").touch()
+        until(job, " 0 1 2 fab0 =fab0 node")
+        (tmp_path / "done").touch()
+        assert job.wait(40).returncodes == {"node0": 0, "node1": 0}
+        assert whats(job) == ["started", "signalled", "ended", "ended"]
+        [sent] = [e for e in job.events if e.what == "signalled"]
+        assert (sent.detail, len(sent.pids)) == ("SIGKILL", 1)
+        assert abs(sent.time_s - time.time()) < 300
+
+    def test_a_lost_node_is_replaced(cluster, argv, tmp_path):
+        job = cluster.launch(Job(argv, nodes=2, requeues=1, spares=["node3"]))
+        until(job, " 0 0 2 fab0 =fab0 node")
+        before = {n: job.pids(n) for n in job.nodes}
+        local = job._parts._local["node1"]
+        cluster.power_off("node1")
+        end = time.monotonic() + 20
+        while job.requeue == 0 and time.monotonic() < end: job.poll(); time.sleep(0.02)
+        assert job.nodes == ("node0", "node3") and local.poll() is not None
+        assert not set(before["node0"]) & set(job.pids("node0"))
+        until(job, " 1 0 2 fab0 =fab0 node")
+        (tmp_path / "done").touch()
+        assert job.wait(40).ok
+        assert whats(job)[:3] == ["started", "ended", "node lost"]
+        assert [e.node for e in job.events if e.what == "node lost"] == ["node1"]
+        killed = next(e for e in job.events if e.what == "killed")
+        assert killed.node == "node0" and set(before["node0"]) == set(killed.pids)
+
+    def test_fewer_nodes_then_none_left(cluster, argv, tmp_path):
+        job = cluster.launch(Job(argv, nodes=2, requeues=1, fewest_nodes=1))
+        until(job, " 0 0 2 fab0")
+        cluster.power_off("node0")
+        until(job, " 1 0 1 fab0", ["node1"])
+        assert job.nodes == ("node1",)
+        cluster.power_off("node1")
+        result = job.wait(30)
+        assert not result.ok and job.events[-1].what == "gave up", job.events
+        assert job.events[-1].detail == "node1 is gone, after 1 requeues"
+
+    def test_preempted_and_started_again_when_the_node_is_back(cluster, argv, tmp_path):
+        job = cluster.launch(Job(argv, nodes=2, requeues=2))
+        until(job, " 0 0 2 fab0")
+        job.preempt(10)
+        assert "told 0 0 0" in job.output("node0") and "told 1 0 0" in job.output("node1")
+        until(job, " 1 0 2 fab0")
+        told = [e.detail for e in job.events if e.what in ("preempted", "requeued")]
+        assert told == ["", "preempted"]
+        cluster.power_off("node1")
+        with pytest.raises(TimeLimitError, match="waits for node1 to be there again after 2 s"):
+            job.wait(2)
+        assert job.pids("node0") == []
+        cluster.power_on("node1")
+        until(job, " 2 0 2 fab0")
+        (tmp_path / "done").touch()
+        assert job.wait(40).ok
+
+    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, tmp_path):
+        job = cluster.launch(Job([*argv, "stubborn"], nodes=1, requeues=1))
+        until(job, " 0 0 1 fab0")
+        start = time.monotonic()
+        job.preempt(0.5)
+        assert time.monotonic() - start < 15
+        [told] = [e for e in job.events if e.what == "preempted"]
+        assert told.detail == "node0 killed after 0.5 s"
+        until(job, " 1 0 1 fab0")
+        (tmp_path / "broken.1.0").touch()
+        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
+
+    def test_a_rank_that_says_75_was_preempted(cluster, argv, tmp_path):
+        env = {"GLOO_SOCKET_IFNAME": "mgmt0"}
+        job = cluster.launch(Job(argv, nodes=["node2"], requeues=1, env=env))
+        until(job, " 0 0 1 mgmt0 =fab0 node2")
+        job.kill(rank=0, signal=signal.SIGTERM)
+        until(job, " 1 0 1 mgmt0 =fab0 node2")
+        (tmp_path / "done").touch()
+        assert job.wait(40).ok
+
+    def test_what_makes_no_sense(cluster, argv):
+        for job, message in [
+            (Job(argv, nodes=4, spares=["node3"]), "this test has 4 nodes, 1 of them spares"),
+            (Job(argv, spares=["node9"]), "no node 'node9' in this test"),
+            (Job(argv, spares=cluster.nodes), "all nodes of this test; leave one for the job"),
+        ]:
+            with pytest.raises(UsageError, match=message):
+                cluster.launch(job)
+        for wrong in ({"restarts": -1}, {"requeues": -1}, {"fewest_nodes": 0},
+                      {"nodes": ["node0"], "spares": ["node0"]}):
+            with pytest.raises(UsageError, match="give"):
+                Job(argv, **wrong)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    need_rack()
+    directory = tmp_path_factory.mktemp("job")
+    write_files(directory, test_it=TESTS)
+    path = directory / "test_it.py"
+    path.write_text(f"RANK = {RANK!r}\n{path.read_text()}")
+    return run_pytest(directory, "--mnode-nodes=4", "--mnode-launcher=rack", "--durations=8")
+
+
+NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inner(run: InnerRun, name: str) -> None:
+    assert run.outcomes().get(name) == "passed", run.output
+
+
+def test_nothing_is_left(run: InnerRun) -> None:
+    left = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environ = path.read_bytes()
+        except OSError:
+            continue
+        if b"MNODE_JOB_NODE=" in environ and run.junit.parent.as_posix().encode() in environ:
+            left.append(path.parent.name)
+    assert not left

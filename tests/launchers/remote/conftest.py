@@ -1,0 +1,29 @@
+"""What tests of this folder share."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.launchers.remote import near, sending
+from tests.launchers.remote.ways import Way
+
+
+@pytest.fixture
+def way(tmp_path: Path) -> Way:
+    """way(argv, shell=…): the local command that runs argv at the far end."""
+
+    def way(argv: list[str], shell: str = "", keeper: int | None = None) -> list[str]:
+        far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+        command = ["sh", "-c", shell or f"echo Welcome; {far_end}; exit $?"]
+        config = tmp_path / f"{uuid.uuid4().hex}.json"
+        config.write_text(json.dumps({"keeper": keeper, "ways": {"n1": {"command": command}}}))
+        python = [sys.executable, "-S", "-E", "-s", str(Path(near.__file__))]
+        return [*python, str(config), "n1", *argv]
+
+    return way

@@ -1,0 +1,278 @@
+"""Both ends of a command on another machine, over a pipe to a shell in place of ssh."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_mnode.launchers.remote import far, near, sending
+from tests.launchers.remote.ways import LIMIT_S, Way, run
+
+
+def test_arguments_streams_environment_and_directory_are_the_callers(
+    way: Way, tmp_path: Path
+) -> None:
+    directory = tmp_path / "with blank 'and quote"
+    directory.mkdir()
+    argv = ["a b", "", "it's", '"$HOME"', "new\nline", "-c", "--", "ü*"]
+    script = (
+        "import os, sys; print(ascii(sys.argv[1:])); print(sys.stdin.read());"
+        "print(os.getcwd()); sys.stderr.write(os.environ['MNODE_TEST'])"
+    )
+    done = run(
+        way([sys.executable, "-c", script, *argv]),
+        input="typed",
+        cwd=directory,
+        env={**os.environ, "MNODE_TEST": "é x"},
+    )
+    assert done.stdout == f"{argv!a}\ntyped\n{directory}\n"
+    assert (done.returncode, done.stderr) == (0, "é x")
+
+
+def test_what_is_of_the_session_stays_here(way: Way) -> None:
+    ours = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE")
+    env = {**os.environ, **dict.fromkeys(ours, "/x"), "XDG_CACHE_HOME": "/scratch"}
+    env.pop("SSH_CONNECTION", None)
+    done = run(way(["env"]), env=env)
+    names = {line.partition("=")[0] for line in done.stdout.splitlines()}
+    assert "XDG_CACHE_HOME" in names  # a place of the user's choice
+    assert not {name for name in names if name.startswith(sending.OF_THE_SESSION)}
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
+)
+def test_exit_status(way: Way, script: str, status: int) -> None:
+    assert run(way(["sh", "-c", script])).returncode == status
+
+
+def test_a_command_that_is_not_there(way: Way) -> None:
+    done = run(way(["no-such-command"]))
+    assert (done.returncode, done.stderr) == (127, "n1: no such command: no-such-command\n")
+
+
+@pytest.mark.parametrize("gone", ["here", "there"])
+def test_a_directory_that_is_not_there_becomes_root(way: Way, tmp_path: Path, gone: str) -> None:
+    """Removed before the near end looks, or by it: the far end's is another machine's."""
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    remove = shlex.join(["rmdir", str(directory)])
+    if gone == "there":
+        far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+        command = way(["pwd"], f"{remove}; exec {far_end}")
+    else:
+        command = ["sh", "-c", f"{remove}; exec {shlex.join(way(['pwd']))}"]
+    done = run(command, cwd=directory)
+    assert (done.stdout, done.stderr, done.returncode) == ("/\n", "", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_are_passed_on(way: Way, number: signal.Signals) -> None:
+    script = f"trap 'echo caught; exit 3' {number.name.removeprefix('SIG')}; echo ready; " + (
+        "while :; do sleep 0.05; done"
+    )
+    program = subprocess.Popen(way(["sh", "-c", script]), stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    program.send_signal(number)
+    assert program.stdout.read() == "caught\n"
+    assert program.wait(LIMIT_S) == 3
+
+
+def test_a_signal_that_ends_it_is_told_as_by_a_shell(way: Way) -> None:
+    program = subprocess.Popen(
+        way(["sh", "-c", "echo ready; exec sleep 60"]), stdout=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    program.terminate()
+    assert program.wait(LIMIT_S) == 143
+    program.stdout.close()
+
+
+def test_much_goes_both_ways(way: Way) -> None:
+    data = os.urandom(1 << 20) * 8
+    command = way(["cat"])
+    done = subprocess.run(command, input=data, capture_output=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0
+    assert done.stdout == data
+
+
+def test_a_caller_that_reads_late_is_waited_for(way: Way) -> None:
+    """The command blocks on its output, for longer than silence is allowed to last."""
+    count = 4 << 20
+    program = subprocess.Popen(
+        way([sys.executable, "-c", f"print('x' * {count})"]), stdout=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    time.sleep(far.SILENCE_S + 1.5)
+    assert len(program.stdout.read()) == count + 1
+    assert program.wait(LIMIT_S) == 0
+
+
+def test_a_command_that_reads_nothing_is_not_flooded(way: Way) -> None:
+    program = subprocess.Popen(way(["sleep", "1"]), stdin=subprocess.PIPE)
+    assert program.stdin is not None
+    with pytest.raises(BrokenPipeError):
+        program.stdin.write(bytes(1 << 28))
+    program.wait(LIMIT_S)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def until_none(mark: str, limit_s: float) -> float:
+    began = time.monotonic()
+    while left := marked(mark):
+        assert time.monotonic() < began + limit_s, left
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+# Ignores what it can, and so does its child, in a session of its own.
+STUBBORN = (
+    "import os, signal, subprocess, sys, time\n"
+    "for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(n, signal.SIG_IGN)\n"
+    "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+    "print('ready', flush=True); time.sleep(300)\n"
+)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_it_ends_with_its_near_end(way: Way, stubborn: bool) -> None:
+    mark = f"MARK_{uuid.uuid4().hex}"
+    argv = [sys.executable, "-c", STUBBORN] if stubborn else ["sh", "-c", "echo ready; sleep 300"]
+    program = subprocess.Popen(
+        way(argv), stdout=subprocess.PIPE, env={**os.environ, mark: "1"}, stdin=subprocess.DEVNULL
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"ready\n"
+    program.kill()
+    program.wait()
+    until_none(mark, far.GRACE_S + 4.0 if stubborn else 3.0)
+    program.stdout.close()
+
+
+def test_what_it_left_ends_with_it(way: Way) -> None:
+    mark = f"MARK_{uuid.uuid4().hex}"
+    done = run(way(["sh", "-c", "setsid sleep 300 & echo on"]), env={**os.environ, mark: "1"})
+    assert (done.returncode, done.stdout) == (0, "on\n")
+    until_none(mark, 5.0)
+
+
+def test_silence_ends_both_sides(way: Way) -> None:
+    """The far end hangs: the near end says so in seconds. (SIGSTOP is as deaf as a cut link.)"""
+    mark = f"MARK_{uuid.uuid4().hex}"
+    program = subprocess.Popen(
+        way(["sh", "-c", "echo ready; sleep 300"]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, mark: "1"},
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    [far_end] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-far"]
+    began = time.monotonic()
+    far_end.suspend()
+    _, err = program.communicate(timeout=LIMIT_S)
+    assert time.monotonic() - began < far.SILENCE_S + 3.0
+    assert err == "n1: the connection was lost: nothing heard for 6 s\n"
+    assert program.returncode == near.LOST
+    far_end.resume()
+    until_none(mark, 5.0)
+
+
+def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
+    mark = f"MARK_{uuid.uuid4().hex}"
+    program = subprocess.Popen(
+        way(["sh", "-c", "echo ready; exec sleep 300"]),
+        stdout=subprocess.PIPE,
+        env={**os.environ, mark: "1"},
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    os.kill(program.pid, signal.SIGSTOP)
+    end = time.monotonic() + far.SILENCE_S + 4.0
+    while any("sleep" in p.name() for p in marked(mark)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    os.kill(program.pid, signal.SIGCONT)
+    assert program.wait(LIMIT_S) == near.LOST
+    program.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        (
+            "echo 'x@n1: Permission denied (publickey).' >&2; exit 255",
+            "x@n1: Permission denied (pu",
+        ),
+        (
+            "exec /no/python -c x",
+            "no Python started there (status 127: sh: 1: exec: /no/python: not",
+        ),
+        ("echo This account is not available.; exit 1", "no Python started there (status 1: This "),
+        ("exit 255", "ssh ended and said nothing"),
+    ],
+)
+def test_what_did_not_come_up_says_why(way: Way, shell: str, line: str) -> None:
+    done = run(way(["true"], shell))
+    assert done.returncode == near.LOST
+    assert done.stderr.startswith(f"n1: {line}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_ends_with_the_run(way: Way) -> None:
+    keeper = subprocess.Popen(["sleep", "300"])
+    command = way(["sh", "-c", "echo ready; exec sleep 300"], keeper=keeper.pid)
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    program.stdout.readline()
+    keeper.kill()
+    keeper.wait()
+    _, err = program.communicate(timeout=LIMIT_S)
+    assert err == "n1: the run that started this command is over\n"
+    done = run(command)
+    assert (done.returncode, done.stderr) == (
+        near.LOST,
+        "n1: the run that made this command is over\n",
+    )
+
+
+def test_nothing_of_the_environment_is_in_an_argument_list(way: Way) -> None:
+    secret = uuid.uuid4().hex
+    program = subprocess.Popen(
+        way(["sh", "-c", "echo ready; exec sleep 300"]),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TOKEN": secret},
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    family = [psutil.Process(program.pid), *psutil.Process(program.pid).children(True)]
+    assert len(family) >= 3
+    for process in family:
+        assert secret not in " ".join(process.cmdline())
+    program.kill()
+    program.wait()
+    program.stdout.close()

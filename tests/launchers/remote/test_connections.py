@@ -1,0 +1,156 @@
+"""Connections that are held for a run, with programs in place of ssh."""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_mnode.launchers.remote import keeper
+from pytest_mnode.launchers.remote.connections import Connections
+
+Losses = queue.SimpleQueue[tuple[str, str]]
+Way = Callable[..., tuple[list[str], str]]
+DROPPED = "echo 'kex_exchange_identification: Connection closed by remote host' >&2; exit 255"
+
+
+@pytest.fixture
+def losses() -> Losses:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def held(losses: Losses) -> Iterator[Connections]:
+    made = Connections(lambda name, why: losses.put((name, why)))
+    made.start([])
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def way(tmp_path: Path) -> Way:
+    """way(name, script): what runs in place of ssh; "$up" is the socket that it makes."""
+
+    def way(name: str, script: str = ': > "$up"; exec sleep 300') -> tuple[list[str], str]:
+        socket = str(tmp_path / f"s-{name}")
+        return ["sh", "-c", f"up={shlex.quote(socket)}; {script}"], socket
+
+    return way
+
+
+def test_they_come_up_are_lost_and_named(held: Connections, losses: Losses, way: Way) -> None:
+    ways = {"n1": way("n1"), "n2": way("n2", "echo 'n2: no' >&2; exit 255")}
+    ways["n3"] = way("n3", ': > "$up"; sleep 0.5; echo broken >&2; exit 255')
+    assert held.connect(ways, 10) == {"n2": "n2: no"}
+    assert losses.get(timeout=10) == ("n3", "broken")
+    assert losses.empty()
+
+
+def test_one_that_does_not_come_up_ends_with_all_it_started(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    """As ssh's own ssh to a jump host that takes the connection and says nothing."""
+    note = tmp_path / "pid"
+    script = f"sleep 300 & echo $! > {shlex.quote(str(note))}; wait"
+    assert held.connect({"n1": way("n1", script)}, 1.0) == {"n1": "no connection in time"}
+    jump = int(note.read_text())
+    end = time.monotonic() + 10
+    while psutil.pid_exists(jump):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_one_that_is_ended_takes_all_it_started_with_it(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    note = tmp_path / "pid"
+    script = f"trap '' TERM; sleep 300 & echo $! > {shlex.quote(str(note))}; : > \"$up\"; wait"
+    assert held.connect({"n1": way("n1", script)}, 10) == {}
+    held.end("n1")
+    end = time.monotonic() + keeper.END_S + 10
+    while psutil.pid_exists(int(note.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_program_that_cannot_be_started_is_one_hosts_alone(held: Connections, way: Way) -> None:
+    ways = {"n1": way("n1"), "n2": (["/no/such/ssh"], way("n2")[1]), "n3": way("n3")}
+    assert held.connect(ways, 10) == {
+        "n2": "cannot start /no/such/ssh on this machine: No such file or directory"
+    }
+
+
+def test_nobody_is_asked_for_a_password(held: Connections, way: Way) -> None:
+    said = held.connect({"n1": way("n1", 'echo "$SSH_ASKPASS_REQUIRE" >&2; exit 255')}, 10)
+    assert said == {"n1": "never"}
+
+
+@pytest.fixture
+def _few_files() -> Iterator[None]:
+    """For this process's children: 64 open files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(os.dup(0) + 64, 64), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("_few_files")
+def test_many_connections_need_few_files(way: Way) -> None:
+    lost: list[str] = []
+    held = Connections(lambda name, _: lost.append(name))
+    held.start([])
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        names = [f"n{number}" for number in range(soft + 6)]
+        assert held.connect({name: way(name) for name in names}, 60) == {}
+        assert lost == []
+    finally:
+        held.close()
+
+
+def test_a_keeper_that_ends_is_the_reason(held: Connections, losses: Losses, way: Way) -> None:
+    held.connect({"n1": way("n1")}, 10)
+    assert held._program is not None
+    silent = way("n2", f"sleep 0.3; kill -9 {held._program.pid}; sleep 300")
+    why = "the process that holds the connections has ended"
+    assert held.connect({"n2": silent}, 10) == {"n2": why}
+    assert losses.get(timeout=10) == ("n1", why)
+    assert losses.empty()
+
+
+def test_those_that_a_busy_host_drops_are_tried_again_a_few_at_a_time(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    """A jump host takes so many at once; here the first of each is dropped."""
+    at_once = tmp_path / "at once"
+    at_once.mkdir()
+    script = (
+        f"cd {shlex.quote(str(at_once))}; if mkdir ../{{0}}.first 2> /dev/null; then {DROPPED}; fi;"
+        'touch {0}; ls | wc -l >> ../counts; sleep 0.2; rm {0}; : > "$up"; exec sleep 300'
+    )
+    names = [f"n{number}" for number in range(20)]
+    ways = {name: way(name, script.replace("{0}", name)) for name in names}
+    assert held.connect(ways, 30) == {}
+    counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
+    assert len(counts) == 20
+    assert max(counts) <= keeper.AGAIN_AT_ONCE
+
+
+def test_one_that_is_dropped_every_time_is_told(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    script = f"echo x >> {shlex.quote(str(tmp_path))}/tries; {DROPPED}"
+    problems = held.connect({"n1": way("n1", script)}, 30)
+    assert problems == {"n1": "kex_exchange_identification: Connection closed by remote host"}
+    assert (tmp_path / "tries").read_text().count("x") == keeper.TRIES
+    assert time.monotonic() - began < 15

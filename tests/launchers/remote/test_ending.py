@@ -1,0 +1,109 @@
+"""How the way to a node ended, in the words of ssh and srun."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.launchers.remote.asking import Asked, why_silent
+from pytest_mnode.launchers.remote.ending import (
+    how_it_ended,
+    how_silent,
+    was_dropped,
+    why_not_there,
+)
+
+CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
+NO_PYTHON = "execve(): /no/python: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "greeted", "line"),
+    [
+        (255, ["x", "n1: Permission denied."], False, "n1: Permission denied."),
+        (255, [], False, "ssh ended and said nothing"),
+        (1, ["No shell."], False, "no Python started there (status 1: No shell.)"),
+        (None, [""], False, "no Python started there (no status)"),
+        (255, ["Broken pipe", ""], True, "the connection was lost: Broken pipe"),
+        (255, [], True, "the connection was lost"),
+        (1, ["srun: error: Unable to create step: x"], False, "srun: Unable to create step: x"),
+        # A step that Slurm ended has not lost its connection.
+        (143, ["srun: error: n1: task 0: Terminated"], True, "srun: n1: task 0: Terminated"),
+        (1, ["srun: Force Terminated StepId=17.3"], True, "srun: Force Terminated StepId=17.3"),
+        (
+            None,
+            [f"slurmstepd: error: {CANCELLED}", "srun: error: n1: task 0: Terminated"],
+            True,
+            f"Slurm says {CANCELLED.strip('* ')}",
+        ),
+        (
+            None,
+            ["srun: Job step aborted: Waiting up to 32 s", f"slurmstepd-n1: error: {CANCELLED}"],
+            False,
+            f"Slurm says {CANCELLED.strip('* ')}",
+        ),
+        (
+            2,
+            [f"slurmstepd: error: {NO_PYTHON}", "srun: error: n1: task 0: Exited with exit code 2"],
+            False,
+            f"no Python started there ({NO_PYTHON})",
+        ),
+    ],
+)
+def test_how_it_ended(code: int | None, said: list[str], greeted: bool, line: str) -> None:
+    assert how_it_ended(code, said, greeted) == line
+
+
+def test_a_python_that_is_not_there_has_the_same_remedy_on_slurm() -> None:
+    line = how_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
+    assert why_silent("n1", Asked(255, "", f"n1: {line}\n"), 60.0) == (
+        f"no Python started there ({NO_PYTHON}); name the Python of the nodes by --mnode-python"
+    )
+
+
+KEX = "kex_exchange_identification: Connection closed by remote host"
+NOBODY = "Connection closed by UNKNOWN port 65535"
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "dropped"),
+    [
+        ([], "", False),
+        (["n1: Permission denied (publickey).", ""], "n1: Permission denied (publickey).", False),
+        (
+            ["ssh: connect to host jump port 22: Connection refused\r", KEX, NOBODY],
+            "ssh: connect to host jump port 22: Connection refused",
+            False,
+        ),
+        (
+            ["channel 0: open failed: connect failed: No route to host",
+             "stdio forwarding failed", NOBODY],
+            "channel 0: open failed: connect failed: No route to host",
+            False,
+        ),
+        # A jump host that has too many at once, and a node itself.
+        ([KEX, "Connection closed by 10.0.0.9 port 22", KEX, NOBODY],
+         "Connection closed by 10.0.0.9 port 22", True),
+        (["kex_exchange_identification: read: Connection reset by peer",
+          "Connection reset by 10.0.0.9 port 22"], "Connection reset by 10.0.0.9 port 22", True),
+        ([KEX, NOBODY], NOBODY, True),
+        # One that knows who came, and wants him not.
+        (["Connection closed by 10.0.0.9 port 22"], "Connection closed by 10.0.0.9 port 22", False),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_connection(said: list[str], line: str, dropped: bool) -> None:
+    assert why_not_there(said) == line
+    assert was_dropped(said) is dropped
+
+
+@pytest.mark.parametrize(
+    ("said", "greeted", "line"),
+    [
+        ([], False, "no answer within 30 s"),
+        (["Enter OTP: ", ""], False, "no answer within 30 s: Enter OTP:"),
+        (["srun: Job 17 step creation temporarily disabled, retrying"], False,
+         "no answer within 30 s: srun: Job 17 step creation temporarily disabled, retrying"),
+        (["x"], True, "the connection was lost: nothing heard for 30 s"),
+    ],
+)  # fmt: skip
+def test_one_that_says_no_more(said: list[str], greeted: bool, line: str) -> None:
+    assert how_silent(30.0, said, greeted) == line

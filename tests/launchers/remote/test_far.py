@@ -1,0 +1,112 @@
+"""The far end alone: what a command has of its surroundings, and what is told of its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_mnode.launchers.remote import far, near
+from pytest_mnode.launchers.remote.far import surroundings
+from tests.launchers.remote.ways import LIMIT_S
+
+SENT = {"HOME": "/home/ada", "CUDA_VISIBLE_DEVICES": "0", "TMPDIR": "/tmp/7"}
+
+
+def test_gpus_and_temporary_files_are_those_of_the_step() -> None:
+    own = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "HOME": "/", "TMPDIR": "/tmp"}
+    assert surroundings(SENT, own | {"CUDA_VISIBLE_DEVICES": "4,5"}) == {
+        "HOME": "/home/ada",
+        "CUDA_VISIBLE_DEVICES": "4,5",
+        "TMPDIR": "/tmp",
+    }
+    # Taken out by Slurm, such as of a step without GPUs: they are not the controller's either.
+    assert "CUDA_VISIBLE_DEVICES" not in surroundings(SENT, own)
+
+
+def test_without_slurm_they_are_as_sent() -> None:
+    own = {"CUDA_VISIBLE_DEVICES": "4,5", "TMPDIR": "/tmp", "PATH": "/bin"}
+    assert surroundings(SENT, own) == SENT
+    assert surroundings(SENT | {"SSH_CONNECTION": "a"}, own | {"SSH_CONNECTION": "b"}) == (
+        SENT | {"SSH_CONNECTION": "b"}
+    )
+
+
+def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
+    """What a far end alone answers to an order, read so late."""
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", far.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write(far.frame(far.ORDER, json.dumps(order).encode()))
+    program.stdin.flush()
+    time.sleep(late_s)
+    _, _, data = program.stdout.read().partition(far.HELLO)
+    program.stdin.close()
+    program.wait(LIMIT_S)
+    program.stdout.close()
+    return far.Frames().feed(data)
+
+
+def test_one_that_cannot_be_started_has_not_ended_well() -> None:
+    """No variable can hold what this one is to; whatever keeps a command from running is told."""
+    order = {"argv": ["true"], "env": {"A": "a\0b"}, "cwd": "/", "where": "n1"}
+    frames = dict(of_the_far_end(order))
+    assert frames[far.EXIT] == b"125"
+    assert frames[far.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
+
+
+def test_a_caller_that_reads_late_gets_the_end_of_a_command_that_is_over() -> None:
+    """It ends while its last output waits in its pipe, for longer than such pipes are drained."""
+    count = far.ROOM_BYTES + (124 << 10)
+    order = {"argv": ["head", "-c", str(count), "/dev/zero"], "env": dict(os.environ)}
+    frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, far.DRAIN_S + 1.5)
+    assert sum(len(payload) for kind, payload in frames if kind == far.OUT) == count
+    assert dict(frames)[far.EXIT] == b"0"
+
+
+def a_near_end() -> Any:
+    """Of a command that runs, and writes nothing."""
+    made = object.__new__(near.Near)
+    made.greeted, made.status, made.lost = True, None, ""
+    made.sent, made.said, made.beaten = bytearray(), bytearray(), 0.0
+    return made
+
+
+def a_far_end() -> Any:
+    """Of a command that runs, and reads nothing."""
+    made = object.__new__(far.Far)
+    made.child, made.status, made.gone_since = 0, None, None
+    made.out, made.to_child, made.beaten = bytearray(), bytearray(), 0.0
+    return made
+
+
+ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], bool]]] = {
+    "near": (a_near_end, lambda end: end.beat(False), lambda end: bool(end.lost)),
+    "far": (a_far_end, lambda end: end.beat(), lambda end: end.gone_since is not None),
+}
+
+
+@pytest.mark.parametrize("which", ENDS)
+def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str) -> None:
+    make, beat, gave_up = ENDS[which]
+    end = make()
+    end.clock = far.ListeningClock()
+    end.heard = end.clock.now()
+    for stopped_s in (far.SILENCE_S + 1.0, 3600.0):
+        end.clock._read -= stopped_s
+        beat(end)
+        assert not gave_up(end)
+    turns = 0
+    while not gave_up(end):
+        end.clock._read -= far.TURN_S
+        beat(end)
+        turns += 1
+    assert turns == far.SILENCE_S - 2 + 1

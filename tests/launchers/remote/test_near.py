@@ -1,0 +1,81 @@
+"""The near end of a command on another machine: what it is told, and what it tells."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_mnode.launchers.remote import near, sending
+from tests.launchers.remote.ways import LIMIT_S, Way, run
+
+
+def test_texts_are_the_callers_bytes_in_any_locale(way: Way, tmp_path: Path) -> None:
+    made = run(["localedef", "-i", "de_DE", "-f", "ISO-8859-1", f"{tmp_path}/de_DE.ISO-8859-1"])
+    if not (tmp_path / "de_DE.ISO-8859-1").exists():
+        pytest.skip(f"no locale could be made: {made.stderr}")
+    latin = f"env LOCPATH={shlex.quote(str(tmp_path))} LC_ALL=de_DE.ISO-8859-1"
+    far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+    argv = ["sh", "-c", "echo $MNODE_TEST $0", "Łódź \udcff"]
+    command = way(argv, f"exec {latin} {far_end}")
+    env = {**os.environ, "MNODE_TEST": "Łukasz"}
+    for ours in (command, [*shlex.split(latin), *command]):
+        done = subprocess.run(ours, capture_output=True, env=env, timeout=LIMIT_S, check=False)
+        assert done.stdout == "Łukasz Łódź ".encode() + b"\xff\n", done.stderr
+
+
+def test_what_a_login_shell_prints_is_no_reason_of_a_loss(way: Way) -> None:
+    far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+    shell = f"echo 'Lmod: loading cuda/12.4' >&2; exec {far_end}"
+    program = subprocess.Popen(
+        way(["sh", "-c", "echo ready; exec sleep 300"], shell),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    [far_end_itself] = psutil.Process(program.pid).children()
+    far_end_itself.kill()
+    _, err = program.communicate(timeout=LIMIT_S)
+    assert (program.returncode, err) == (near.LOST, "n1: the connection was lost\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("del os.pidfd_open", ""),  # as in conda's Python
+        (
+            "def none(pid): raise OSError(38, os.strerror(38))\nos.pidfd_open = none",
+            "n1: pidfd_open on this machine: Function not implemented\n",
+        ),
+    ],
+)
+def test_a_python_or_a_kernel_without_pidfd_open(way: Way, change: str, line: str) -> None:
+    *python, path, config, node, command = way(["true"], keeper=os.getpid())
+    program = (
+        f"import os, sys, runpy\n{change}\nsys.path.insert(0, os.path.dirname({path!r}))\n"
+        f"runpy.run_path({path!r}, run_name='__main__')"
+    )
+    done = run([*python, "-c", program, config, node, command])
+    assert (done.stderr, done.returncode) == (line, near.LOST if line else 0)
+
+
+def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -> None:
+    """The controller may open more than the run was started with; srun would pass that on."""
+    said, config = tmp_path / "said", tmp_path / "config"
+    script = f"(echo $SSH_ASKPASS_REQUIRE; ulimit -Sn) > {shlex.quote(str(said))}"
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        config.write_text(sending.told(None, {"n1": ["sh", "-c", script]}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    run([sys.executable, "-S", "-E", "-s", near.__file__, str(config), "n1", "true"])
+    assert said.read_text().split() == ["never", "512"]

@@ -1,0 +1,223 @@
+"""An allocation is found, or asked for and given back however its owner ends. salloc is a fake."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.slurm import Slurm
+from pytest_mnode.launchers.slurm import allocation as module
+from pytest_mnode.launchers.slurm.allocation import Granted, Held, Surrounding
+
+# Grants at once, or after its "--begin" of a million years; notes how it ended.
+SALLOC = f"""#!{sys.executable}
+import os, signal, subprocess, sys, time
+words = sys.argv[1:]
+at = next(i for i, word in enumerate(words) if word.startswith("/") and "python" in word)
+def note(text):
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(text + "\\n")
+def say(text):
+    print("salloc: " + text, file=sys.stderr, flush=True)
+def withdraw(*_):
+    note("withdrawn")
+    sys.exit(1)
+note(" ".join(words[:at]))
+if "--bad" in words:
+    say("error: Job submit/allocate failed: Invalid account"); sys.exit(1)
+say("Pending job allocation 7")
+if "--begin" in words:
+    signal.signal(signal.SIGTERM, withdraw)
+    note("waits")
+    time.sleep(60)
+say("Granted job allocation 7")
+env = dict(os.environ, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[0-1]")
+code = subprocess.run(words[at:], env=env).returncode
+note(f"given back after {{code}}")
+"""
+SCONTROL = """#!/bin/sh
+case "$*" in
+*job*) echo JobId=7 JobName=x JobState=PENDING Reason=Resources Partition=all;;
+*) echo NodeName=n0 State=IDLE Partitions=all; echo NodeName=n1 State=DOWN Partitions=all;;
+esac
+"""
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the fake salloc writes to."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    scancel = '#!/bin/sh\necho "cancelled $*$SCANCEL_STATE" >>"$NOTES"\n'
+    for name, text in (("salloc", SALLOC), ("scontrol", SCONTROL), ("scancel", scancel)):
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    return tmp_path / "notes"
+
+
+def lines(notes: Path) -> list[str]:
+    return notes.read_text().splitlines() if notes.exists() else []
+
+
+def await_line(notes: Path, text: str) -> None:
+    end = time.monotonic() + 30
+    while not any(text in line for line in lines(notes)):
+        assert time.monotonic() < end, lines(notes)
+        time.sleep(0.02)
+
+
+def test_reads_the_surrounding_allocation() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
+    assert Surrounding(environ).get(2) == Granted(7, ("n0", "n1"))
+    with pytest.raises(ClusterError) as error:
+        Surrounding(environ).get(4)
+    assert str(error.value) == (
+        "slurm: 4 nodes asked for, and allocation 7 has 2: n0, n1; missing: 2; "
+        "allocate them with --nodes=4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "SLURM_JOB_ID=: accepted: the number of an allocation"),
+        ({"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x: accepted: the number"),
+        ({"SLURM_JOB_ID": "7"}, "no SLURM_JOB_NODELIST"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n["}, "brackets do not match"),
+    ],
+)
+def test_says_what_is_wrong_with_slurms_variables(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("[", r"\[")):
+        Surrounding(environ).get(1)
+
+
+def test_an_allocation_is_held_and_given_back(notes: Path) -> None:
+    held = Held(Slurm(), ["--partition=gpu"])
+    granted = held.get(2)
+    assert granted == Granted(7, ("n0", "n1"))
+    assert "--nodes=2" in lines(notes)[0]
+    assert "--partition=gpu" in lines(notes)[0]
+    assert held.gone() is None
+    held.close()
+    assert lines(notes)[1:] == ["given back after 0"]
+    held.close()
+
+
+def test_fewer_nodes_than_asked_for_are_given_back(notes: Path) -> None:
+    with pytest.raises(ClusterError, match=r"^slurm: 3 nodes asked for, and Slurm gave 2: n0, n1;"):
+        Held(Slurm()).get(3)
+    assert lines(notes)[1:] == ["given back after 0"]
+
+
+def test_a_refusal_says_why(notes: Path) -> None:
+    with pytest.raises(ClusterError) as error:
+        Held(Slurm(), ["--bad"]).get(2)
+    assert str(error.value) == ("slurm: no 2 nodes: Job submit/allocate failed: Invalid account")
+
+
+def test_a_refusal_says_who_asked_for_gpus(notes: Path) -> None:
+    scontrol = notes.parent / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
+    with pytest.raises(ClusterError) as error:
+        Held(Slurm(), ["--bad"], 8).get(2)
+    assert "--gpus-per-node=8" in lines(notes)[0]
+    assert str(error.value) == (
+        "slurm: no 2 nodes: Job submit/allocate failed: Invalid account (--gpus-per-node=8 is "
+        "asked for since the spec has accelerators.per_node; say --gpus or --gres in "
+        "--mnode-slurm-args to ask otherwise)"
+    )
+
+
+def test_no_gpus_are_asked_of_a_slurm_that_knows_none(notes: Path) -> None:
+    held = Held(Slurm(), [], 8)
+    held.get(2)
+    held.close()
+    assert "--gpus-per-node" not in lines(notes)[0]
+
+
+def test_a_request_that_waits_too_long_is_withdrawn(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "queue_limit_s", lambda _: 3.0)
+    with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); say "):
+        Held(Slurm(), ["--begin"]).get(2)
+    assert lines(notes)[1:] == ["waits", "withdrawn"]
+
+
+def test_what_even_an_empty_cluster_does_not_have_is_not_waited_for(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.5)
+    with pytest.raises(ClusterError) as error:
+        Held(Slurm(), ["--begin"]).get(2)
+    assert str(error.value) == (
+        "slurm: 2 nodes asked for: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
+    )
+    assert lines(notes)[1:] == ["waits", "withdrawn"]
+
+
+def test_no_salloc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterError, match=r"^slurm: no 2 nodes: No such file or directory$"):
+        Held(Slurm()).get(2)
+
+
+OWNER = """
+import sys, time
+from pytest_mnode.launchers.slurm import Slurm
+from pytest_mnode.launchers.slurm.allocation import Held
+Held(Slurm(), sys.argv[1:]).get(2)
+print("granted", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "until", "after"),
+    [([], "--nodes=2", "given back after 0"), (["--begin"], "--begin", "withdrawn")],
+    ids=["granted", "waiting"],
+)
+def test_an_owner_who_is_killed(
+    notes: Path, arguments: Sequence[str], until: str, after: str
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        await_line(notes, until)
+        if not arguments:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "granted\n"
+        else:
+            await_line(notes, "waits")
+        owner.send_signal(signal.SIGKILL)
+        await_line(notes, after)
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+def test_an_allocation_that_ends_is_told(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would pass over what runs
+    held = Held(Slurm())
+    held.get(2)
+    [holder] = [held._holder]
+    assert holder is not None
+    children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    end = time.monotonic() + 20
+    while held.gone() is None:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    held.close()
+    assert lines(notes)[1:] == ["cancelled 7"]

@@ -1,0 +1,156 @@
+"""Slurm's commands: limits, and one line where one fails. The programs here are fakes on PATH."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.slurm import Slurm, SlurmError, run_slurm
+from pytest_mnode.launchers.slurm.commands import said
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "bin it's"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    return directory
+
+
+def write(directory: Path, name: str, script: str) -> None:
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_a_failure_is_one_line_with_the_first_error(fake: Path) -> None:
+    lines = ["note", "sbatch: error: Batch job submission failed: no", "sbatch: error: more"]
+    write(fake, "sbatch", "; ".join(f'echo "{line}" >&2' for line in lines) + "; exit 1")
+    with pytest.raises(SlurmError) as error:
+        run_slurm(["sbatch", "x"])
+    assert str(error.value) == "sbatch: Batch job submission failed: no"
+    assert error.value.returncode == 1
+
+
+def test_a_failure_without_a_word(fake: Path) -> None:
+    write(fake, "scancel", "exit 3")
+    with pytest.raises(SlurmError, match=r"^scancel: ended with status 3 and no message$"):
+        run_slurm(["scancel", "1"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["salloc: Granted job allocation 17", "salloc: Nodes n[1-4] are ready for job",
+          "salloc: Job allocation 17 has been revoked."],
+         "salloc: Job allocation 17 has been revoked."),
+        (["squeue: unrecognized option '--x'", 'Try "squeue --help" for more information'],
+         "squeue: unrecognized option '--x'"),
+        (["salloc: Pending job allocation 17", "salloc: error: Job violates policy", "salloc: x"],
+         "Job violates policy"),
+        ([], "ended with status 3 and no message"),
+    ],
+)  # fmt: skip
+def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], told: str) -> None:
+    assert said("\n".join(lines), 3) == told
+
+
+def test_a_program_that_is_not_there(fake: Path) -> None:
+    with pytest.raises(SlurmError, match=r"^no-slurm: no such command here; is Slurm installed\?$"):
+        run_slurm(["no-slurm"])
+
+
+def test_a_limit(fake: Path) -> None:
+    write(fake, "squeue", "exec sleep 20")
+    with pytest.raises(SlurmError, match=r"^squeue: no answer in 0\.2 s$") as error:
+        run_slurm(["squeue"], timeout_s=0.2)
+    assert error.value.returncode is None
+
+
+def test_what_the_user_likes_to_see_of_the_queue_changes_nothing(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    write(fake, "squeue", 'echo "$SQUEUE_STATES $SLURM_TIME_FORMAT $MORE"')
+    assert run_slurm(["squeue"], env={"MORE": "more"}) == " %s more\n"
+
+
+JOB = json.dumps({"jobs": [{"job_id": 1, "name": "a", "job_state": "RUNNING", "nodes": "n[0-1]"}]})
+
+
+def test_jobs_by_json(fake: Path) -> None:
+    write(fake, "squeue", f"echo '{JOB}'")
+    assert [job.nodes for job in Slurm().jobs()] == [("n0", "n1")]
+
+
+@pytest.mark.parametrize(
+    "squeue",
+    ["echo \"squeue: unrecognized option '--json'\" >&2; exit 1", 'echo "not JSON"'],
+)
+def test_jobs_by_text_where_there_is_no_json(fake: Path, squeue: str) -> None:
+    write(fake, "squeue", f"echo x >>{fake.parent}/asked; {squeue}")
+    write(fake, "scontrol", "echo JobId=1 JobName=a JobState=RUNNING NodeList=n[0-1]")
+    slurm = Slurm()
+    for _ in range(2):
+        assert [job.nodes for job in slurm.jobs()] == [("n0", "n1")]
+    assert (fake.parent / "asked").read_text() == "x\n"  # asked once
+
+
+def test_jobs_of_one_name_are_all_that_is_asked_for(fake: Path) -> None:
+    other = JOB.replace('"a"', '"b"')
+    write(fake, "squeue", f"echo \"$@\" >>{fake.parent}/asked; echo '{JOB}'")
+    assert [job.name for job in Slurm().jobs("a")] == ["a"]
+    assert (fake.parent / "asked").read_text() == "--all --states=all --json --name=a\n"
+    # By text Slurm sends all; and an old squeue may know no names either.
+    write(fake, "squeue", f"echo '{other}'")
+    assert Slurm().jobs("a") == ()
+    write(fake, "squeue", "exit 1")
+    write(fake, "scontrol", "for n in a b; do echo JobId=1 JobName=$n JobState=RUNNING; done")
+    assert [job.name for job in Slurm().jobs("a")] == ["a"]
+
+
+def test_a_silent_controller_is_not_asked_in_another_way(fake: Path) -> None:
+    write(fake, "squeue", "exec sleep 20")
+    with pytest.raises(SlurmError, match="no answer"):
+        Slurm(timeout_s=0.2).jobs()
+
+
+def test_one_job_by_its_number(fake: Path) -> None:
+    write(fake, "scontrol", "echo JobId=7 JobName=a JobState=PENDING")
+    job = Slurm().job(7)
+    assert job is not None
+    assert job.waits
+    write(fake, "scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    assert Slurm().job(7) is None
+    write(fake, "scontrol", 'echo "slurm_load_jobs error: Unable to contact" >&2; exit 1')
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        Slurm().job(7)
+
+
+@pytest.mark.parametrize("answer", ["exit 0", "echo JobId=8 JobName=a JobState=PENDING"])
+def test_an_answer_that_is_of_no_such_job_is_none(fake: Path, answer: str) -> None:
+    write(fake, "scontrol", answer)
+    with pytest.raises(ClusterError, match=r"^scontrol show job: cannot be read: "):
+        Slurm().job(7)
+
+
+def test_cancelling_what_is_over_is_no_error(fake: Path) -> None:
+    write(fake, "scancel", 'echo "scancel: error: Kill job error on job id 7: Invalid job id '
+                           'specified" >&2; exit 1')  # fmt: skip
+    Slurm().cancel(7)
+    Slurm().cancel()
+    write(fake, "scancel", 'echo "scancel: error: Access/permission denied" >&2; exit 1')
+    with pytest.raises(SlurmError, match="denied"):
+        Slurm().cancel(7)
+
+
+def test_says_which_commands_are_missing(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fake))
+    assert Slurm.unavailable() == (
+        "no Slurm here: srun, salloc, sbatch, scontrol not found in PATH"
+    )

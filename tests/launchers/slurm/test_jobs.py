@@ -1,0 +1,192 @@
+"""Jobs as Slurm tells of them, in the forms of several versions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.slurm import JobState, jobs_from_json, jobs_from_text
+
+OLD: dict[str, Any] = {
+    "job_id": 17,
+    "name": "gang a",
+    "job_state": "RUNNING",
+    "state_reason": "None",
+    "nodes": "node[0-2]",
+    "node_count": 3,
+    "partition": "all",
+    "user_name": "ada",
+    "restart_cnt": 1,
+    "submit_time": 1700000000,
+    "start_time": 1700000001,
+    "end_time": 1700003601,
+    "exit_code": 0,
+    "array_job_id": 0,
+    "tres_alloc_str": "cpu=24,mem=1500G,node=3,billing=24,gres/gpu=24,gres/gpu:a100=24",
+}
+NEW = OLD | {
+    "job_state": ["RUNNING"],
+    "node_count": {"set": True, "infinite": False, "number": 3},
+    "submit_time": {"set": True, "infinite": False, "number": 1700000000},
+    "start_time": {"set": True, "infinite": False, "number": 1700000001},
+    "end_time": {"set": True, "infinite": False, "number": 1700003601},
+    "exit_code": {
+        "status": ["SUCCESS"],
+        "return_code": {"set": True, "infinite": False, "number": 0},
+        "signal": {"id": {"set": False, "infinite": False, "number": 0}, "name": ""},
+    },
+    "array_job_id": {"set": True, "infinite": False, "number": 0},
+}
+TEXT = (
+    "JobId=17 JobName=gang a UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A JobState=RUNNING "
+    "Reason=None Dependency=(null) Requeue=1 Restarts=1 BatchFlag=1 ExitCode=0:0 "
+    "SubmitTime=1700000000 StartTime=1700000001 EndTime=1700003601 Partition=all "
+    "ReqNodeList=(null) NodeList=node[0-2] BatchHost=node0 NumNodes=3 NumCPUs=6 "
+    "TRES=cpu=24,node=3,gres/gpu=24,gres/gpu:a100=24 "
+    "Command=/home/ada/run State=job WorkDir=/home/ada"
+)
+READ = JobState(
+    job_id=17,
+    name="gang a",
+    state="RUNNING",
+    nodes=("node0", "node1", "node2"),
+    nodes_wanted=3,
+    partition="all",
+    user="ada",
+    restarts=1,
+    submitted_at=1700000000.0,
+    starts_at=1700000001.0,
+    ends_at=1700003601.0,
+    gpus=24,
+)
+
+
+def as_json(*entries: dict[str, Any]) -> str:
+    return json.dumps({"meta": {}, "errors": [], "jobs": list(entries)})
+
+
+@pytest.mark.parametrize("entry", [OLD, NEW], ids=["old", "new"])
+def test_reads_json(entry: dict[str, Any]) -> None:
+    assert jobs_from_json(as_json(entry)) == (READ,)
+
+
+def test_reads_text() -> None:
+    assert jobs_from_text(f"{TEXT}\n") == (READ,)
+    assert jobs_from_text("No jobs in the system\n") == ()
+
+
+def test_a_name_may_have_words_that_look_like_fields() -> None:
+    (job,) = jobs_from_text(TEXT.replace("JobName=gang a", "JobName=sweep LR=0.1 Nodes=2"))
+    assert (job.name, job.user) == ("sweep LR=0.1 Nodes=2", "ada")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: x\n", "12 RUNNING\n"])
+def test_text_without_a_job_is_no_empty_queue(text: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        jobs_from_text(text)
+    told = repr(text.strip()) if text.strip() else "it said nothing"
+    assert str(error.value) == f"scontrol show job: cannot be read: {told}"
+
+
+def test_reads_times_as_scontrol_writes_them_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = jobs_from_text(
+        "JobId=1 JobState=PENDING SubmitTime=2026-11-21T10:00:00 EndTime=Unknown"
+    )
+    assert job.submitted_at is not None
+    assert job.ends_at is None
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ("cpu=256,gres/gpu=16,gres/gpu:a100=16", 16),
+        ("cpu=256,gres/gpu:a100=8,gres/gpu:h100=4", 12),  # only types are accounted for
+        ("gres/gpu=0,cpu=1", 0),
+        ("cpu=256,mem=2T,node=2,billing=256", None),
+        ("cpu=256,gres/gpumem=4", None),
+    ],
+)
+def test_gpus_are_counted_where_slurm_accounts_for_them(resources: str, gpus: int | None) -> None:
+    (job,) = jobs_from_json(as_json(OLD | {"tres_alloc_str": resources}))
+    assert job.gpus == gpus
+    (job,) = jobs_from_text(f"JobId=1 JobState=RUNNING AllocTRES={resources}")
+    assert job.gpus == gpus
+
+
+def test_the_reservation_a_job_goes_to() -> None:
+    (job,) = jobs_from_text("JobId=1 JobState=PENDING Reservation=maint_1")
+    assert job.reservation == "maint_1"
+    (job,) = jobs_from_json(as_json(OLD | {"resv_name": "maint_1"}))
+    assert job.reservation == "maint_1"
+
+
+def test_a_job_that_waits_holds_nothing() -> None:
+    waiting = OLD | {"job_state": "PENDING", "state_reason": "Resources", "nodes": ""}
+    (job,) = jobs_from_json(as_json(waiting))
+    assert (job.waits, job.runs, job.over) == (True, False, False)
+    assert job.reason == "Resources"
+    assert job.nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("states", "waits", "runs", "over"),
+    [
+        ("CONFIGURING", False, True, False),
+        ("COMPLETING", False, True, False),
+        (["COMPLETED", "COMPLETING"], False, False, False),
+        (["COMPLETED"], False, False, True),
+        (["PENDING", "REQUEUED"], True, False, False),
+        ("NODE_FAIL", False, False, True),
+        ("SOMETHING_NEW", False, False, False),
+    ],
+)
+def test_what_a_state_means(states: Any, waits: bool, runs: bool, over: bool) -> None:
+    (job,) = jobs_from_json(as_json(OLD | {"job_state": states}))
+    assert (job.waits, job.runs, job.over) == (waits, runs, over)
+    assert job.known is (states != "SOMETHING_NEW")
+
+
+def test_how_a_job_ended() -> None:
+    failed = OLD | {"job_state": "FAILED"}
+    killed = {
+        "return_code": {"set": True, "number": 0},
+        "signal": {"id": {"set": True, "number": 9}},
+    }
+    jobs = jobs_from_json(
+        as_json(
+            failed | {"exit_code": 3 << 8},
+            failed | {"exit_code": 9},
+            failed | {"exit_code": killed},
+        )
+    )
+    assert [(job.exit_status, job.exit_signal) for job in jobs] == [(3, None), (0, 9), (0, 9)]
+    (job,) = jobs_from_text("JobId=1 JobState=FAILED ExitCode=3:0")
+    assert (job.exit_status, job.exit_signal) == (3, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "squeue: error: no", "[]", "{}", '{"jobs": [{}]}', '{"jobs": [1]}',
+     as_json(OLD | {"job_state": []}), as_json(OLD | {"nodes": "node[3-"})],
+)  # fmt: skip
+def test_what_cannot_be_read_is_no_empty_queue(text: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        jobs_from_json(text)
+    assert str(error.value).startswith("squeue --json: cannot be read: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_controller_that_did_not_answer_is_no_empty_queue() -> None:
+    # As Slurm 22.05 prints it, with exit status 0.
+    error = {"description": "Failed while looking for jobs", "error_number": -1}
+    with pytest.raises(ClusterError, match=r"^squeue --json: Failed while looking"):
+        jobs_from_json(json.dumps({"meta": {}, "errors": [error], "jobs": []}))
+    assert jobs_from_json(json.dumps({"meta": {}, "errors": [], "jobs": []})) == ()
+
+
+def test_a_job_of_the_text_without_a_state_is_not_passed_over() -> None:
+    with pytest.raises(ClusterError, match="cannot be read"):
+        jobs_from_text("JobId=17 JobName=x")

@@ -1,0 +1,68 @@
+"""When a node that was switched on is back: values in place of Slurm and its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.slurm import JobState, NodeState, SlurmError
+from pytest_mnode.launchers.slurm.launcher import Slurm
+
+RUNS = JobState(7, "x", "RUNNING", nodes=("n1",))
+
+
+def _silent(*_: object) -> Any:
+    raise SlurmError("scontrol", 1, "Unable to contact slurm controller")
+
+
+def back(
+    state: str,
+    flags: tuple[str, ...] = (),
+    job: Callable[[int], JobState] = lambda _: RUNS,
+    looks: dict[str, str] | None = None,
+) -> str | None:
+    """What is wrong with it; `looks`: what its step said it is."""
+    made = Slurm.__new__(Slurm)
+    made.granted = SimpleNamespace(job_id=7)  # type: ignore[assignment]
+    node = NodeState("n1", state, frozenset(flags), "fan")
+    made.slurm = SimpleNamespace(job=job, nodes=lambda _: (node,))  # type: ignore[assignment]
+    seen = {"n1": "host1"} if looks is None else looks
+    found = {name: SimpleNamespace(hostname=host) for name, host in seen.items()}
+    made._look = lambda _: (found, {"n1": "no step"})  # type: ignore[method-assign, assignment, return-value]
+    return made._back("n1", SimpleNamespace(name="host1"))  # type: ignore[arg-type]
+
+
+def test_says_what_slurm_calls_its_nodes() -> None:
+    made = Slurm.__new__(Slurm)
+    made._names = {"ip-10-0-0-1": "gpu1"}
+    assert made.slurm_names() == {"ip-10-0-0-1": "gpu1"}
+
+
+def test_a_node_on_which_steps_run_is_back() -> None:
+    assert back("ALLOCATED") is None
+    assert back("ALLOCATED", ("DRAIN",)) is None, "its own allocation goes on on a drained node"
+    assert back("ALLOCATED", looks={}) == "no step"
+    assert back("ALLOCATED", looks={"n1": "other"}) == "it is other now"
+
+
+@pytest.mark.parametrize(
+    ("state", "flag"), [("ALLOCATED", "NOT_RESPONDING"), ("DOWN", "DRAIN"), ("UNKNOWN", "")]
+)
+def test_a_node_that_slurm_has_not_heard_of_is_not(state: str, flag: str) -> None:
+    told = back(state, tuple(filter(None, [flag])))
+    assert told is not None
+    assert told.startswith(f"Slurm says {state}")
+
+
+def test_a_question_that_is_not_answered_is_asked_again() -> None:
+    assert back("ALLOCATED", job=_silent) == "scontrol: Unable to contact slurm controller"
+
+
+def test_a_node_that_was_taken_out_never_comes_back() -> None:
+    out = JobState(7, "x", "RUNNING", nodes=("n0",))
+    with pytest.raises(ClusterError, match="took it out of allocation 7"):
+        back("ALLOCATED", job=lambda _: out)

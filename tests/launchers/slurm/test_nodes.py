@@ -1,0 +1,187 @@
+"""Nodes as `scontrol --oneliner show node` tells of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.slurm import NodeState, nodes_from_text, shortage
+from pytest_mnode.launchers.slurm.nodes import gpus_of
+
+IDLE = (
+    "NodeName=gpu-01 Arch=x86_64 CoresPerSocket=48 CPUAlloc=0 CPUTot=96 CPULoad=0.10 "
+    "AvailableFeatures=(null) Gres=gpu:h100:8(S:0-1) NodeAddr=10.1.0.1 NodeHostName=gpu-01 "
+    "OS=Linux 6.1.0 #1 SMP x Debian State=IDLE ThreadsPerCore=1 Partitions=gpu,all "
+    "BootTime=1795274622 Comment=(null)"
+)
+DOWN = (
+    "NodeName=gpu-02 CPUAlloc=0 CPUTot=96 Gres=(null) NodeAddr=gpu-02 NodeHostName=gpu-02 "
+    "State=DOWN*+DRAIN Partitions=gpu Reason=Not responding [slurm@2026-11-21T10:00:00]"
+)
+SILENT = "NodeName=gpu-03 CPUTot=96 State=ALLOCATED* Partitions=gpu"
+
+
+def test_reads_a_node() -> None:
+    (node,) = nodes_from_text(IDLE)
+    assert node == NodeState(
+        "gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")
+    )
+    assert node.usable
+    assert not node.lost
+
+
+def test_reads_what_is_wrong_with_a_node() -> None:
+    (node,) = nodes_from_text(DOWN)
+    assert node.state == "DOWN"
+    assert node.flags == {"DRAIN", "NOT_RESPONDING"}
+    assert node.lost
+    assert not node.usable
+    assert node.gpus is None
+    assert node.text == "DOWN+DRAIN+NOT_RESPONDING: Not responding"
+
+
+def test_a_node_that_is_silent_is_not_lost_yet_and_not_to_be_had() -> None:
+    (node,) = nodes_from_text(SILENT)
+    assert node.state == "ALLOCATED"
+    assert not node.lost
+    assert not node.usable
+
+
+def test_a_node_without_a_state_is_not_passed_over() -> None:
+    with pytest.raises(ClusterError, match=r"^scontrol show node: cannot be read: no State=$"):
+        nodes_from_text(f"{IDLE}\nNodeName=gpu-09 CPUTot=1")
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [
+        ("gpu:8", 8),
+        ("gpu:a100:4(S:0),nic:2", 4),
+        ("gpu:a100:4,gpu:t4:2", 6),
+        ("nic:2", None),
+        ("vgpu:2", None),
+        ("nic:2,gpu:4", 4),
+        ("(null)", None),
+        ("", None),
+    ],
+)
+def test_counts_gpus(gres: str, count: int | None) -> None:
+    assert gpus_of(gres) == count
+
+
+def test_says_what_a_job_would_miss() -> None:
+    nodes = nodes_from_text("\n".join([IDLE, DOWN, SILENT]))
+    assert shortage(nodes, 1) is None
+    told = shortage(nodes, 2)
+    assert told is None  # a node may well be heard again
+    told = shortage(nodes, 3)
+    assert told is not None
+    assert told.startswith("this cluster has 2 usable of 3 nodes; missing: gpu-02 (DOWN+DRAIN")
+    assert "gpu-03" not in told
+    assert shortage(nodes, 2, "all") == "partition all has 1 usable of 1 node"
+
+
+@pytest.mark.parametrize(
+    ("state", "usable", "hopeless"),
+    [
+        ("IDLE", True, False),
+        ("MIXED+PLANNED", True, False),
+        ("IDLE+CLOUD+POWERED_DOWN", True, False),
+        ("IDLE+RESERVED", True, False),
+        ("IDLE+MAINT", True, False),
+        ("RESERVED", True, False),
+        ("MAINT*", False, False),
+        ("ALLOCATED*", False, False),
+        ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", False, False),
+        ("DOWN*+CLOUD+POWERING_UP", False, False),
+        ("IDLE+CLOUD+POWERING_DOWN", False, False),
+        ("IDLE+DRAIN+REBOOT_REQUESTED", False, False),
+        ("IDLE+DRAIN+REBOOT_ISSUED", False, False),
+        ("UNKNOWN", False, False),
+        ("DOWN", False, True),
+        ("DOWN+CLOUD+POWERED_DOWN", False, True),
+        ("MIXED+DRAIN", False, True),
+        ("ALLOCATED+FAIL", False, True),
+        ("INVAL", False, True),
+        ("IDLE+INVALID_REG", False, True),
+    ],
+)
+def test_which_nodes_a_job_can_have_now_and_which_it_never_will(
+    state: str, usable: bool, hopeless: bool
+) -> None:
+    (node,) = nodes_from_text(f"NodeName=n0 State={state} Partitions=gpu")
+    assert (node.usable, node.hopeless) == (usable, hopeless)
+    assert (shortage([node], 1, "gpu") is not None) is hopeless
+
+
+def test_nodes_that_are_set_aside() -> None:
+    texts = ("IDLE+RESERVED", "IDLE+MAINT+RESERVED", "IDLE")
+    nodes = nodes_from_text("\n".join(f"NodeName=n State={text}" for text in texts))
+    assert [node.set_aside for node in nodes] == [True, True, False]
+
+
+def test_what_slurmctld_has_not_heard_of_yet_is_not_given_up() -> None:
+    """As of every node for a moment after it was restarted."""
+    (node,) = nodes_from_text("NodeName=n State=UNKNOWN* Partitions=gpu")
+    assert (node.lost, node.usable, node.up) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        ("ALLOCATED", True),
+        ("ALLOCATED+DRAIN", True),
+        ("MIXED+FAIL", True),
+        ("ALLOCATED*", False),
+        ("MIXED+REBOOT_ISSUED", False),
+        ("DOWN", False),
+        ("POWERED_DOWN", False),
+    ],
+)
+def test_where_what_has_a_node_can_go_on(state: str, up: bool) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State={state} Partitions=gpu")
+    assert node.up is up
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        ("NHC: check_fs_size: /scratch Size=10T below Min=20T [root@2026-11-21T10:00:00]",
+         "NHC: check_fs_size: /scratch Size=10T below Min=20T"),
+        ("bad fan [root@2026-11-21T10:00:00] Comment=swap Size=2 Extra=x", "bad fan"),
+        ("bad fan [root@2026-11-21T10:00:00] InstanceId=i-1 InstanceType=p5", "bad fan"),
+    ],
+)  # fmt: skip
+def test_a_reason_may_have_words_that_look_like_fields(after: str, reason: str) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State=IDLE+DRAIN Partitions=p Reason={after}")
+    assert node.reason == reason
+
+
+@pytest.mark.parametrize("word", ["RESERVED", "MAINT", "PLANNED"])
+def test_older_versions_say_what_an_idle_node_is_kept_for_instead(word: str) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State={word} Partitions=gpu")
+    assert (node.state, set(node.flags)) == ("IDLE", {word})
+    assert node.set_aside == (word != "PLANNED")
+    (node,) = nodes_from_text(f"NodeName=n State={word}+DRAIN Partitions=gpu")
+    assert (node.state, set(node.flags)) == ("IDLE", {word, "DRAIN"})
+
+
+@pytest.mark.parametrize(
+    ("resources", "counts"),
+    [
+        ("cpu=128,mem=1T,billing=128", False),
+        ("cpu=128,gres/gpu=8", True),
+        ("cpu=128,gres/gpu:a100=8", True),
+        ("cpu=128,gres/gpumem=8", False),
+    ],
+)
+def test_whether_slurm_accounts_for_gpus(resources: str, counts: bool) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State=IDLE Gres=gpu:8 CfgTRES={resources}")
+    assert node.counts_gpus is counts
+
+
+def test_features_of_a_node() -> None:
+    (node,) = nodes_from_text("NodeName=n State=IDLE AvailableFeatures=a,b ActiveFeatures=b,c")
+    assert node.features == {"b", "c"}
+    (node,) = nodes_from_text("NodeName=n State=IDLE ActiveFeatures=(null)")
+    assert node.features == frozenset()

@@ -1,0 +1,63 @@
+"""What is asked of salloc, and when waiting for it is hopeless."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.slurm import JobState, NodeState
+from pytest_mnode.launchers.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
+
+GPUS = (NodeState("login", "IDLE"), NodeState("n0", "IDLE", gpus=8))
+
+
+def test_asks_for_whole_nodes_and_the_user_has_the_last_word() -> None:
+    assert salloc("x", 4, ["--partition=gpu"], ["--gpus-per-node=8"]) == [
+        *("salloc", "--job-name=x", "--nodes=4", "--exclusive", "--no-kill", "--no-bell"),
+        *("--gpus-per-node=8", "--partition=gpu"),
+    ]
+    with pytest.raises(UsageError, match=r"^--mnode-slurm-args: --no-shell: "):
+        salloc("x", 4, ["--no-shell"])
+
+
+def test_gpus_are_asked_for_where_slurm_knows_of_any() -> None:
+    assert gpus_option(8, ["--partition=gpu"], GPUS) == ["--gpus-per-node=8"]
+    assert gpus_option(8, [], None) == ["--gpus-per-node=8"]
+    assert gpus_option(8, [], GPUS[:1]) == []
+    assert gpus_option(0, [], GPUS) == []
+    for word in ("--gres=gpu:4", "--gpus=32", "-G32"):
+        assert gpus_option(8, [word], GPUS) == []
+
+
+def test_how_long_a_request_may_wait() -> None:
+    assert queue_limit_s([]) == 3600
+    assert queue_limit_s(["--immediate=60", "-p", "gpu"]) == 70
+    assert queue_limit_s(["-I600"]) == 610
+
+
+@pytest.mark.parametrize(
+    ("job", "missing"),
+    [
+        ({}, "partition gpu has 1 usable of 2 nodes; missing: n1 (DOWN)"),
+        ({"partition": "gpu,all"}, None),
+        ({"partition": None}, None),
+        ({"reservation": "maint_1"}, None),
+        ({"state": "CONFIGURING"}, None),
+        ({"state": "RUNNING", "flags": frozenset({"CONFIGURING"})}, None),
+        ({"state": "RUNNING"}, None),
+    ],
+)
+def test_waiting_is_hopeless_only_while_slurm_lets_it_wait(
+    job: dict[str, Any], missing: str | None
+) -> None:
+    nodes = [
+        NodeState("n0", "IDLE", partitions=("gpu",)),
+        NodeState("n1", "DOWN", partitions=("gpu",)),
+        NodeState("n2", "IDLE", partitions=("all",)),
+    ]
+    waits = JobState(7, "x", "PENDING", partition="gpu")
+    assert hopeless(replace(waits, **job), nodes, 2) == missing
+    assert hopeless(None, nodes, 2) is None

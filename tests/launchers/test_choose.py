@@ -1,0 +1,184 @@
+"""Which launcher a run gets, and the reason it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.controller import pool
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers import slurm
+from pytest_mnode.launchers.choose import Elsewhere, choose
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.gang import GangCriterion
+
+SPEC = load_spec(default_spec_path())
+NO = "namespaces are not allowed"
+SETTINGS = Settings(None, None, "auto", None, "auto", "warm", "auto", 300.0, None, None)
+
+
+@pytest.fixture
+def _no_rack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rack, "unavailable", staticmethod(lambda: NO))
+
+
+@pytest.fixture
+def _rack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rack, "unavailable", staticmethod(lambda: None))
+
+
+@pytest.mark.usefixtures("_rack")
+def test_the_rack_where_nothing_else_is_named() -> None:
+    launcher, reason = choose("auto", 3, SPEC, [])
+    assert (launcher.name, reason) == ("rack", "no cluster was named")
+    assert len(launcher.nodes) == 3
+
+
+@pytest.mark.usefixtures("_rack")
+def test_the_racks_links_are_those_of_the_spec() -> None:
+    launcher, _ = choose("rack", 1, SPEC, [])
+    assert isinstance(launcher, Rack)
+    assert [(link.name, link.rate_mbit_s) for link in launcher.plan.links] == [
+        ("mgmt0", 20.0),
+        ("fab0", 200.0),
+    ]
+
+
+@pytest.mark.usefixtures("_no_rack")
+def test_plain_processes_where_there_can_be_no_rack() -> None:
+    launcher, reason = choose("auto", 2, SPEC, [])
+    assert (launcher.name, reason) == ("local", f"no rack: {NO}")
+
+
+@pytest.mark.usefixtures("_no_rack")
+def test_a_rack_that_was_asked_for_is_not_replaced() -> None:
+    with pytest.raises(UsageError, match=f"--mnode-launcher=rack: {NO}; use local"):
+        choose("rack", 2, SPEC, [])
+
+
+@pytest.mark.usefixtures("_rack")
+def test_a_rack_that_does_not_start_is_replaced_only_if_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: Rack) -> None:
+        raise ClusterError("rack: no tbf in this kernel")
+
+    monkeypatch.setattr(Rack, "start", fail)
+    launcher, reason = pool._started("auto", 2, SPEC, "/nowhere")
+    assert (launcher.name, reason) == ("local", "no rack: rack: no tbf in this kernel")
+    with pytest.raises(ClusterError, match="no tbf"):
+        pool._started("rack", 2, SPEC, "/nowhere")
+
+
+@pytest.fixture
+def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def _hosts(directory: Path, count: int) -> Elsewhere:
+    path = directory / "hosts"
+    path.write_text("".join(f"n{number}\n" for number in range(count)))
+    return Elsewhere(directory, path)
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+@pytest.mark.parametrize("wanted", ["auto", "ssh"])
+def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
+    elsewhere = _hosts(tmp_path, 3)
+    launcher, reason = choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
+    assert launcher.name == "ssh"
+    assert reason == ("asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}")
+    assert list(getattr(launcher, "unused", ())) == ["n2"]
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+def test_ssh_needs_to_know_which_hosts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--mnode-launcher=ssh: which nodes\? name them by --mno"):
+        choose("ssh", 2, SPEC, [str(tmp_path)])
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+def test_too_few_hosts_are_named(tmp_path: Path) -> None:
+    message = "4 nodes are needed, and .*hosts names 3: n0, n1, n2; add hosts to it, or give --mn"
+    with pytest.raises(UsageError, match=message):
+        choose("ssh", 4, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
+
+
+def test_inside_of_an_allocation_it_is_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
+    launcher, reason = choose("auto", 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
+    assert (launcher.name, reason) == ("slurm", "inside of job 17")
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+@pytest.mark.parametrize(
+    ("wanted", "hostfile", "message"),
+    [
+        ("auto", False, "this is outside of an allocation; add --mnode-launcher=slurm to ask for"),
+        ("auto", True, "nothing is asked of Slurm with --mnode-hostfile=.*hosts; leave one of th"),
+        ("rack", False, "nothing is asked of Slurm with --mnode-launcher=rack; leave one of them"),
+        ("ssh", True, "nothing is asked of Slurm with --mnode-launcher=ssh; leave one of them o"),
+    ],
+)
+def test_an_allocation_that_nobody_would_ask_for(
+    tmp_path: Path, wanted: str, hostfile: bool, message: str
+) -> None:
+    elsewhere = Elsewhere(
+        tmp_path, _hosts(tmp_path, 2).hostfile if hostfile else None, ("--partition=gpu", "-A x")
+    )
+    with pytest.raises(UsageError, match=f"^--mnode-slurm-args=--partition=gpu -A x: {message}"):
+        choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+@pytest.mark.parametrize("wanted", ["rack", "local", "slurm"])
+def test_hosts_that_nobody_would_use(tmp_path: Path, wanted: str) -> None:
+    message = f"^--mnode-hostfile=.*hosts: --mnode-launcher={wanted} uses other nodes; leave one"
+    with pytest.raises(UsageError, match=message):
+        choose(wanted, 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 2))
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> None:
+    criteria = SPEC.criteria.model_copy(update={"gang": GangCriterion.model_validate({})})
+    spec = SPEC.model_copy(update={"criteria": criteria})
+    elsewhere = replace(_hosts(tmp_path, 2), slurm_args=("--partition=gpu",))
+    assert choose("auto", 2, spec, [str(tmp_path)], elsewhere)[0].name == "ssh"
+    elsewhere = replace(elsewhere, hostfile=None)
+    assert choose("rack", 2, spec, [str(tmp_path)], elsewhere)[0].name == "rack"
+    # Its own tests need no nodes; others would have the rack's, and certify them.
+    with pytest.raises(UsageError, match="add --mnode-launcher=slurm"):
+        choose("auto", 2, spec, [str(tmp_path)], elsewhere)
+
+
+@pytest.mark.usefixtures("_outside_slurm")
+@pytest.mark.parametrize("launcher", ["auto", "ssh"])
+def test_ranks_a_node_are_the_least_slots_of_hosts_that_are_used(
+    tmp_path: Path, launcher: str
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n1 slots=8\nn2 slots=6\nlogin slots=1\n")
+    settings = replace(SETTINGS, launcher=launcher, hostfile=hosts)
+    assert pool.procs_per_node_of(replace(settings, nodes=2), SPEC) == 6
+    assert pool.procs_per_node_of(replace(settings, nodes=3), SPEC) == 1
+    assert pool.procs_per_node_of(replace(settings, procs_per_node=2), SPEC) == 2
+
+
+def test_a_hostfile_that_is_not_used_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` inside of an allocation, with a hostfile in an ini file."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n1 slots=8\n")
+    settings = replace(SETTINGS, nodes=1, hostfile=hosts)
+    assert pool.procs_per_node_of(settings, SPEC) == 1
+    assert pool.procs_per_node_of(replace(settings, launcher="ssh"), SPEC) == 8
+    assert pool.procs_per_node_of(replace(settings, hostfile=tmp_path / "none"), SPEC) == 1

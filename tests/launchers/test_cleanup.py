@@ -1,0 +1,178 @@
+"""Nothing of a rack is left, however it or its controller ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.launchers.rack import Rack
+
+CONTROLLER = """
+import subprocess, sys, time
+from pytest_mnode.launchers.rack import Rack
+rack = Rack(2, mode=sys.argv[1], cleanup_dirs=[sys.argv[2]])
+rack.start()
+argv = ["sh", "-c", "setsid sleep 61 & sleep 62"]
+on_node = subprocess.Popen(rack.commands(rack.nodes[:1], argv)[0])
+agent = subprocess.Popen(rack.agent_command(argv))
+print(rack.keeper_pid, flush=True)
+input()
+if sys.argv[3] == "close":
+    rack.close()
+    print("closed", flush=True)
+if sys.argv[3] != "end":
+    time.sleep(60)
+"""
+
+
+def carriers(tag: str) -> dict[int, str]:
+    """Command line of every process that has this text in its environment."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and tag.encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
+        except OSError:
+            continue
+    return found
+
+
+def interfaces() -> list[str]:
+    return sorted(line.split(":")[0] for line in Path("/proc/net/dev").read_text().splitlines())
+
+
+def await_that(condition: Callable[[], bool], state: Callable[[], str]) -> None:
+    deadline = time.monotonic() + 3
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.02)
+
+
+def await_none(tag: str, besides: int | None = None) -> None:
+    await_that(lambda: set(carriers(tag)) <= {besides}, lambda: f"left behind: {carriers(tag)}")
+
+
+Start = Callable[[str], tuple["subprocess.Popen[str]", int]]
+
+
+@pytest.fixture
+def tag() -> str:
+    return f"mnode-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "run dir"
+    (directory / "deep").mkdir(parents=True)
+    (directory / "deep" / "socket").touch()
+    return directory
+
+
+@pytest.fixture
+def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
+    """start(what it does next): a controller with a running rack, and its keeper's pid."""
+    started = []
+    before = interfaces()
+
+    def start(then: str) -> tuple[subprocess.Popen[str], int]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER, mode, str(run_dir), then],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "MNODE_TEST_TAG": tag,
+            },
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        keeper = int(process.stdout.readline())
+        # Controller, keeper, rack, 2 nodes, 2 commands of 5 processes each: else looking for
+        # what is left would be in vain.
+        await_that(lambda: len(carriers(tag)) == 15, lambda: f"running: {carriers(tag)}")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return process, keeper
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    await_none(tag)
+    assert interfaces() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_controller_is_killed(
+    start: Start, tag: str, run_dir: Path, number: signal.Signals
+) -> None:
+    controller, _ = start("sleep")
+    controller.send_signal(number)
+    controller.wait(5)
+    await_none(tag)
+    assert not run_dir.exists()
+
+
+def test_the_controller_ends_without_a_word(start: Start, tag: str, run_dir: Path) -> None:
+    controller, _ = start("end")
+    controller.wait(5)
+    await_none(tag)
+    assert not run_dir.exists()
+
+
+def test_the_rack_is_closed(start: Start, tag: str, run_dir: Path) -> None:
+    controller, _ = start("close")
+    assert controller.stdout is not None
+    assert controller.stdout.readline() == "closed\n"
+    # What ran in the rack is dead; its two zombies have no environment.
+    await_none(tag, besides=controller.pid)
+    assert run_dir.exists()  # the controller lives and may still need it
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_keeper_is_killed(
+    start: Start, tag: str, run_dir: Path, number: signal.Signals
+) -> None:
+    controller, keeper = start("sleep")
+    os.kill(keeper, number)
+    await_none(tag, besides=controller.pid)
+    assert controller.poll() is None
+
+
+def test_the_racks_first_process_is_killed(start: Start, tag: str, run_dir: Path) -> None:
+    controller, keeper = start("sleep")
+    (inside,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    os.kill(int(inside), signal.SIGKILL)
+    # The keeper still has a directory to remove.
+    await_that(lambda: set(carriers(tag)) == {controller.pid, keeper}, lambda: str(carriers(tag)))
+    assert run_dir.exists()
+    controller.kill()
+    controller.wait(5)
+    await_none(tag)
+    assert not run_dir.exists()
+
+
+def test_close_is_quick_and_idempotent(mode: str) -> None:
+    rack = Rack(4, mode=mode)
+    rack.start()
+    start = time.monotonic()
+    rack.close()
+    assert time.monotonic() - start < 2
+    rack.close()
+
+
+def test_a_rack_is_up_in_about_a_second(mode: str) -> None:
+    start = time.monotonic()
+    with Rack(4, mode=mode):
+        assert time.monotonic() - start < 3

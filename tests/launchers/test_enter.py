@@ -1,0 +1,137 @@
+"""A command on a node behaves as it would have here: arguments, streams, status, signals."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode.launchers.rack import Rack
+
+if TYPE_CHECKING:
+    from tests.launchers.conftest import RunOn
+
+
+def test_arguments_arrive_as_they_are(rack: Rack, run_on: RunOn) -> None:
+    argv = ["a b", "", "it's", '"$HOME"', "new\nline", "-c", "--", "ü*"]
+    script = "import sys; print(ascii(sys.argv[1:]))"
+    done = run_on(rack, rack.nodes[0], [sys.executable, "-c", script, *argv])
+    assert done.stdout == ascii(argv) + "\n"
+
+
+def test_streams_environment_and_directory_are_the_callers(
+    rack: Rack, run_on: RunOn, tmp_path: Path
+) -> None:
+    directory = tmp_path / "with blank 'and quote"
+    directory.mkdir()
+    script = 'cat; printf %s "$MNODE_TEST" >&2; pwd'
+    done = run_on(
+        rack,
+        rack.nodes[0],
+        ["sh", "-c", script],
+        input="typed\n",
+        cwd=directory,
+        env={**os.environ, "MNODE_TEST": "é x"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"typed\n{directory}\n", "é x")
+
+
+def test_a_directory_that_the_node_has_not_becomes_root(rack: Rack, run_on: RunOn) -> None:
+    done = run_on(rack, rack.nodes[0], ["pwd"], cwd="/dev/shm")
+    assert done.stdout == "/dev/shm\n"
+    done = run_on(rack, rack.nodes[0], ["pwd"], cwd=f"/proc/{os.getpid()}")
+    assert done.stdout == "/\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
+)
+def test_exit_status(rack: Rack, run_on: RunOn, script: str, status: int) -> None:
+    assert run_on(rack, rack.nodes[0], ["sh", "-c", script]).returncode == status
+
+
+def test_a_command_that_cannot_run_says_so(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
+    done = run_on(rack, rack.nodes[1], ["no-such-program", "x"])
+    assert (done.returncode, done.stderr) == (127, "node1: no such command: no-such-program\n")
+    (tmp_path / "plain").write_text("text")
+    done = run_on(rack, rack.nodes[1], [str(tmp_path / "plain")])
+    assert done.returncode == 126
+    assert "plain: Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_passed_on_once(rack: Rack, number: signal.Signals) -> None:
+    script = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: print('got', flush=True))\n"
+        "print('up', flush=True); time.sleep(0.3)"
+    )
+    (command,) = rack.commands(rack.nodes[:1], [sys.executable, "-c", script])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "got\n"
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def _bad_init() -> Iterator[None]:
+    """Whatever loses its parent becomes ours, and we bury nobody: some containers' init does so."""
+    set_child_subreaper = 36
+    libc = ctypes.CDLL(None)
+    libc.prctl(set_child_subreaper, 1, 0, 0, 0)
+    yield
+    libc.prctl(set_child_subreaper, 0, 0, 0, 0)
+    own = os.getpid()
+    for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            os.waitpid(int(child), 0)
+
+
+@pytest.mark.usefixtures("_bad_init")
+@pytest.mark.parametrize("group", [False, True])
+def test_the_command_dies_and_is_buried_with_what_entered_it(
+    rack: Rack, run_on: RunOn, group: bool
+) -> None:
+    (command,) = rack.commands(rack.nodes[:1], ["sh", "-c", "echo up; exec sleep 60"])
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+        assert process.stdout.read() == ""  # the sleeper held the other end
+    # A corpse would keep the node from ending.
+    script = "import os; print(*(name for name in os.listdir('/proc') if name.isdigit()))"
+    deadline = time.monotonic() + 30
+    while len(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]).stdout.split()) != 2:
+        assert time.monotonic() < deadline
+
+
+def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) -> None:
+    node = rack.nodes[2]
+    (old,) = rack.commands([node], ["uname", "-n"])
+    rack.power_off(node)
+    rack.power_on(node)
+    done = subprocess.run(old, capture_output=True, text=True, check=False, timeout=10)
+    assert done.returncode == 125
+    assert done.stderr == "node2: gone, or booted again since this command was made\n"
+    assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
+
+
+def test_a_pid_that_went_to_another_process_is_refused(rack: Rack) -> None:
+    (command,) = rack.commands(rack.nodes[:1], ["true"])
+    place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
+    command[place + 1] = str(os.getpid())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    assert (done.returncode, done.stderr.split(":")[0]) == (125, "node0")

@@ -1,0 +1,88 @@
+"""What a hostfile says, and what is refused with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hostfile import Host, parse_hosts, read_hostfile, slots_of
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1\n", [("node1", None)]),
+        ("node1 slots=8\n\n# all of them\nnode2  slots=4 max_slots=8 # new\n",
+         [("node1", 8), ("node2", 4)]),
+        ("node[01-03,7] slots=2", [("node01", 2), ("node02", 2), ("node03", 2), ("node7", 2)]),
+        ("r[1-2]n[1-2]", [("r1n1", None), ("r1n2", None), ("r2n1", None), ("r2n2", None)]),
+        ("a,b slots=1", [("a", 1), ("b", 1)]),
+        ("10.0.0.1\nfe80::1%eth0\nn1.lab.example.org", [
+            ("10.0.0.1", None), ("fe80::1%eth0", None), ("n1.lab.example.org", None)]),
+        ("a\nb\na\na\n", [("a", 3), ("b", None)]),
+        ("a slots=2\na slots=2", [("a", 4)]),
+        ("a slots=4 max-slots=4", [("a", 4)]),
+        ("a slots = 4\nb slots= 2", [("a", 4), ("b", 2)]),
+        ("[2001:db8::1] slots=8\n2001:db8::2", [("2001:db8::1", 8), ("2001:db8::2", None)]),
+        ("ops@[2001:db8::1]", [("2001:db8::1", None)]),
+    ],
+)  # fmt: skip
+def test_hosts_and_slots(text: str, expected: list[tuple[str, int | None]]) -> None:
+    assert [(host.name, host.slots) for host in parse_hosts(text, "hosts")] == expected
+
+
+def test_a_user_and_the_line() -> None:
+    [first, second] = parse_hosts("# x\nroot@n[1-2]\n", "hosts")
+    assert first == Host("n1", None, 2, "root")
+    assert (first.target, second.target) == ("root@n1", "root@n2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "hosts: names no host; accepted: host, user@host or node[01-16], then slots=N"),
+        ("# nothing\n", "hosts: names no host"),
+        ("node1 slots=0", "hosts:1: slots=0: accepted: a whole number of 1 or more"),
+        ("node1 slots=8x", "hosts:1: slots=8x: accepted: a whole number"),
+        ("node1 slots", "hosts:1: slots: accepted: a whole number"),
+        ("\nnode1 cpus=3", "hosts:2: cpus=3: accepted: host, user@host or node[01-16]"),
+        ("node1 node2", "hosts:1: node2: accepted: host, user@host"),
+        ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is no host's name"),
+        ("a@-b", "hosts:1: '-b' is no host's name"),
+        ("a;b@c", "hosts:1: a;b@c: 'a;b' is no user's name"),
+        ("node[1-3", "hosts:1: hosts 'node[1-3': brackets do not match"),
+        ("node[3-1]", "hosts:1: hosts 'node[3-1]': 3-1 runs backwards"),
+        ("node[1-99999999]", "hosts:1: hosts 'node[1-99999999]': more than 65536"),
+        ("node1:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
+        ("node[1-2]:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
+        ("10.0.0.1:4", "hosts:1: 10.0.0.1:4: ':4' is not read here; write 10.0.0.1 slots=4"),
+        ("[::1]:4", "hosts:1: hosts '[::1]:4': [::1]: accepted: numbers and ranges"),
+        ("node1:eth0", "hosts:1: 'node1:eth0' is no host's name"),
+        ("node1 slots=" + "9" * 5000, "hosts:1: slots=" + "9" * 51 + "…: accepted: a whole number"),
+        ("n[" + "9" * 5000 + "]", "hosts:1: hosts 'n[9999"),
+        ("node$(reboot)", "hosts:1: 'node$(reboot)' is no host's name"),
+    ],
+)
+def test_what_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_hosts(text, "hosts")
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 240
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"), [("a slots=8\nb slots=4", 4), ("a slots=8\nb", None), ("a", None)]
+)
+def test_slots_that_every_host_has(text: str, slots: int | None) -> None:
+    assert slots_of(parse_hosts(text, "hosts")) == slots
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="hosts: no such file or directory; accepted: a file"):
+        read_hostfile(tmp_path / "hosts")
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="hosts: not UTF-8"):
+        read_hostfile(tmp_path / "hosts")

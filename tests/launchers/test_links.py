@@ -1,0 +1,152 @@
+"""Links are real: two networks that reach every node, at the rate they were given, and no more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.rack.wiring import burst_bytes
+
+if TYPE_CHECKING:
+    from tests.launchers.conftest import RunOn
+
+# What the first megabyte is for: it empties the queues' burst allowance and opens TCP's window.
+RECEIVER = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], 7000))
+print("up", flush=True)
+peer, address = server.accept()
+seen, start, at_start = 0, None, 0
+while data := peer.recv(1 << 16):
+    seen += len(data)
+    if start is None and seen >= 1 << 20:
+        start, at_start = time.monotonic(), seen
+end = time.monotonic()
+print(address[0], (seen - at_start) * 8e-6 / (end - start) if start else 0.0)
+"""
+SENDER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7000), 5) as peer:
+    peer.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+def transfer(
+    rack: Rack, source: Node, target: Node, name: str, size_bytes: int
+) -> tuple[str, float]:
+    """Address the receiver saw, and Mbit/s of payload."""
+    (receive,) = rack.commands([target], [sys.executable, "-c", RECEIVER, name])
+    (send,) = rack.commands([source], [sys.executable, "-c", SENDER, name, str(size_bytes)])
+    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout is not None
+        try:
+            assert receiver.stdout.readline() == "up\n"
+            subprocess.run(send, check=True, timeout=20)
+            address, rate = receiver.stdout.read().split()
+        finally:
+            receiver.terminate()
+    return address, float(rate)
+
+
+@pytest.mark.parametrize(
+    ("rate_mbit_s", "size_bytes"), [(1, 68_000), (100, 125_000), (200, 250_000), (1000, 256_000)]
+)
+def test_a_slow_link_is_flattered_by_a_small_burst_only(
+    rate_mbit_s: float, size_bytes: int
+) -> None:
+    assert burst_bytes(rate_mbit_s) == size_bytes
+
+
+def test_both_networks_reach_every_node(rack: Rack) -> None:
+    one, other, third = rack.nodes
+    assert transfer(rack, one, other, "node1", 10)[0] == one.address
+    assert transfer(rack, one, third, "node2-fab", 10)[0] == one.fabric_address
+    assert transfer(rack, other, one, "node0-fab", 10)[0] == other.fabric_address
+
+
+@pytest.mark.parametrize(
+    ("name", "link_mbit_s", "size_bytes"), [("node1-fab", 80, 6 << 20), ("node1", 16, 3 << 20)]
+)
+def test_the_rate_is_the_links(rack: Rack, name: str, link_mbit_s: float, size_bytes: int) -> None:
+    # A receiver that was not run for a while finds much waiting, and looks fast: not every time.
+    rates: list[float] = []
+    while len(rates) < 3 and not any(0.7 * link_mbit_s < r < 1.1 * link_mbit_s for r in rates):
+        rates.append(transfer(rack, rack.nodes[0], rack.nodes[1], name, size_bytes)[1])
+    assert 0.7 * link_mbit_s < rates[-1] < 1.1 * link_mbit_s, rates
+
+
+@pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0)])
+def test_another_rate_counts_at_once_and_in_both_directions(
+    rack: Rack, source: int, target: int
+) -> None:
+    rack.set_rate(rack.nodes[1], "fab0", 20)
+    try:
+        _, rate = transfer(
+            rack, rack.nodes[source], rack.nodes[target], f"node{target}-fab", 3 << 20
+        )
+        assert 0.7 * 20 < rate < 1.1 * 20
+    finally:
+        rack.set_rate(rack.nodes[1], "fab0", 80)
+
+
+def test_a_rate_outlives_a_reboot(rack: Rack) -> None:
+    node = rack.nodes[1]
+    rack.set_rate(node, "fab0", 20)
+    rack.power_off(node)
+    rack.power_on(node)
+    try:
+        assert transfer(rack, rack.nodes[0], node, "node1-fab", 2 << 20)[1] < 40
+        rack.power_off(node)
+        rack.set_rate(node, "fab0", 80)
+        rack.power_on(node)
+        assert transfer(rack, rack.nodes[0], node, "node1-fab", 4 << 20)[1] > 40
+    finally:
+        rack.set_rate(node, "fab0", 80)
+        rack.power_on(node)
+
+
+def test_a_port_that_is_down_takes_the_carrier_away(rack: Rack, run_on: RunOn) -> None:
+    node = rack.nodes[1]
+    carrier = ["cat", "/sys/class/net/fab0/carrier"]
+    assert run_on(rack, node, carrier).stdout == "1\n"
+    rack.set_link(node, "fab0", up=False)
+    try:
+        assert run_on(rack, node, carrier).stdout == "0\n"
+        assert transfer(rack, rack.nodes[0], node, "node1", 10)[0] == rack.nodes[0].address
+        rack.power_off(node)
+        rack.power_on(node)
+        assert run_on(rack, node, carrier).stdout == "0\n"
+    finally:
+        rack.set_link(node, "fab0", up=True)
+    assert run_on(rack, node, carrier).stdout == "1\n"
+    assert transfer(rack, rack.nodes[0], node, "node1-fab", 10)[0] == rack.nodes[0].fabric_address
+
+
+def test_a_node_reaches_nothing_but_the_rack(rack: Rack, run_on: RunOn) -> None:
+    script = (
+        "import socket\n"
+        "try: socket.create_connection(('192.0.2.1', 80), 2); print('reached')\n"
+        "except OSError as error: print(error.strerror)"
+    )
+    done = run_on(rack, rack.nodes[0], [sys.executable, "-c", script])
+    assert done.stdout == "Network is unreachable\n"
+
+
+def test_links_are_silent_when_nobody_talks(rack: Rack, run_on: RunOn) -> None:
+    files = [f"/sys/class/net/fab0/statistics/{way}_packets" for way in ("tx", "rx")]
+    before = run_on(rack, rack.nodes[2], ["cat", *files]).stdout
+    run_on(rack, rack.nodes[2], ["sleep", "0.5"])
+    assert run_on(rack, rack.nodes[2], ["cat", *files]).stdout == before
+
+
+def test_only_ipv4_on_links(rack: Rack, run_on: RunOn) -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    done = run_on(rack, rack.nodes[0], ["cat", "/proc/net/if_inet6"])
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["lo"]

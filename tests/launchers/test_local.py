@@ -1,0 +1,38 @@
+"""The launcher without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.local import Local
+from pytest_mnode.launchers.node import Launcher, Node
+
+
+def test_nodes_are_this_machine() -> None:
+    local: Launcher = Local(nodes=2)
+    local.start()
+    assert local.nodes == (
+        Node("local0", 0, "127.0.0.1", "127.0.0.1", "lo"),
+        Node("local1", 1, "127.0.0.1", "127.0.0.1", "lo"),
+    )
+    assert local.shared_kernel
+    local.close()
+    local.close()
+
+
+def test_commands_are_the_command() -> None:
+    local = Local(nodes=3)
+    argv = ["echo", "a b", "'"]
+    assert local.commands(local.nodes[1:], argv) == [argv, argv]
+    assert local.agent_command(argv) == argv
+    assert local.doorway(local.nodes[0]) is None
+
+
+def test_no_power_switch() -> None:
+    assert not hasattr(Local(nodes=1), "power_off")
+
+
+def test_needs_a_node() -> None:
+    with pytest.raises(UsageError, match="local: 0 nodes: need at least 1"):
+        Local(nodes=0)

@@ -1,0 +1,148 @@
+"""A node can be lost, switched off and booted, and everybody is told which and why."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.launchers.rack import Rack
+
+if TYPE_CHECKING:
+    from tests.launchers.conftest import RunOn
+
+Losses = queue.SimpleQueue[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def losses(rack: Rack) -> Losses:
+    losses: Losses = queue.SimpleQueue()
+    rack.watch(lambda node, reason: losses.put((node, reason)))
+    return losses
+
+
+@pytest.fixture(autouse=True)
+def _all_on(rack: Rack, losses: Losses) -> Iterator[None]:
+    yield
+    for node in rack.nodes:
+        rack.power_on(node)
+    while not losses.empty():
+        losses.get()
+
+
+def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> None:
+    sleepers = [
+        subprocess.Popen(command) for command in rack.commands(rack.nodes[:2], ["sleep", "60"])
+    ]
+    deadline = time.monotonic() + 5
+    while rack.switch(["ps", "ax", "-o", "comm"]).split().count("sleep") < 2:
+        assert time.monotonic() < deadline
+    rack.power_off(rack.nodes[1])
+    assert sleepers[1].wait(5) == 137
+    assert sleepers[0].poll() is None
+    sleepers[0].terminate()
+    assert sleepers[0].wait(5) == 143
+
+
+def test_a_node_that_is_off_is_named(rack: Rack, losses: Losses) -> None:
+    node = rack.nodes[1]
+    rack.power_off(node)
+    assert losses.get(timeout=5) == ("node1", "powered off")
+    with pytest.raises(NodeLostError, match="node1 is not there: powered off") as caught:
+        rack.commands(rack.nodes, ["true"])
+    assert caught.value.node == "node1"
+    with pytest.raises(NodeLostError, match="node1 is not there: powered off"):
+        rack.doorway(node)
+    assert rack.commands(rack.nodes[:1], ["true"])
+
+
+def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> None:
+    node = rack.nodes[1]
+    old = rack.doorway(node)
+    run_on(rack, node, ["touch", "/dev/shm/trace"])
+    rack.power_off(node)
+    start = time.monotonic()
+    rack.power_on(node)
+    assert time.monotonic() - start < 3
+    assert rack.doorway(node) != old
+    done = run_on(
+        rack, node, ["sh", "-c", "uname -n; ls /dev/shm; cat /sys/class/net/fab0/address"]
+    )
+    assert done.stdout == f"node1\n{rack.plan.mac(1, 'fab0')}\n"
+
+
+def test_off_and_on_twice_is_no_harm(rack: Rack, losses: Losses) -> None:
+    node = rack.nodes[0]
+    rack.power_on(node)
+    rack.power_off(node)
+    rack.power_off(node)
+    rack.power_on(node)
+    assert losses.get(timeout=5) == ("node0", "powered off")
+    assert losses.empty()
+
+
+def test_a_node_that_dies_by_itself_is_told(rack: Rack, losses: Losses, run_on: RunOn) -> None:
+    node = rack.nodes[2]
+    (command,) = rack.commands([node], ["true"])
+    place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
+    os.kill(int(command[place + 1]), signal.SIGKILL)
+    assert losses.get(timeout=5) == ("node2", "its first process ended (SIGKILL)")
+    with pytest.raises(NodeLostError, match=r"node2 is not there: its first process ended"):
+        rack.doorway(node)
+    rack.power_on(node)
+    assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
+
+
+def test_whoever_is_told_may_use_the_rack(rack: Rack) -> None:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def boot_again(node: str, _: str) -> None:
+        if node == "node1":
+            rack.power_on(rack.nodes[1])
+            done.put(rack.doorway(rack.nodes[1]))
+
+    rack.watch(boot_again)
+    try:
+        rack.power_off(rack.nodes[1])
+        assert done.get(timeout=5) == rack.doorway(rack.nodes[1])
+    finally:
+        rack.unwatch(boot_again)
+
+
+def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
+    if mode == "root":
+        pytest.skip("its limits are the host's")
+    limit = "/proc/sys/user/max_uts_namespaces"
+    before = rack.switch(["cat", limit]).strip()
+    rack.power_off(rack.nodes[1])
+    rack.switch(["sh", "-c", f"echo 0 > {limit}"])
+    try:
+        with pytest.raises(
+            ClusterError,
+            match=r"cannot switch nodes on: node1 did not boot: failed at namespaces: .*space",
+        ):
+            rack.power_on(rack.nodes[1])
+    finally:
+        rack.switch(["sh", "-c", f"echo {before} > {limit}"])
+    assert rack.commands([rack.nodes[0]], ["true"])
+
+
+def test_the_end_of_the_keeper_is_the_end_of_all_nodes(one_node: Rack) -> None:
+    losses: Losses = queue.SimpleQueue()
+    one_node.watch(lambda node, reason: losses.put((node, reason)))
+    sleeper = subprocess.Popen(one_node.agent_command(["sleep", "60"]))
+    assert one_node.keeper_pid is not None
+    os.kill(one_node.keeper_pid, signal.SIGKILL)
+    assert losses.get(timeout=5) == ("node0", "the rack's keeper ended")
+    assert sleeper.wait(5) in (125, 137)
+    with pytest.raises(ClusterError, match="node0 is not there: the rack's keeper ended"):
+        one_node.commands(one_node.nodes, ["true"])
+    with pytest.raises(ClusterError, match="cannot switch nodes on: node0: the rack is down"):
+        one_node.power_on(one_node.nodes[0])

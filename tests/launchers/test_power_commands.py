@@ -1,0 +1,110 @@
+"""Nodes switched by the commands that the spec names."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_mnode.errors import ClusterError, SpecError
+from pytest_mnode.launchers import power
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.power import Power
+
+NODE = Node("n1", 0, "10.0.0.1")
+
+
+def section_of(off: str, on: str, limit: str = "60 s") -> Power:
+    page = {"switch_off": off, "switch_on": on, "command_within": limit}
+    return Power.model_validate(page)
+
+
+def test_the_node_is_named_in_the_command(tmp_path: Path) -> None:
+    section = section_of(f"touch '{tmp_path}/off {{node}}'", "true {node}")
+    assert power.switch(section, "off", NODE) is section
+    assert (tmp_path / "off n1").exists()
+    assert power.argv("bmc -H {node}-bmc 'a b'", "n1") == ["bmc", "-H", "n1-bmc", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sh -c 'echo no such node {node} >&2; exit 3'",
+         "power.switch_off: sh for n1 ended with 3: no such node n1"),
+        ("false {node}", "power.switch_off: false for n1 ended with 1: it said nothing"),
+        ("no-such-command {node}", "power.switch_off: no-such-command: No such file or directory"),
+        ("sh -c 'sleep 60' {node}", "power.switch_off: sh for n1 had not ended after 0.2 s"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_in_one_line(command: str, message: str) -> None:
+    section = section_of(command, command, "0.2 s")
+    with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
+        power.switch(section, "off", NODE)
+
+
+def test_what_it_leaves_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
+    """A virtual machine, or a program that powers on when asked once more."""
+    note = tmp_path / "pid"
+    on = f"sh -c 'sleep 60 & echo $! > {note}; echo {{node}} started'"
+    section = section_of("true {node}", on, "10 s")
+    assert power.switch(section, "on", NODE) is section
+    left = psutil.Process(int(note.read_text()))
+    assert left.is_running()
+    left.kill()
+
+
+def test_one_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    section = section_of(
+        "true {node}", f"sh -c 'sleep 60 & echo $! > {note}; wait' {{node}}", "1 s"
+    )
+    with pytest.raises(ClusterError, match="had not ended after 1 s"):
+        power.switch(section, "on", NODE)
+    end = time.monotonic() + 10
+    while psutil.pid_exists(int(note.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_spec_that_names_no_command() -> None:
+    message = "cannot switch n1 on: the spec names no command for it (power.switch_on)"
+    with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
+        power.switch(None, "on", NODE)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "{switch_off: reboot, switch_on: 'wake {node}'}",
+            "power.switch_off: 'reboot' does not say which node; acc",
+        ),
+        (
+            "{switch_off: 'x {node}', switch_on: \"y '{node}\"}",
+            'power.switch_on: "y \'{node}": No closing quotation',
+        ),
+        ("{switch_off: 'x {node}'}", "power.switch_on: missing"),
+    ],
+)
+def test_a_section_that_makes_no_sense(tmp_path: Path, section: str, message: str) -> None:
+    page = tmp_path / "spec.yaml"
+    page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
+    with pytest.raises(SpecError, match=re.escape(message)):
+        load_spec(page)
+
+
+def test_a_section_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "spec.yaml"
+    section = "{switch_off: 'bmc {node} off', switch_on: 'bmc {node} on', within: 15 min}"
+    page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
+    found = load_spec(page).power
+    assert found is not None
+    assert (found.switch_off, found.within_s, found.command_within_s) == (
+        "bmc {node} off",
+        900.0,
+        60.0,
+    )

@@ -1,0 +1,171 @@
+"""Where no rack can be had, one line says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.rack import Rack, mounts, namespaces, probe
+
+
+def deny(number: int, step: str) -> OSError:
+    return OSError(number, os.strerror(number), step)
+
+
+@pytest.mark.parametrize(
+    ("mode", "number", "message"),
+    [
+        ("root", errno.EPERM, r"unshare as root: Operation not permitted \(a container without"),
+        ("rootless", errno.ENOSPC, "unshare in a user namespace: No space left on device"),
+        ("root", errno.EINVAL, "unshare as root: Invalid argument$"),
+    ],
+)
+def test_reason_when_namespaces_are_denied(
+    monkeypatch: pytest.MonkeyPatch, mode: str, number: int, message: str
+) -> None:
+    def denied(flags: int) -> None:
+        raise deny(number, "unshare")
+
+    monkeypatch.setattr(namespaces, "unshare", denied)
+    reason = Rack.unavailable(mode)
+    assert reason is not None
+    assert re.match(message, reason)
+    assert "\n" not in reason
+
+
+def test_reason_names_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    setting = tmp_path / "max"
+    setting.write_text("0\n")
+    monkeypatch.setattr(probe, "_HINTS", ((str(setting), "0", "user.max_user_namespaces=0"),))
+    error = deny(errno.ENOSPC, "unshare(user)")
+    assert probe.reason(error, rootless=True) == (
+        "unshare(user) in a user namespace: No space left on device (user.max_user_namespaces=0)"
+    )
+    assert "max_user" not in probe.reason(error, rootless=False)
+
+
+@pytest.mark.usefixtures("_rack_possible")
+def test_reason_when_mounts_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied() -> None:
+        raise deny(errno.EPERM, "mount sysfs on /sys")
+
+    monkeypatch.setattr(mounts, "mount_sys", denied)
+    reason = Rack.unavailable()
+    assert reason is not None
+    assert reason.startswith("mount sysfs on /sys ")
+
+
+def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LIMIT_S", 0.1)
+    monkeypatch.setattr(namespaces, "unshare", lambda _: time.sleep(60))
+    assert Rack.unavailable() == "trying namespaces took more than 0.1 s"
+
+
+def test_a_probe_that_crashes_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "unshare", lambda _: os._exit(3))
+    assert Rack.unavailable("root") == "trying namespaces crashed"
+
+
+def test_probing_changes_nothing_here(mode: str) -> None:
+    links = [Path("/proc/self/ns", kind) for kind in namespaces.KINDS]
+    before = [link.readlink() for link in links]
+    assert Rack.unavailable(mode) is None
+    assert [link.readlink() for link in links] == before
+
+
+def test_a_start_that_fails_gives_the_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such thing >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    rack = Rack(1)
+    with pytest.raises(ClusterError, match="rack: start: the keeper is gone: no such thing"):
+        rack.start()
+    with pytest.raises(ClusterError, match="node0 is not there: the rack is closed"):
+        rack.commands(rack.nodes, ["true"])
+
+
+NESTED = """
+from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.errors import ClusterError
+try:
+    with Rack(1, mode="root") as rack:
+        print(rack.switch(["echo", "nested"]), end="")
+except ClusterError as error:
+    print(error)
+"""
+
+
+@pytest.mark.usefixtures("_rack_possible")
+def test_a_start_that_is_refused_names_the_step() -> None:
+    """A rack within a rack, whose limits can be lowered without harm to anybody."""
+    nested = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{NESTED}"]
+    with Rack(1, mode="rootless") as rack:
+        assert rack.switch(nested) == "nested\n"
+        rack.switch(["sh", "-c", "echo 0 > /proc/sys/user/max_uts_namespaces"])
+        assert rack.switch(nested) == (
+            "rack: cannot start: node0 did not boot: failed at namespaces: [Errno 28]"
+            " No space left on device: 'unshare(net+uts+ipc+mnt)'\n"
+        )
+
+
+# Python itself may lie where only root gets: in a mount namespace of its own that can be mended.
+BECOME_ORDINARY = """
+import os, sys
+from pathlib import Path
+from pytest_mnode.launchers.rack import namespaces as ns
+ns.unshare(ns.NEWNS)
+ns.mount("none", "/", flags=ns.MS_REC | ns.MS_PRIVATE)
+for place in sorted({sys.base_prefix, sys.prefix, *sys.argv[2:]}, key=len):
+    way = [Path(place), *Path(place).parents]
+    if shut := [step for step in way if step.stat().st_mode & 5 != 5]:
+        fd = os.open(place, os.O_PATH)
+        ns.mount("open", str(shut[-1]), "tmpfs", 0, "mode=755")
+        Path(place).mkdir(parents=True)
+        ns.mount(f"/proc/self/fd/{fd}", place, flags=ns.MS_BIND | ns.MS_REC)
+        os.close(fd)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+os.chdir("/")
+os.execv(sys.executable, [sys.executable, "-u", "-c", sys.argv[1]])
+"""
+ORDINARY = """
+import os, subprocess
+from pytest_mnode.launchers.rack import Rack
+assert os.geteuid() == 65534
+print(Rack.unavailable())
+with Rack(2) as rack:
+    for command in rack.commands(rack.nodes, ["sh", "-c", "uname -n; id -u"]):
+        subprocess.run(command, check=True)
+    rack.power_off(rack.nodes[1])
+    rack.power_on(rack.nodes[1])
+    rack.set_rate(rack.nodes[1], "fab0", 50)
+    print(rack.switch(["cat", "/sys/class/net/fab0-node1/operstate"]), end="")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.usefixtures("_rack_possible")
+def test_an_ordinary_user_gets_a_rack() -> None:
+    path = [entry for entry in sys.path if Path(entry).is_dir()]
+    done = subprocess.run(
+        [sys.executable, "-c", BECOME_ORDINARY, ORDINARY, *path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["None", "node0", "0", "node1", "0", "up"]

@@ -1,0 +1,173 @@
+"""What a node of the rack is: a machine of its own in all that matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode.errors import ClusterError, TimeLimitError
+from pytest_mnode.launchers.rack import Rack
+
+if TYPE_CHECKING:
+    from tests.launchers.conftest import RunOn
+
+
+def output(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def interfaces() -> set[str]:
+    return {line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()}
+
+
+def test_the_host_keeps_its_network_names_and_mounts(rack: Rack) -> None:
+    assert not interfaces() & {"fab0", "mgmt0", "fab0-node0"}
+    assert "node0" not in Path("/etc/hosts").read_text()
+    assert not os.uname().nodename.startswith("node")
+    assert "/etc/hosts" not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_a_node_has_its_own_name(rack: Rack, run_on: RunOn) -> None:
+    for node in rack.nodes:
+        assert output(run_on(rack, node, ["uname", "-n"])).strip() == node.name
+
+
+def test_names_resolve_both_ways_on_nodes_and_for_the_agent(rack: Rack, run_on: RunOn) -> None:
+    script = (
+        "import json, socket\n"
+        "def back(a): return socket.getnameinfo((a, 1), socket.NI_NAMEREQD)[0]\n"
+        "print(json.dumps([socket.gethostbyname(n) for n in ('node2', 'node2-fab', 'localhost')]"
+        " + [back(a) for a in ('10.77.0.3', '::ffff:10.77.0.3', '::ffff:10.78.0.3')]))"
+    )
+    expected = ["10.77.0.3", "10.78.0.3", "127.0.0.1", "node2", "node2", "node2-fab"]
+    argv = [sys.executable, "-c", script]
+    assert json.loads(output(run_on(rack, rack.nodes[0], argv))) == expected
+    assert json.loads(rack.switch(argv)) == expected
+
+
+def test_an_unknown_name_fails_at_once(rack: Rack, run_on: RunOn) -> None:
+    script = (
+        "import socket, time; start = time.monotonic()\n"
+        "try: socket.gethostbyname('no.such.example'); print('found')\n"
+        "except socket.gaierror: print(time.monotonic() - start)"
+    )
+    assert float(output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]))) < 0.5
+
+
+def test_hosts_can_be_wrong_on_one_node_alone(rack: Rack, run_on: RunOn) -> None:
+    one, other, _ = rack.nodes
+    before = Path("/etc/hosts").read_bytes()
+    output(run_on(rack, one, ["sh", "-c", "echo 10.77.0.9 node9 >> /etc/hosts"]))
+    assert "10.77.0.9" in output(run_on(rack, one, ["getent", "hosts", "node9"]))
+    assert run_on(rack, other, ["getent", "hosts", "node9"]).returncode != 0
+    assert Path("/etc/hosts").read_bytes() == before
+
+
+def test_shared_memory_is_the_nodes_own_and_limited(rack: Rack, run_on: RunOn) -> None:
+    one, other, _ = rack.nodes
+    output(run_on(rack, one, ["sh", "-c", "echo x > /dev/shm/mnode-test"]))
+    assert output(run_on(rack, other, ["ls", "/dev/shm"])) == ""
+    assert rack.switch(["ls", "/dev/shm"]) == ""
+    assert not Path("/dev/shm/mnode-test").exists()
+    full = run_on(rack, one, ["dd", "if=/dev/zero", "of=/dev/shm/big", "bs=1M", "count=9"])
+    assert "No space left" in full.stderr
+    output(run_on(rack, one, ["rm", "/dev/shm/big"]))
+
+
+def test_processes_of_others_are_out_of_sight(rack: Rack, run_on: RunOn) -> None:
+    script = "import os; print([p for p in os.listdir('/proc') if p.isdigit()], os.getpid())"
+    seen = output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]))
+    pids, own = seen.rsplit("]", 1)
+    assert sorted(pids.strip("[").replace("'", "").split(", "), key=int) == ["1", own.strip()]
+
+
+def test_network_counters_under_sys_are_the_nodes_own(rack: Rack, run_on: RunOn) -> None:
+    assert output(run_on(rack, rack.nodes[0], ["ls", "/sys/class/net"])).split() == [
+        "fab0",
+        "lo",
+        "mgmt0",
+    ]
+    assert rack.switch_port(rack.nodes[1], "fab0") == "fab0-node1"
+    assert "fab0-node1" in rack.switch(["ls", "/sys/class/net"]).split()
+
+
+def test_cgroups_stay_where_they_were(rack: Rack, run_on: RunOn) -> None:
+    cgroups = Path("/sys/fs/cgroup")
+    if not cgroups.is_dir():
+        pytest.skip("no cgroups here")
+    listed = output(run_on(rack, rack.nodes[0], ["ls", str(cgroups)])).split()
+    assert listed == sorted(entry.name for entry in cgroups.iterdir())
+
+
+def test_files_are_the_hosts(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("from the host")
+    script = ["sh", "-c", "cat in; echo from the node > out"]
+    assert output(run_on(rack, rack.nodes[0], script, cwd=tmp_path)) == "from the host"
+    assert (tmp_path / "out").read_text() == "from the node\n"
+    assert (tmp_path / "out").stat().st_uid == os.geteuid()
+
+
+def test_every_namespace_is_the_nodes_own(rack: Rack, run_on: RunOn) -> None:
+    links = [f"/proc/self/ns/{kind}" for kind in ("ipc", "net", "uts", "mnt", "pid")]
+    seen = {str(Path(link).readlink()) for link in links}
+    for node in rack.nodes:
+        seen |= set(output(run_on(rack, node, ["readlink", *links])).split())
+    assert len(seen) == len(links) * (1 + len(rack.nodes))
+
+
+def test_orphans_are_buried(rack: Rack, run_on: RunOn) -> None:
+    output(run_on(rack, rack.nodes[0], ["sh", "-c", "(sleep 0.05 &) ; true"]))
+    script = (
+        "import os, time; time.sleep(0.15); print(*(p for p in os.listdir('/proc') if p.isdigit()))"
+    )
+    assert len(output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script])).split()) == 2
+
+
+def test_an_agent_enters_nodes_by_their_doorways(rack: Rack) -> None:
+    script = (
+        "import os, sys\n"
+        "from pytest_mnode.launchers.rack import namespaces\n"
+        "for pid in sys.argv[1:]:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        namespaces.enter(int(pid))\n"
+        "        if not os.fork():\n"
+        "            print(os.uname().nodename, os.getcwd(), os.getpid() > 1, flush=True)\n"
+        "            os._exit(0)\n"
+        "        os.wait(); os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+    )
+    doorways = [str(rack.doorway(node)) for node in rack.nodes]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        rack.agent_command([sys.executable, "-c", script, *doorways]),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+        env=environment,
+    )
+    here = Path.cwd()
+    assert output(done).splitlines() == [f"{node.name} {here} True" for node in rack.nodes]
+
+
+def test_a_command_at_the_switch_that_fails_says_why(rack: Rack) -> None:
+    with pytest.raises(ClusterError, match="switch: sh ended with status 3: no such port"):
+        rack.switch(["sh", "-c", "echo no such port >&2; exit 3"])
+    with pytest.raises(TimeLimitError, match=r"switch: sleep took more than 0\.2 s"):
+        rack.switch(["sleep", "5"], timeout_s=0.2)
+
+
+def test_rootless_maps_root_alone_or_everybody(rack: Rack, mode: str, run_on: RunOn) -> None:
+    assert output(run_on(rack, rack.nodes[0], ["id", "-u"])).strip() == (
+        "0" if mode == "rootless" or os.geteuid() == 0 else str(os.geteuid())
+    )
+    users = output(run_on(rack, rack.nodes[0], ["readlink", "/proc/self/ns/user"])).strip()
+    assert (users == str(Path("/proc/self/ns/user").readlink())) == (mode == "root")

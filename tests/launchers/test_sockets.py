@@ -1,0 +1,187 @@
+"""The sockets that nodes of the rack show: how CPUs are shared out, and what a node sees of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.node import Shown
+from pytest_mnode.launchers.rack import Layout, Rack
+from pytest_mnode.launchers.rack.plan import Link, Plan
+from pytest_mnode.launchers.rack.protocol import Setup, decode, encode
+from pytest_mnode.launchers.rack.shown import accelerator_addresses, tree
+from pytest_mnode.launchers.rack.sockets import Memory, board, this_machine, why_not
+from pytest_mnode.machine.numa import read_numa
+
+if TYPE_CHECKING:
+    from tests.launchers.conftest import RunOn
+
+GIB = 1 << 30
+
+
+def machine(*cpus: int, threads: int = 1) -> list[Memory]:
+    """NUMA nodes with so many CPUs each; threads of a core are neighbours."""
+    first, nodes = 0, []
+    for number, count in enumerate(cpus):
+        cores = [tuple(range(c, c + threads)) for c in range(first, first + count, threads)]
+        nodes.append(Memory(number, 4 * GIB, tuple(cores)))
+        first += count
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("cpus", "nodes", "node", "expected"),
+    [
+        ((2,), 4, 3, [(0,), (1,)]),
+        ((4,), 4, 0, [(0, 1), (2, 3)]),
+        ((3,), 1, 0, [(0, 1), (2,)]),
+        ((64,), 1, 0, [tuple(range(32)), tuple(range(32, 64))]),
+        ((64,), 4, 1, [tuple(range(8, 16)), tuple(range(40, 48))]),  # cores of its own
+        ((64,), 16, 15, [(30, 31), (62, 63)]),
+        ((16,), 16, 5, [tuple(range(8)), tuple(range(8, 16))]),  # too few: all show all
+        ((8, 8), 2, 1, [(4, 5, 6, 7), (12, 13, 14, 15)]),  # the machine's own sockets
+    ],
+)
+def test_cpus_are_shared_out(
+    cpus: tuple[int, ...], nodes: int, node: int, expected: list[tuple[int, ...]]
+) -> None:
+    shown = board(machine(*cpus), Layout(), node, nodes)
+    assert [socket.cpus for socket in shown.sockets] == expected
+
+
+def test_threads_of_a_core_stay_together_where_there_are_cores_enough() -> None:
+    assert [s.cpus for s in board(machine(6, threads=2), Layout(), 0, 1).sockets] == [
+        (0, 1, 2, 3),
+        (4, 5),
+    ]
+    assert [s.cpus for s in board(machine(2, threads=2), Layout(), 0, 1).sockets] == [(0,), (1,)]
+
+
+def test_memory_is_shown_where_it_is() -> None:
+    one = board(machine(4), Layout(), 0, 1)
+    assert [(s.number, bool(s.size_bytes)) for s in one.sockets] == [(0, True), (1, False)]
+    two = board(machine(4, 4), Layout(), 0, 1)
+    assert [(s.number, bool(s.size_bytes)) for s in two.sockets] == [(0, True), (1, True)]
+    # Only one of the machine's nodes has CPUs for us: the other socket has none of its memory.
+    lone = [Memory(0, 4 * GIB, ()), Memory(1, 4 * GIB, ((4,), (5,)))]
+    sockets = board(lone, Layout(), 0, 1).sockets
+    assert [(s.number, s.cpus, bool(s.size_bytes)) for s in sockets] == [
+        (0, (4,), False),
+        (1, (5,), True),
+    ]
+
+
+def test_nodes_take_turns() -> None:
+    boards = [board(machine(4), Layout(), node, 3) for node in range(3)]
+    assert [b.accelerators for b in boards] == [(0, 1), (1, 0), (0, 1)]
+    assert [(b.fabric, b.management) for b in boards] == [(0, 1), (1, 0), (0, 1)]
+    # A place keeps its number wherever it is: local rank 0 is beside the fabric's NIC.
+    assert [list(accelerator_addresses(b)) for b in boards[:2]] == [
+        ["0000:01:00.0", "0000:21:00.0"],
+        ["0000:21:00.0", "0000:01:00.0"],
+    ]
+
+
+def test_one_cpu_shows_no_two_sockets_and_says_so() -> None:
+    assert why_not(machine(2), Layout()) is None
+    why = "2 sockets need as many CPUs, and this machine lets us use 1"
+    assert why_not(machine(1), Layout()) == why
+    plan = Plan(2, Link("fab0", 80), Link("mgmt0", 8), 1 << 20, Layout(), tuple(machine(1)), "/x")
+    assert plan.board(0) is None
+    assert {node.shown for node in plan.members()} == {Shown(missing=why)}
+
+
+def test_a_layout_with_a_place_on_no_socket_is_refused() -> None:
+    with pytest.raises(UsageError, match="rack: fabric on socket 2: there are 2"):
+        Layout(fabric=2)
+    with pytest.raises(UsageError, match="rack: 9 sockets: needs 1 to 8"):
+        Layout(sockets=9)
+    with pytest.raises(UsageError, match="sockets to show, and no directory for it"):
+        Rack(1, layout=Layout())
+
+
+def test_the_plan_crosses_the_line_whole() -> None:
+    links = Link("fab0", 80), Link("mgmt0", 8)
+    plan = Plan(2, *links, 1 << 20, Layout(accelerators=(0, 0, 1)), tuple(machine(4, 4)), "/x")
+    setup = Setup(plan, True, 1, ())
+    assert decode(encode(setup)) == setup
+
+
+def test_readers_find_in_the_tree_what_the_board_says(tmp_path: Path) -> None:
+    layout = Layout(sockets=3, accelerators=(0, 0, 1, 2))
+    write(tmp_path, board(machine(8), layout, 0, 1))
+    numa = read_numa(tmp_path)
+    assert [(n.number, sorted(n.cpus or ())) for n in numa.nodes] == [
+        (0, [0, 1, 2]),
+        (1, [3, 4, 5]),
+        (2, [6, 7]),
+    ]
+    assert [n.memory_bytes for n in numa.nodes] == [4 * GIB, 0, 0]
+    assert (numa.distance(0, 0), numa.distance(0, 2)) == (10, 21)
+    devices = tmp_path / "sys/bus/pci/devices"
+    homes = {path.name: (path / "numa_node").read_text().strip() for path in devices.iterdir()}
+    addresses = list(accelerator_addresses(board(machine(8), layout, 0, 1)))
+    assert [homes[address] for address in addresses] == ["0", "0", "1", "2"]
+    # The fabric's NIC is behind the port of the first accelerator, and the other link is elsewhere.
+    assert (tmp_path / "sys/class/net/fab0/device").resolve().parent == (
+        devices / addresses[0]
+    ).resolve().parent
+    assert (tmp_path / "sys/class/net/mgmt0/device/numa_node").read_text() == "1\n"
+    # What ranks find when they bind themselves is what was shared out.
+    found = this_machine(tmp_path, usable=range(8))
+    assert [[cpu for core in m.cores for cpu in core] for m in found] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7],
+    ]
+
+
+def write(root: Path, shown: object) -> None:
+    made = tree(shown, "fab0", "mgmt0")  # type: ignore[arg-type]
+    for name, text in made.files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    for name, target in made.links.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(target)
+
+
+def test_a_machine_that_tells_no_numa_nodes_is_one(tmp_path: Path) -> None:
+    assert this_machine(tmp_path, usable=[3, 1]) == [Memory(0, 0, ((1,), (3,)))]
+
+
+def test_a_node_shows_its_sockets_and_nobody_else_does(
+    mode: str, tmp_path: Path, run_on: RunOn
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU")
+    tmp_path.chmod(0o755)
+    place = tmp_path / "shown"
+    with Rack(2, mode=mode, layout=Layout(), shown_at=place) as rack:
+        lists = [output(run_on, rack, i, "sys/devices/system/node/node0/cpulist") for i in (0, 1)]
+        assert lists[0] == lists[1]
+        sides = [output(run_on, rack, i, "sys/class/net/fab0/device/numa_node") for i in (0, 1)]
+        assert sides == ["0\n", "1\n"]
+        # The rest of an interface is the node's real one.
+        assert output(run_on, rack, 0, "sys/class/net/fab0/operstate") == "up\n"
+        assert rack.nodes[0].shown.sysfs_root == str(place)
+        assert list(place.iterdir()) == []
+        rack.power_off(rack.nodes[1])
+        rack.power_on(rack.nodes[1])
+        assert output(run_on, rack, 1, "sys/class/net/fab0/device/numa_node") == "1\n"
+    assert list(place.iterdir()) == []
+    assert str(place) not in Path("/proc/self/mountinfo").read_text()
+
+
+def output(run_on: RunOn, rack: Rack, index: int, file: str) -> str:
+    node = rack.nodes[index]
+    done: subprocess.CompletedProcess[str] = run_on(
+        rack, node, ["cat", f"{node.shown.sysfs_root}/{file}"]
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,203 @@
+"""The launcher over ssh, as far as it needs no sshd."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
+from pytest_mnode.launchers.hostfile import parse_hosts
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
+from pytest_mnode.launchers.ssh import Ssh
+from pytest_mnode.spec import default_spec_path, load_spec
+from tests.launchers.remote.test_looking import WELL
+
+SPEC = load_spec(default_spec_path())
+# In place of ssh: a master makes its socket's file and stays until it is told to end.
+STAYS = """\
+#!/bin/sh
+echo "$$ $*" >> {log}
+case " $* " in *" -M "*) ;; *) echo "n1: not here" >&2; exit 255 ;; esac
+for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
+exec sleep 300
+"""
+FAILS = """\
+#!/bin/sh
+for target; do :; done
+echo "some debug line" >&2
+echo "$target: Permission denied (publickey)." >&2
+exit 255
+"""
+
+
+# In place of ssh to this very machine; a file "closed" refuses connections.
+THIS = """\
+#!/bin/sh
+for last; do :; done
+case " $* " in *" -M "*) ;; *) exec sh -c "$last" ;; esac
+if [ -e "{directory}/closed" ]; then echo "$last: Connection refused" >&2; exit 255; fi
+echo "$$" >> "{directory}/masters"
+for word; do case $word in ControlPath=*) : > "${{word#ControlPath=}}" ;; esac; done
+exec sleep 300
+"""
+
+
+def made(directory: Path, hosts: str = "n1 n2".replace(" ", "\n")) -> Ssh:
+    run_dir = directory / "run"
+    run_dir.mkdir()
+    return Ssh(parse_hosts(hosts, "hosts"), SPEC, run_dir=str(run_dir), root=directory)
+
+
+def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory / "ssh with blank"
+    path.write_text(text)
+    path.chmod(0o755)
+    monkeypatch.setenv(SSH_COMMAND, f"'{path}' -F none")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ("no-such-ssh -v", "no program no-such-ssh here; install OpenSSH's client, or name it"),
+        ("ssh '-F", f"{SSH_COMMAND}=ssh '-F: No closing quotation; accepted: a command"),
+    ],
+)
+def test_an_ssh_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str
+) -> None:
+    monkeypatch.setenv(SSH_COMMAND, told)
+    with pytest.raises(UsageError, match=message):
+        made(tmp_path)
+
+
+def test_hosts_that_refuse_have_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, FAILS, monkeypatch)
+    with pytest.raises(ClusterError) as raised:
+        made(tmp_path, "n1\nme@n2").start()
+    assert str(raised.value).splitlines() == [
+        "ssh: 2 of 2 nodes cannot be used:",
+        "  n1: n1: Permission denied (publickey).",
+        "  me@n2: me@n2: Permission denied (publickey).",
+    ]
+    assert not list(tmp_path.glob(".mnode-*"))
+
+
+def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    launcher = made(tmp_path)
+    with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
+        launcher.start()  # connections come up, and commands on them do not
+    started = [line.split() for line in log.read_text().splitlines()]
+    masters = [int(words[0]) for words in started if "-M" in words]
+    assert len(masters) == 2
+    end = time.monotonic() + 5.0
+    while any(psutil.pid_exists(pid) for pid in masters):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    for words in started:
+        assert words[1:3] == ["-F", "none"]
+        assert "BatchMode=yes" in words
+
+
+def test_before_its_start_there_is_no_node(tmp_path: Path) -> None:
+    launcher = made(tmp_path)
+    with pytest.raises(UsageError, match="ssh: no node 'n1'"):
+        launcher.commands([Node("n1", 0, "10.0.0.1")], ["true"])
+    launcher.close()
+    launcher.close()
+
+
+def test_a_long_directory_has_its_sockets_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / ("x" * 90)
+    directory.mkdir()
+    log = tmp_path / "log"
+    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    with pytest.raises(ClusterError, match="n1: not here"):
+        made(directory).start()
+    words = log.read_text().split()
+    paths = {Path(word.partition("=")[2]) for word in words if word.startswith("ControlPath=")}
+    assert {path.parent.parent for path in paths} == {Path("/tmp")}
+    assert not any(path.parent.exists() for path in paths)
+
+
+def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
+    """The run is on one of its hosts, which ssh reaches by way of its loopback."""
+    launcher = made(tmp_path)
+    here = replace(WELL, connection="127.0.0.1 5 127.0.1.1 22")
+    looks = {"n1": here, "n2": replace(WELL, hostname="n2")}
+    with pytest.raises(ClusterError) as raised:
+        launcher._members(looks)
+    assert str(raised.value).splitlines() == [
+        "ssh: 1 of 2 nodes cannot be used:",
+        "  n1: its address is 127.0.1.1, which is every node's own; name it by one at which the "
+        "other nodes reach it",
+    ]
+    [first, second] = launcher._members(looks | {"n1": replace(WELL, connection="")})
+    assert (first.address, second.address) == ("n1", "10.7.0.1")
+
+
+def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    mkdtemp = tempfile.mkdtemp
+
+    def noted(*args: Any, **options: Any) -> str:
+        made.append(mkdtemp(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    run_dir = tmp_path / ("x" * 90)
+    run_dir.mkdir()
+    (tmp_path / "file").touch()
+    shared = tmp_path / "file" / "below"
+    hosts = parse_hosts("n1", "hosts")
+    with pytest.raises(UsageError, match="--mnode-shared-dir="):
+        Ssh(hosts, SPEC, run_dir=str(run_dir), root=tmp_path, shared_dir=shared).start()
+    assert not [path for path in made if Path(path).exists()]
+
+
+def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, THIS.format(directory=tmp_path), monkeypatch)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    launcher = made(tmp_path, "n1")
+    losses: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    launcher.watch(lambda name, why: losses.put((name, why)))
+
+    def lose() -> None:
+        psutil.Process(int((tmp_path / "masters").read_text().split()[-1])).kill()
+        assert losses.get(timeout=10)[1].startswith("the connection was lost: ")
+        with pytest.raises(NodeLostError, match="is not there: the connection was lost"):
+            launcher.commands(launcher.nodes, ["true"])
+
+    try:
+        launcher.start()
+        [node] = launcher.nodes
+        lose()
+        launcher.power_on(node)  # the spec names no command for it
+        [command] = launcher.commands([node], ["echo", "on"])
+        assert subprocess.check_output(command, timeout=30) == b"on\n"
+        lose()
+        (tmp_path / "closed").touch()
+        with pytest.raises(ClusterError, match="the spec names no command for it"):
+            launcher.power_on(node)
+        with pytest.raises(NodeLostError, match="is not there: n1: Connection refused"):
+            launcher.commands([node], ["true"])
+    finally:
+        launcher.close()

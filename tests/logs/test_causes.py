@@ -1,0 +1,180 @@
+"""Causes in the output of failed ranks and jobs: named, with the culprit, and never invented."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pytest_mnode.logs.causes import causes, first_cause, is_peer_lost
+from pytest_mnode.logs.causes.table import TABLE
+
+COMPOSED = yaml.safe_load(
+    (Path(__file__).parents[2] / "fixtures" / "logs" / "causes.yaml").read_text()
+)
+FAILING = [(one["text"], one["cause"], one.get("culprit", "")) for one in COMPOSED["failing"]]
+HEALTHY = COMPOSED["healthy"]
+
+
+@pytest.mark.parametrize(("text", "name", "culprit"), FAILING)
+def test_the_cause_of_a_failing_text(text: str, name: str, culprit: str) -> None:
+    found = causes(text)
+    assert [one.name for one in found][:1] == [name]
+    assert found[0].culprit == culprit
+    assert found[0].line.strip() in text
+
+
+def test_all_causes_of_the_table_are_tried() -> None:
+    assert {kind.name for kind in TABLE} == {name for _, name, _ in FAILING}
+    assert len(FAILING) >= 80
+
+
+@pytest.mark.parametrize("text", HEALTHY)
+def test_a_healthy_text_has_no_cause(text: str) -> None:
+    assert causes(text) == []
+
+
+ROOTS = [one for one in FAILING if next(kind.root for kind in TABLE if kind.name == one[1])]
+LOST = [one for one in FAILING if one not in ROOTS]
+
+PREFIXES = [
+    "",
+    "11: ",
+    "[1,11]<stderr>:",
+    "2026-11-21T08:11:12.123456Z ",
+    "2026-11-21T08:11:12.123456789Z stderr F ",
+    "[2026-11-21 08:11:12] ",
+    "[default3]:",
+    "[rank11]: ",
+    "(RayWorkerWrapper pid=7712, ip=10.9.0.7) ",
+    "[pod/nccl-worker-3/main] ",
+    "worker-3  | ",
+    "\x1b[36m",
+]
+NOISE = ["epoch 3:  12%|#  | 3/25 [00:01, loss=0.7, timeout=600]", "", "    x = f(y)", *HEALTHY]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_prefixes_and_noise_hide_no_cause(prefix: str, end: str) -> None:
+    noise = random.Random(prefix)
+    for text, name, _ in FAILING:
+        lines = []
+        for line in text.split("\n"):
+            lines += [
+                noise.choice(NOISE),
+                f"{prefix}{line}",
+                *([prefix + line] * noise.randint(0, 1)),
+            ]
+        found = causes(end.join(lines) + end)
+        assert found[0].name == name, text
+        assert len({(one.name, one.detail) for one in found}) <= 3
+
+
+@pytest.mark.parametrize(("lost", "name", "_"), LOST)
+def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> None:
+    for root, cause, culprit in random.Random(lost).sample(ROOTS, 12):
+        found = causes(f"{lost}\n{root}")
+        assert (found[0].name, found[0].root) == (cause, True), root
+        assert name in [one.name for one in found]
+        first = first_cause({"elm1": lost, "elm2": root, "elm3": lost})
+        assert first is not None
+        assert first.name == cause
+        assert first.host == "elm2" or str(first.host) in culprit
+    assert is_peer_lost(lost)
+
+
+def test_causes_without_a_text() -> None:
+    assert first_cause({"elm1": "", "elm2": "all well"}) is None
+    assert first_cause([]) is None
+    assert not is_peer_lost("")
+
+
+def test_who_torchrun_tells_of_is_not_who_the_lines_behind_tell_of() -> None:
+    summary = "  host      : elm4\n  rank      : 6 (local_rank: 2)\n  exitcode  : -9 (pid: 1)\n"
+    killed, hidden = causes(f"[0]:\n{summary}=====\nOSError: [Errno 28] No space left on device\n")[
+        ::-1
+    ]
+    assert (killed.name, killed.culprit) == ("killed", "rank 6 on elm4")
+    assert (hidden.name, hidden.culprit) == ("disk full", "")
+
+
+def test_equal_causes_of_several_ranks_are_one() -> None:
+    oom = "[rank{}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    (one,) = causes("".join(oom.format(rank) for rank in (5, 1, 2, 5)))
+    assert one.culprit == "ranks 1-2,5"
+    assert "rank1" not in one.line
+
+
+def test_the_rank_of_a_process_is_known_from_its_communicator() -> None:
+    (one,) = causes(
+        "elm4:771:802 [3] NCCL INFO ncclCommInitRank comm 0x1 rank 1 nranks 2 cudaDev 3 commId 0x2 "
+        "- Init START\n"
+        "elm4:771:802 [3] NCCL INFO ncclCommInitRank comm 0x5 rank 27 nranks 64 cudaDev 3 commId "
+        "0x3 - Init START\n"
+        "elm4:771:999 [3] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error\n"
+    )
+    assert one.culprit == "rank 27 on elm4"
+
+
+def test_who_is_behind_in_a_collective() -> None:
+    def told(rank: int, seq: int, enqueued: int, group: str = "0 PG GUID 0(default_pg)") -> str:
+        return (
+            f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, "
+            "OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600004 "
+            f"milliseconds before timing out.\n[PG ID {group} Rank {rank}] Timeout at NCCL work: "
+            f"{seq}, last enqueued NCCL work: {enqueued}, last completed NCCL work: {seq - 1}.\n"
+        )
+
+    first, second, *_ = causes(told(0, 1580, 1582) + told(1, 1580, 1581) + told(2, 1579, 1579))
+    assert (first.name, first.culprit) == ("rank did not join", "rank 2")
+    assert "enqueued no more than work 1579, while others wait in ALLREDUCE 1580" in first.text
+    assert (second.name, second.culprit) == ("collective timed out", "ranks 0-1")
+    assert "ALLREDUCE 1580 of 64 elements in group default_pg, limit 600 s" in second.text
+
+    # Numbers of different groups are not compared.
+    names = {one.name for one in causes(told(0, 90, 90) + told(1, 5, 5, "3 PG GUID 9"))}
+    assert names == {"collective timed out"}
+
+
+def test_a_text_that_is_cut_anywhere_is_answered() -> None:
+    for text, _, _ in FAILING:
+        for end in range(0, len(text), 7):
+            assert isinstance(causes(text[:end]), list)
+            assert isinstance(causes(text[end:].encode()), list)
+
+
+def test_each_cause_says_what_it_means_and_what_to_do() -> None:
+    for kind in TABLE:
+        assert kind.meaning
+        assert kind.remedy
+        assert "\n" not in kind.meaning + kind.remedy
+    assert len({kind.name for kind in TABLE}) == len(TABLE)
+    roots = [kind.root for kind in TABLE]
+    assert roots == sorted(roots, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9",
+        "RuntimeError: [pair.cc:537] Read error [::1]:9: Connection reset by peer",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "DistBackendError: NCCL communicator was aborted on rank 1",
+        "ncclRemoteError: A call failed possibly due to a network error",
+        "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_lost_peer(text: str) -> None:
+    assert is_peer_lost(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["AssertionError: assert 4 == 5", "RuntimeError: shape mismatch", "ValueError: connection", ""],
+)
+def test_no_lost_peer(text: str) -> None:
+    assert not is_peer_lost(text)

@@ -1,0 +1,152 @@
+"""What the kernel counted, read from files as it writes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.machine.nic import grown, grown_by, port_bytes, sent_bytes, sent_so_far
+from pytest_mnode.machine.rdma import Port
+from tests.trees import MELLANOX, NIC, Tree
+
+
+def test_reads_every_interface_and_leaves_out_what_it_cannot_read(tmp_path: Path) -> None:
+    for name, text in {"fab0": "1500\n", "mgmt0": "0\n", "broken0": "\n"}.items():
+        statistics = tmp_path / "sys/class/net" / name / "statistics"
+        statistics.mkdir(parents=True)
+        (statistics / "tx_bytes").write_text(text)
+    (tmp_path / "sys/class/net/bonding_masters").write_text("")
+    assert sent_bytes(tmp_path) == {"fab0": 1500, "mgmt0": 0}
+
+
+def _port(counters: dict[str, int] | None, hw_counters: dict[str, int] | None) -> Port:
+    return Port(
+        device="mlx5_0",
+        number=1,
+        state="ACTIVE",
+        state_raw="4: ACTIVE",
+        phys_state="LinkUp",
+        phys_state_raw="5: LinkUp",
+        rate_gbits_s=400.0,
+        rate_raw="400 Gb/sec (4X NDR)",
+        link_layer="InfiniBand",
+        lid=1,
+        sm_lid=1,
+        gids=(),
+        counters=counters,
+        hw_counters=hw_counters,
+    )
+
+
+_OTHER = {"rx_drops": 3, "tx_pkts": 9, "rx_pkts": 9, "lifespan": 10}
+_EFA = {"tx_bytes": 9_200, "rx_bytes": 700, **_OTHER}
+_EFA_SENDS = {"send_bytes": 200, "recv_bytes": 100}
+_EFA_READS = {"rdma_read_resp_bytes": 4_000, "rdma_read_bytes": 300}
+_EFA_WRITES = {"rdma_write_bytes": 5_000, "rdma_write_recv_bytes": 300}
+
+
+@pytest.mark.parametrize(
+    ("counters", "hw_counters", "sent", "received"),
+    [
+        pytest.param({"port_xmit_data": 250, "port_rcv_data": 3}, None, 1000, 12, id="mlx5, hfi1"),
+        pytest.param({"port_xmit_data": 250}, {"tx_bytes": 7}, 1000, None, id="bnxt_re with a PMA"),
+        pytest.param(None, {"tx_bytes": 7, "rx_bytes": 1, **_OTHER}, 7, 1, id="bnxt_re"),
+        pytest.param(None, {"hw_tx_bytes_cnt": 7, "hw_rx_bytes_cnt": 1}, 7, 1, id="erdma, old"),
+        pytest.param(None, {"tx_bytes_cnt": 7, "rx_bytes_cnt": 1}, 7, 1, id="erdma"),
+        pytest.param(
+            None,
+            {"ip4OutOctets": 5, "ip6OutOctets": 2, "ip4InOctets": 1, "ip4OutMcastOctets": 4},
+            *(7, 1),
+            id="irdma",
+        ),
+        pytest.param(None, {"sent_pkts": 9, "rcvd_pkts": 9}, None, None, id="soft-RoCE"),
+        pytest.param(None, {"tx_rc_pkt": 9, "rx_rc_pkt": 9}, None, None, id="hns"),
+        pytest.param(None, None, None, None, id="soft-iWARP"),
+        pytest.param({}, {}, None, None, id="folders without a file"),
+        # EFA: operations are parts of the total, which counts once.
+        pytest.param(None, _EFA, 9200, 700, id="EFA, first driver"),
+        pytest.param(None, _EFA | _EFA_SENDS, 9200, 700, id="EFA with sends"),
+        pytest.param(None, _EFA | _EFA_SENDS | _EFA_READS, 9200, 700, id="EFA with reads"),
+        pytest.param(
+            None, _EFA | _EFA_SENDS | _EFA_READS | _EFA_WRITES, 9200, 700, id="EFA with writes"
+        ),
+        pytest.param(
+            None,
+            _EFA | {"tx_bytes": 200, "rx_bytes": 100} | _EFA_SENDS | _EFA_READS | _EFA_WRITES,
+            *(9200, 700),
+            id="EFA whose total leaves RDMA out",
+        ),
+        pytest.param(
+            None, {"tx_bytes": 0, "rdma_write_bytes": 5}, 5, None, id="EFA, writes not in the total"
+        ),
+    ],
+)
+def test_what_each_driver_counts(
+    counters: dict[str, int] | None,
+    hw_counters: dict[str, int] | None,
+    sent: int | None,
+    received: int | None,
+) -> None:
+    port = _port(counters, hw_counters)
+    assert (port_bytes(port), port_bytes(port, sent=False)) == (sent, received)
+
+
+_COUNTS = st.tuples(*[st.integers(0, 1 << 50)] * 4)
+
+
+@given(_COUNTS, _COUNTS, st.integers(0, 3))
+def test_efa_counts_each_byte_once(
+    before: tuple[int, ...], moved: tuple[int, ...], generation: int
+) -> None:
+    """Whatever operations carry them, and whichever of these a driver counts."""
+    names = ("send_bytes", "rdma_read_resp_bytes", "rdma_write_bytes")[:generation]
+
+    def sent(counts: tuple[int, ...], total: int) -> int | None:
+        parts = dict(zip(names, counts, strict=False))
+        return port_bytes(_port(None, {"tx_bytes": total, **_OTHER, **parts}))
+
+    after = tuple(b + m for b, m in zip(before, moved, strict=True))
+    # A total of all, with headers or what else the fourth stands for.
+    assert grown(sent(before, sum(before)), sent(after, sum(after))) == sum(moved)
+    if generation == 3:  # a total of sends alone
+        assert grown(sent(before, before[0]), sent(after, after[0])) == sum(moved[:3])
+
+
+def test_a_counter_that_cannot_be_read_is_not_another() -> None:
+    port = _port({"port_rcv_data": 3}, {"tx_bytes": 7, "rx_bytes": 7})
+    port = replace(port, unreadable=("counters/port_xmit_data",))
+    assert (port_bytes(port), port_bytes(port, sent=False)) == (None, 12)
+
+
+def test_interfaces_and_ports_together(tmp_path: Path) -> None:
+    """What scaling and bench take their differences of."""
+
+    def reading(name: str, counts: dict[str, int]) -> dict[str, int]:
+        tree = Tree(tmp_path / name)
+        tree.interface("eth0", None, **{"statistics/tx_bytes": counts["eth0"]})
+        for index, counter in enumerate(("port_xmit_data", "tx_bytes", "tx_pkts")):
+            on = f"pci0000:10/0000:10:{index:02x}.0"
+            tree.pci(on, NIC, MELLANOX)
+            told = {counter: counts[counter]}
+            counters, hw_counters = (told, None) if index == 0 else (None, told)
+            tree.rdma(f"rdma{index}", on, counters, hw_counters)
+        return sent_so_far(tree.root)
+
+    before = reading("before", {"eth0": 10, "port_xmit_data": 1, "tx_bytes": 9, "tx_pkts": 1})
+    after = reading("after", {"eth0": 30, "port_xmit_data": 3, "tx_bytes": 4, "tx_pkts": 5})
+    assert after == {"eth0": 30, "rdma0:1": 12, "rdma1:1": 4}
+    # rdma1 went back, as by a reset; what came meanwhile has no first reading.
+    assert grown_by(before, after | {"new0": 5}) == {"eth0": 20, "rdma0:1": 8}
+
+
+def test_a_counter_at_the_end_of_32_bits_says_nothing() -> None:
+    assert port_bytes(_port({"port_xmit_data": 2**32 - 1}, None)) is None
+    assert port_bytes(_port(None, None)) is None
+
+
+def test_this_machine_has_a_loopback() -> None:
+    assert "lo" in sent_bytes()

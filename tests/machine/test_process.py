@@ -1,0 +1,241 @@
+"""Where processes are: status, stat, numa_maps, threads and control groups."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.machine.cgroup import OomKills, read_cpu_limits, read_oom_kills
+from pytest_mnode.machine.cpus import parse_cpulist as listed
+from pytest_mnode.machine.numa_maps import Kind, bytes_by_node, parse_numa_maps
+from pytest_mnode.machine.process import parse_last_cpu, parse_status, read_process
+from tests.recorded import Recorded
+from tests.trees import Tree
+
+_PAGE = 4096
+
+
+def test_a_bound_process_has_all_its_own_memory_on_its_node(recorded: Recorded) -> None:
+    told = (recorded("numa2-e1000e-rxe-up") / "cmd/numa_maps-bound.txt").read_text()
+    status = parse_status(told)
+    assert (status.name, status.cpus, status.mems) == ("cat", listed("2-3"), listed("0-1"))
+    areas = parse_numa_maps(told)
+    assert {area.policy for area in areas} == {"bind:1"}
+    assert len(areas) == 36
+    own = bytes_by_node(areas)
+    # anon, heap and stack, and pages of files that were copied: 1+1+3+1+2+4+2+5+1+2+2+2 by hand.
+    assert own == {1: 26 * _PAGE}
+    files = bytes_by_node(areas, [Kind.FILE])
+    assert files[0] == (2 + 5 + 3 + 8) * _PAGE
+    # Pages of libc that other processes brought in lie on both nodes within one area.
+    mixed = next(area for area in areas if len(area.bytes_by_node) == 2)
+    assert mixed.bytes_by_node == {0: 8 * _PAGE, 1: 179 * _PAGE}
+
+
+def test_a_process_recorded_unbound(recorded: Recorded) -> None:
+    process = read_process(root=recorded("numa2-e1000e-aligned"))
+    assert process is not None
+    assert (process.pid, process.name) == (161, "python3")
+    assert (process.cpus_allowed, process.mems_allowed) == (listed("0-3"), listed("0-1"))
+    assert process.threads is None  # task/ was not recorded
+    assert process.memory
+    assert {area.policy for area in process.memory} == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("line", "policy", "kind", "memory"),
+    [
+        ("7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4", "default", Kind.ANON, {0: 1, 1: 2}),
+        ("7f00 prefer:0 heap anon=1 N0=1 kernelpagesize_kB=4", "prefer:0", Kind.HEAP, {0: 1}),
+        ("7f00 interleave:0-1 anon=2 N0=1 N1=1", "interleave:0-1", Kind.ANON, {0: 1, 1: 1}),
+        ("7f00 prefer (many):0-1 stack anon=1 N1=1", "prefer (many):0-1", Kind.STACK, {1: 1}),
+        ("7f00 weighted interleave:0-1 N1=1", "weighted interleave:0-1", Kind.ANON, {1: 1}),
+        ("7f00 bind=static:1 anon=1 N1=1", "bind=static:1", Kind.ANON, {1: 1}),
+        ("7f00 bind=static|balancing:1 N1=1", "bind=static|balancing:1", Kind.ANON, {1: 1}),
+        ("7f00 local", "local", Kind.ANON, {}),
+        (
+            "7f00 bind:1 file=/anon_hugepage\\040(deleted) huge anon=2 N1=2 kernelpagesize_kB=2048",
+            "bind:1",
+            Kind.ANON,
+            {1: 2 * 512},
+        ),
+        ("7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4", "default", Kind.SHARED, {0: 4}),
+        ("7f00 default file=/memfd:x mapped=1 N0=1", "default", Kind.SHARED, {0: 1}),
+        ("7f00 default file=/lib/a.so anon=2 mapped=3 N0=3", "default", Kind.FILE, {0: 3}),
+        ("7f00 default file=/lib/a.so anon=2 dirty=2 N0=2", "default", Kind.ANON, {0: 2}),
+    ],
+)
+def test_areas_of_every_sort(line: str, policy: str, kind: Kind, memory: dict[int, int]) -> None:
+    (area,) = parse_numa_maps(line)
+    assert (area.start, area.policy, area.kind) == (0x7F00, policy, kind)
+    assert area.bytes_by_node == {node: pages * _PAGE for node, pages in memory.items()}
+
+
+def test_names_of_files_are_as_they_are() -> None:
+    (area,) = parse_numa_maps("7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4")
+    assert area.file == "/dev/shm/nccl-x y"
+
+
+def test_pages_are_as_large_as_the_machine_has_them_where_a_line_does_not_say() -> None:
+    (area,) = parse_numa_maps("7f00 default anon=1 N0=1", page_bytes=65536)
+    assert area.bytes_by_node == {0: 65536}
+
+
+_WORDS = st.sampled_from(
+    ["7f00", "default", "bind:1", "N0=1", "N0=", "anon=x", "file=/a", "huge", "prefer (many)", "="]
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text() | st.lists(_WORDS).map(" ".join))
+def test_any_text_is_read(told: str) -> None:
+    parse_numa_maps(told)
+    parse_status(told)
+    parse_last_cpu(told)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(alphabet="CPU_Mems allowedlist:\t0123-,\n"))
+def test_any_status_is_read(told: str) -> None:
+    parse_status("Cpus_allowed_list:" + told)
+
+
+def test_the_last_cpu_is_told_also_of_a_thread_with_brackets_in_its_name() -> None:
+    fields = " ".join(["S", *["0"] * 35, "13", "0"])
+    assert parse_last_cpu(f"42 (a) b (c) {fields}") == 13
+    assert parse_last_cpu("42 (a) S 1 2") is None
+
+
+def test_this_process_shows_its_threads_and_where_each_may_run() -> None:
+    ready, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        ready.set()
+        done.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        process = read_process()
+    finally:
+        done.set()
+        thread.join()
+    assert process is not None
+    assert process.pid == os.getpid()
+    assert process.cpus_allowed == frozenset(os.sched_getaffinity(0))
+    by_tid = {t.tid: t for t in process.threads or ()}
+    assert by_tid[os.getpid()].cpus_allowed == frozenset(os.sched_getaffinity(0))
+    assert thread.native_id is not None
+    assert by_tid[thread.native_id].cpus_allowed == frozenset((min(os.sched_getaffinity(0)),))
+    assert by_tid[thread.native_id].last_cpu is not None
+
+
+def test_a_process_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert read_process(1, tmp_path) is None
+
+
+def test_quota_and_cpus_of_version_2(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.write("proc/7/cgroup", "0::/pod/rank")
+    for folder in ("", "/pod", "/pod/rank"):
+        tree.write(f"sys/fs/cgroup{folder}/cgroup.procs", "")
+    tree.write("sys/fs/cgroup/pod/cpu.max", "250000 100000")
+    tree.write("sys/fs/cgroup/pod/cpu.stat", "usage_usec 5\nnr_periods 9\nnr_throttled 4")
+    tree.write("sys/fs/cgroup/pod/rank/cpu.max", "max 100000")
+    tree.write("sys/fs/cgroup/pod/rank/cpuset.cpus.effective", "0-3")
+    tree.write("sys/fs/cgroup/pod/rank/cpuset.mems.effective", "1")
+    limits = read_cpu_limits(7, tmp_path)
+    assert (limits.cpus, limits.mems) == (listed("0-3"), listed("1"))
+    assert (limits.quota_cpus, limits.quota_group) == (2.5, "/sys/fs/cgroup/pod")
+    assert limits.throttled_periods == 4
+    tree.write("sys/fs/cgroup/pod/cpu.max", "max 100000")
+    assert read_cpu_limits(7, tmp_path).quota_cpus == math.inf
+    tree.write("sys/fs/cgroup/pod/cpu.max", "rubbish")
+    assert read_cpu_limits(7, tmp_path).quota_cpus is None
+
+
+def test_quota_and_cpus_of_version_1_as_a_container_sees_them(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.write("proc/7/cgroup", "4:cpuset:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/system")
+    tree.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000")
+    tree.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000")
+    tree.write("sys/fs/cgroup/cpuset/cpuset.cpus", "4-5")
+    limits = read_cpu_limits(7, tmp_path)
+    assert (limits.cpus, limits.quota_cpus) == (listed("4-5"), 0.5)
+    tree.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1")
+    assert read_cpu_limits(7, tmp_path).quota_cpus == math.inf
+
+
+def test_no_control_groups_is_not_no_limit(tmp_path: Path) -> None:
+    assert read_cpu_limits(7, tmp_path).quota_cpus is None
+
+
+V1, V2 = "memory.oom_control", "memory.events.local"
+GROUPS = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "group"),
+    [
+        ("4:memory:/job/task\n0::/", (f"memory/job/task/{V1}", f"memory/{V1}"), "memory/job/task"),
+        ("4:memory:/docker/ab", (f"memory/{V1}",), "memory"),
+        ("4:memory:/docker/ab\n0::/", (f"memory/{V1}", f"unified/{V2}"), "memory"),
+        ("4:memory:/", (f"memory/{V1}", "memory/release_agent"), ""),
+        ("4:memory:/old", ("memory/old/memory.usage_in_bytes", f"memory/{V1}"), ""),
+        ("0::/pod/rank", (f"pod/rank/{V2}", f"pod/{V2}"), "pod/rank"),
+        ("0::/pod/rank", (f"pod/{V2}", "pod/rank/cgroup.procs"), "pod"),
+        ("0::/pod", ("pod/memory.events",), "pod"),
+        ("0::/", (V2,), "."),
+        ("0::/", (), ""),
+        ("0::/pod", ("pod/cgroup.procs",), ""),
+        ("5:cpu:/\n0::/job", (f"unified/job/{V2}", "cpu/cpu.shares"), "unified/job"),
+        ("5:cpu:/job", ("cpu/job/cpu.shares",), ""),
+        ("", (), ""),
+    ],
+    ids=[
+        *("v1 nested", "v1 container", "hybrid", "v1 root", "v1 before Linux 4.13"),
+        *("v2 nested", "v2 counted above", "v2 before Linux 5.2", "v2 container", "v2 root"),
+        *("v2 without memory", "hybrid by v2", "v1 without memory", "none"),
+    ],
+)
+def test_kills_are_counted_in_the_groups_of_every_version(
+    tmp_path: Path, cgroup: str, files: tuple[str, ...], group: str
+) -> None:
+    tree = Tree(tmp_path)
+
+    def kills(mine: int, elsewhere: int) -> None:
+        """Only the group that is meant has the right number."""
+        for file in files:
+            counts = file in (f"{group}/{V1}", f"{group}/{V2}", f"{group}/memory.events")
+            counts = counts or (group == "." and file == V2)
+            told = mine if counts else 77
+            tree.write(f"{GROUPS}/{file}", f"low 0\noom 90\noom_kill {told}\noom_group_kill 91")
+        tree.write("proc/vmstat", f"nr_free_pages 5\noom_kill {mine + elsewhere}")
+
+    tree.write("proc/self/cgroup", cgroup)
+    tree.write(f"{GROUPS}/{'unified/' if 'unified' in str(files) else ''}cgroup.procs", "")
+    if "memory" in cgroup:
+        (tmp_path / GROUPS / "cgroup.procs").unlink(missing_ok=True)
+    kills(3, 10)
+    before = read_oom_kills(tmp_path)
+    where = f"/{GROUPS}/{group}".removesuffix("/.") if group else ""
+    assert before == OomKills(13, where, 3 if group else None)
+    kills(3, 11)
+    unrelated = read_oom_kills(tmp_path).since(before)
+    assert unrelated == OomKills(1, where, 0 if group else None)
+    kills(5, 11)
+    assert read_oom_kills(tmp_path).since(before) == OomKills(3, where, 2 if group else None)
+
+
+def test_kills_in_a_group_that_was_entered_since_are_those_of_the_machine() -> None:
+    before = OomKills(4, "/sys/fs/cgroup/memory/a", 2)
+    assert OomKills(5, "/sys/fs/cgroup/memory/b", 9).since(before) == OomKills(1)
+    assert OomKills(None, "/a", 1).since(OomKills(3, "/a", 1)) == OomKills(None, "/a", 0)

@@ -1,0 +1,340 @@
+"""RDMA devices, ports and counters, held against what the rdma tool and ibv_devinfo said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.machine.nic import grown, port_bytes
+from pytest_mnode.machine.rdma import Port, RdmaDevice, parse_rate_gbits_s, parse_state, read_rdma
+from pytest_mnode.machine.rdma_counters import Means, meaning, moved, moved_between
+from tests.recorded import NAMES, Recorded
+from tests.trees import IB_NIC, MELLANOX, NIC, Tree, gpu_server
+
+
+def _devices(root: Path) -> dict[str, RdmaDevice]:
+    return {device.name: device for device in read_rdma(root) or ()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ports_are_as_the_rdma_tool_shows_them(recorded: Recorded, name: str) -> None:
+    root = recorded(name)
+    expected = {
+        f"{link['ifname']}:{link['port']}": (
+            link["state"],
+            link["physical_state"].replace("_", "").lower(),
+            link["netdev"],
+        )
+        for link in json.loads((root / "cmd/rdma-link.json").read_text())
+    }
+    found = {
+        port.name: (port.state, (port.phys_state or "").lower(), device.netdevs[0])
+        for device in _devices(root).values()
+        for port in device.ports
+    }
+    assert found == expected
+
+
+def test_soft_roce_on_two_nodes(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-virtio-aligned-rxe-up"))
+    assert [*devices] == ["rxe0", "rxe1"]
+    first, second = devices.values()
+    assert [d.ports[0].rate_gbits_s for d in (first, second)] == [100.0, 25.0]
+    assert [d.numa_node for d in (first, second)] == [0, 1]
+    assert [d.pci_address for d in (first, second)] == ["0000:41:00.0", "0000:61:00.0"]
+    assert (first.parent, first.netdevs, first.virtual) == ("eth1", ("eth1",), True)
+    port = first.ports[0]
+    assert port.active is True
+    assert (port.link_layer, port.lid, port.sm_lid) == ("Ethernet", 0, 0)
+    assert [(g.index, g.type, g.netdev) for g in port.gids or ()] == [
+        (0, "RoCE v2", "eth1"),
+        (1, "RoCE v2", "eth1"),
+    ]
+    assert port.counters is None, "soft-RoCE as shipped has none"
+    assert port.hw_counters is not None
+    assert "lifespan" not in port.hw_counters, "that is no counter"
+
+
+def test_a_port_whose_interface_is_down(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-e1000e-rxe-port-down"))
+    port = devices["rxe1"].ports[0]
+    assert (port.active, port.state_raw, port.phys_state_raw) == (False, "1: DOWN", "3: Disabled")
+    assert port.rate_gbits_s == 2.5
+    assert devices["rxe0"].ports[0].active is True
+
+
+def test_soft_iwarp_has_no_counters_and_is_found_by_its_address(recorded: Recorded) -> None:
+    devices = _devices(recorded("numa2-e1000e-siw"))
+    device = devices["siw0"]
+    port = device.ports[0]
+    assert (port.active, port.counters, port.hw_counters) == (False, None, None)
+    assert (device.parent, device.netdevs, device.numa_node) == (None, ("eth1",), 0)
+    assert (device.node_type, device.firmware) == ("RNIC", None)
+    assert devices["siw1"].numa_node == 1
+
+
+@pytest.mark.parametrize(
+    ("node_type", "link_layer", "protocol"),
+    [
+        ("1: CA", "InfiniBand", "InfiniBand"),
+        ("1: CA", "Ethernet", "RoCE"),
+        ("4: RNIC", "Ethernet", "iWARP"),  # irdma and erdma as iWARP, cxgb4, soft-iWARP
+        ("5: usNIC", "Ethernet", "usNIC"),
+        ("6: usNIC UDP", "Ethernet", "usNIC"),
+        ("7: unspecified", "Unknown", "EFA"),
+        ("7: <unknown>", "Unknown", "EFA"),  # Linux before 5.2
+        ("7: unspecified", "Ethernet", None),
+        ("1: CA", "Unknown", None),
+        ("", "InfiniBand", "InfiniBand"),  # iWARP never has it
+        ("", "Ethernet", None),
+        ("1: CA", "", None),
+        ("9: later", "Ethernet", None),
+    ],
+)
+def test_what_a_port_speaks(
+    tmp_path: Path, node_type: str, link_layer: str, protocol: str | None
+) -> None:
+    tree, on = Tree(tmp_path), "pci0000:10/0000:10:01.0"
+    tree.pci(on, NIC, MELLANOX)
+    gids = [("5254:0000:0001:0000:0000:0000:0000:0000", "IB/RoCE v1", "eth0")]
+    tree.rdma("rdma0", on, gids=gids, node_type=node_type, link_layer=link_layer)
+    (device,) = read_rdma(tmp_path) or ()
+    assert device.ports[0].protocol == protocol
+
+
+def test_the_recorded_devices_speak(recorded: Recorded) -> None:
+    told = {p.protocol for d in _devices(recorded("numa2-e1000e-siw")).values() for p in d.ports}
+    assert told == {"iWARP"}
+    told = {p.protocol for d in _devices(recorded("numa2-e1000e-rxe-up")).values() for p in d.ports}
+    assert told == {"RoCE"}
+
+
+def test_soft_roce_on_veth_has_no_node(recorded: Recorded) -> None:
+    device = _devices(recorded("numa1-veth-rxe"))["rxe0"]
+    assert (device.numa_node, device.pci_address, device.netdevs) == (None, None, ("veth0",))
+    assert device.ports[0].rate_gbits_s == 10.0
+
+
+@pytest.mark.parametrize("name", ["numa1-plain", "numa2-e1000e-aligned"])
+def test_a_machine_without_rdma_has_no_device(recorded: Recorded, name: str) -> None:
+    assert read_rdma(recorded(name)) == ()
+
+
+def test_no_sys_is_not_no_device(tmp_path: Path) -> None:
+    assert read_rdma(tmp_path) is None
+
+
+def _moved_bytes(before: Port, after: Port) -> tuple[int | None, int | None]:
+    sent, received = (
+        grown(port_bytes(before, sent=s), port_bytes(after, sent=s)) for s in (True, False)
+    )
+    return sent, received
+
+
+def test_bytes_between_two_readings(recorded: Recorded) -> None:
+    before = read_rdma(recorded("numa2-virtio-rxe-pma-idle"))
+    after = read_rdma(recorded("numa2-virtio-rxe-pma-after-traffic"))
+    assert before is not None
+    assert after is not None
+    found = moved_between(before, after)
+    one, quiet = found["rxe0:1"], found["rxe1:1"]
+    assert one is not None
+    assert quiet is not None
+    ports = [(b.ports[0], a.ports[0]) for b, a in zip(before, after, strict=True)]
+    assert [_moved_bytes(b, a) for b, a in ports] == [(4 * 105525466, 4 * 102694981), (0, 0)]
+    assert (one.errors, one.congestion) == ({}, {})
+    assert one.losses == {"completer_retry_err": 96, "duplicate_request": 2793}
+    assert one.unknown == ()
+    assert quiet.losses == {}
+    # Read the wrong way round they went back, which is a reset: nothing is known then.
+    back = moved_between(after, before)["rxe0:1"]
+    assert back is not None
+    assert [_moved_bytes(a, b)[0] for b, a in ports] == [None, 0]
+    assert "port_xmit_data" in back.unknown
+
+
+def test_soft_roce_as_shipped_does_not_count_bytes(recorded: Recorded) -> None:
+    port = _devices(recorded("numa2-e1000e-rxe-up"))["rxe0"].ports[0]
+    assert port_bytes(port) is None
+    assert moved(port, port).errors_known
+
+
+_MLX5 = {"port_xmit_data": 1000, "port_rcv_data": 500, "port_xmit_wait": 7, "symbol_error": 0}
+_MLX5 |= {"link_downed": 1, "port_xmit_packets": 10, "port_rcv_packets": 5, "port_rcv_errors": 0}
+_MLX5_HW = {"out_of_sequence": 2, "np_cnp_sent": 4, "req_cqe_flush_error": 9, "lifespan": 10}
+
+
+def _reading(
+    root: Path, counters: dict[str, int], hw_counters: dict[str, int] | None = None
+) -> RdmaDevice:
+    root.mkdir()
+    tree = Tree(root)
+    on = "pci0000:10/0000:10:01.0/0000:11:00.0"
+    tree.pci(on, IB_NIC, MELLANOX, 1, "4-7")
+    tree.rdma("mlx5_0", on, counters, hw_counters)
+    (device,) = read_rdma(root) or ()
+    return device
+
+
+def test_an_infiniband_port_and_what_rose_on_it(tmp_path: Path) -> None:
+    before = _reading(tmp_path / "before", _MLX5, _MLX5_HW)
+    assert (before.numa_node, before.pci_address, before.virtual) == (1, "0000:11:00.0", False)
+    port = before.ports[0]
+    assert (port.link_layer, port.rate_gbits_s, port.lid, port.sm_lid) == (
+        "InfiniBand",
+        400.0,
+        26,
+        1,
+    )
+    rose = {"port_xmit_data": 1000 + (1 << 33), "port_xmit_wait": 9, "link_downed": 2}
+    rose_hw = {"out_of_sequence": 5, "np_cnp_sent": 14, "req_cqe_flush_error": 90}
+    after = _reading(tmp_path / "after", _MLX5 | rose, _MLX5_HW | rose_hw)
+    found = moved(port, after.ports[0])
+    assert _moved_bytes(port, after.ports[0]) == (4 << 33, 0)
+    assert found.errors == {"link_downed": 1}
+    assert found.losses == {"out_of_sequence": 3}
+    assert found.congestion == {"port_xmit_wait": 2, "np_cnp_sent": 10}
+    assert found.errors_known
+
+
+def test_a_counter_that_stands_still_at_its_largest_value_tells_nothing(tmp_path: Path) -> None:
+    full = {"port_xmit_data": (1 << 32) - 1, "symbol_error": 65535}
+    before = _reading(tmp_path / "before", {"port_xmit_data": 5, "symbol_error": 65535})
+    after = _reading(tmp_path / "after", full)
+    found = moved(before.ports[0], after.ports[0])
+    assert _moved_bytes(before.ports[0], after.ports[0])[0] is None
+    assert found.unknown == ("port_xmit_data", "symbol_error")
+    assert not found.errors_known
+    risen = moved(_reading(tmp_path / "low", {"symbol_error": 1}).ports[0], after.ports[0])
+    assert risen.errors == {"symbol_error": 65534}
+
+
+def test_a_counter_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    before = _reading(tmp_path / "before", _MLX5)
+    tree = Tree(tmp_path / "after")
+    _reading(tmp_path / "later", _MLX5)
+    on = "pci0000:10/0000:10:01.0/0000:11:00.0"
+    tree.pci(on, IB_NIC, MELLANOX, 1, "4-7")
+    tree.rdma("mlx5_0", on, _MLX5)
+    folder = f"sys/devices/{on}/infiniband/mlx5_0/ports/1"
+    tree.write(f"{folder}/counters/port_rcv_errors", "N/A")
+    (device,) = read_rdma(tree.root) or ()
+    assert device.ports[0].unreadable == ("counters/port_rcv_errors",)
+    found = moved(before.ports[0], device.ports[0])
+    assert found.unknown == ("port_rcv_errors",)
+    assert not found.errors_known
+    assert _moved_bytes(before.ports[0], device.ports[0])[0] == 0
+
+
+def test_two_ports_cannot_be_told_apart_by_mistake(tmp_path: Path) -> None:
+    gpu_server(tmp_path)
+    devices = _devices(tmp_path)
+    with pytest.raises(ValueError, match="two ports: mlx5_0:1 and mlx5_1:1"):
+        moved(devices["mlx5_0"].ports[0], devices["mlx5_1"].ports[0])
+    gone = moved_between([devices["mlx5_0"]], [])
+    assert gone == {"mlx5_0:1": None}
+
+
+def test_gids_of_both_sorts_and_devices_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    zero = ":".join(["0000"] * 8)
+    v4 = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    for number in (10, 2):
+        on = f"pci0000:10/0000:10:{number:02x}.0"
+        tree.pci(on, NIC, MELLANOX)
+        tree.interface(f"eth{number}", on)
+        gids = [(v4, "IB/RoCE v1", f"eth{number}"), (v4, "RoCE v2", f"eth{number}"), (zero, "", "")]
+        tree.rdma(f"mlx5_{number}", on, gids=gids, link_layer="Ethernet")
+    devices = _devices(tmp_path)
+    assert [*devices] == ["mlx5_2", "mlx5_10"]
+    gids_found = devices["mlx5_2"].ports[0].gids
+    assert [g.type for g in gids_found or ()] == ["IB/RoCE v1", "RoCE v2"]
+    assert devices["mlx5_10"].netdevs == ("eth10",)
+    assert devices["mlx5_10"].numa_node is None, "−1 is unknown"
+
+
+@pytest.mark.parametrize(
+    ("told", "rate"),
+    [
+        ("400 Gb/sec (4X NDR)", 400.0),
+        ("2.5 Gb/sec (1X SDR)", 2.5),
+        ("100 Gb/sec (4X EDR)", 100.0),
+        ("800 Gb/sec (4X XDR)", 800.0),
+        ("0 Gb/sec (4X SDR)", None),
+        ("N/A", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_rates(told: str | None, rate: float | None) -> None:
+    assert parse_rate_gbits_s(told) == rate
+
+
+@pytest.mark.parametrize(
+    ("state", "phys_state", "active"),
+    [
+        ("4: ACTIVE", "5: LinkUp", True),
+        ("1: DOWN", "5: LinkUp", False),  # as just after a link came up
+        ("2: INIT", "5: LinkUp", False),  # no subnet manager
+        ("4: ACTIVE", "3: Disabled", False),
+        ("4: ACTIVE", "0: <unknown>", True),
+        ("", "5: LinkUp", None),
+    ],
+)
+def test_a_port_is_active_by_both_its_states(
+    tmp_path: Path, state: str, phys_state: str, active: bool | None
+) -> None:
+    tree = Tree(tmp_path)
+    tree.pci("pci0000:10/0000:10:01.0", IB_NIC, MELLANOX)
+    tree.rdma("mlx5_0", "pci0000:10/0000:10:01.0", state=state, phys_state=phys_state)
+    (device,) = read_rdma(tmp_path) or ()
+    assert device.ports[0].active is active
+
+
+def test_states() -> None:
+    assert parse_state("4: ACTIVE") == "ACTIVE"
+    assert parse_state("5: LinkUp\n") == "LinkUp"
+    assert parse_state("0: <unknown>") is None
+    assert parse_state("ACTIVE") is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text() | st.from_regex(r"\d+(\.\d+)? Gb/sec( \(\dX \w+\))?"))
+def test_any_text_is_read(told: str) -> None:
+    parse_rate_gbits_s(told)
+    parse_state(told)
+    meaning(told)
+
+
+@pytest.mark.parametrize(
+    ("counter", "means"),
+    [
+        ("symbol_error", Means.ERROR),
+        ("tcpRetransSegs", Means.LOSS),
+        ("ip4InDiscards", Means.ERROR),
+        ("RxECNMrkd", Means.CONGESTION),
+        ("link_error_recovery", Means.ERROR),
+        ("port_xmit_discards", Means.ERROR),
+        ("VL15_dropped", Means.LOSS),
+        ("rx_drops", Means.LOSS),
+        ("retry_exceeded_err", Means.ERROR),
+        ("req_remote_access_errors", Means.ERROR),
+        ("rx_icrc_encapsulated", Means.ERROR),
+        ("local_ack_timeout_err", Means.LOSS),
+        ("rnr_nak_retry_err", Means.LOSS),
+        ("retrans_timeout_events", Means.LOSS),
+        ("rp_cnp_handled", Means.CONGESTION),
+        ("np_ecn_marked_roce_packets", Means.CONGESTION),
+        ("port_xmit_wait", Means.CONGESTION),
+        ("resp_cqe_flush_error", Means.OTHER),
+        ("rx_write_requests", Means.OTHER),
+        ("port_xmit_data", Means.OTHER),
+        ("multicast_xmit_packets", Means.OTHER),
+    ],
+)
+def test_what_a_counter_tells(counter: str, means: Means) -> None:
+    assert meaning(counter) is means

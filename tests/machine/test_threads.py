@@ -1,0 +1,130 @@
+"""Where threads are in the kernel, in words: of real processes, and of what /proc may say."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_mnode.machine.threads import backtrace, native_frames, syscall_text, threads_text
+from tests.inner import need_gdb
+
+known_machine = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "aarch64"), reason="its system calls are not in the table"
+)
+LIMIT_S = 20
+
+
+@contextmanager
+def started(code: str) -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def awaited(pid: int, words: str) -> str:
+    """What is said of a process as soon as `words` are in it, else what was said last."""
+    end = time.monotonic() + LIMIT_S
+    while words not in (text := threads_text(pid)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return text
+
+
+@known_machine
+def test_a_socket_is_named_by_both_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
+        with started(code) as pid:
+            accepted, (_, theirs) = server.accept()
+            with accepted:
+                text = awaited(pid, "recvfrom")
+    assert "(main): in recvfrom on descriptor " in text
+    assert f", TCP 127.0.0.1:{theirs} → 127.0.0.1:{port}" in text
+
+
+@known_machine
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; r, w = os.pipe(); os.read(r, 1)", "in read on descriptor 3, pipe:["),
+        ("import time; time.sleep(60)", "in clock_nanosleep: sleeps"),
+        ("import threading; threading.Lock().acquire() and [x := threading.Lock(), x.acquire(), "
+         "x.acquire()]", "in futex: waits for a lock or another thread"),
+        ("while True: pass", "runs, outside of the kernel"),
+    ],
+)  # fmt: skip
+def test_what_a_process_waits_for(code: str, words: str) -> None:
+    with started(code) as pid:
+        assert words in awaited(pid, words)
+
+
+@known_machine
+def test_every_thread_has_a_line() -> None:
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    with started(code) as pid:
+        lines = awaited(pid, "sleeps").splitlines()
+    assert len(lines) == 2
+    assert "(main)" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("", "its system call cannot be read"),
+        ("running", "runs, outside of the kernel"),
+        ("-1 0x7ffd 0x7f01", "waits in the kernel outside of a system call"),
+        ("9999 0x0", "in system call 9999"),
+        ("garbage", "waits in the kernel outside of a system call"),
+    ],
+)
+def test_any_words(told: str, words: str) -> None:
+    assert syscall_text(told, {}) == words
+
+
+def test_a_process_that_is_gone() -> None:
+    assert threads_text(2**22 + 1) == ""
+
+
+def test_the_c_stack_of_a_process() -> None:
+    need_gdb()
+    with started("import ctypes; ctypes.CDLL(None).pause()") as pid:
+        awaited(pid, "in pause")
+        text = native_frames(pid)
+    assert text.startswith("C stack, most recent call first:\n"), text
+    assert "pause" in text
+    assert "_PyEval" not in text
+
+
+def test_a_process_that_is_gone_has_no_c_stack() -> None:
+    need_gdb()
+    with started("pass") as pid:
+        pass
+    assert native_frames(pid).startswith("C stack: not known, gdb: "), native_frames(pid)
+
+
+STD, A = ["std::f<void (int)>::operator()(int) const (f.h:9)"], ["a (/a.so)"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "frames"),
+    [
+        ("", []),
+        ("#0  0x00007f12 in poll () from /lib/libc.so.6", ["poll (/lib/libc.so.6)"]),
+        ("#0  ncclWait (comm=0x1, n=(int) 3) at src/init.cc:210", ["ncclWait (src/init.cc:210)"]),
+        ("#1  0x0012 in ?? ()", ["??"]),
+        ("#2  std::f<void (int)>::operator()(int) const (x=2) at f.h:9", STD),
+        ("[New LWP 12]\n#0  a () from /a.so\n#1  _PyEval_EvalFrameDefault (f=0)\n#2  b ()", A),
+    ],
+)
+def test_backtraces(printed: str, frames: list[str]) -> None:
+    assert backtrace(printed) == frames

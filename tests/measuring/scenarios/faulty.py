@@ -1,0 +1,163 @@
+"""Collectives that go wrong on one of four ranks, as its own wrapper makes them, and the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode import measuring as bench
+from pytest_mnode.measuring import sweep as module
+from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.sweep import Row
+from pytest_mnode.measuring.timing import elapsed_s
+from pytest_mnode.rank.world import World
+
+FAULTY = 2
+CPU = torch.device("cpu")
+FUNCTIONS = {
+    "all_reduce": ("all_reduce",),
+    "broadcast": ("broadcast",),
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+    "all_to_all": ("all_to_all_single",),
+    "send_recv": ("batch_isend_irecv",),
+}
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+class Stale:
+    """Every `every`th call gives what the call before gave."""
+
+    def __init__(self, right: Callable[..., Any], every: int) -> None:
+        self.right, self.every, self.calls = right, every, 0
+        self.last: dict[int, torch.Tensor] = {}
+
+    def __call__(self, into: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        done = self.right(into, *args, **kwargs)
+        for work in done if isinstance(into, list) else []:
+            work.wait()
+        tensor = into
+        if isinstance(into, list):
+            [tensor] = [op.tensor for op in into if op.op is dist.irecv]
+        result, old = tensor.clone(), self.last.get(tensor.numel())
+        if self.calls % self.every == 0 and old is not None:
+            tensor.copy_(old)
+        self.last[tensor.numel()] = result
+        return [] if isinstance(into, list) else done
+
+
+def change(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    for function in FUNCTIONS[name]:
+        if hasattr(dist, function):
+            monkeypatch.setattr(dist, function, make(getattr(dist, function)))
+
+
+def swept(name: str, monkeypatch: pytest.MonkeyPatch, repeats: int = 1) -> Row:
+    monkeypatch.setattr(module, "REPEAT_S", 0.005)
+    found = module.sweep(COLLECTIVES[name], [4096], warmup=1, repeats=repeats, device=CPU)
+    [row] = found.rows
+    return row
+
+
+@pytest.mark.parametrize("every", range(2, 12))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_stale_results(
+    name: str, every: int, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.rank == FAULTY:
+        change(monkeypatch, name, lambda right: Stale(right, every))
+    row = swept(name, monkeypatch)
+    assert row.wrong >= 128
+    assert row.wrong_ranks == (FAULTY,)
+
+
+@pytest.mark.parametrize("every", range(2, 12))
+def test_stale_sums(every: int, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if world.rank == FAULTY:
+        change(monkeypatch, "all_reduce", lambda right: Stale(right, every))
+    wrong = bench.wrong_values(bench.ALL_REDUCE, 4096, CPU)
+    assert [rank for rank, count in enumerate(wrong) if count] == [FAULTY]
+    assert bench.sums(world, "float32", CPU).culprit == (
+        "rank 2 on local2: wrong there, right on 3 other ranks"
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_right_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = swept(name, monkeypatch, repeats=3)
+    assert (row.wrong, row.wrong_ranks, len(row.times_s)) == (0, (), 3)
+
+
+@pytest.mark.parametrize("position", [0, 511, -1])
+def test_one_value_that_is_wrong_only_while_time_is_taken(
+    position: int, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[bool] = []
+
+    def noted(*args: Any) -> float:
+        timed.append(True)
+        try:
+            return elapsed_s(*args)
+        finally:
+            timed.clear()
+
+    def make(right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            done = right(tensor, *args, **kwargs)
+            if timed:
+                tensor[position] += 1
+            return done
+
+        return call
+
+    if world.rank == FAULTY:
+        monkeypatch.setattr(module, "elapsed_s", noted)
+        change(monkeypatch, "all_reduce", make)
+    row = swept("all_reduce", monkeypatch, repeats=3)
+    assert (row.wrong, row.wrong_ranks) == (3, (FAULTY,))
+
+
+@pytest.mark.parametrize("dtype", bench.DTYPES)
+def test_one_dtype(dtype: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            done = right(tensor, *args, **kwargs)
+            if tensor.dtype == getattr(torch, dtype):
+                tensor[7] += 1
+            return done
+
+        return call
+
+    if world.rank == FAULTY:
+        change(monkeypatch, "all_reduce", make)
+    wrong = {name: bench.sums(world, name, CPU).wrong for name in bench.DTYPES}
+    assert {name for name, count in wrong.items() if count} == {dtype}
+
+
+def test_a_rank_that_sends_wrongly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(right: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, *args, **kwargs: right(tensor.mul_(2), *args, **kwargs)
+
+    if world.rank == FAULTY:
+        change(monkeypatch, "all_reduce", make)
+    assert bench.sums(world, "int32", CPU).culprit == (
+        "rank 2 on local2: its values are wrong in the sums of all ranks"
+    )
+    row = swept("all_reduce", monkeypatch)
+    assert row.wrong_ranks == (0, 1, 2, 3)
+    assert str(bench.whose(world, row.wrong_ranks)).startswith("unknown: the results of all ranks")
+
+
+def test_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if world.rank == FAULTY:
+        change(monkeypatch, "send_recv", lambda right: Stale(right, 11))
+    assert len(bench.exchange(world, CPU).wrong) == 1

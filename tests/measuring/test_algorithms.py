@@ -1,0 +1,104 @@
+"""What is measured with which algorithm; a pinned ring leaves the environment as it was."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
+from pytest_mnode.spec.wire import Collective
+
+CPU = torch.device("cpu")
+RING, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 8)
+
+
+@pytest.mark.parametrize(
+    ("collective", "backend", "found"),
+    [
+        ("all_reduce", "nccl", [("ring", True, True), ("default", False, False)]),
+        ("all_gather", "nccl", [("ring", True, True), ("default", False, False)]),
+        ("reduce_scatter", "nccl", [("ring", True, True), ("default", False, False)]),
+        ("broadcast", "nccl", [("ring", True, True), ("default", False, False)]),
+        ("all_to_all", "nccl", [("default", False, True)]),
+        ("send_recv", "nccl", [("default", False, True)]),
+        ("all_reduce", "gloo", [("ring", False, True)]),
+        ("all_gather", "gloo", [("ring", False, True)]),
+        ("reduce_scatter", "gloo", [("default", False, True)]),
+        ("broadcast", "gloo", [("default", False, True)]),
+        ("all_reduce", "ucc", [("default", False, False)]),
+    ],
+)
+def test_a_ring_is_pinned_where_there_is_a_choice(
+    collective: str, backend: str, found: list[tuple[str, bool, bool]]
+) -> None:
+    algorithms = algorithms_of(Collective(collective), backend, 8)
+    assert [(a.name, a.pinned, a.physical) for a in algorithms] == found
+
+
+def test_what_users_get_is_told_as_they_have_it() -> None:
+    assert [a.note for a in algorithms_of(Collective.ALL_REDUCE, "nccl", 8, "TREE")] == [
+        "NCCL_ALGO=RING",
+        "NCCL_ALGO=TREE",
+    ]
+    assert DEFAULT.note == "as NCCL chooses"
+    [gloo] = algorithms_of(Collective.ALL_REDUCE, "gloo", 1)
+    assert gloo.note == "gloo's all_reduce is a ring"
+
+
+class Communicators:
+    """Stands for NCCL: notes NCCL_ALGO where a communicator is made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.made: list[str | None] = []
+        self.destroyed: list[Any] = []
+        self.error = error
+        monkeypatch.setattr(dist, "new_group", lambda: "the ring")
+        monkeypatch.setattr(dist, "all_reduce", self._first)
+        monkeypatch.setattr(dist, "destroy_process_group", self.destroyed.append)
+
+    def _first(self, tensor: torch.Tensor, group: Any) -> None:
+        assert group == "the ring"
+        self.made.append(os.environ.get("NCCL_ALGO"))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("before", [None, "TREE"])
+def test_the_variable_is_set_for_the_communicator_and_put_back(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    if before is not None:
+        monkeypatch.setenv("NCCL_ALGO", before)
+    nccl = Communicators(monkeypatch)
+    with group_for(RING, CPU) as group:
+        assert group == "the ring"
+        assert os.environ.get("NCCL_ALGO") == before
+    assert nccl.made == ["RING"]
+    assert nccl.destroyed == ["the ring"]
+    with pytest.raises(ZeroDivisionError), group_for(RING, CPU):
+        raise ZeroDivisionError
+    assert nccl.destroyed == ["the ring"] * 2
+
+
+def test_it_is_put_back_where_no_communicator_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    nccl = Communicators(monkeypatch, RuntimeError("no ring"))
+    with pytest.raises(RuntimeError, match="no ring"), group_for(RING, CPU):
+        pass
+    assert "NCCL_ALGO" not in os.environ
+    assert nccl.destroyed == ["the ring"]
+
+
+@pytest.mark.parametrize("algorithm", [DEFAULT, *algorithms_of(Collective.ALL_REDUCE, "gloo", 1)])
+def test_nothing_is_made_for_the_default(
+    monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
+) -> None:
+    nccl = Communicators(monkeypatch)
+    with group_for(algorithm, CPU) as group:
+        assert group is None
+    assert nccl.made == nccl.destroyed == []

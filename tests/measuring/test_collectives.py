@@ -1,0 +1,255 @@
+"""Each check is shown right data, and data that is wrong in the ways collectives go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.measuring.collectives import COLLECTIVES, Measured, Prepared
+from pytest_mnode.spec.wire import Collective
+
+CPU = torch.device("cpu")
+RANKS = 4
+PART = 2048
+NAMES = sorted(COLLECTIVES)
+Tensors = list[torch.Tensor]
+
+
+@dataclass
+class Call:
+    """What one rank handed to torch.distributed; the same tensor where it works in place."""
+
+    sent: torch.Tensor
+    received: torch.Tensor
+
+
+class Ranks:
+    """All ranks of a world in one process: what they call is kept, then done to all at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = RANKS) -> None:
+        self.count, self.rank = count, 0
+        self.calls: list[Call] = []
+        monkeypatch.setattr(dist, "get_world_size", lambda: count)
+        monkeypatch.setattr(dist, "get_rank", lambda: self.rank)
+        monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: self._keep(buffer, buffer))
+        monkeypatch.setattr(
+            dist, "broadcast", lambda buffer, src, group: self._keep(buffer, buffer, src == 0)
+        )
+        for name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
+            monkeypatch.setattr(
+                dist, name, lambda into, of, group: self._keep(of, into), raising=False
+            )
+        monkeypatch.setattr(dist, "P2POp", lambda what, tensor, peer, group: (what, tensor, peer))
+        monkeypatch.setattr(dist, "batch_isend_irecv", self._exchange)
+
+    def _keep(self, sent: torch.Tensor, received: torch.Tensor, as_it_should: bool = True) -> None:
+        assert as_it_should
+        self.calls.append(Call(sent, received))
+
+    def _exchange(self, ops: Sequence[tuple[Any, torch.Tensor, int]]) -> list[Any]:
+        (receive, into, before), (send, of, following) = ops
+        assert (receive, send) == (dist.irecv, dist.isend)  # gloo takes turns in the other order
+        assert before == (self.rank - 1) % self.count
+        assert following == (self.rank + 1) % self.count
+        self._keep(of, into)
+        return []
+
+    def each(self, do: Callable[[], Any]) -> list[Any]:
+        found = []
+        for rank in range(self.count):
+            self.rank = rank
+            found.append(do())
+        return found
+
+    def wrong(
+        self, measured: Measured, size_bytes: int, carry: Callable[[Tensors], Tensors]
+    ) -> int:
+        """How many values are wrong over all ranks; `carry` makes what is received of all sent."""
+        part = measured.part(size_bytes, self.count)
+        prepared: list[Prepared] = self.each(lambda: measured.prepare(part, CPU, None))
+        self.calls = []
+        for rank, one in enumerate(prepared):
+            self.rank = rank
+            one.fill()
+            one.run()
+        received = carry([call.sent.clone() for call in self.calls])
+        for call, values in zip(self.calls, received, strict=True):
+            call.received.copy_(values)
+        total = 0
+        for rank, one in enumerate(prepared):
+            self.rank = rank
+            total += one.wrong()
+        return total
+
+
+def _carried(name: str, sent: Tensors) -> Tensors:
+    """What every rank should receive."""
+    ranks = len(sent)
+    match Collective(name):
+        case Collective.ALL_REDUCE:
+            return [torch.stack(sent).sum(0)] * ranks
+        case Collective.BROADCAST:
+            return [sent[0]] * ranks
+        case Collective.ALL_GATHER:
+            return [torch.cat(sent)] * ranks
+        case Collective.REDUCE_SCATTER:
+            return list(torch.stack(sent).sum(0).chunk(ranks))
+        case Collective.ALL_TO_ALL:
+            return [torch.cat([s.chunk(ranks)[r] for s in sent]) for r in range(ranks)]
+        case _:
+            return [sent[r - 1] for r in range(ranks)]
+
+
+def _of_the_call_before(name: str, sent: Tensors) -> Tensors:
+    return _carried(name, [torch.zeros_like(values) for values in sent])
+
+
+def _without_rank_2(name: str, sent: Tensors) -> Tensors:
+    """Rank 3 counts twice, rank 2 never; where rank 0 alone sends, rank 3 does in its place."""
+    if name == "broadcast":
+        return [sent[3]] * len(sent)
+    return _carried(name, [*sent[:2], sent[3], sent[3]])
+
+
+def _chunks_swapped(name: str, sent: Tensors) -> Tensors:
+    """On rank 1 the first and the second part of what it received, or of its message."""
+    received = _carried(name, sent)
+    first, second, *others = received[1].chunk(RANKS)
+    received[1] = torch.cat([second, first, *others])
+    return received
+
+
+def _of_neighbours_swapped(name: str, sent: Tensors) -> Tensors:
+    """Ranks 1 and 2 each get what the other should."""
+    first, second, third, *others = _carried(name, sent)
+    return [first, third, second, *others]
+
+
+def _one_value(name: str, sent: Tensors) -> Tensors:
+    received = [values.clone() for values in _carried(name, sent)]
+    received[2][-1] += 1
+    return received
+
+
+def _not_a_number(name: str, sent: Tensors) -> Tensors:
+    received = [values.clone() for values in _carried(name, sent)]
+    received[0][7] = float("nan")
+    return received
+
+
+def _sum_off_by_one(name: str, sent: Tensors) -> Tensors:
+    return [values + 1 for values in _carried(name, sent)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size_bytes", [PART * RANKS * 4, PART * 4 + 7, 4 * RANKS])
+def test_right_data_is_right(monkeypatch: pytest.MonkeyPatch, name: str, size_bytes: int) -> None:
+    ranks = Ranks(monkeypatch)
+    assert ranks.wrong(COLLECTIVES[name], size_bytes, lambda sent: _carried(name, sent)) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_are_each_other_s_neighbours(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ranks = Ranks(monkeypatch, 2)
+    assert ranks.wrong(COLLECTIVES[name], 4096, lambda sent: _carried(name, sent)) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("fault", "least_wrong"),
+    [
+        (_of_the_call_before, PART),
+        (_without_rank_2, PART),
+        (_chunks_swapped, PART // 2),
+        (_one_value, 1),
+        (_not_a_number, 1),
+        (_sum_off_by_one, PART),
+    ],
+)
+def test_wrong_data_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fault: Callable[[str, Tensors], Tensors],
+    least_wrong: int,
+) -> None:
+    ranks = Ranks(monkeypatch)
+    wrong = ranks.wrong(COLLECTIVES[name], PART * RANKS * 4, lambda sent: fault(name, sent))
+    assert wrong == 1 if least_wrong == 1 else wrong >= least_wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_an_earlier_call_left_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ranks = Ranks(monkeypatch)
+    part = COLLECTIVES[name].part(PART * RANKS * 4, RANKS)
+    prepared = ranks.each(lambda: COLLECTIVES[name].prepare(part, CPU, None))
+    for rank, one in enumerate(prepared):
+        ranks.rank = rank
+        one.fill()
+        one.run()
+    received = [values.clone() for values in _carried(name, [c.sent for c in ranks.calls])]
+    for call, values in zip(ranks.calls, received, strict=True):
+        call.received.copy_(values)
+    ranks.rank = 1
+    assert prepared[1].wrong() == 0
+    prepared[1].fill()
+    prepared[1].run()  # and nothing comes
+    assert prepared[1].wrong() == len(received[1])
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_to_all", "send_recv"])
+def test_what_another_rank_should_get_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ranks = Ranks(monkeypatch)
+    size_bytes = PART * RANKS * 4
+    wrong = ranks.wrong(COLLECTIVES[name], size_bytes, lambda s: _of_neighbours_swapped(name, s))
+    assert wrong >= 2 * PART
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "moved_bytes"),
+    [
+        ("all_reduce", 262144, 1 << 20),
+        ("broadcast", 262144, 1 << 20),
+        ("send_recv", 262144, 1 << 20),
+        ("all_gather", 87381, 1048572),
+        ("reduce_scatter", 87381, 1048572),
+        ("all_to_all", 87381, 1048572),
+    ],
+)
+def test_sizes_are_those_of_nccl_tests(name: str, part: int, moved_bytes: int) -> None:
+    measured = COLLECTIVES[name]
+    assert measured.part(1 << 20, 3) == part
+    assert measured.moved_bytes(1 << 20, 3) == moved_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [
+        ("all_reduce", 2),
+        ("broadcast", 2),
+        ("all_gather", 1.125),
+        ("reduce_scatter", 1.125),
+        ("all_to_all", 2),
+        ("send_recv", 2),
+    ],
+)
+def test_what_a_rank_holds_is_not_five_copies(name: str, copies: float) -> None:
+    size_bytes = 16 << 30
+    beside = COLLECTIVES[name].held_bytes(size_bytes, 8) - copies * size_bytes
+    assert 0 <= beside <= 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes", "message"),
+    [
+        ("all_reduce", 3, "3 bytes hold no value of 4 bytes$"),
+        ("all_gather", 15, "15 bytes hold no value of 4 bytes for each of 4 ranks"),
+    ],
+)
+def test_a_size_below_one_value_is_refused(name: str, size_bytes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        COLLECTIVES[name].part(size_bytes, RANKS)

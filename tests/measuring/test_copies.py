@@ -1,0 +1,145 @@
+"""Copies near and far, on machines that are simulated: where to copy, how much, and what counts."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_mnode.machine.cpus import Cache, Cpu, Cpus
+from pytest_mnode.machine.numa import Numa, NumaNode, read_numa
+from pytest_mnode.measure import Measure
+from pytest_mnode.measuring.copies import (
+    Copied,
+    Copies,
+    _measured,
+    _pair,
+    medians_s,
+)
+from pytest_mnode.measuring.farness import Places, buffer_bytes, nothing_far, places
+from pytest_mnode.verdict import Measurement, Verdict
+
+GIB = 1 << 30
+
+
+def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:
+    """NUMA nodes in a row, each farther from the next, with four CPUs each."""
+    numbers = range(len(memory_bytes))
+    return Numa(
+        nodes=tuple(
+            NumaNode(
+                number=n,
+                cpus=frozenset(range(4 * n, 4 * n + 4)),
+                distances={other: 10 + 11 * abs(n - other) for other in numbers},
+                memory_bytes=memory_bytes[n],
+                free_bytes=free_bytes,
+            )
+            for n in numbers
+        )
+    )
+
+
+def cpus(cache_bytes: int) -> Cpus:
+    cache = Cache(level=3, kind="Unified", size_bytes=cache_bytes, cpus=None)
+    cpu = Cpu(number=0, package=0, core=0, siblings=None, caches=(cache,))
+    return Cpus(online=None, possible=None, present=None, isolated=None, cpus=(cpu,))
+
+
+def test_near_is_the_accelerators_own_and_far_the_farthest() -> None:
+    four = machine(GIB, GIB, GIB, GIB)
+    assert places(four, None, 1) == Places(1, 3, frozenset(range(4, 8)))
+    assert places(four, frozenset({0, 1}), 1) == Places(1, 0, frozenset(range(4, 8)))
+    # A socket without memory of its own has the nearest that there is.
+    assert places(machine(GIB, GIB, 0), None, 2) == Places(1, 0, frozenset(range(8, 12)))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (places(machine(GIB, GIB), None, None), "the NUMA node of its accelerator is not known"),
+        (places(machine(GIB, 0), None, 0), "how far memory is from NUMA node 0 is not known"),
+        (places(machine(GIB, GIB), None, 7), "how far memory is from NUMA node 7 is not known"),
+        (places(machine(GIB, 0, GIB), None, 1), "no memory is farther from NUMA node 1 than other"),
+    ],
+)
+def test_what_is_not_known_is_said(found: Places | str, why: str) -> None:
+    assert found == why
+
+
+def test_one_memory_is_nowhere_far() -> None:
+    assert nothing_far(machine(GIB, GIB), None) == ""
+    one = "this machine has memory on one NUMA node, so none is far"
+    assert nothing_far(machine(GIB, 0), None) == one
+    few = "of 2 NUMA nodes with memory this process may use 1"
+    assert nothing_far(machine(GIB, GIB), frozenset({1})) == few
+
+
+def test_a_buffer_is_larger_than_the_cache_and_much_smaller_than_memory() -> None:
+    found = Places(0, 1, frozenset())
+    assert buffer_bytes(GIB, cpus(1 << 20), machine(GIB, GIB), found) == (GIB, "")
+    assert buffer_bytes(GIB, cpus(GIB), machine(GIB, GIB), found)[0] == 2 * GIB
+    tight = machine(GIB, GIB, free_bytes=GIB)
+    why = "NUMA node 0 has 1024 MiB free, and 8192 are needed"
+    assert buffer_bytes(GIB, cpus(0), tight, found) == (GIB, why)
+
+
+def test_each_side_is_its_own_median_and_the_first_copy_does_not_count() -> None:
+    log: list[int] = []
+    times = {0: iter([9.0, 1.0, 1.0, 5.0]), 1: iter([9.0, 2.0, 2.0, 7.0])}
+
+    def copy_s(number: int) -> float:
+        log.append(number)
+        return next(times[number])
+
+    assert medians_s(Places(0, 1, frozenset()), 3, lambda n: n, copy_s) == (1.0, 2.0)
+    assert log == [0, 1, 0, 1, 0, 1, 0, 1]  # in turn, so that what disturbs disturbs both
+
+
+def judged(*rows: Copied) -> Measurement:
+    kept: list[Measurement] = []
+    Copies(1.2, rows).record(Measure(kept, ""))
+    return kept[0]
+
+
+def test_the_rank_with_the_least_effect_is_judged() -> None:
+    good = Copied("rank 0 on a", 15.0, 10.0)
+    flat = Copied("rank 1 on a", 10.0, 10.0, where="256 MiB on NUMA node 0, and on 1")
+    assert judged(good).verdict is Verdict.PASS
+    found = judged(good, flat)
+    assert (found.verdict, found.value, found.culprit) == (Verdict.FAIL, 1.0, "rank 1 on a")
+    unknown = judged(good, Copied("rank 2 on b", why="the NUMA node is not known"))
+    assert unknown.verdict is Verdict.INCONCLUSIVE
+    assert unknown.note == "rank 2 on b: the NUMA node is not known"
+    assert (
+        "rank 2 on b the NUMA node"
+        in Copies(1.2, (good, Copied("rank 2 on b", why="the NUMA node"))).table()
+    )
+
+
+def test_buffers_are_where_they_should_be_or_nowhere() -> None:
+    numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
+    if not numbers:
+        pytest.skip("a kernel without NUMA")
+    source, target = _pair(numbers[0], 1 << 16)
+    assert int(source.sum()) == int(target.sum()) == 1 << 16
+    with pytest.raises(OSError, match="set_mempolicy"):
+        _pair(1023, 1 << 16)
+
+
+def test_copies_are_measured_and_the_binding_is_as_before() -> None:
+    import torch
+
+    numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
+    if not numbers:
+        pytest.skip("a kernel without NUMA")
+    before = os.sched_getaffinity(0)
+    here = Places(numbers[0], numbers[0], frozenset(sorted(before)[:1]))
+    row = _measured("rank 0", here, 1 << 20, 3, torch.device("cpu"))
+    assert row.ratio is not None
+    assert row.near_to_device_gbytes_s is None
+    assert os.sched_getaffinity(0) == before
+    lost = Places(numbers[0], 1023, here.cpus)
+    assert (
+        "could not be measured: " in _measured("rank 0", lost, 1 << 20, 3, torch.device("cpu")).why
+    )
+    assert os.sched_getaffinity(0) == before

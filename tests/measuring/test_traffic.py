@@ -1,0 +1,106 @@
+"""Which interface carried what was measured, from the kernel's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pytest_mnode.measuring.traffic import NodeTraffic, astray
+from pytest_mnode.measuring.wires import Beneath
+from pytest_mnode.spec.models import Network
+
+FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/s"})
+
+
+@pytest.mark.parametrize(
+    ("sent", "carrier", "share", "instead"),
+    [
+        ({"fab0": 990, "mgmt0": 10}, "fab0", 0.99, None),
+        ({"fab0": 500, "fab1": 490, "mgmt0": 10}, "fab0", 0.99, None),
+        ({f"fab{i}": 125 for i in range(8)}, "fab0", 1.0, None),  # each of many has its part
+        ({"fab0": 300, "fab1": 300, "mgmt0": 400}, "mgmt0", 0.6, None),  # part of it went past
+        ({"fab0": 10, "mgmt0": 990}, "mgmt0", 0.01, "mgmt0"),
+        ({"fab0": 10, "eth0": 300, "eth1": 690}, "eth1", 0.01, "eth1"),
+        ({"lo": 1000}, "lo", 0.0, "lo"),
+        ({"fab0": 20, "eth0": 100}, None, None, None),  # RDMA: the kernel saw next to nothing
+        ({}, None, None, None),
+    ],
+)
+def test_carrier(
+    sent: Mapping[str, int], carrier: str | None, share: float | None, instead: str | None
+) -> None:
+    node = NodeTraffic("node0", sent, least_bytes=980)
+    assert node.carrier == carrier
+    assert node.share(FABRIC) == (None if share is None else pytest.approx(share))
+    assert node.astray(FABRIC) == instead
+
+
+def test_who_sent_over_what_instead() -> None:
+    good = NodeTraffic("node0", {"fab0": 1000}, 1000)
+    bad = NodeTraffic("node2", {"mgmt0": 1000}, 1000)
+    worse = NodeTraffic("node3", {"lo": 1000}, 1000)
+    assert astray([good, good], FABRIC) is None
+    assert astray([good, bad], FABRIC) == "node2 sent over mgmt0 instead of fab*"
+    assert astray([bad, worse], FABRIC) == "all nodes sent over mgmt0, lo instead of fab*"
+
+
+BOND: Beneath = {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",)}
+VLAN: Beneath = {"eth0.100": ("eth0",)}
+IPOIB: Beneath = {"mlx5_0": ("ib0",)}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "beneath", "sent", "carrier", "share", "instead"),
+    [
+        (["bond0"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 0.995, None),
+        (["eth2", "eth3"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 1.0, None),
+        (["eth2"], BOND, {"bond0": 990, "eth2": 0, "eth3": 995}, "bond0", 0.0, "eth3"),
+        (["eth2"], BOND, {"bond0.7": 990, "bond0": 991, "eth3": 995}, "bond0.7", 0.0, "eth3"),
+        (
+            ["bond0.7"],
+            BOND,
+            {"bond0.7": 990, "bond0": 995, "eth2": 400, "eth3": 595},
+            "bond0.7",
+            0.995,
+            None,
+        ),
+        (
+            ["fab0"],
+            BOND,
+            {"fab0": 3, "bond0": 990, "eth2": 500, "eth3": 495},
+            "bond0",
+            0.003,
+            "bond0",
+        ),
+        (
+            ["fab0"],
+            BOND,
+            {"fab0": 1990, "bond0": 990, "eth2": 500, "eth3": 495},
+            "fab0",
+            0.666,
+            None,
+        ),
+        (["eth0.100"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 0.995, None),
+        # Untagged, which is another network over the same NIC.
+        (["eth0.100"], VLAN, {"eth0.100": 5, "eth0": 995}, "eth0", 0.005, "eth0"),
+        (["eth0"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 1.0, None),
+        (["ib0"], IPOIB, {"ib0": 990, "mlx5_0": 995}, "mlx5_0", 1.0, None),
+        (["ib0"], IPOIB, {"ib0": 1, "mlx5_0": 995, "mgmt0": 5}, "mlx5_0", 0.995, None),  # RDMA
+        (["mlx5_*"], IPOIB, {"ib0": 990, "mlx5_0": 995}, "mlx5_0", 1.0, None),
+        (["fab0"], IPOIB, {"ib0": 990, "mlx5_0": 995, "fab0": 9}, "mlx5_0", 0.009, "mlx5_0"),
+    ],
+)
+def test_bytes_that_two_count_are_counted_once(  # noqa: PLR0917  a row of the table
+    interfaces: list[str],
+    beneath: Beneath,
+    sent: Mapping[str, int],
+    carrier: str,
+    share: float,
+    instead: str | None,
+) -> None:
+    network = Network.model_validate({"interfaces": interfaces, "line_rate": "200 Mbit/s"})
+    node = NodeTraffic("node0", sent, least_bytes=980, beneath=beneath)
+    assert node.carrier == carrier
+    assert node.share(network) == pytest.approx(share, abs=0.002)
+    assert node.astray(network) == instead

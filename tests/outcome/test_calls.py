@@ -1,0 +1,274 @@
+"""Records of calls to what differs in them: who is odd, who waits in vain, and what is allowed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.outcome import calls as calls_module
+from pytest_mnode.outcome.calls import (
+    INSIDE,
+    LIMITED,
+    PENDING,
+    RAISED,
+    RETURNED,
+    SEPARATOR,
+    SLOT_BYTES,
+    SLOTS,
+    Call,
+    difference,
+    is_hopeless,
+    parse,
+    read,
+)
+
+SUM = "of [2] float32 with SUM"
+
+
+def made(*ops: str | tuple[str, str] | Call, state: str = INSIDE) -> list[Call]:
+    """The calls of a rank: an operation, with its arguments or not; the last is in `state`."""
+    calls: list[Call] = []
+    for op in ops:
+        name, arguments = op if isinstance(op, tuple) else (str(op), "")
+        group = ""
+        if isinstance(op, Call):
+            name, arguments, group = op.op, op.arguments, op.group
+        seq = 1 + sum(call.group == group for call in calls)
+        calls.append(Call(len(calls) + 1, seq, group, name, arguments, "a.py:1"))
+    if calls:
+        calls[-1] = replace(calls[-1], state=state)
+    return calls
+
+
+def all_reduce(arguments: str = SUM) -> tuple[str, str]:
+    return "all_reduce", arguments
+
+
+def of(group: str) -> Call:
+    return Call(0, 0, group, "barrier", "", "a.py:1")
+
+
+def line(calls: Sequence[list[Call]], *ended: int, still: bool = True) -> str:
+    found = difference(dict(enumerate(calls)), set(ended), still=still)
+    return f"{found.ranks} {found.line}" if found else ""
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("of [5] float32 with SUM", "called it of [2] float32"),
+        ("of [2,3] float32 with SUM", "called it of [2] float32"),
+        ("of [] float32 with SUM", "called it of [2] float32"),
+        ("of [2] int32 with SUM", "called it of [2] float32"),
+        ("of [2] float32 with MAX", "called it of [2] float32 with SUM"),
+        ("of [2] float32 from rank 1", "called it of [2] float32 with SUM"),
+    ],
+)
+def test_arguments_that_differ(other: str, said: str) -> None:
+    same = made("barrier", all_reduce())
+    odd = made("barrier", all_reduce(other))
+    text = line([same, same, odd, same])
+    assert text.startswith(f"[2] called all_reduce {other} as call 2 of the default group (a.py:1)")
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("of [2,3] float32 with SUM", "of [3,2] float32 with SUM"),
+        ("of [1] float32", "of [] float32"),
+        ("of float32 (here [4] float32)", "of float32 (here [8] float32)"),
+    ],
+)
+def test_arguments_that_may_differ(one: str, other: str) -> None:
+    assert not line([made(all_reduce(one)), made(all_reduce(other))])
+
+
+def test_the_first_of_many_differences() -> None:
+    odd = made(all_reduce(), "barrier", state=RETURNED)
+    same = made("barrier", all_reduce())
+    assert line([same, same, odd]).startswith("[2] called all_reduce")
+    assert "as call 1 of" in line([same, same, odd])
+
+
+def test_two_ranks_are_both_named() -> None:
+    text = line([made(all_reduce()), made(("broadcast", "of [2] float32 from rank 0"))])
+    assert text.startswith("[0, 1] rank 0 called all_reduce of [2]")
+    assert "where rank 1 called broadcast of [2] float32 from rank 0" in text
+
+
+def test_many_kinds_are_cut() -> None:
+    text = line([made(all_reduce(f"of [{n}] float32")) for n in range(1000)])
+    assert len(text) < 8000  # with the number of every rank
+
+
+def test_calls_that_the_ring_has_lost_are_not_compared() -> None:
+    long = [Call(n, n, "", "barrier", "", "a.py:1") for n in range(200, 200 + SLOTS)]
+    short = [Call(n, n, "", "all_reduce", SUM, "a.py:1") for n in range(1, 5)]
+    assert not line([long, short], still=False)
+    assert not line([made(of("1 0-1"), "barrier"), [replace(c, group="") for c in long]], 1)
+
+
+@pytest.mark.parametrize("ended", [[], [1]])
+def test_an_error_that_the_test_caught(ended: list[int]) -> None:
+    wrong = made(all_reduce("of [3] float32"), state=RAISED)
+    later = [*made(all_reduce(), state=RAISED), *made("barrier", "barrier")[1:]]
+    assert bool(line([wrong, later], *ended)) is False
+    assert line([wrong, made(all_reduce(), state=RAISED)])
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        ([made(all_reduce(), "barrier"), made(all_reduce(), "barrier")]),
+        ([made(all_reduce()), made(all_reduce(), "barrier")]),
+        ([made(of("1 0-1"), "barrier"), made("barrier", of("1 0-1"))]),
+    ],
+)
+def test_numbers_after_an_error_that_the_test_caught(later: list[list[Call]]) -> None:
+    alone = Call(1, 1, "", "monitored_barrier", "", "a.py:1", RAISED)
+    first = [alone, *(replace(c, seq=c.seq + (not c.group), number=c.number + 1) for c in later[0])]
+    calls = {0: first, 1: later[1]}
+    for ended in ([], [0], [1]):
+        assert difference(calls, ended, still=True) is None
+        assert not is_hopeless(calls, ended)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(1, 1, "", "monitored_barrier", "", "a.py:1", LIMITED),
+        Call(1, 1, "", "all_reduce", SUM, "a.py:1", PENDING, "async_op"),
+    ],
+)
+def test_a_wait_with_a_limit_of_its_own_is_not_hopeless(call: Call) -> None:
+    calls = {0: [call], 1: []}
+    assert not is_hopeless(calls, [1])
+    assert difference(calls, [1], still=True)  # where the test ends at its own limit all the same
+
+
+@pytest.mark.parametrize(
+    ("calls", "ended", "said"),
+    [
+        ([made("barrier")] * 3 + [made()], [3], "[3] left the test without entering the barrier"),
+        ([made("barrier")] + [made()] * 3, [1, 2, 3], "[0] called barrier as call 1 of"),
+        ([made("barrier"), made()], [1], "[1] left the test without entering the barrier (a.py:1) "
+         "that rank 0 waits in, call 1 of the default group"),
+        ([made("barrier", state=PENDING), made()], [1], "[1] left the test without entering"),
+        ([made("barrier"), made()], [], ""),
+        ([made("barrier", state=PENDING), made()], [0, 1], ""),
+        ([made(of("1 0,2")), made(), made()], [1], ""),
+        ([made(of("1 0,2")), made(), made()], [2], "[2] left the test without entering"),
+    ],
+)  # fmt: skip
+def test_ranks_that_left(calls: list[list[Call]], ended: list[int], said: str) -> None:
+    assert line(calls, *ended).startswith(said)
+    assert bool(line(calls, *ended)) is bool(said)
+    assert is_hopeless(dict(enumerate(calls)), ended) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("calls", "odd"),
+    [
+        ([made("barrier"), made("barrier"), made(of("1 0,2"))], "[2]"),
+        ([made(of("1 0-1")), made(of("2 1-2")), made(of("3 0,2"))], "[0, 1, 2]"),
+        ([made(of("1 0-1")), made("barrier")], "[0, 1]"),
+        ([made("barrier"), made(of("1 1-2")), made(of("1 1-2"))], ""),
+        ([made("barrier"), made(of("1 1-2")), made()], ""),
+        ([made("barrier"), made("barrier"), made()], ""),
+    ],
+)
+def test_ranks_that_wait_for_each_other(calls: list[list[Call]], odd: str) -> None:
+    assert line(calls).partition("]")[0] == odd.removesuffix("]")
+    assert not line(calls, still=False)
+    assert is_hopeless(dict(enumerate(calls)), []) is bool(odd)
+
+
+@pytest.mark.parametrize(
+    ("state", "hopeless"), [(INSIDE, True), (PENDING, True), (RETURNED, False), (RAISED, False)]
+)
+def test_a_difference_that_is_over_ends_no_test(state: str, hopeless: bool) -> None:
+    calls = {0: made(all_reduce(), state=RETURNED), 1: made(all_reduce("of [3]"), state=state)}
+    assert is_hopeless(calls, []) is hopeless
+
+
+def test_a_record_is_read_back(tmp_path: Path) -> None:
+    lines = [SEPARATOR.join((INSIDE, str(n), "1", "1 0-1", "barrier", "", "", "a.py:1"))
+             for n in (3, 1)]  # fmt: skip
+    data = b"".join(text.encode().ljust(SLOT_BYTES, b"\0") for text in ("", *lines))
+    path = tmp_path / "calls"
+    path.write_bytes(data)
+    text = read(path)
+    assert text is not None
+    assert [call.number for call in parse(text)] == [1, 3]
+    assert parse(text)[0].as_which == "as call 1 of group 1 (ranks 0-1)"
+    assert read(tmp_path / "none") is None
+
+
+RECORDED = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.rank.recorder import Recorder, _arguments
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+short = dist.new_group([0], timeout=timedelta(seconds=3))
+recorder = Recorder(Path(sys.argv[1]), 1)
+recorder.begin()
+enter = lambda *call: recorder.enter(*call)
+ones = torch.ones(2)
+for group in (None, short):
+    enter("barrier", {"group": group})
+enter("monitored_barrier", {"timeout": timedelta(seconds=3)})
+enter("all_gather", {"tensor_list": [torch.ones(size) for size in range(1, 40)]})
+recorder._groups.clear()
+dist.get_process_group_ranks = lambda _: range(0, 999, 2)
+enter("reduce_scatter_tensor", {"group": short, "input": ones})
+other = Recorder(Path(sys.argv[2]), 4)
+other.begin()
+assert other.enter("barrier", {}) is None
+splits = {"input": torch.ones(4), "output_split_sizes": [1, 3]}
+assert "(here" in _arguments("all_to_all_single", splits)
+double = dist._make_nccl_premul_sum(2.0)
+print(_arguments("all_reduce", {"tensor": ones, "op": double}))
+"""
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    """Also of a group with a short timeout, of long lists and many ranks, and of other sizes."""
+    argv = [sys.executable, "-c", RECORDED, str(tmp_path / "one"), str(tmp_path / "other")]
+    ran = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert ran.stdout == "of [2] float32 with PREMUL_SUM\n", ran.stderr
+    calls = parse(read(tmp_path / "one") or "")
+    assert [call.state for call in calls] == [INSIDE, LIMITED, LIMITED, INSIDE, LIMITED]
+    assert [call.number for call in calls] == [1, 2, 3, 4, 5]
+    assert parse(read(tmp_path / "other") or "") == []
+
+
+@given(st.binary(max_size=3 * SLOT_BYTES))
+def test_any_bytes_may_come(data: bytes) -> None:
+    text = "\n".join(part.decode(errors="replace") for part in data.split(b"\0"))
+    calls = {0: parse(text), 1: made("barrier")}
+    difference(calls, [0], still=True)
+    is_hopeless(calls, [0])
+
+
+def test_many_ranks_are_compared_without_asking_each_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = Mock(wraps=calls_module._missing)
+    monkeypatch.setattr(calls_module, "_missing", search)
+    assert not is_hopeless(dict(enumerate([made("barrier")] * 500)), [])
+    assert search.call_count < 5

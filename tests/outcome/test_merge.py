@@ -1,0 +1,304 @@
+"""Accounts of ranks to one report: who began it, who lost a peer, and what may never pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller.conductor import Outcome, RankState
+from pytest_mnode.outcome.failure_groups import same
+from pytest_mnode.outcome.merge import merge
+from pytest_mnode.outcome.ranks_repr import RanksRepr
+from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
+from pytest_mnode.rank.session import plain
+from pytest_mnode.rank.traces import NCCL_SECTION, nccl_causes, size
+
+LOST = "RuntimeError: Connection closed by peer"
+NODES = ("node0", "node1", "node2", "node3")
+PASSED = ("setup", "call", "teardown")
+
+
+def report(when: str, outcome: str, longrepr: Any = None, wasxfail: str | None = None) -> Any:
+    made = pytest.TestReport(
+        "a.py::test_a",
+        ("a.py", 1, "test_a"),
+        {},
+        outcome,  # type: ignore[arg-type]
+        longrepr,
+        when,  # type: ignore[arg-type]
+        duration=0.5,
+    )
+    if wasxfail is not None:
+        made.wasxfail = wasxfail
+    return made
+
+
+class Told:
+    """What four ranks said; all passed unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        world = WorldInfo("w1", Shape(4, 1), NODES)
+        self.states = {rank: RankState(rank, NODES[rank]) for rank in range(4)}
+        self.outcome = Outcome(world, self.states, 10.0, started=100.0, stopped=103.0)
+        self.reports: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in range(4)}
+        for rank, state in self.states.items():
+            for when in PASSED:
+                self.say(rank, report(when, "passed"), 0.0)
+            state.body_done, state.torn, state.pong = True, TornDown(rank, 1), True
+
+    def say(self, rank: int, made: Any, at: float) -> None:
+        self.reports[rank][made.when] = made
+        data = {"wasxfail": made.wasxfail} if hasattr(made, "wasxfail") else {}
+        state = self.states[rank]
+        state.reports[made.when] = PhaseReport(rank, 1, made.when, made.outcome, data)
+        state.at[made.when] = at
+        if made.failed:
+            state.failed_at = at
+
+    def forget(self, rank: int, *phases: str) -> None:
+        for when in phases:
+            self.reports[rank].pop(when, None)
+            self.states[rank].reports.pop(when, None)
+        self.states[rank].torn, self.states[rank].pong = None, False
+
+    def stick(self, rank: int, stack: str | None) -> None:
+        self.forget(rank, "call", "teardown")
+        self.states[rank].stuck_in, self.states[rank].stack = "call", stack
+
+    def die(self, rank: int, at: float, *, phase: str = "call", **facts: Any) -> None:
+        self.forget(rank, *{"call": ("call", "teardown"), "after": ()}[phase])
+        ended = {"code": 3, "signal": None, **facts}
+        self.states[rank].death = Death(NODES[rank], "w1", rank, 1, **ended, ordinal=1, phase=phase)
+        self.states[rank].failed_at = at
+
+    def merged(self) -> dict[str, pytest.TestReport]:
+        made = merge(self.outcome, self.reports, "a.py::test_a", ("a.py", 1, "test_a"), {})
+        return {str(r.when): r for r in made}
+
+    def failure(self, when: str = "call") -> str:
+        made = self.merged()[when]
+        assert made.outcome == "failed"
+        assert isinstance(made.longrepr, RanksRepr)
+        return str(made.longrepr)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_all_passed(told: Told) -> None:
+    merged = told.merged()
+    assert {when: r.outcome for when, r in merged.items()} == dict.fromkeys(PASSED, "passed")
+    assert dict(merged["call"].user_properties)["mnode.nodes"] == "node0,node1,node2,node3"
+
+
+def test_victims_stand_behind_the_culprit_though_they_spoke_first(told: Told) -> None:
+    for rank in (0, 2, 3):
+        told.say(rank, report("call", "failed", f"{LOST} [10.0.0.{rank}]:99"), at=1.0)
+    told.die(1, at=2.0)
+    text = told.failure()
+    assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3, in the test")
+    assert text.index("because of it]") > text.index("rank 1")
+
+
+def test_of_victims_alone_the_first_in_time_is_the_culprit(told: Told) -> None:
+    for rank, at in ((0, 3.0), (1, 2.0), (2, 1.0), (3, 4.0)):
+        told.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)
+    assert told.failure().startswith("[rank 2 of 4 on node2: first]\nRuntimeError")
+
+
+def test_failures_stand_in_the_order_of_time(told: Told) -> None:
+    told.say(3, report("call", "failed", "ValueError: late"), at=9.0)
+    told.say(1, report("call", "failed", "KeyError: early"), at=1.0)
+    text = told.failure()
+    assert text.index("KeyError: early") < text.index("ValueError: late")
+
+
+def test_an_abort_after_a_lost_peer_is_a_victim(told: Told) -> None:
+    told.die(0, 1.0, code=None, signal=6, log="[rank0] NCCL watchdog: ncclRemoteError")
+    told.die(2, 2.0, code=None, signal=11)
+    text = told.failure()
+    assert text.startswith("[rank 2 of 4 on node2: first]\nkilled by SIGSEGV")
+    assert "[rank 0 of 4 on node0: because of it]\nkilled by SIGABRT" in text
+
+
+def test_a_death_names_its_cause_with_the_line_that_tells(told: Told) -> None:
+    warned = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
+    told.die(1, 1.0, code=None, signal=6, log=f"{warned}ncclRemoteError: A call failed\n")
+    told.die(2, 2.0, code=None, signal=6, log="ncclRemoteError: A call failed\n")
+    text = told.failure()
+    assert text.startswith(
+        "[rank 1 of 4 on node1: first]\n"
+        "killed by SIGABRT, in the test: port went down (mlx5_3:1, port error)\n"
+        f"{warned.strip()!r}; look at the cable"
+    )
+    assert "[rank 2 of 4 on node2: because of it]\nkilled by SIGABRT, in the test\n" in text
+
+
+def test_a_cause_that_only_repeats_how_a_rank_ended_is_not_told(told: Told) -> None:
+    told.die(1, 1.0, code=None, signal=11, log="Segmentation fault (core dumped)\n")
+    assert "killed by SIGSEGV, in the test\n" in told.failure()
+
+
+def test_a_rank_that_raised_names_the_cause_in_its_nccl_log(told: Told) -> None:
+    where = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : "
+    down = f"{where}mlx5_3:1 Got async event : port error"
+    silent = f"{where}Got completion from peer 10.7.0.9<4> with status=12 opcode=1 len=0"
+    for rank, log in enumerate(("", silent, down, f"{silent}\n{down}")):
+        made = report("call", "failed", "DistBackendError: ncclRemoteError: A call failed")
+        made.sections = [(NCCL_SECTION, f"{log}\n")] if log else []
+        told.say(rank, made, 1.0 + rank)
+    text = told.failure()
+    assert text.startswith(
+        "[ranks 2-3 of 4 on node2,node3: first]\nDistBackendError: ncclRemoteError: A call failed: "
+        f"port went down (mlx5_3:1, port error)\n{down!r}; look at the cable"
+    )
+    assert "[rank 1 of 4 on node1: because of it]" in text
+    assert f"{silent!r}; check the link" in text
+    assert "[rank 0 of 4 on node0: because of it]" in text
+
+
+def test_nccl_s_log_of_earlier_tests_is_not_told(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.nccl.log"
+    assert (size(log), nccl_causes(log, size(log))) == (0, "")
+    log.write_text("elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : Got async event : port error\n")
+    assert nccl_causes(log)
+    assert nccl_causes(log, size(log)) == ""
+
+
+def test_a_death_after_the_last_report_is_no_pass(told: Told) -> None:
+    told.die(1, 1.0, phase="after")
+    assert "exited with code 3, in teardown, after its last report" in told.failure("call")
+    assert told.merged()["teardown"].outcome == "passed"
+
+
+@pytest.mark.parametrize("missing", ["torn", "pong"])
+def test_silence_is_no_pass(told: Told, missing: str) -> None:
+    setattr(told.states[3], missing, None)
+    assert "[rank 3 of 4 on node3]\nnever said that it ended the test" in told.failure()
+
+
+def test_a_rank_that_did_not_run_the_body_is_no_pass(told: Told) -> None:
+    told.reports[2].pop("call")
+    told.states[2].reports.pop("call")
+    assert "[rank 2 of 4 on node2]\ndid not run the test, which others did" in told.failure()
+
+
+@pytest.mark.parametrize("stack", [None, "", "no dump at all"])
+def test_a_rank_that_gave_no_stack(told: Told, stack: str | None) -> None:
+    told.stick(1, stack)
+    told.states[1].state = "its process is stopped (SIGSTOP)"
+    told.outcome.timed_out, told.outcome.limit_s = "call", 10.0
+    text = told.failure()
+    assert text.startswith("[rank 1 of 4 on node1]\nno end within 10 s")
+    if not stack:
+        assert "gave no stack: its process is stopped (SIGSTOP)" in text
+
+
+def test_time_that_no_rank_reported_is_the_failed_phase_s(told: Told) -> None:
+    for rank in range(4):
+        told.stick(rank, "")
+    told.outcome.timed_out, told.outcome.limit_s = "call", 2.0
+    assert sum(r.duration for r in told.merged().values()) == pytest.approx(3.0)
+
+
+def test_skip_on_some_though_another_died(told: Told) -> None:
+    told.say(0, report("call", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
+    told.die(1, 1.0)
+    text = told.failure()
+    assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3")
+    assert "skipped (no device), but ranks 2-3 did not; " in text
+
+
+def test_a_death_after_a_skip_on_all_is_no_skip(told: Told) -> None:
+    for rank in range(4):
+        told.say(rank, report("setup", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
+        told.reports[rank].pop("call")
+        told.states[rank].reports.pop("call")
+    told.die(1, 9.0, phase="after")
+    assert "exited with code 3" in told.failure("call")
+    assert all(r.outcome != "skipped" for r in told.merged().values())
+
+
+def test_an_expected_failure_with_a_hang_at_the_limit_is_a_failure(told: Told) -> None:
+    told.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
+    told.stick(0, "")
+    assert told.merged()["call"].outcome == "skipped"
+    told.outcome.timed_out = "call"
+    assert "[rank 1 of 4 on node1: failed as expected]" in told.failure()
+
+
+def test_an_expected_failure_that_cannot_tear_down_stays_expected(told: Told) -> None:
+    told.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
+    told.say(2, report("teardown", "failed", "OSError: busy"), at=2.0)
+    assert told.merged()["call"].wasxfail == "known"
+    assert "OSError: busy" in told.failure("teardown")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("<ProcessGroup at 0x7f01>", "<ProcessGroup at 0x7f02>", True),
+        ("World(rank=1, size=4, node='a')", "World(rank=2, size=4, node='b')", True),
+        ("/tmp/x/rank0/file", "/tmp/x/rank3/file", True),
+        ("assert 4 == 5", "assert 3 == 5", False),
+    ],
+)
+def test_what_only_tells_ranks_apart(one: str, other: str, equal: bool) -> None:
+    assert (same(one) == same(other)) is equal
+
+
+class Odd(int):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_plain_values_only() -> None:
+    given = {"a": (1, Odd(2)), 3: [True, None, 2.5, "x"], "m": Mute(), "p": Told}
+    made = plain(given)
+    assert made == {
+        "a": (1, 2), "3": [True, None, 2.5, "x"], "m": "<Mute>", "p": str(Told)
+    }  # fmt: skip
+    assert type(made["a"][1]) is int
+
+
+def test_a_lost_peer_in_teardown_is_an_error_of_teardown(told: Told) -> None:
+    told.say(2, report("teardown", "failed", f"{LOST} of node1"), at=1.0)
+    assert told.merged()["call"].outcome == "passed"
+    assert "[rank 2 of 4 on node2]\nRuntimeError" in told.failure("teardown")
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "outcomes"),
+    [
+        ({0: ["a+"], 1: ["a+"], 2: ["a+"], 3: ["a+"]}, ["passed"]),
+        ({0: ["a+", "b+"], 3: ["a+", "b-"]}, ["passed", "failed"]),
+        ({0: ["a+", "a-"], 1: ["a+", "a+", "a+"]}, ["passed", "failed", "passed"]),
+        ({1: ["a-"], 2: ["b-"]}, ["failed", "failed"]),
+        ({}, []),
+    ],
+)
+def test_subtests_of_ranks_are_merged_one_by_one(
+    told: Told, by_rank: dict[int, list[str]], outcomes: list[str]
+) -> None:
+    partial: dict[int, list[pytest.TestReport]] = {rank: [] for rank in range(4)}
+    for rank, names in by_rank.items():
+        for name in names:
+            failed = name[1] == "-"
+            one = report("call", "failed" if failed else "passed", "wrong" if failed else None)
+            one.context = name[0]
+            partial[rank].append(one)
+            told.states[rank].partial.append((1.0, PhaseReport(rank, 1, "call", one.outcome, {})))
+    made = merge(told.outcome, told.reports, "a.py::t", ("a.py", 1, "t"), {}, partial=partial)
+    assert [r.outcome for r in made if hasattr(r, "context")] == outcomes
+    [body] = [r for r in made if r.when == "call" and not hasattr(r, "context")]
+    assert body.outcome == ("failed" if "failed" in outcomes else "passed")
+    assert [r.when for r in made if not hasattr(r, "context")] == list(PASSED)

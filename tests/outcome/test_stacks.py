@@ -1,0 +1,167 @@
+"""faulthandler's dumps, of every Python version that writes them, to where a rank is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.outcome.stacks import (
+    WAIT,
+    main_thread,
+    parse,
+    tidy,
+    where,
+    where_of_rank,
+)
+
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+LOGGER = "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
+PYTEST = "/venv/lib/python3.11/site-packages/_pytest/python.py"
+
+
+def dump(*frames: tuple[str, int | str, str], head: str = "Current thread 0x00007f01") -> str:
+    lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
+    return "\n".join([f"{head} (most recent call first):", *lines]) + "\n"
+
+
+WAITING = dump(
+    (C10D, 5356, "barrier"),
+    (LOGGER, 83, "wrapper"),
+    ("/work/test_a.py", 7, "test_a"),
+    (PYTEST, 166, "pytest_pyfunc_call"),
+    ("/work/hidden_below_pytest.py", 1, "main"),
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Current thread 0x00007f01",
+        "Thread 0x00007f01",
+        "Current thread 0x00007f01 [python3]",
+        "Thread 0x00007f01 [mnode rank (2)]",
+        "Thread 0x7f01 []",
+    ],
+)
+def test_heads_of_all_versions(head: str) -> None:
+    (thread,) = parse(dump(("/a.py", 3, "f"), head=head))
+    assert thread.ident == 0x7F01
+    assert [f.place for f in thread.frames] == ["a.py:3"]
+
+
+@pytest.mark.parametrize("frame", ["  <no Python frame>", "  <tstate is freed>", "  ...", "", "\0"])
+def test_what_is_no_frame_is_passed_over(frame: str) -> None:
+    first, second = parse(f"Thread 0x1 (most recent call first):\n{frame}\n\n{WAITING}")
+    assert first.frames == ()
+    assert len(second.frames) == 5
+
+
+def test_c_stack_of_newer_versions_is_no_python_frame() -> None:
+    text = WAITING + (
+        "\nCurrent thread's C stack trace (most recent call first):\n"
+        "  Binary file \"/usr/bin/python3\", at _Py_DumpStack+0x31 [0x5f1]\n"
+    )  # fmt: skip
+    (thread,) = parse(text)
+    assert len(thread.frames) == 5
+
+
+def test_unknown_line_number() -> None:
+    (thread,) = parse(dump(("/a.py", "???", "f")))
+    assert thread.frames[0].line is None
+    assert thread.frames[0].code == ""
+
+
+def test_names_with_quotes_and_blanks() -> None:
+    (thread,) = parse(dump(('/a "b", line 9 in c/d.py', 3, "<lambda>")))
+    assert (thread.frames[0].file, thread.frames[0].line) == ('/a "b", line 9 in c/d.py', 3)
+
+
+def test_collective_is_what_the_test_called() -> None:
+    inner = dump(
+        (C10D, 4287, "all_gather"),
+        (LOGGER, 83, "wrapper"),
+        (C10D, 3513, "all_gather_object"),
+        (LOGGER, 83, "wrapper"),
+        ("/work/test_a.py", 7, "test_a"),
+    )
+    here = where(parse(inner)[0])
+    assert here.collective == "all_gather_object"
+    assert here.frame is not None
+    assert here.frame.place == "test_a.py:7"
+
+
+def test_private_functions_are_no_collectives() -> None:
+    here = where(parse(dump((C10D, 1, "_get_default_group"), ("/work/test_a.py", 7, "test_a")))[0])
+    assert here.collective is None
+
+
+def test_pending_work_is_a_collective_and_an_event_is_none(tmp_path: Path) -> None:
+    source = tmp_path / "test_a.py"
+    source.write_text("work.wait()\nevent.wait()\n")
+    direct = dump((str(source), 1, "test_a"))
+    assert where(parse(direct)[0]).collective == WAIT
+    event = dump(("/usr/lib/python3.11/threading.py", 629, "wait"), (str(source), 2, "test_a"))
+    assert where(parse(event)[0]).collective is None
+    assert str(where(parse(event)[0])) == "test_a.py:2 in test_a: event.wait()"
+
+
+def test_thread_that_the_main_one_waits_for() -> None:
+    join = dump(
+        ("/usr/lib/python3.11/threading.py", 1119, "join"), ("/work/test_a.py", 9, "test_a")
+    )
+    courier = dump((C10D, 5356, "barrier"), (LOGGER, 83, "wrapper"), head="Thread 0x2")
+    here = where_of_rank(parse(f"{courier}\n{join}"))
+    assert here.collective == "barrier"
+    assert here.frame is not None
+    assert here.frame.place == "test_a.py:9"
+
+
+def test_main_thread_is_the_one_asked_for_else_the_last() -> None:
+    threads = parse(dump(("/a.py", 1, "f"), head="Thread 0xa") + dump(("/b.py", 2, "g")))
+    assert main_thread(threads, 0xA) is threads[0]
+    assert main_thread(threads, None) is threads[1]
+    assert main_thread([], None) is None
+
+
+@pytest.mark.parametrize("text", ["", "none", "Thread 0x1 (most recent call first):\n"])
+def test_no_stack_is_no_place(text: str) -> None:
+    here = where_of_rank(parse(text))
+    assert here.frame is None
+    assert here.collective is None
+    assert str(here) == "no Python frame of the test"
+
+
+def test_tidy_leaves_what_the_user_wrote() -> None:
+    text = tidy(WAITING + "Extension modules: numpy, torch._C (total: 2)\n")
+    assert text.endswith('in test_a\n  …\n  File "/work/hidden_below_pytest.py", line 1 in main')
+    assert "/_pytest/" not in text
+    assert "Extension modules" not in text
+
+
+LINES = st.one_of(
+    st.text(max_size=60),
+    st.sampled_from(WAITING.splitlines()),
+    st.builds(
+        '  File "{}", line {} in {}'.format, st.text(max_size=9), st.text(max_size=9), st.text()
+    ),
+    st.builds("Thread 0x{}{}(most recent call first):".format, st.text(max_size=5), st.text()),
+)
+
+
+@given(st.lists(LINES, max_size=12), st.sampled_from(["\n", "\r\n", "\0"]))
+def test_any_text_may_come(lines: list[str], separator: str) -> None:
+    text = separator.join(lines)
+    threads = parse(text)
+    where_of_rank(threads)
+    for thread in threads:
+        str(where(thread))
+    assert len(tidy(text).splitlines()) <= len(text.splitlines())
+
+
+@given(st.text())
+def test_any_text_at_all(text: str) -> None:
+    where_of_rank(parse(text))
+    tidy(text)

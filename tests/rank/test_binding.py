@@ -1,0 +1,174 @@
+"""How a rank binds itself: to what, by whom, and when not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.agent import accelerators as places
+from pytest_mnode.launchers.node import Shown
+from pytest_mnode.launchers.rack import Layout
+from pytest_mnode.launchers.rack.shown import accelerator_addresses
+from pytest_mnode.launchers.rack.sockets import board, this_machine, why_not
+from pytest_mnode.rank import binding, mempolicy
+from pytest_mnode.rank.binding import Binding, BindingOrder
+from tests.launchers.test_sockets import write
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Shown:
+    """A node of two sockets over the CPUs of this machine, with two places."""
+    machine = this_machine()
+    if why_not(machine, Layout()):
+        pytest.skip("one CPU")
+    node = board(machine, Layout(), 0, 1)
+    write(tmp_path, node)
+    return Shown(str(tmp_path), tuple(accelerator_addresses(node)))
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    """Affinity and memory policy belong to a thread: one of its own keeps pytest's as they are."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def bound(
+    order: BindingOrder, local_rank: int = 0, local_size: int = 2
+) -> tuple[Binding, set[int]]:
+    def bind() -> tuple[Binding, set[int]]:
+        done = binding.bind(order, local_rank, 2, by_torch=False)
+        return done, set(os.sched_getaffinity(0))
+
+    done: tuple[Binding, set[int]] = in_thread(bind)
+    return done
+
+
+def cpus_of(shown: Shown, number: int) -> set[int]:
+    nodes = this_machine(Path(shown.sysfs_root))
+    return {cpu for core in nodes[number].cores for cpu in core}
+
+
+def test_each_rank_beside_its_own_accelerator(shown: Shown) -> None:
+    for rank in (0, 1):
+        done, cpus = bound(BindingOrder("auto", shown), rank)
+        assert (done.by, done.numa_node) == ("pytest-mnode", rank)
+        assert cpus == set(done.cpus) == cpus_of(shown, rank)
+        assert f"of NUMA node {rank}, bound by pytest-mnode" in done.text
+
+
+def test_swapped_is_beside_the_other(shown: Shown) -> None:
+    for rank in (0, 1):
+        done, cpus = bound(BindingOrder("auto", shown, "swapped"), rank)
+        assert cpus == cpus_of(shown, 1 - rank)
+        assert done.numa_node == rank
+
+
+def test_unbound_is_left_as_it_was(shown: Shown) -> None:
+    done, cpus = bound(BindingOrder("auto", shown, "unbound"))
+    assert cpus == set(os.sched_getaffinity(0))
+    assert "not bound: its node bound none of its ranks" in done.text
+
+
+def test_crowded_is_everybody_on_the_same_core(shown: Shown) -> None:
+    homes = Shown(shown.sysfs_root, shown.accelerators[:1])
+    found = [bound(BindingOrder("auto", homes, "crowded"), rank)[1] for rank in (0, 1)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (BindingOrder("none", Shown("/nowhere", ("0000:01:00.0",))), "--mnode-numa-bind=none"),
+        (BindingOrder("auto"), "torchrun binds nobody unless asked to"),
+        (BindingOrder("auto", Shown(missing="one CPU")), "one CPU"),
+        (BindingOrder("node"), "the NUMA node of its accelerator is not known"),
+        (
+            BindingOrder("exclusive", Shown("/nowhere", ("0000:01:00.0",))),
+            "the NUMA node of its accelerator is not known",
+        ),
+    ],
+)
+def test_nobody_binds_without_an_order_or_without_knowing_where_to(
+    order: BindingOrder, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_cuda_address", lambda _: None)
+    done, cpus = bound(order)
+    assert (done.by, done.why) == ("", why)
+    assert cpus == set(os.sched_getaffinity(0))
+
+
+def test_memory_is_asked_for_where_the_machine_has_it() -> None:
+    numbers = [memory.number for memory in this_machine() if memory.size_bytes]
+
+    def policy() -> str:
+        mempolicy.prefer(numbers[0])
+        # A page that is new under the new policy says under which it is.
+        fresh = bytearray(1 << 22)
+        fresh[:: 1 << 12] = b"x" * 1024
+        return Path("/proc/thread-self/numa_maps").read_text()
+
+    if not numbers or not Path("/proc/self/numa_maps").exists():
+        pytest.skip("a kernel without NUMA")
+    assert f"prefer:{numbers[0]}" in in_thread(policy)
+    with pytest.raises(OSError, match="set_mempolicy"):
+        in_thread(lambda: mempolicy.prefer(1023))
+
+
+def nvml(index: int, name: str = "NVIDIA H100") -> Any:
+    return SimpleNamespace(
+        uuid=f"GPU-{index}f3a-77", pci_address=f"0000:{index + 1:02x}:00.0", name=name
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]),
+        ("2,0", ["0000:03:00.0", "0000:01:00.0"]),
+        ("GPU-1f3a,GPU-0", ["0000:02:00.0", "0000:01:00.0"]),
+        ("1,-1,0", ["0000:02:00.0"]),
+        ("GPU-,0", []),  # more than one begins so
+        ("MIG-4c7e,0", []),
+        ("", []),
+        ("7", []),
+    ],
+)
+def test_devices_are_those_that_cuda_would_number(
+    visible: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert places.visible_addresses([nvml(0), nvml(1), nvml(2)], visible) == found
+    mixed = [nvml(0), nvml(1, "NVIDIA T4")]
+    assert places.visible_addresses(mixed, None) == [None, None]
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert places.visible_addresses(mixed, "1") == ["0000:02:00.0"]
+
+
+def test_torch_binds_where_it_can_and_nobody_twice(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch.numa.binding import AffinityMode, NumaOptions
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/numactl")
+    options = binding.torch_options
+    assert options(BindingOrder("node"), 8, None) == NumaOptions(AffinityMode.NODE)
+    assert options(BindingOrder("exclusive"), 8, None) == NumaOptions(AffinityMode.EXCLUSIVE)
+    default = NumaOptions(AffinityMode.SOCKET)
+    assert options(BindingOrder("auto"), 8, default) is default  # what users' jobs get
+    assert options(BindingOrder("none"), 8, default) is None
+    assert options(BindingOrder("node"), 4, default) is None  # not one device a rank
+    assert options(BindingOrder("auto", shown), 8, default) is None  # the rack binds
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert options(BindingOrder("node"), 8, default) is None
+    done = in_thread(lambda: binding.bind(BindingOrder("node"), 0, 8, by_torch=True))
+    assert done.by == "torch"
+    assert set(done.cpus) == set(os.sched_getaffinity(0))

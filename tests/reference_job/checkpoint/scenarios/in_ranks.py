@@ -1,0 +1,210 @@
+"""What ranks agree on. Run in ranks of a rack by test_ranks.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.errors import CheckpointError, UsageError
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.checkpoint import Found, Store, loading, saving
+from pytest_mnode.reference_job.checkpoint.survey import survey
+from tests.reference_job.checkpoint.saves import load, on_all, refused_on_all, save
+
+STORES = Path(__file__).parent / "stores"
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, process_group: Any) -> Iterator[Store]:
+    """The same directory on all ranks, made by none."""
+    yield Store(STORES / request.node.name, settle_s=0.5)
+    dist.barrier()
+
+
+def test_the_work_is_divided(store: Store, world: World) -> None:
+    saved = save(store, world, 1, own={"rank": world.rank})
+    assert on_all(saved) == [saved] * 4
+    sizes = [(saved.path / f"__{rank}_0.distcp").stat().st_size for rank in range(4)]
+    assert max(sizes) < 1.2 * min(sizes)
+    assert sum(sizes) < saved.bytes < 1.1 * 8 * 40_000
+    loaded, found = load(store, world)
+    assert found == 1
+    assert loaded.own == {"rank": world.rank}
+    assert (loaded.world_size, loaded.refused) == (4, ())
+
+
+def test_damaged_ones_are_refused_alike(store: Store, world: World) -> None:
+    harms: dict[str, tuple[Callable[[Path], object], str]] = {
+        "missing": (lambda p: (p / "__2_0.distcp").unlink(), "__2_0.distcp is missing"),
+        "torn": (lambda p: os.truncate(p / "__1_0.distcp", 9), "__1_0.distcp has 9 of"),
+        "flipped": (flip, "__3_0.distcp is not what was written: its SHA-256 differs"),
+        "unsealed": (lambda p: (p / "COMPLETE").unlink(), "no COMPLETE"),
+    }
+    save(store, world, 1)
+    for harm, reason in harms.values():
+        path = save(store, world, 2).path
+        if world.rank == 0:
+            harm(path)
+        dist.barrier()
+        loaded, found = load(store, world)
+        assert (loaded.step, found) == (1, 1)
+        [refused] = loaded.refused
+        assert reason in refused.reason
+        assert on_all(loaded.refused) == [loaded.refused] * 4
+        if harm is flip:  # who read it is said, should only that node see it so
+            assert " on node" in refused.reason
+
+
+def flip(path: Path) -> None:
+    data = bytearray((path / "__3_0.distcp").read_bytes())
+    data[5000] ^= 4
+    (path / "__3_0.distcp").write_bytes(data)
+
+
+def test_a_rank_that_is_behind_is_named(store: Store, world: World) -> None:
+    save(store, world, 1)
+    save(store, world, 2)
+    behind = Store(f"{store.directory}-behind", settle_s=0.5)
+    if world.rank == 0:
+        shutil.copytree(store.directory, behind.directory)
+        shutil.rmtree(behind.directory / "step-00000002")
+    dist.barrier()
+    mine = behind if world.node == "node2" else store
+    loaded, found = load(mine, world)
+    assert (loaded.step, found) == (1, 1)
+    [refused] = loaded.refused
+    assert refused.step == 2
+    assert refused.reason.startswith("rank 2 of 4 on node2 does not see it: a file system that is")
+    if world.rank == 0:
+        shutil.rmtree(behind.directory / "step-00000001")
+    dist.barrier()
+    with pytest.raises(CheckpointError, match="would lose what is there: step-00000002: rank 2 of"):
+        load(mine, world)
+
+
+def test_a_rank_that_catches_up_is_waited_for(
+    store: Store, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, world, 1)
+    save(store, world, 2)
+    late = Store(f"{store.directory}-late", settle_s=60.0)
+    if world.rank == 0:
+        shutil.copytree(store.directory / "step-00000001", late.directory / "step-00000001")
+    dist.barrier()
+    looks = []
+
+    def look(directory: Path) -> list[Found]:
+        """It comes when the rank has looked once."""
+        found = survey(directory)
+        looks.append(len(found))
+        if len(looks) == 1:
+            shutil.copytree(store.directory / "step-00000002", late.directory / "step-00000002")
+        return found
+
+    if world.rank == 1:
+        monkeypatch.setattr(loading, "survey", look)
+    mine = late if world.rank == 1 else Store(store.directory, settle_s=60.0)
+    loaded, found = load(mine, world)
+    assert (loaded.step, found, loaded.refused) == (2, 2, ())
+    assert looks == ([1, 2] if world.rank == 1 else [])
+
+
+def test_a_directory_of_a_node_is_refused(
+    store: Store, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "SETTLE_S", 0.3)
+    save(store, world, 1)
+    own = Store(f"{store.directory}-own")
+    text = refused_on_all(own if world.node == "node2" else store, world, 2)
+    assert "step 2 could not be written: rank 2 of 4 on node2: " in text
+    assert "is not the directory that rank 0 sees on node0" in text
+    assert "checkpoints need one that all nodes share" in text
+    assert text.endswith(f"The one before is kept: {store.directory}/step-00000001")
+    dist.barrier()
+    assert [p.name for p in store.directory.iterdir()] == ["step-00000001"]
+    assert not own.directory.exists()
+    assert load(store, world)[1] == 1
+
+
+def test_a_store_that_one_rank_cannot_list_is_no_empty_one(store: Store, world: World) -> None:
+    save(store, world, 1)
+    file = Store(store.directory / "step-00000001" / "COMPLETE")
+    with pytest.raises(CheckpointError, match=r"rank 1 of 4 on node1: cannot list .*: Not a direc"):
+        load(file if world.rank == 1 else store, world)
+
+
+class Broken:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.rank == 3:
+            raise ValueError("no state\nto be had")
+        return {"x": torch.ones(3)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be pickled")
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        raise Unpicklable("not to be saved")
+
+
+def test_whatever_fails_on_one_rank_fails_on_all(store: Store, world: World) -> None:
+    with pytest.raises(CheckpointError, match="rank 3 of 4 on node3: ValueError: no state to be"):
+        store.save({"x": Broken(world.rank)}, step=1, world=world)
+    text = refused_on_all(store, world, 1, own=Evil() if world.rank == 1 else 0)
+    assert "rank 1 of 4 on node1: RuntimeError: not to be saved. There is no other" in text
+    text = refused_on_all(store, world, 1 + (world.rank == 2))
+    assert "rank 2 of 4 on node2: saves step 2 without one, and rank 0 step 1 without one" in text
+    text = refused_on_all(store, world, 1, own=None if world.rank == 2 else 0)
+    assert (
+        "rank 2 of 4 on node2: saves step 1 without one, and rank 0 step 1 with a part of" in text
+    )
+    assert list(store.directory.iterdir()) == []
+    save(store, world, 1)  # and no rank is a collective behind
+    assert load(store, world)[1] == 1
+
+
+def test_groups_of_ranks_have_their_own(store: Store, world: World) -> None:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half = world.rank // 2
+    mine, other = groups[half], groups[1 - half]
+    own = Store(store.directory / str(half))
+    save(own, world, 10 + half, group=mine, own=world.rank)
+    loaded, found = load(own, world, group=mine)
+    assert (found, loaded.own, loaded.world_size) == (10 + half, world.rank, 2)
+    with pytest.raises(UsageError, match=f"rank {world.rank} is not in the group"):
+        save(own, world, 1, group=other)
+    (own.directory / "file").touch()
+    path = Store(own.directory / "file")
+    with pytest.raises(CheckpointError, match=f"rank 0 of 2 on node{2 * half}: .*File exists"):
+        save(path, world, 1, group=mine)
+    dist.barrier()
+    for group in groups:
+        if group is mine:
+            dist.destroy_process_group(group)
+
+
+@pytest.mark.mnode(nodes=2)
+def test_of_2_after_one_of_4(world: World, process_group: Any) -> None:
+    """A newer one of another size is refused, and the one before is used."""
+    store = Store(STORES / "test_the_work_is_divided")
+    older = save(store, world, 0)
+    loaded, found = load(store, world)
+    assert (loaded.path, found) == (older.path, 0)
+    [refused] = loaded.refused
+    assert refused.reason == "it is of 4 ranks, and these are 2 (reshard accepts it)"

@@ -1,0 +1,107 @@
+"""Saved by four ranks, loaded by two and by eight. Run in ranks of a rack by test_ranks.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_mnode.errors import CheckpointError
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.checkpoint import (
+    Store,
+    loading,  # noqa: F401  imported once, before ranks are forked
+    saving,  # noqa: F401
+)
+
+STORES = Path(__file__).parent / "stores"
+
+
+def built(kind: str, size: int, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Model and optimiser after a step; layers that no number of ranks divides."""
+    torch.manual_seed(seed)
+    layers = torch.nn.Sequential(torch.nn.Linear(10, 33), torch.nn.Linear(33, 7))
+    model: torch.nn.Module = layers
+    if kind == "ddp":
+        model = DistributedDataParallel(layers)
+    else:
+        mesh = init_device_mesh("cpu", (size,))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 10)).sum().backward()
+    optimiser.step()
+    optimiser.zero_grad()
+    return model, optimiser
+
+
+def as_state(model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimiser_state = get_state_dict(model, optimiser)
+    return {"model": model_state, "optimiser": optimiser_state}
+
+
+def tensors(tree: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of a state, whole, by path."""
+    found: dict[str, torch.Tensor] = {}
+    for key, leaf in tree.items():
+        if isinstance(leaf, dict):
+            found |= tensors(leaf, f"{prefix}{key}.")
+        elif isinstance(leaf, torch.Tensor):
+            whole = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
+            found[f"{prefix}{key}"] = whole.clone()
+    return found
+
+
+KINDS = pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+
+
+@KINDS
+def test_saved_on_4(kind: str, world: World, process_group: Any) -> None:
+    saved = as_state(*built(kind, 4, seed=1))
+    store = Store(STORES / kind)
+    done = store.save(saved, step=5, world=world, own=world.rank)
+    for rank in range(4):
+        assert (done.path / f"__{rank}_0.distcp").stat().st_size > 1000
+    whole = tensors(saved)
+    assert len(whole) == 16  # four parameters, each with a step and two moments
+    if world.rank == 0:
+        torch.save(whole, STORES / f"{kind}.pt")
+
+
+def resharded(kind: str, world: World) -> None:
+    model, optimiser = built(kind, world.size, seed=2)
+    store = Store(STORES / kind)
+    target = as_state(model, optimiser)
+    with pytest.raises(CheckpointError, match=f"it is of 4 ranks, and these are {world.size} "):
+        store.load(target, world=world)
+    loaded = store.load(target, world=world, reshard=True)
+    assert loaded is not None
+    assert (loaded.step, loaded.world_size, loaded.own) == (5, 4, None)
+    set_state_dict(
+        model,
+        optimiser,
+        model_state_dict=target["model"],
+        optim_state_dict=target["optimiser"],
+    )
+    found, saved = tensors(as_state(model, optimiser)), torch.load(STORES / f"{kind}.pt")
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+
+
+@KINDS
+@pytest.mark.mnode(nodes=2)
+def test_loaded_on_2(kind: str, world: World, process_group: Any) -> None:
+    resharded(kind, world)
+
+
+@KINDS
+@pytest.mark.mnode(nodes=4, procs_per_node=2)
+def test_loaded_on_8(kind: str, world: World, process_group: Any) -> None:
+    resharded(kind, world)

@@ -1,0 +1,28 @@
+"""The page for users says what there is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.reference_job import EXIT_PREEMPTED, JobConfig
+from pytest_mnode.reference_job.records import PARTS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(JobConfig)])
+def test_every_key_is_documented(name: str) -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("|")]
+    assert any(f"`{name}`" in row.split("|")[1] for row in rows)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_is_documented(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
+def test_the_status_is_documented() -> None:
+    assert f"| {EXIT_PREEMPTED} | told to stop by SIGTERM" in PAGE

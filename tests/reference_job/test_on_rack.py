@@ -1,0 +1,287 @@
+"""The job in real ranks on the rack: the same twice, cut and resumed, on other numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.reference_job import StartRecord, StepRecord, read_records
+from tests.inner import InnerRun, need_rack, run_pytest, write_files
+
+SAMPLES, STEPS, CUT, EVERY = 48, 8, 5, 4
+WAYS = ("ddp", "fsdp2")
+
+TESTS = """
+    # All that a trainer imports is imported here once, and not in every rank.
+    import contextlib, json, pathlib, shutil, time
+    import pytest
+    import torch, torch._dynamo, torch.distributed as dist
+    from pytest_mnode.reference_job import JobConfig, Trainer
+    from pytest_mnode.reference_job.data import IGNORED
+    from pytest_mnode.reference_job.model import Transformer
+    from pytest_mnode.reference_job.randomness import seed_all
+    from pytest_mnode.reference_job.spans import Spans
+    from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
+    from pytest_mnode.reference_job.checkpoint import loading, saving
+
+    HERE = pathlib.Path.cwd()
+
+    def config(name, way, **changes):
+        return JobConfig(
+            str(HERE / name), parallel=way, vocab=64, context=16, width=32, layers=2,
+            samples=48, global_batch=16, steps=8, bucket_bytes=50_000,
+            **{"accumulation": 2, "checkpoint_every": 4, **changes})
+
+    def train(config, until=None, ranks=None, *, world):
+        group = None if ranks is None else dist.new_group(ranks)
+        if ranks is not None and world.rank not in ranks:
+            return None
+        trainer = Trainer(config, world, torch.device("cpu"), group=group)
+        with contextlib.closing(trainer):
+            trainer.resume()
+            while trainer.finished_steps < (until or config.steps):
+                trainer.step()
+            end = trainer.end()
+            return end.parameters, end.optimiser, end.lr
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_runs(cluster, way):
+        told = {}
+        with cluster.world() as world:
+            never = config(f"{way} again", way, checkpoint_every=0)
+            told["whole"] = world.run(train, config(f"{way} whole", way), group=True)
+            told["again"] = world.run(train, never, group=True)
+            world.run(train, config(f"{way} cut", way), 5, group=True)
+            for ranks in (2, 8):
+                shutil.copytree(HERE / f"{way} cut", HERE / f"{way} to {ranks}")
+            told["cut"] = world.run(train, config(f"{way} cut", way), group=True)
+        with cluster.world(nodes=2) as world:
+            world.run(train, config(f"{way} to 2", way, reshard=True), group=True)
+        with cluster.world(procs_per_node=2) as world:
+            world.run(train, config(f"{way} to 8", way, reshard=True), group=True)
+        pathlib.Path(f"{way}.json").write_text(json.dumps(told))
+
+    def gradients(config, *, world):
+        # Of the first step, over all ranks; and those of one process with all its samples.
+        with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
+            trainer.model.eval()  # no dropout, which differs by rank
+            kept = []
+            def keep(*_):
+                for p in trainer.model.parameters():
+                    kept.append(p.grad.full_tensor() if config.parallel == "fsdp2" else p.grad)
+            trainer.optimiser.register_step_pre_hook(keep)
+            trainer.optimiser.zero_grad = lambda: None
+            record = trainer.step()
+            mine = [None] * world.size
+            dist.all_gather_object(mine, record.samples)
+            seed_all(config.seed)
+            alone = Transformer(config, Spans(Timeline(HostClock()))).eval()
+            per_rank = []
+            for samples in mine:
+                tokens, targets = (
+                    torch.stack([trainer.feed.data[i][n] for i in samples]) for n in (1, 2))
+                loss = alone(tokens, targets)
+                (loss / (config.global_batch * config.context)).backward()
+                per_rank.append((loss.item(), int((targets != IGNORED).sum())))
+            for ours, whole in zip(kept, alone.parameters(), strict=True):
+                torch.testing.assert_close(ours, whole.grad, rtol=1e-4, atol=1e-7)
+            mean = sum(l for l, _ in per_rank) / sum(n for _, n in per_rank)
+            of_means = sum(l / n for l, n in per_rank) / len(per_rank)
+            return record.loss, mean, of_means, record.tokens == per_rank[world.rank][1]
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_sums_are_those_of_one_process(cluster, way):
+        with cluster.world() as world:
+            told = world.run(gradients, config(f"{way} exact", way), group=True)
+        for loss, mean, of_means, tokens in told:
+            assert loss == pytest.approx(mean, rel=1e-6) and tokens
+            assert abs(of_means - mean) > 1e-5 * mean, "the test cannot tell"
+
+    def one_step(config, *, world):
+        with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
+            record = trainer.step()
+            kinds = {str(p.dtype) for p in trainer.model.parameters()}
+            return record, kinds
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_declared_time_and_bfloat16(cluster, way):
+        with cluster.world(nodes=2) as world:
+            told = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
+            for record, _ in told:
+                parts = record.parts
+                assert parts["forward"] > 0.15 and parts["backward"] > 0.05, parts
+                assert 0.595 < parts["forward"] + parts["backward"] < 3, parts
+                assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
+            half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
+            for (whole, _), (rounded, kinds) in zip(told, half, strict=True):
+                assert whole.loss != rounded.loss == pytest.approx(whole.loss, rel=0.01)
+                assert kinds == {"torch.float32"}
+
+    class Event:
+        # As those of a device, which can be read when they have happened, in milliseconds.
+        def record(self): self.at = time.perf_counter()
+        def elapsed_time(self, other): return (other.at - self.at) * 1000
+
+    def by_events(config, *, world):
+        from pytest_mnode.reference_job import trainer
+        waits = []
+        device_clock = EventClock(Event, lambda: waits.append(1))
+        clock, trainer.clock_of = trainer.clock_of, lambda _: device_clock
+        try:
+            record, _ = one_step(config, world=world)
+        finally:
+            trainer.clock_of = clock
+        return record, len(waits)
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_time_by_events_of_a_device(cluster, way):
+        with cluster.world(nodes=2) as world:
+            told = world.run(by_events, config(f"{way} events", way, compute_s=0.3), group=True)
+        for record, waits in told:
+            assert waits == 1
+            assert sum(record.parts.values()) == pytest.approx(record.wall_s, abs=0.1)
+            assert 0.295 < record.parts["forward"] + record.parts["backward"] < 3
+            assert len(record.transfers) > 1 and (record.hidden_s > 0) == (way == "ddp")
+
+    @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+    def test_some_of_the_ranks(cluster, way):
+        with cluster.world() as world:
+            few = world.run(train, config(f"{way} few", way), 1, [1, 3], group=True)
+            assert few[0] is None and few[2] is None
+        with cluster.world(nodes=2) as world:
+            all_of_two = world.run(train, config(f"{way} two", way), 1, group=True)
+        assert [few[1], few[3]] == [tuple(one) for one in all_of_two]
+"""
+
+
+@pytest.fixture(scope="module")
+def inner(tmp_path_factory: pytest.TempPathFactory) -> tuple[InnerRun, Path]:
+    need_rack()
+    directory = tmp_path_factory.mktemp("runs with a blank")
+    write_files(directory, test_it=TESTS)
+    run = run_pytest(directory, "--mnode-nodes=4", limit_s=300)
+    assert run.returncode == 0, run.output
+    return run, directory
+
+
+def _steps(directory: Path, way: str, name: str) -> list[StepRecord]:
+    records = read_records(directory / f"{way} {name}")
+    assert not [one for one in records if one.kind == "unreadable"]
+    return [one for one in records if isinstance(one, StepRecord)]
+
+
+def _told(steps: list[StepRecord]) -> dict[tuple[int, int], tuple[object, ...]]:
+    """What must be the same in two runs, bit by bit; the last account of a step counts."""
+    return {
+        (one.rank, one.step): (one.loss.hex(), one.lr.hex(), one.rng, one.samples, one.tokens)
+        for one in steps
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_runs_are_the_same_bit_by_bit(inner: tuple[InnerRun, Path], way: str) -> None:
+    _, directory = inner
+    whole, again = (_told(_steps(directory, way, name)) for name in ("whole", "again"))
+    assert len(whole) == 4 * STEPS
+    assert whole == again
+    ends = json.loads((directory / f"{way}.json").read_text())
+    assert ends["whole"] == ends["again"]
+    assert len({loss for _, (loss, *_) in whole.items()}) == STEPS, "all ranks say the same loss"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_was_cut_ends_as_one_that_was_not(
+    inner: tuple[InnerRun, Path], way: str
+) -> None:
+    _, directory = inner
+    steps = _steps(directory, way, "cut")
+    assert _told(steps) == _told(_steps(directory, way, "whole"))
+    ends = json.loads((directory / f"{way}.json").read_text())
+    assert ends["cut"] == ends["whole"], "parameters, optimiser and learning rate"
+    resumed = CUT - CUT % EVERY
+    # The step after the checkpoint was done, lost, and done again to the same end.
+    done = Counter((one.rank, one.step) for one in steps)
+    assert {step for (_, step), times in done.items() if times == 2} == {resumed + 1}
+    starts = [r for r in read_records(directory / f"{way} cut") if isinstance(r, StartRecord)]
+    assert [one.loaded for one in starts] == [None, resumed] * 4
+    twice = [_told([one for one in steps if one.step == resumed + 1][i::2]) for i in (0, 1)]
+    assert twice[0] == twice[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_other_numbers_of_ranks_go_on(inner: tuple[InnerRun, Path], way: str, ranks: int) -> None:
+    _, directory = inner
+    steps = _steps(directory, way, f"to {ranks}")
+    resumed = CUT - CUT % EVERY
+    kept = [one for one in steps if one.world_size == 4 and one.step <= resumed]
+    kept += [one for one in steps if one.world_size == ranks]
+    assert {one.step for one in kept if one.world_size == ranks} == {*range(resumed + 1, STEPS + 1)}
+    assert {one.rank for one in kept if one.world_size == ranks} == {*range(ranks)}
+    a_step = 16
+    for epoch in (0, 1):
+        seen = [i for one in kept if one.epoch == epoch for i in one.samples]
+        assert sorted(seen) == list(range(SAMPLES)), f"epoch {epoch}"
+    assert all(len(one.samples) == a_step // one.world_size for one in kept)
+    whole = {one.step: one.loss for one in _steps(directory, way, "whole")}
+    for one in kept:  # dropout differs by rank and so do the sums' last bits; the model does not
+        assert one.loss == pytest.approx(whole[one.step], rel=0.05)
+    rates = {one.step: one.lr for one in _steps(directory, way, "whole")}
+    assert all(one.lr == rates[one.step] for one in kept)
+
+
+def test_both_ways_learn_the_same(inner: tuple[InnerRun, Path]) -> None:
+    _, directory = inner
+    ddp, fsdp2 = ({s.step: s.loss for s in _steps(directory, way, "whole")} for way in WAYS)
+    assert ddp[STEPS] < ddp[1] - 0.1, "it learns"
+    for step, loss in ddp.items():
+        assert fsdp2[step] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parts_add_up_to_the_step(inner: tuple[InnerRun, Path], way: str) -> None:
+    _, directory = inner
+    steps = _steps(directory, way, "whole")
+    missing = sorted(abs(1 - sum(one.parts.values()) / one.wall_s) for one in steps)
+    # Another process may take the core between the step's last part and its end.
+    assert missing[len(steps) * 9 // 10] < 0.02
+    for one in steps:
+        assert all(seconds >= 0 for seconds in one.parts.values())
+        assert one.transfers, "collectives were noted"
+        moving = sum(t.ended - t.began for t in one.transfers)
+        assert one.hidden_s is not None
+        assert 0 <= one.hidden_s <= moving
+    saved = [
+        one.parts["checkpoint"] for one in _steps(directory, way, "whole") if one.step == EVERY + 1
+    ]
+    assert all(seconds > 0 for seconds in saved), "in the step that follows the checkpoint"
+
+
+def test_gradients_go_over_the_fabric_once_a_step(inner: tuple[InnerRun, Path]) -> None:
+    """Not once for each of the two passes that are summed up."""
+    _, directory = inner
+    width, vocab, context, layers = 32, 64, 16, 2
+    block = 12 * width**2 + 13 * width
+    parameters = (2 * vocab + context) * width + layers * block + 2 * width
+    for one in _steps(directory, "ddp", "whole"):
+        assert one.transfers is not None
+        assert {t.collective for t in one.transfers} == {"all_reduce"}
+        assert len(one.transfers) > 1, "in several buckets"
+        assert sum(t.bytes for t in one.transfers) == 4 * parameters
+    for one in _steps(directory, "fsdp2", "whole"):
+        assert one.transfers is not None
+        scattered = [t.bytes for t in one.transfers if t.collective == "reduce_scatter"]
+        gathered = [t.bytes for t in one.transfers if t.collective == "all_gather"]
+        assert len(scattered) == layers + 2
+        assert sum(scattered) == 4 * parameters
+        assert sum(gathered) >= 2 * sum(scattered), "parameters, for each pass"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_draw_different_numbers(inner: tuple[InnerRun, Path], way: str) -> None:
+    _, directory = inner
+    first = [one.rng for one in _steps(directory, way, "whole") if one.step == 1]
+    assert len(set(first)) == 4

@@ -1,0 +1,88 @@
+"""The program under the real torchrun: told to stop, it saves, and goes on when started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.reference_job import EXIT_PREEMPTED
+from pytest_mnode.reference_job.records import EndRecord, StartRecord, StepRecord, read_records
+from tests.inner import need_rack, run_pytest, write_files
+
+TESTS = """
+    import contextlib, dataclasses, pathlib, signal, time
+    from pytest_mnode import Job
+    from pytest_mnode.reference_job import JobConfig, StepRecord, Trainer, read_records
+    import torch
+
+    HERE = pathlib.Path.cwd()
+    RUN = JobConfig(
+        str(HERE / "stopped"), vocab=64, context=16, width=32, layers=2, samples=48,
+        global_batch=16, steps=12, checkpoint_every=5, bucket_bytes=50_000)
+
+    def job(config, name):
+        path = config.write(HERE / f"{name}.json")
+        return Job(["-m", "pytest_mnode.reference_job", str(path)], nodes=2)
+
+    def steps_done():
+        return max((r.step for r in read_records(RUN.directory) if isinstance(r, StepRecord)),
+                   default=0)
+
+    def train(config, *, world):
+        with contextlib.closing(Trainer(config, world, torch.device("cpu"))) as trainer:
+            trainer.resume()
+            while trainer.finished_steps < config.steps:
+                trainer.step()
+            trainer.end()
+
+    def test_stopped(cluster):
+        first = cluster.launch(job(dataclasses.replace(RUN, pause_s=0.5), "first"))
+        until = time.monotonic() + 60
+        while steps_done() < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        first.kill(rank=1, signal=signal.SIGTERM)  # one of them is told, and all obey
+        result = first.wait(60)
+        (HERE / "first.txt").write_text("".join(result.output.values()))
+        second = cluster.launch(job(RUN, "second")).wait(120)
+        assert second.ok, second.output
+        # The same ranks, but warm, and never stopped.
+        with cluster.world(nodes=2) as world:
+            world.run(train, dataclasses.replace(RUN, directory=str(HERE / "whole")), group=True)
+"""
+
+
+def test_a_run_that_is_told_to_stop_saves_and_goes_on(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    need_rack()
+    directory = tmp_path_factory.mktemp("stopped with a blank")
+    write_files(directory, test_it=TESTS)
+    run = run_pytest(directory, "--mnode-nodes=2", limit_s=300)
+    assert run.returncode == 0, run.output
+    stopped, whole = (read_records(directory / name) for name in ("stopped", "whole"))
+    ends = [one for one in stopped if isinstance(one, EndRecord)]
+    assert [one.preempted for one in ends] == [True, False] * 2
+    told_at = ends[0].steps
+    assert 2 <= told_at < 12
+    assert ends[2].steps == told_at, "all ranks stop after the same step"
+    assert f"exitcode: {EXIT_PREEMPTED}" in _plain(directory / "first.txt")
+    starts = [one for one in stopped if isinstance(one, StartRecord)]
+    assert [one.loaded for one in starts] == [None, told_at] * 2
+    assert all(one.node == f"node{one.rank}" for one in starts)
+
+    def losses(records: list[object]) -> list[tuple[int, int, str, str]]:
+        steps = [one for one in records if isinstance(one, StepRecord)]
+        return [(one.rank, one.step, one.loss.hex(), one.rng) for one in steps]
+
+    assert losses([*stopped]) == losses([*whole]), "no step twice, none lost, all the same"
+    digests = [
+        {(one.parameters, one.optimiser) for one in records if isinstance(one, EndRecord)}
+        for records in ([one for one in ends if not one.preempted], whole)
+    ]
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 1
+
+
+def _plain(path: Path) -> str:
+    return " ".join(path.read_text().replace(" :", ":").split())

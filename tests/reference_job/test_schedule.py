@@ -1,0 +1,26 @@
+"""The learning rate goes up, and down to nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pytest_mnode.reference_job import JobConfig
+from pytest_mnode.reference_job.schedule import factor_of
+
+
+def test_learning_rate_warms_up_and_goes_down() -> None:
+    factor = factor_of(JobConfig("unused", steps=25, warmup_steps=5))
+    rates = [factor(step) for step in range(26)]
+    assert rates[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+    assert all(one > other for one, other in itertools.pairwise(rates[5:]))
+    assert rates[15] == pytest.approx(0.5)
+    assert rates[25] == pytest.approx(0)
+    assert factor(100) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 10, 20])
+def test_any_warm_up_is_a_schedule(warmup_steps: int) -> None:
+    factor = factor_of(JobConfig("unused", steps=10, warmup_steps=warmup_steps))
+    assert all(0 < factor(step) <= 1 for step in range(10))

@@ -1,0 +1,214 @@
+"""Blocks time themselves in both ways, hooks stay outside, and declared time is kept."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.reference_job.config import JobConfig, spans_of
+from pytest_mnode.reference_job.model import Transformer
+from pytest_mnode.reference_job.spans import Pace, Spans, clock_of, pace_of
+from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
+
+
+class Noted:
+    """A clock of which each mark is the next number, beside what else happened."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def mark(self) -> int:
+        self.events.append("mark")
+        return len(self.events) - 1
+
+    def seconds(self, begin: int, end: int) -> float:
+        return end - begin
+
+    def settle(self) -> None:
+        pass
+
+
+class Note(torch.autograd.Function):
+    """Says when the forward and backward pass go through here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, noted: Noted, name: str) -> Tensor:
+        ctx.noted, ctx.name = noted, name
+        noted.events.append(f"forward {name}")
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.noted.events.append(f"backward {ctx.name}")
+        return grads[0], None, None
+
+
+NOTE: Any = Note.apply
+
+
+class Block(nn.Module):
+    """A block whose gradients are handed over at once, as DDP does."""
+
+    def __init__(self, spans: Spans, noted: Noted, name: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.spans, self.noted, self.name = spans, noted, name
+        for parameter in self.linear.parameters():
+            hang: Any = parameter.register_post_accumulate_grad_hook
+            hang(self._hand_over)
+
+    def _hand_over(self, _: Tensor) -> None:
+        with self.spans.aside():
+            self.noted.events.append(f"sent {self.name}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.spans.enter(x)
+        return self.spans.leave(NOTE(self.linear(x), self.noted, self.name))
+
+
+def test_marks_stand_around_computing_in_both_ways() -> None:
+    noted = Noted()
+    timeline = Timeline(noted)
+    spans = Spans(timeline)
+    model = nn.Sequential(*(Block(spans, noted, name) for name in "ab"))
+    for number, block in enumerate(model):  # as FSDP2 hangs its hooks: around what forward does
+        block.register_forward_pre_hook(lambda *_, n=number: noted.events.append(f"unshard {n}"))
+        block.register_full_backward_hook(lambda *_, n=number: noted.events.append(f"reshard {n}"))
+    model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    sent = ["mark", "sent b", "mark"]
+    assert noted.events == [
+        *("unshard 0", "mark", "forward a", "mark"),
+        *("unshard 1", "mark", "forward b", "mark"),
+        *("mark", "backward b", *sent, *sent, "mark", "reshard 1"),
+        *("mark", "backward a", *(w.replace("b", "a") for w in (*sent, *sent)), "mark"),
+        "reshard 0",
+    ]  # fmt: skip
+    assert len(timeline.forward) == len(timeline.backward) == 2
+    assert len(timeline.aside["backward"]) == 4
+    parts = timeline.parts()
+    assert parts["backward"] == 2 * (8 - 2 * 2), "without what was handed over"
+
+
+def test_what_runs_outside_of_blocks_is_not_taken_out_of_them() -> None:
+    timeline = Timeline(HostClock())
+    with Spans(timeline).aside():
+        pass
+    assert timeline.aside == {}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_every_block_of_the_model_is_timed_once_a_pass(accumulation: int) -> None:
+    config = JobConfig("unused", vocab=16, context=8, width=8, heads=2, layers=3)
+    spans = Spans(Timeline(HostClock()))
+    model = Transformer(config, spans)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    for _ in range(accumulation):
+        model(tokens, tokens).backward()
+    assert len(spans.timeline.forward) == accumulation * spans_of(config)
+    assert len(spans.timeline.backward) == accumulation * spans_of(config)
+    marks = sorted((*spans.timeline.forward, *spans.timeline.backward))
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(marks))
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_gradients_are_those_of_a_model_that_times_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = JobConfig("unused", vocab=16, context=8, width=8, heads=2, layers=2)
+
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(3)
+        model = Transformer(config, Spans(Timeline(HostClock())))
+        tokens = torch.arange(16).view(2, 8)
+        model(tokens, (tokens + 1) % 16).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    timed = gradients()
+    monkeypatch.setattr(Spans, "enter", lambda _, x: x)
+    monkeypatch.setattr(Spans, "leave", lambda _, x: x)
+    for one, other in zip(timed, gradients(), strict=True):
+        assert torch.equal(one, other)
+
+
+class Watch:
+    """A clock that a test moves, and that oversleeps."""
+
+    def __init__(self, oversleep_s: float = 0.0) -> None:
+        self.now, self.slept, self._over_s = 0.0, 0.0, oversleep_s
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.slept += seconds
+        self.now += seconds + self._over_s
+
+
+def _paced(watch: Watch, computing_s: list[float], aside_s: float = 0.0) -> float:
+    pace = Pace(1.0, 2.0, now=watch, sleep=watch.sleep)
+    began = watch.now
+    for number, seconds in enumerate(computing_s):
+        pace.begin()
+        watch.now += seconds + aside_s
+        pace.spare(aside_s)
+        pace.end("forward" if number % 2 == 0 else "backward")
+    return watch.now - began
+
+
+@pytest.mark.parametrize(
+    ("computing_s", "oversleep_s", "expected_s"),
+    [
+        ([0.1, 0.3] * 4, 0.0, 12),
+        ([0.0, 0.0] * 4, 0.01, 12.01),  # a sleep that is too long shortens the next
+        ([1.5, 0.5] * 4, 0.0, 12),  # so does computing
+        ([1.5, 2.5] * 4, 0.0, 16),  # what cannot be kept is not
+        ([0.0, 9.0, 0.0, 0.0], 0.0, 10),
+    ],
+)
+def test_declared_time_is_kept(
+    computing_s: list[float], oversleep_s: float, expected_s: float
+) -> None:
+    assert _paced(Watch(oversleep_s), computing_s) == pytest.approx(expected_s)
+
+
+def test_what_is_no_computing_is_not_paced() -> None:
+    assert _paced(Watch(), [0.1, 0.1], aside_s=0.5) == pytest.approx(3 + 2 * 0.5)
+
+
+def test_a_slow_step_does_not_shorten_the_next() -> None:
+    watch = Watch()
+    spans = Spans(Timeline(HostClock()), Pace(1.0, 2.0, now=watch, sleep=watch.sleep))
+    spans.begin("forward")
+    watch.now += 100
+    spans.end("forward")
+    spans.next_step()
+    spans.begin("forward")
+    spans.end("forward")
+    assert watch.now == 101
+    assert len(spans.timeline.forward) == 1
+
+
+def test_a_duration_is_declared_for_all_passes_of_a_step() -> None:
+    config = JobConfig("unused", layers=3, accumulation=2, compute_s=1.5)
+    pace = pace_of(config, torch.device("cpu"))
+    assert pace is not None
+    passes = 2 * spans_of(config)
+    assert pace.share == pytest.approx({"forward": 0.5 / passes, "backward": 1.0 / passes})
+    assert pace_of(JobConfig("unused"), torch.device("cpu")) is None
+
+
+def test_nothing_is_emulated_on_an_accelerator() -> None:
+    with pytest.raises(UsageError, match=r"compute_s=0\.5: computing is emulated on the"):
+        pace_of(JobConfig("unused", compute_s=0.5), torch.device("cuda", 1))
+    assert pace_of(JobConfig("unused"), torch.device("cuda", 1)) is None
+
+
+def test_an_accelerator_is_timed_by_its_own_events() -> None:
+    assert isinstance(clock_of(torch.device("cuda", 0)), EventClock)
+    assert isinstance(clock_of(torch.device("cpu")), HostClock)

@@ -1,0 +1,176 @@
+"""Parts add up, and what is hidden is told from what is exposed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pytest_mnode.reference_job.records import Transfer
+from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline, merged, overlap
+
+
+class SetClock:
+    """A clock that shows what it is told."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def settle(self) -> None:
+        pass
+
+
+def _step(clock: SetClock) -> Timeline:
+    """2 s of input; passes of 10 s, of which blocks compute 3 and 4; 1 s each of two more."""
+    timeline = Timeline(clock, observed=True)
+    with timeline.running():
+        clock.now += 2
+        timeline.lap("input")
+        begin = clock.now
+        timeline.forward.append((begin + 1, begin + 4))
+        timeline.backward.append((begin + 4, begin + 9))
+        timeline.aside["backward"] = [(begin + 5, begin + 6)]
+        timeline.collectives.append((64, begin + 8, begin + 10, "all_gather"))
+        timeline.collectives.append((32, begin + 5, begin + 7, "reduce_scatter"))
+        clock.now += 10
+        timeline.lap("passes")
+        clock.now += 1
+        timeline.lap("optimiser")
+        clock.now += 1
+        timeline.lap("rest")
+    return timeline
+
+
+def test_what_blocks_do_not_compute_is_exposed() -> None:
+    parts = _step(SetClock()).parts()
+    assert parts == {
+        **{"input": 2, "forward": 3, "backward": 4, "exposed": 3},
+        **{"metrics": 0, "optimiser": 1, "checkpoint": 0, "rest": 1},
+    }
+    assert sum(parts.values()) == 14
+
+
+def test_communication_beneath_computing_is_hidden() -> None:
+    timeline = _step(SetClock())
+    found = timeline.transfers()
+    assert found is not None
+    assert found == (Transfer(32, 7, 9, "reduce_scatter"), Transfer(64, 10, 12, "all_gather"))
+    # From 7 to 9 a block computes, but for the second in which it hands the bucket over; then from
+    # 10 to 11. From 11 to 12 everybody waits.
+    assert timeline.hidden() == pytest.approx(2)
+
+
+def test_what_nobody_noted_is_not_known() -> None:
+    timeline = _step(SetClock())
+    timeline.observed = False
+    assert timeline.transfers() is None
+    assert timeline.hidden() is None
+
+
+def test_a_checkpoint_counts_in_the_step_that_follows() -> None:
+    clock = SetClock()
+    timeline = Timeline(clock)
+    with timeline.running():
+        clock.now += 5
+        timeline.lap("checkpoint")
+    clock.now += 100  # whoever drives the steps does something else
+    with timeline.running():
+        clock.now += 1
+        timeline.lap("rest")
+    assert sum(timeline.parts().values()) == 6
+
+
+def test_wall_time_is_measured_by_another_clock() -> None:
+    clock = SetClock()
+    timeline = Timeline(clock)
+    with timeline.running():
+        clock.now += 60
+        timeline.lap("rest")
+    assert timeline.parts()["rest"] == 60
+    assert timeline.wall_s < 30, "the sum of the parts can be wrong, and that would be seen"
+
+
+class Event:
+    """A CUDA event, as far as it is used: it knows when it was only after the device is waited for.
+
+    now_ms: the device's clock.
+    """
+
+    now_ms = 0.0
+    settled = False
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def record(self) -> None:
+        self.at = Event.now_ms
+
+    def elapsed_time(self, other: Event) -> float:
+        assert Event.settled, "asked before the device had got there"
+        assert self.at is not None
+        assert other.at is not None
+        return other.at - self.at
+
+
+def test_events_of_a_device_are_read_once_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Event, "now_ms", 0.0)
+    monkeypatch.setattr(Event, "settled", False)
+    waited: list[float] = []
+
+    def synchronize() -> None:
+        waited.append(Event.now_ms)
+        Event.settled = True
+
+    timeline = Timeline(EventClock(Event, synchronize))
+    with timeline.running():
+        Event.now_ms += 30
+        timeline.lap("input")
+        Event.now_ms += 500
+        timeline.lap("passes")
+    assert waited == [530], "one wait a step"
+    parts = timeline.parts()
+    assert parts["input"] == pytest.approx(0.03)
+    assert parts["exposed"] == pytest.approx(0.5)
+
+
+def test_the_host_s_clock_goes_forward() -> None:
+    clock = HostClock()
+    begin = clock.mark()
+    assert clock.seconds(begin, clock.mark()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([], []),
+        ([(1, 1)], []),
+        ([(3, 4), (1, 2)], [(1, 2), (3, 4)]),
+        ([(1, 3), (2, 4), (4, 5)], [(1, 5)]),
+        ([(1, 9), (2, 3)], [(1, 9)]),
+    ],
+)
+def test_spans_are_merged(
+    spans: list[tuple[float, float]], expected: list[tuple[float, float]]
+) -> None:
+    assert merged(spans) == expected
+
+
+def test_overlap_is_what_counting_finds() -> None:
+    draw = random.Random(5)
+
+    def spans() -> list[tuple[float, float]]:
+        pairs = [sorted(draw.sample(range(40), 2)) for _ in range(4)]
+        return [(begin, end) for begin, end in pairs]
+
+    for _ in range(50):
+        some, others = spans(), spans()
+        counted = sum(
+            any(b <= s < e for b, e in some) and any(b <= s < e for b, e in others)
+            for s in range(40)
+        )
+        assert overlap(some, others) == counted

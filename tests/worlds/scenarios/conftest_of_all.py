@@ -1,0 +1,83 @@
+"""conftest.py of every scenario: a healthy test after each broken one, and when reports came."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller.session import run_of
+
+_NEXT = "test_next["
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.function.__name__ == "test_next":
+        broken = [n for n in vars(metafunc.module) if n.startswith("test_") and n != "test_next"]
+        metafunc.parametrize("after", [name.removeprefix("test_") for name in broken])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    healthy = {item.name: item for item in items if item.name.startswith(_NEXT)}
+    broken = [item for item in items if item.name not in healthy]
+    items[:] = [
+        one
+        for item in broken
+        for one in (item, healthy[f"{_NEXT}{item.name.removeprefix('test_')}]"])
+    ]
+
+
+class _Clock:
+    """In the controller: when each report came."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        line = {"name": report.nodeid.rpartition("::")[2], "when": report.when, "at": time.time()}
+        with Path(os.environ["SCENARIO_TIMES"]).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class _PowerCut:
+    """In the controller: switches a node off when a test has begun in the ranks."""
+
+    def __init__(self, config: pytest.Config, node: str) -> None:
+        self.config = config
+        self.node = node
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if nodeid.endswith("test_power_cut"):
+            threading.Thread(target=self._cut, name="power-cut", daemon=True).start()
+
+    def _cut(self) -> None:
+        begun = Path(os.environ["SCENARIO_DEATHS"], "power_cut")
+        while not begun.exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        begun.write_text(str(time.time()))
+        pool = run_of(self.config).pool
+        assert pool is not None
+        rack: Any = pool.launcher
+        rack.power_off(next(node for node in rack.nodes if node.name == self.node))
+
+
+class _LateKill:
+    """In the controller: has a rank die when its test is over and the next has not begun in it."""
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if nodeid.endswith("test_killed_after_its_end"):
+            pid = int(Path(os.environ["SCENARIO_DEATHS"], "late_pid").read_text())
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin("mnode-follower"):
+        config.pluginmanager.register(_Clock())
+        config.pluginmanager.register(_LateKill())
+        if node := os.environ.get("SCENARIO_POWER_OFF"):
+            config.pluginmanager.register(_PowerCut(config, node))

@@ -1,0 +1,211 @@
+"""Tests that raise, skip or expect to fail in some of four ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.rank.world import World
+
+DAMAGE = {"gradient": [1.0, 2.0, 4.0]}
+
+
+def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
+    total = torch.tensor(rank)
+    dist.all_reduce(total)
+    assert int(total) == sum(range(world_size))
+
+
+def test_assertion_on_one(rank: int) -> None:
+    print(f"rank {rank} computes")
+    limit = 3.0 if rank == 2 else 10.0
+    assert sum(DAMAGE["gradient"]) < limit
+
+
+def test_assertion_while_others_wait(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        assert DAMAGE["gradient"] == [1.0, 2.0, 3.0]
+    dist.barrier()
+
+
+def test_different_errors(rank: int) -> None:
+    if rank == 0:
+        raise ValueError("bad shard 17")
+    if rank == 3:
+        raise KeyError("embedding.weight")
+
+
+def test_equal_errors(world: World) -> None:
+    assert world.size == 5
+
+
+def test_two_groups(rank: int) -> None:
+    if rank in (1, 3):
+        raise OverflowError("odd")
+    raise OverflowError("even")
+
+
+def test_skip_on_all(rank: int) -> None:
+    pytest.skip("no such device")
+
+
+def test_skip_on_some(rank: int) -> None:
+    if rank in (1, 2):
+        pytest.skip("no such device")
+
+
+@pytest.fixture
+def wants_device(rank: int) -> None:
+    if rank == 3:
+        pytest.skip("device is busy")
+
+
+def test_skip_on_some_in_setup(rank: int, wants_device: None, process_group: Any) -> None:
+    dist.barrier()
+
+
+@pytest.mark.xfail(reason="known")
+def test_xfail_on_all(rank: int) -> None:
+    raise ValueError("as known")
+
+
+@pytest.mark.xfail(reason="known")
+def test_xfail_on_one(rank: int) -> None:
+    assert rank != 1
+
+
+@pytest.mark.mnode(timeout=20)
+@pytest.mark.xfail(reason="known", raises=AssertionError)
+def test_xfail_on_one_while_others_wait(rank: int, process_group: Any) -> None:
+    assert rank != 1
+    dist.barrier()
+
+
+@pytest.mark.xfail(reason="known", raises=ValueError)
+def test_xfail_for_another_reason(rank: int) -> None:
+    if rank == 1:
+        raise TypeError("not as known")
+    raise ValueError("as known")
+
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_xpass_strict(rank: int) -> None:
+    pass
+
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_xfail_strict_on_one(rank: int) -> None:
+    assert rank != 2
+
+
+@pytest.mark.xfail(reason="known")
+def test_xfail_does_not_cover_a_death(rank: int) -> None:
+    if rank == 1:
+        os._exit(3)
+    raise ValueError("as known")
+
+
+def test_system_exit(rank: int) -> None:
+    if rank == 1:
+        sys.exit(0)
+
+
+def test_pytest_exit(rank: int) -> None:
+    if rank == 1:
+        pytest.exit("enough", returncode=0)
+
+
+def test_keyboard_interrupt(rank: int) -> None:
+    if rank == 1:
+        raise KeyboardInterrupt
+
+
+def test_exit_in_a_thread_is_its_own_affair(rank: int) -> None:
+    thread = threading.Thread(target=sys.exit)
+    thread.start()
+    thread.join()
+
+
+class UnspeakableError(Exception):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # cannot be pickled
+
+    def __str__(self) -> str:
+        raise RuntimeError("nor printed")
+
+    __repr__ = __str__
+
+
+def test_unspeakable_error(rank: int) -> None:
+    if rank == 1:
+        raise UnspeakableError
+
+
+def test_recursion(rank: int) -> None:
+    def deeper(level: int) -> int:
+        return deeper(level + 1) + 1
+
+    if rank == 1:
+        deeper(0)
+
+
+def test_surrogates(rank: int) -> None:
+    print("half \udcff of a pair")
+    os.write(1, b"\xff\xfe no UTF-8\n")
+    assert rank != 1, "half \udcff of a pair"
+
+
+def test_huge_message(rank: int) -> None:
+    assert rank == 0, "the weights differ\n" * 50_000
+
+
+class Opaque:
+    """Known to this module alone, which the controller cannot import by name."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Opaque, ()
+
+
+def test_properties_of_any_kind(rank: int, record_property: Any) -> None:
+    record_property("opaque", Opaque())
+    record_property("lock", threading.Lock())
+    assert rank != 1
+
+
+class OpaqueWarning(UserWarning):
+    pass
+
+
+def test_warnings(rank: int) -> None:
+    warnings.warn("learning rate is negative", UserWarning, stacklevel=1)
+    warnings.warn(OpaqueWarning(f"only here {Opaque.__name__}"), stacklevel=1)
+
+
+@pytest.fixture
+def untidy(rank: int) -> Iterator[None]:
+    yield
+    if rank == 2:
+        raise OSError("could not tidy up")
+
+
+def test_finalizer_raises_on_one(untidy: None, rank: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def dataset(rank: int) -> list[int]:
+    if rank == 1 and not os.environ.get("SCENARIO_REPAIRED"):
+        raise FileNotFoundError("shard-1.bin")
+    return [rank]
+
+
+def test_module_fixture_fails_on_one(dataset: list[int], rank: int, process_group: Any) -> None:
+    dist.barrier()

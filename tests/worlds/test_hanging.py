@@ -1,0 +1,130 @@
+"""Ranks that do not end: the report comes at the limit, names the absent, shows every stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.controller.conductor import GRACE_S
+from pytest_mnode.machine.threads import GDB_LIMIT_S
+from tests.inner import need_gdb
+from tests.scenario import Scenario, run_scenario
+
+LATE_S = 3.0
+"""How late a report may be on a busy machine; 0.1 s on a free one."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return run_scenario("hanging", tmp_path_factory.mktemp("hanging"))
+
+
+def test_every_next_test_ran(ran: Scenario) -> None:
+    assert len(ran.nexts) == len(ran.cases) > 10
+    assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+def test_every_report_came_at_its_limit(ran: Scenario) -> None:
+    for name, case in ran.cases.items():
+        # An alarm goes off by itself, and its victims have a grace.
+        limit = {"absent_from_collective": 2.0, "alarm": GRACE_S}.get(name, 1.0)
+        late_s = LATE_S + (GDB_LIMIT_S if name == "hangs_in_c_when_freed" else 0.0)
+        assert limit <= case.time_s < limit + late_s, (name, case.time_s)
+
+
+def test_absent_rank_is_named_first(ran: Scenario) -> None:
+    case = ran["absent_from_collective"]
+    assert case.outcome == "failure"
+    assert case.message.startswith(
+        "rank 2 of 4 on local2: no end within 2 s: absent, never entering the all_reduce "
+        "(test_hanging.py:"
+    )
+    assert "that ranks 0-1,3 wait in; it is at test_hanging.py:" in case.message
+    assert "in load_checkpoint: time.sleep(60)" in case.message
+
+
+def test_stack_and_output_of_every_rank(ran: Scenario) -> None:
+    case = ran["absent_from_collective"]
+    absent = case.part("rank 2 of 4 on local2: first]")
+    assert "stack of rank 2:" in absent
+    assert "in load_checkpoint" in absent
+    assert "rank 2 was here" in absent
+    waiting = case.part("ranks 0-1,3 of 4 on local0,local1,local3: because of it]")
+    assert "stack of ranks 0-1,3:" in waiting
+    assert "in all_reduce" in waiting
+    assert "rank 3 was here" in waiting
+    assert "_pytest" not in case.text
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("asynchronous_collective", "threading.Event().wait()"),
+        ("loop_in_python", "in test_loop_in_python: "),
+        ("loop_that_holds_the_gil", 're.match(r"(a|aa)+$", "a" * 200 + "b")'),
+        ("sleep_that_holds_the_gil_and_blocks_signals", "ctypes.PyDLL(None).sleep(60)"),
+    ],
+)
+def test_absent_wherever_it_is(ran: Scenario, name: str, where: str) -> None:
+    case = ran[name]
+    assert case.first_line == "[rank 1 of 4 on local1: first]"
+    assert "absent, never entering the " in case.message
+    assert where in case.message
+    assert "stack of rank 1:" in case.part("rank 1 of 4")
+    assert "waits " in case.part("ranks 0,2-3 of 4 on local0,local2,local3: because of it]")
+
+
+@pytest.mark.parametrize("name", ["left_without_collective", "waits_in_a_thread"])
+def test_rank_that_left(ran: Scenario, name: str) -> None:
+    rank, place = {
+        "left_without_collective": (3, "test_hanging.py:"),
+        "waits_in_a_thread": (1, "thread courier)"),
+    }[name]
+    assert ran[name].message.startswith(
+        f"rank {rank} of 4 on local{rank}: left the test without entering the barrier ({place}"
+    )
+
+
+def test_different_collectives(ran: Scenario) -> None:
+    case = ran["different_collectives"]
+    assert case.first_line == "[rank 0 of 4 on local0: first]"
+    victims = case.part("rank 0 of 4 on local0: because of it]")
+    assert "dist.barrier(), but ranks 1-3 in all_gather_object" in victims
+    assert "but rank 0 in barrier" in case.part("ranks 1-3 of 4 on local1,local2,local3: because")
+
+
+def test_stopped_process(ran: Scenario) -> None:
+    case = ran["stopped_process"]
+    assert "gave no stack: its process is stopped (SIGSTOP)" in case.message
+    assert case.first_line == "[rank 1 of 4 on local1: first]"
+
+
+def test_finalizer_that_hangs_is_a_failure_not_a_pass(ran: Scenario) -> None:
+    case = ran["finalizer_hangs_on_one"]
+    assert case.outcome == "failure"
+    assert "test_finalizer_hangs_on_one PASSED" not in ran.run.output
+    assert "in load_checkpoint: time.sleep(60)" in case.part("rank 1 of 4 on local1]")
+
+
+def test_where_it_is_without_a_python_frame(ran: Scenario) -> None:
+    case = ran["hangs_in_c_when_freed"]
+    assert case.message.startswith(
+        "rank 1 of 4 on local1: no end within 1 s: it is at no Python frame of the test; its "
+        "thread mnode-rank1 (main): in futex: waits for a lock or another thread"
+    )
+    assert "threads of rank 1:\nthread mnode-rank1 (main): in futex" in case.text
+    need_gdb()
+    _, found, frames = case.text.partition("C stack, most recent call first:\n")
+    assert found, case.text
+    assert "sem_" in frames.partition("\n[")[0]  # sem_wait, by which the destructor waits
+
+
+def test_setup_that_hangs(ran: Scenario) -> None:
+    case = ran["setup_hangs_on_one"]
+    assert case.outcome == "error"
+    assert "in load_checkpoint: time.sleep(60)" in case.part("rank 1 of 4 on local1]")
+
+
+def test_alarm_of_another_plugin(ran: Scenario) -> None:
+    case = ran["alarm"]
+    assert "TimeoutError: the alarm went off" in case.part("rank 1 of 4 on local1: first]")
+    assert "because of it" in case.text

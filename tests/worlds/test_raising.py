@@ -1,0 +1,163 @@
+"""Ranks that raise, skip or fail as expected: one report, the culprit first, equal errors once."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.controller.conductor import GRACE_S
+from tests.scenario import Scenario, run_scenario
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    return run_scenario("raising", tmp_path_factory.mktemp("raising"))
+
+
+def test_every_next_test_ran(ran: Scenario) -> None:
+    assert len(ran.nexts) == len(ran.cases) > 20
+    assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+def test_assertion_on_one_rank(ran: Scenario) -> None:
+    case = ran["assertion_on_one"]
+    assert case.outcome == "failure"
+    assert case.first_line == "[rank 2 of 4 on local2]"
+    assert "assert 7.0 < 3.0" in case.text
+    assert "where 7.0 = sum([1.0, 2.0, 4.0])" in case.text
+    assert "[ranks 0-1,3 of 4 on local0,local1,local3: passed]" in case.text
+    assert case.message.startswith("rank 2 of 4 on local2: assert 7.0 < 3.0")
+
+
+def test_output_of_the_failed_rank_stands_first(ran: Scenario) -> None:
+    shown = ran["assertion_on_one"].shown
+    assert shown.index("rank 2 computes") < shown.index("rank 0 computes")
+    assert "Captured stdout call (rank 2)" in shown
+
+
+def test_assertion_while_others_wait(ran: Scenario) -> None:
+    case = ran["assertion_while_others_wait"]
+    assert case.first_line == "[rank 1 of 4 on local1: first]"
+    assert "At index 2 diff: 4.0 != 3.0" in case.part("rank 1")
+    victims = case.part("ranks 0,2-3 of 4 on local0,local2,local3: because of it]")
+    assert f"stopped {GRACE_S:g} s after the first failure: waits in barrier at test_" in victims
+    assert victims.count("stack of ranks 0,2-3:") == 1
+    assert case.time_s < 4
+
+
+def test_different_errors_each_once(ran: Scenario) -> None:
+    case = ran["different_errors"]
+    assert "ValueError: bad shard 17" in case.part("rank 0 of 4 on local0")
+    assert "KeyError: 'embedding.weight'" in case.part("rank 3 of 4 on local3")
+    assert "[ranks 1-2 of 4 on local1,local2: passed]" in case.text
+    assert case.text.count("because of it") == 0
+
+
+def test_equal_errors_once(ran: Scenario) -> None:
+    case = ran["equal_errors"]
+    assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
+    assert case.text.count("assert 4 == 5") == 1
+
+
+def test_two_groups(ran: Scenario) -> None:
+    case = ran["two_groups"]
+    assert "OverflowError: even" in case.part("ranks 0,2 of 4 on local0,local2")
+    assert "OverflowError: odd" in case.part("ranks 1,3 of 4 on local1,local3")
+    assert case.text.count("Error: ") == 2
+
+
+def test_skip_on_all(ran: Scenario) -> None:
+    assert ran["skip_on_all"].outcome == "skipped"
+    assert "no such device" in ran["skip_on_all"].message
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "who"),
+    [
+        ("skip_on_some", "failure", "ranks 1-2 of 4 on local1,local2: skipped (no such device), "
+         "but ranks 0,3 did not"),
+        ("skip_on_some_in_setup", "error", "rank 3 of 4 on local3: skipped (device is busy), "
+         "but ranks 0-2 did not"),
+    ],
+)  # fmt: skip
+def test_skip_on_some_lists_who(ran: Scenario, name: str, outcome: str, who: str) -> None:
+    assert ran[name].outcome == outcome
+    assert who in ran[name].message.removeprefix("failed on setup with ").strip('"')
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["xfail_on_all", "xfail_on_one", "xfail_on_one_while_others_wait", "xfail_strict_on_one"],
+)
+def test_expected_failure(ran: Scenario, name: str) -> None:
+    assert ran[name].outcome == "skipped"
+    assert f"test_{name} XFAIL (known)" in ran.run.output
+    assert ran[name].time_s < 4
+
+
+def test_unexpected_failures_of_tests_expected_to_fail(ran: Scenario) -> None:
+    other = ran["xfail_for_another_reason"]
+    assert other.outcome == "failure"
+    assert "TypeError: not as known" in other.part("rank 1 of 4 on local1]")
+    assert "[ranks 0,2-3 of 4 on local0,local2,local3: failed as expected]" in other.text
+    strict = ran["xpass_strict"]
+    assert strict.outcome == "failure"
+    assert "[ranks 0-3 of 4 on local0,local1,local2,local3]\n[XPASS(strict)] known" in strict.text
+    died = ran["xfail_does_not_cover_a_death"]
+    assert died.outcome == "failure"
+    assert "exited with code 3, in the test" in died.message
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("system_exit", "SystemExit: 0"),
+        ("pytest_exit", "Exit: enough"),
+        ("keyboard_interrupt", "KeyboardInterrupt"),
+        ("unspeakable_error", "UnspeakableError: <exception str() failed>"),
+        ("recursion", "RecursionError: maximum recursion depth exceeded"),
+        ("surrogates", "of a pair"),
+        ("properties_of_any_kind", "assert 1 != 1"),
+    ],
+)
+def test_no_way_out_is_a_pass(ran: Scenario, name: str, what: str) -> None:
+    case = ran[name]
+    assert case.outcome == "failure"
+    assert what in case.part("rank 1 of 4 on local1]")
+    assert "[ranks 0,2-3 of 4 on local0,local2,local3: passed]" in case.text
+
+
+def test_where_an_exit_was_asked_for(ran: Scenario) -> None:
+    assert 'pytest.exit("enough", returncode=0)' in ran["pytest_exit"].text
+    assert ran.run.returncode == 1
+
+
+def test_a_thread_may_exit(ran: Scenario) -> None:
+    assert ran["exit_in_a_thread_is_its_own_affair"].outcome == "passed"
+
+
+def test_huge_message_once(ran: Scenario) -> None:
+    case = ran["huge_message"]
+    assert case.outcome == "failure"
+    assert case.text.count("the weights differ") > 50_000
+    assert len(case.text) < 2_000_000
+    assert case.text.count("\nat the same place, test_raising.py:") == 2
+
+
+def test_warnings_of_ranks_once(ran: Scenario) -> None:
+    summary = ran.run.output.partition("warnings summary")[2]
+    assert summary.count("UserWarning: learning rate is negative") == 1
+    assert summary.count("OpaqueWarning: only here") == 1
+
+
+def test_finalizer_that_raises_is_an_error_of_its_own(ran: Scenario) -> None:
+    case = ran["finalizer_raises_on_one"]
+    assert case.outcome == "error"
+    assert "OSError: could not tidy up" in case.part("rank 2 of 4 on local2]")
+    assert "test_finalizer_raises_on_one PASSED" in ran.run.output
+
+
+def test_module_fixture_that_fails_on_one(ran: Scenario) -> None:
+    case = ran["module_fixture_fails_on_one"]
+    assert case.outcome == "error"
+    assert "FileNotFoundError: shard-1.bin" in case.part("rank 1 of 4 on local1: first]")
+    assert "waits in barrier" in case.part("ranks 0,2-3 of 4")
