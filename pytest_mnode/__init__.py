@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_mnode.controller.cluster_fixture import Cluster, RankWorld
     from pytest_mnode.controller.nodes import CommandResult
-    from pytest_mnode.curve import Curve, Point
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.measure import Measure
+    from pytest_mnode.measurement import Bound, Curve, Measurement, Point, Verdict
     from pytest_mnode.rank.world import World
     from pytest_mnode.skipping import not_promised
     from pytest_mnode.spec import Spec
-    from pytest_mnode.verdict import Bound, Measurement, Verdict
 
 __version__ = "0.1.0"
 
@@ -43,20 +42,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Bound": "verdict",
+    "Bound": "measurement",
     "Cluster": "controller.cluster_fixture",
     "CommandResult": "controller.nodes",
-    "Curve": "curve",
+    "Curve": "measurement",
     "Job": "jobs",
     "JobResult": "jobs",
     "LaunchedJob": "jobs",
     "Measure": "measure",
-    "Measurement": "verdict",
-    "Point": "curve",
+    "Measurement": "measurement",
+    "Point": "measurement",
     "RankWorld": "controller.cluster_fixture",
     "RunningJob": "jobs",
     "Spec": "spec",
-    "Verdict": "verdict",
+    "Verdict": "measurement",
     "World": "rank.world",
     "not_promised": "skipping",
 }

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.curve import Curve
-from pytest_mnode.verdict import Bound, Measurement, Verdict
-from pytest_mnode.verdict import at_least as _at_least
-from pytest_mnode.verdict import at_most as _at_most
-from pytest_mnode.verdict import equals as _equals
+from pytest_mnode.measurement import Bound, Curve, Measurement, Verdict
+from pytest_mnode.measurement import at_least as _at_least
+from pytest_mnode.measurement import at_most as _at_most
+from pytest_mnode.measurement import equals as _equals
 
 KEPT = pytest.StashKey[list[Measurement]]()
 CURVES = pytest.StashKey[list[Curve]]()
@@ -61,9 +60,10 @@ class Measure:
         self._kept.append(measurement)
         return measurement
 
-    def keep(self, measurement: Measurement) -> None:
-        """Record a measurement that was made elsewhere."""
-        self._kept.append(replace(measurement, where=measurement.where or self._where))
+    def record(self, measurements: Measurement | Iterable[Measurement]) -> None:
+        """Record what was judged elsewhere, to be judged with the test."""
+        given = [measurements] if isinstance(measurements, Measurement) else measurements
+        self._kept.extend(replace(m, where=m.where or self._where) for m in given)
 
     def curve(self, curve: Curve) -> None:
         """Keep a curve for the certificate. It is not judged: measure what is expected of it."""

@@ -225,7 +225,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     result = yield
     if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import judged, kept_by
-        from pytest_mnode.verdict import Verdict
+        from pytest_mnode.measurement import Verdict
 
         if failing := judged(kept_by(item), Verdict.FAIL):
             pytest.fail(failing, pytrace=False)
@@ -238,7 +238,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     result = yield
     if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import judged, kept_by
-        from pytest_mnode.verdict import Verdict
+        from pytest_mnode.measurement import Verdict
 
         if missing := judged(kept_by(item), Verdict.INCONCLUSIVE):
             pytest.fail(f"inconclusive: {missing}", pytrace=False)

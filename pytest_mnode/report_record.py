@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.curve import Curve
-from pytest_mnode.verdict import Measurement
+from pytest_mnode.measurement import Curve, Measurement
 
 
 class Warner:

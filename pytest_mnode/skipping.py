@@ -1,10 +1,13 @@
-"""How a test says that it has nothing to judge, because the spec leaves the question open."""
+"""How a test says that it has nothing to judge, because the spec does not promise it."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec import Spec
 
 NOT_PROMISED = "not promised"
 
@@ -16,6 +19,20 @@ def not_promised(question: str = "") -> NoReturn:
     """
     said = f"{NOT_PROMISED} by the spec"
     pytest.skip(f"{said}: {question}" if question else said)
+
+
+def promised(spec: Spec, key: str) -> Any:
+    """What the spec says under `key`, such as "restart.kills"; not promised where it says nothing.
+
+    key: below `criteria`, or else from the top of the spec. Raises AttributeError for a key that
+    no spec can have.
+    """
+    value: Any = spec.criteria if hasattr(spec.criteria, key.split(".", maxsplit=1)[0]) else spec
+    for name in key.split("."):
+        value = getattr(value, name)
+        if value is None or value == ():
+            not_promised(key)
+    return value
 
 
 def skip_reason(report: pytest.TestReport) -> str:

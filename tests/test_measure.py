@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.curve import Curve, Point
 from pytest_mnode.measure import Measure, curves_of, summed_up
-from pytest_mnode.verdict import Measurement, Verdict, at_least
+from pytest_mnode.measurement import Curve, Measurement, Point, Verdict, at_least
 
 
 def test_one_bound_and_no_more() -> None:

@@ -9,8 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.curve import Curve
-from pytest_mnode.verdict import Measurement, Verdict
+from pytest_mnode.measurement import Curve, Measurement, Verdict
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip that says so (`not_promised`)."""

@@ -11,7 +11,7 @@ from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.criterion import CaseResult, CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.facts import utc
 from pytest_mnode.certificate.text import first_line, fit
-from pytest_mnode.verdict import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict
 
 PROPERTY = "mnode.measurement"
 

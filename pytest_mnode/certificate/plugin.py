@@ -24,10 +24,9 @@ from pytest_mnode.certificate import (
 )
 from pytest_mnode.certificate.criterion import Outcome
 from pytest_mnode.controller.session import ENDED
-from pytest_mnode.curve import Curve
+from pytest_mnode.measurement import Curve, Measurement
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
-from pytest_mnode.verdict import Measurement
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pytest_mnode.certificate.certificate import SCHEMA_VERSION, CertificateVerdict
 from pytest_mnode.certificate.criterion import CriterionVerdict, Outcome
-from pytest_mnode.verdict import Relation, Verdict
+from pytest_mnode.measurement import Relation, Verdict
 
 _TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.criterion import CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
 # Columns that give way on a narrow terminal, and how far: their cells go on in further lines.

@@ -20,8 +20,8 @@ from pytest_mnode.criteria.preflight.questions import (
     storage,
 )
 from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Measurement, Verdict
 
 Question = Callable[[Survey, Spec, str], Answer]
 QUESTIONS: tuple[Question, ...] = (

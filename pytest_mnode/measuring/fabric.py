@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.measurement import Bound
 from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
@@ -25,7 +26,6 @@ from pytest_mnode.spec.criteria import BusbwPromise
 from pytest_mnode.spec.line import BusbwLine, busbw_formula, busbw_line, least_node_bytes
 from pytest_mnode.spec.quantity import SIZE
 from pytest_mnode.spec.wire import Collective
-from pytest_mnode.verdict import Bound
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pytest_mnode.criteria.placement.facts import Finding, Machine
 from pytest_mnode.machine.pci import Distance
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Verdict
 
 
 def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from pytest_mnode.launchers.node import Shown
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.process import read_process
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.carriers import nics_of_this_rank
 from pytest_mnode.measuring.nearest import fabric_nics, near_somebody, sending
 from pytest_mnode.rank import binding
@@ -32,7 +33,6 @@ from pytest_mnode.rank.binding import Binding
 from pytest_mnode.rank.world import World
 from pytest_mnode.skipping import not_promised
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Verdict
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure

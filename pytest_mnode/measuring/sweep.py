@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.curve import Curve, Point
+from pytest_mnode.measurement import Curve, Point
 from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
 from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S

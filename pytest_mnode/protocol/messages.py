@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_mnode.curve import Curve
 from pytest_mnode.machine.cgroup import OomKills
+from pytest_mnode.measurement import Curve, Measurement
 from pytest_mnode.rank.binding import BindingOrder
 from pytest_mnode.rank.progress import Place
-from pytest_mnode.verdict import Measurement
 
 HUB = "hub"
 BEAT = b"mnode-hub-is-there"

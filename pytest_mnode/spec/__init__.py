@@ -1,7 +1,7 @@
 """What a cluster promises: the page (YAML), its models and loader, and what the wire allows.
 
 Reads no machine and starts nothing: text in, frozen values out. Probes that compare the promise
-with a machine live in `pytest_mnode.machine`; judging lives in `pytest_mnode.verdict`.
+with a machine live in `pytest_mnode.machine`; judging lives in `pytest_mnode.measurement`.
 
 Names are imported on first use, so that `pytest_mnode.spec.wire` costs neither pydantic nor yaml.
 """

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from pytest_mnode.measurement import Bound, at_least
 from pytest_mnode.spec.data import DataCriterion
 from pytest_mnode.spec.devices import DevicesCriterion
 from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Sizes, Some
@@ -21,7 +22,6 @@ from pytest_mnode.spec.scaling import ScalingCriterion
 from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
 from pytest_mnode.spec.transport import TransportPromise
 from pytest_mnode.spec.wire import HasLineRate
-from pytest_mnode.verdict import Bound, at_least
 
 
 class MeshCriterion(Page):

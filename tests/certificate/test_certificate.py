@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult, criterion_name
-from pytest_mnode.curve import Curve, Point
 from pytest_mnode.errors import UsageError
-from pytest_mnode.verdict import Measurement, at_least, at_most, equals
+from pytest_mnode.measurement import Curve, Measurement, Point, at_least, at_most, equals
 
 Certify = Callable[..., Certificate]
 

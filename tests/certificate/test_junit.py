@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.certificate import CaseResult, Certificate, measurement_properties
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.text import LONGEST, first_line, fit
-from pytest_mnode.verdict import Measurement, at_least
+from pytest_mnode.measurement import Measurement, at_least
 
 Certify = Callable[..., Certificate]
 

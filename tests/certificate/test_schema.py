@@ -13,8 +13,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.schema import certificate_schema, schema_text
-from pytest_mnode.curve import Curve, Point
-from pytest_mnode.verdict import Measurement, at_least
+from pytest_mnode.measurement import Curve, Measurement, Point, at_least
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "certificate.schema.json"
 

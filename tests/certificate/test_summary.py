@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, RunFacts, print_summary, summary_lines
-from pytest_mnode.verdict import Measurement, at_least
+from pytest_mnode.measurement import Measurement, at_least
 
 Certify = Callable[..., Certificate]
 

@@ -9,6 +9,7 @@ import pytest
 from pytest_mnode.machine.cpus import Cache, Cpu, Cpus
 from pytest_mnode.machine.numa import Numa, NumaNode, read_numa
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.copies import (
     Copied,
     Copies,
@@ -17,7 +18,6 @@ from pytest_mnode.measuring.copies import (
     medians_s,
 )
 from pytest_mnode.measuring.farness import Places, buffer_bytes, nothing_far, places
-from pytest_mnode.verdict import Measurement, Verdict
 
 GIB = 1 << 30
 

@@ -10,11 +10,11 @@ import torch
 
 from pytest_mnode.machine.nvml import Load, LoadSampler
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring import devices
 from pytest_mnode.measuring.compared import Compared, RankRate
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
-from pytest_mnode.verdict import Measurement, Verdict
 
 CPU = torch.device("cpu")
 

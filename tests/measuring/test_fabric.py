@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_mnode.curve import Curve
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Curve, Measurement, Verdict
 from pytest_mnode.measuring import fabric as module
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
 from pytest_mnode.measuring.collectives import COLLECTIVES
@@ -21,7 +21,6 @@ from pytest_mnode.rank.world import World
 from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
 from pytest_mnode.spec.line import busbw_line
 from pytest_mnode.spec.wire import Collective, bus_factor
-from pytest_mnode.verdict import Measurement, Verdict
 
 SPEC = load_spec(default_spec_path())
 CPU = torch.device("cpu")

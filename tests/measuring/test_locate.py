@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring import locate as module
 from pytest_mnode.measuring.culprit import Naming
 from pytest_mnode.measuring.pairs import Measured
@@ -20,7 +21,6 @@ from pytest_mnode.measuring.search import search
 from pytest_mnode.measuring.traffic import NodeTraffic
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
-from pytest_mnode.verdict import Measurement, Verdict
 
 SPEC = load_spec(default_spec_path())
 

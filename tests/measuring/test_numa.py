@@ -12,11 +12,11 @@ from pytest_mnode.launchers.rack import Layout
 from pytest_mnode.launchers.rack.shown import accelerator_addresses
 from pytest_mnode.launchers.rack.sockets import board
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.carriers import carriers
 from pytest_mnode.measuring.nearest import fabric_nics, near_somebody
 from pytest_mnode.measuring.numa import Placed
 from pytest_mnode.spec import default_spec_path, load_spec
-from pytest_mnode.verdict import Measurement, Verdict
 from tests.launchers.test_sockets import machine, write
 
 MIB = 1 << 20

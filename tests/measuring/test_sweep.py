@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.curve import Curve
+from pytest_mnode.measurement import Curve
 from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.collectives import ALL_REDUCE, COLLECTIVES
 from pytest_mnode.measuring.limits import REPEAT_S

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pytest_mnode.criteria.placement.facts import Finding, Machine, Question, RankFacts, ThreadFacts
 from pytest_mnode.criteria.placement.near import Near, near
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 _MOST_NAMED = 4
 """Groups of stray threads that are named; a process can have hundreds."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pytest_mnode.criteria.placement.affinity import online
 from pytest_mnode.criteria.placement.facts import Finding, Machine, Question, RankFacts
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 
 def judge_cores(machine: Machine, rank: RankFacts, ranks: Iterable[RankFacts]) -> Finding:

@@ -14,7 +14,7 @@ from pytest_mnode.machine.numa_maps import bytes_by_node
 from pytest_mnode.machine.pci import PciTree, read_pci
 from pytest_mnode.machine.process import Process
 from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pytest_mnode.criteria.placement.facts import Finding, Machine, Question, RankFacts
 from pytest_mnode.criteria.placement.near import near
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 _MIB = 1 << 20
 

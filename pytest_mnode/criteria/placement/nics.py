@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pytest_mnode.criteria.placement.facts import Finding, Machine, Question, RankFacts
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import Distance
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 _Key = tuple[int, float]
 _NEAREST: _Key = (0, 0.0)

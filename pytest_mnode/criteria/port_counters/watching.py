@@ -57,7 +57,7 @@ class PortWatch:
         after, off = self._read(), sorted(self._run.switched_off)
         kills = kills or self._shared
         for one in judged(self._before, after, self._run.spec.fabric, kills=kills, restarted=off):
-            measure.keep(one)
+            measure.record(one)
         if not self._shared:
             self._before, self._just_read = after, True
 

@@ -108,4 +108,4 @@ class Asking:
         if isinstance(answer, NotPromised):
             not_promised(answer.why)
         for one in answer:
-            self._measure.keep(one)
+            self._measure.record(one)

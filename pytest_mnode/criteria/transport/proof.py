@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 
 
 class Fact(StrEnum):

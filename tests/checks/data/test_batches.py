@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.checks.data import At, GlobalBatch, judge_batches
 from pytest_mnode.checks.data.facts import StepSeen, StepsSeen
 from pytest_mnode.measure import Measure
-from pytest_mnode.verdict import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict
 
 SIZE = "samples in a step of the optimiser"
 MEAN = "gradients that are not the mean over the batch"

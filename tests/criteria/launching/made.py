@@ -10,7 +10,7 @@ from pytest_mnode.criteria.launching.described import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import Login, Met, RankReport
 from pytest_mnode.criteria.launching.starting import Started
-from pytest_mnode.verdict import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict
 
 NODES = ("node0", "node1", "node2", "node3")
 PINS = {node: {"GLOO_SOCKET_IFNAME": "fab0", "NCCL_SOCKET_IFNAME": "=fab0"} for node in NODES}

@@ -16,8 +16,8 @@ from pytest_mnode.criteria.launching.images import in_image
 from pytest_mnode.criteria.launching.reports import Met
 from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.launch import AbsentPromise, StartPromise, StorePromise
-from pytest_mnode.verdict import Measurement, Verdict
 from tests.criteria.launching.made import NODES, but, changed, expected, open_, red, right, started
 
 START = StartPromise.model_validate({"within": "20 s"})

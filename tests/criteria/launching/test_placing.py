@@ -11,9 +11,9 @@ from pytest_mnode.criteria.launching.placing import elsewhere, record_place
 from pytest_mnode.criteria.launching.starting import job_of
 from pytest_mnode.criteria.launching.variables import wrong_variables
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Accelerators, default_spec_path, load_spec
 from pytest_mnode.spec.launch import StartPromise
-from pytest_mnode.verdict import Measurement, Verdict
 from tests.criteria.launching.made import NODES, but, changed, expected, red, right, started
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"

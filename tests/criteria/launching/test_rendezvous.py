@@ -14,8 +14,8 @@ from pytest_mnode.criteria.launching.rendezvous import (
     slow_rank,
 )
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.launch import RendezvousPromise
-from pytest_mnode.verdict import Measurement, Verdict
 
 
 def times(*connect_s: float) -> list[RankTimes]:

@@ -18,9 +18,9 @@ from pytest_mnode.criteria.placement.facts import (
 from pytest_mnode.criteria.placement.judge import Promise, judge
 from pytest_mnode.criteria.placement.nics import judge_nics
 from pytest_mnode.machine.cpus import parse_cpulist
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.farness import nothing_far, places
 from pytest_mnode.measuring.nearest import fabric_nics, near_somebody, sending
-from pytest_mnode.verdict import Verdict
 from tests.criteria.preflight.made import spec_of
 from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 

@@ -23,8 +23,8 @@ from pytest_mnode.criteria.preflight.facts import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec, load_spec
-from pytest_mnode.verdict import Measurement, Verdict
 
 SPEC = """
 name: hall

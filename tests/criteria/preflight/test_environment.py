@@ -11,8 +11,8 @@ from pytest_mnode.criteria.preflight.questions import environment
 from pytest_mnode.criteria.preflight.questions.answer import NotPromised
 from pytest_mnode.criteria.preflight.ranks import RankEnvironment, environment_of
 from pytest_mnode.logs.nccl_files import settings_of_files
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Measurement
 from tests.criteria.preflight.made import spec_of
 
 

@@ -12,8 +12,8 @@ from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.result import judge
 from pytest_mnode.errors import EnvironmentContractError
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Measurement, Verdict
 from tests.criteria.scaling import made
 
 

@@ -11,7 +11,7 @@ from pytest_mnode.criteria.scaling.judging import Judged
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.result import judge
 from pytest_mnode.measure import Measure
-from pytest_mnode.verdict import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict
 from tests.criteria.scaling import made
 
 

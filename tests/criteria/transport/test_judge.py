@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.criteria.transport import Answer, Case, Fact, Facts, Nic, NodeFacts, Port
 from pytest_mnode.logs.nccl_log import read_nccl_log
-from pytest_mnode.verdict import Verdict
+from pytest_mnode.measurement import Verdict
 from tests.criteria.transport.compose import (
     RAILS,
     carried,

@@ -10,8 +10,8 @@ from pytest_mnode.criteria.transport import Case, Fact, Proof, judge
 from pytest_mnode.criteria.transport.reading import Counters, node_between, rank_now
 from pytest_mnode.criteria.transport.settings import number
 from pytest_mnode.logs.nccl_files import log_of_process, settings_in
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.rank.world import World
-from pytest_mnode.verdict import Verdict
 from tests.criteria.transport.compose import (
     PROMISE,
     RAILS,

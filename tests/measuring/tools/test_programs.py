@@ -15,6 +15,7 @@ import pytest
 from pytest_mnode.controller.nodes import Nodes
 from pytest_mnode.logs.nccl_tests import NcclTest, Row, Timing, read_nccl_tests
 from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring import tools
 from pytest_mnode.measuring.tools import rdma
 from pytest_mnode.measuring.tools.nccl import NcclRun
@@ -22,7 +23,6 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.criteria import BusbwPromise
 from pytest_mnode.spec.models import Fabric
 from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
-from pytest_mnode.verdict import Measurement, Verdict
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_mnode.criteria.preflight.facts import NodeSurvey
-from pytest_mnode.verdict import Bound, Measurement
+from pytest_mnode.measurement import Bound, Measurement
 
 V = TypeVar("V")
 

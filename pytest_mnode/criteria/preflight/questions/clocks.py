@@ -10,9 +10,9 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     listed,
     silence,
 )
+from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import DURATION
-from pytest_mnode.verdict import Measurement, at_most
 
 
 def clocks(survey: Survey, spec: Spec, name: str) -> Answer:

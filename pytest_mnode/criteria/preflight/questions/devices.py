@@ -20,9 +20,9 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     unknown,
 )
 from pytest_mnode.criteria.preflight.questions.links import ports, why_unread
+from pytest_mnode.measurement import Bound, Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
-from pytest_mnode.verdict import Bound, Measurement, at_least, at_most, equals
 
 
 def accelerators(survey: Survey, spec: Spec, name: str) -> Answer:

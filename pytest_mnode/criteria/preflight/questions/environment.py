@@ -8,8 +8,8 @@ from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
 from pytest_mnode.criteria.preflight.ranks import RankEnvironment
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
+from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Measurement, equals
 
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -8,8 +8,8 @@ from pytest_mnode.criteria.preflight.facts import Survey
 from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised, listed, unknown
 from pytest_mnode.criteria.preflight.questions.links import why_unread
 from pytest_mnode.logs.kernel_log import Severity
+from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import Spec
-from pytest_mnode.verdict import Measurement, at_most
 
 
 def kernel_log(survey: Survey, spec: Spec, name: str) -> Answer:

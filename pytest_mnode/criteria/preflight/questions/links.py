@@ -11,10 +11,10 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     silence,
     unknown,
 )
+from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.models import Fabric, Network
 from pytest_mnode.spec.quantity import RATE
-from pytest_mnode.verdict import Measurement, at_least
 
 _PATTERN = frozenset("*?[")
 

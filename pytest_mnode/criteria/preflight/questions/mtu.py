@@ -7,9 +7,9 @@ from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
 from pytest_mnode.criteria.preflight.questions.blame import Blame, Edge, blame
 from pytest_mnode.criteria.preflight.questions.links import networks_of, own, why_unread
 from pytest_mnode.criteria.preflight.questions.reach import path_between
+from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.models import Fabric, Management, Network
-from pytest_mnode.verdict import Measurement, at_least, equals
 
 
 def _promised(spec: Spec) -> dict[str, tuple[Network, int]]:

@@ -13,9 +13,9 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     silence,
     unknown,
 )
+from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import DURATION
-from pytest_mnode.verdict import Measurement, at_most, equals
 
 
 def names(survey: Survey, spec: Spec, name: str) -> Answer:

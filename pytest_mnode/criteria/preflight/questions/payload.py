@@ -16,11 +16,11 @@ from pytest_mnode.criteria.preflight.questions.answer import (
 from pytest_mnode.criteria.preflight.questions.blame import Blame, Edge, Way, blame
 from pytest_mnode.criteria.preflight.questions.links import networks_of, no_links
 from pytest_mnode.criteria.preflight.questions.reach import path_between
+from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.models import Network
 from pytest_mnode.spec.preflight import Payload
 from pytest_mnode.spec.quantity import SIZE
-from pytest_mnode.verdict import Measurement, at_most
 
 
 def payload(survey: Survey, spec: Spec, name: str) -> Answer:

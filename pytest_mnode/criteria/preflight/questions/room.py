@@ -10,10 +10,10 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     silence,
     unknown,
 )
+from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Limits
 from pytest_mnode.spec.quantity import SIZE
-from pytest_mnode.verdict import Measurement, at_least
 
 SHM = "/dev/shm"
 UNLIMITED_BYTES = float((1 << 63) - 1)

@@ -14,9 +14,9 @@ from pytest_mnode.criteria.preflight.questions.answer import (
 )
 from pytest_mnode.criteria.preflight.questions.links import why_unread
 from pytest_mnode.criteria.preflight.software import NOT_THERE, UNREADABLE
+from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Part
-from pytest_mnode.verdict import Measurement, equals
 
 PARTS: tuple[Part, ...] = (
     *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"),

@@ -13,9 +13,9 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     silence,
     unknown,
 )
+from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import StoragePromise
-from pytest_mnode.verdict import Measurement, equals
 
 PLACES: tuple[Literal["datasets", "checkpoints", "scratch"], ...] = (
     "datasets",

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.verdict import Bound, Measurement, Relation, Verdict, at_least, at_most, equals
+from pytest_mnode.measurement import (
+    Bound,
+    Measurement,
+    Relation,
+    Verdict,
+    at_least,
+    at_most,
+    equals,
+)
 
 NUMBERS = st.floats(min_value=-1e9, max_value=1e9)
 BOUNDS = st.builds(Bound, st.sampled_from(Relation), NUMBERS, st.floats(min_value=0, max_value=1e6))
@@ -191,3 +199,18 @@ def test_who_passes_is_not_to_blame(value: float | None, culprit: str | None) ->
     measured = Measurement("rate", value, "GB/s", at_least(4), "spec", "node2 fab0")
     assert (measured.culprit, measured.to_dict()["culprit"]) == (culprit, culprit)
     assert ("node2" in str(measured)) is (culprit is not None)
+
+
+def test_a_value_that_could_not_be_measured_never_passes() -> None:
+    found = Measurement.unknown("clock offset", "node1: no answer in 10 s", unit="s")
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "not measured" in str(found) and "node1: no answer in 10 s" in str(found)
+
+
+def test_a_count_of_what_must_not_be_names_the_first_and_counts_the_rest() -> None:
+    found = Measurement.none_allowed(
+        "lost batches", [f"rank {i}" for i in range(6)], "exactly once"
+    )
+    assert (found.value, found.verdict) == (6, Verdict.FAIL)
+    assert found.culprit == "rank 0; rank 1; rank 2; rank 3; and 2 more"
+    assert Measurement.none_allowed("lost batches", [], "exactly once").passed

@@ -1,8 +1,9 @@
-"""Measurement, Bound, Verdict: a judgement is a value, with all a reader needs to dispute it."""
+"""The one result: a measurement, the bound it is judged by, and its verdict; curves beside it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -128,6 +129,43 @@ class Measurement:
         if self.verdict is Verdict.PASS:
             object.__setattr__(self, "culprit", None)
 
+    @classmethod
+    def unknown(
+        cls,
+        name: str,
+        why: str,
+        *,
+        unit: str = "",
+        expected: Bound | None = None,
+        source: str = "",
+        culprit: str | None = None,
+    ) -> Self:
+        """A value that could not be measured: inconclusive, with the reason.
+
+        expected: `equals(0)` where none is given, so that the missing value is never a pass.
+        """
+        return cls(name, None, unit, expected or equals(0), source, culprit, note=why)
+
+    @classmethod
+    def none_allowed(
+        cls,
+        name: str,
+        culprits: Iterable[str],
+        source: str,
+        *,
+        count: int | None = None,
+        note: str = "",
+    ) -> Self:
+        """A count that must be zero: of the culprits named, or `count` where that is given."""
+        named = list(culprits)
+        value = len(named) if count is None else count
+        return cls(name, value, "", equals(0), source, listed(named) or None, note)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value was measured and keeps its bound."""
+        return self.verdict is Verdict.PASS
+
     @property
     def verdict(self) -> Verdict | None:
         """Pass, fail or inconclusive; None for a recorded value that nothing was asked of."""
@@ -189,6 +227,58 @@ class Measurement:
             else None
         )
         return cls(**fields, expected=bound)
+
+
+def listed(texts: Iterable[str], most: int = 4, separator: str = "; ") -> str:
+    """The first `most` different texts, and how many more there are."""
+    every = list(dict.fromkeys(texts))
+    more = [f"and {len(every) - most} more"] if len(every) > most else []
+    return separator.join([*every[:most], *more])
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size. Times are of one call, over the repeats, each by its slowest rank.
+
+    size_bytes: as moved, in nccl-tests' meaning of the collective's size.
+    time_p99_us: no more than one repeat in a hundred took longer; with fewer than a hundred
+    repeats that is the slowest. The bandwidths are those of the median. wrong: values that did not
+    come right, over all ranks.
+    """
+
+    size_bytes: int
+    repeats: int
+    time_median_us: float
+    time_p99_us: float
+    time_min_us: float
+    time_max_us: float
+    algbw_gbytes_s: float
+    busbw_gbytes_s: float
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A collective over sizes, rising. A size that could not be measured has no point.
+
+    collective: torch.distributed's name. algorithm: "ring" where a ring is known to have moved the
+    data, "default" where the library chose. backend: such as nccl.
+    """
+
+    collective: str
+    algorithm: str
+    backend: str
+    ranks: int
+    points: tuple[Point, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"points": [asdict(point) for point in self.points]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls(**{**data, "points": tuple(Point(**point) for point in data["points"])})
 
 
 def _number(what: str, value: Any) -> float:
