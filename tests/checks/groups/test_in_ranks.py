@@ -127,7 +127,7 @@ def test_importing_the_rooms_takes_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from pytest_mnode import data, groups; groups.Layout, groups.layouts; "
+        "import sys; from pytest_mnode.checks import data, groups; groups.Layout, groups.layouts; "
         "data.judge_shards, data.seeds_of_two_runs, data.judge_mean, data.judge_files; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
