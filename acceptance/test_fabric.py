@@ -15,7 +15,7 @@ from pytest_mnode.options import locate_budget_s
 if TYPE_CHECKING:
     import torch
 
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
     from pytest_mnode.rank.world import World

@@ -11,7 +11,7 @@ from pytest_mnode import not_promised
 from pytest_mnode.criteria import launching
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec

@@ -13,7 +13,7 @@ from pytest_mnode.criteria import restart
 from pytest_mnode.spec.restart import KILLS, Kill
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster, RankWorld
-    from pytest_mnode.controller.nodes import CommandResult
+    from pytest_mnode.cluster import Cluster, RankWorld
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
+    from pytest_mnode.launchers.nodes import CommandResult
     from pytest_mnode.measure import Measure
     from pytest_mnode.measurement import Bound, Curve, Measurement, Point, Verdict
     from pytest_mnode.rank.world import World
@@ -43,8 +43,8 @@ __all__ = [
 
 _HOME = {
     "Bound": "measurement",
-    "Cluster": "controller.cluster_fixture",
-    "CommandResult": "controller.nodes",
+    "Cluster": "cluster",
+    "CommandResult": "launchers.nodes",
     "Curve": "measurement",
     "Job": "jobs",
     "JobResult": "jobs",
@@ -52,7 +52,7 @@ _HOME = {
     "Measure": "measure",
     "Measurement": "measurement",
     "Point": "measurement",
-    "RankWorld": "controller.cluster_fixture",
+    "RankWorld": "cluster",
     "RunningJob": "jobs",
     "Spec": "spec",
     "Verdict": "measurement",

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_mnode.errors import UsageError
-
-if TYPE_CHECKING:
-    from pytest_mnode.controller.session import Run
-
-RUN: pytest.StashKey[Run] = pytest.StashKey()
-"""Where a config keeps its run, once there is one; here because the run itself is heavy."""
+RUN: pytest.StashKey[Any] = pytest.StashKey()
+"""Where a config keeps its run (controller.session.Run), once there is one."""
 
 LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm")
 REUSE = ("warm", "group", "fresh")
@@ -86,6 +81,7 @@ class Settings:
     report_dir: Path | None
     log_dir: Path | None
     faults: str = ""
+    faults_from: str = ""
     locate_budget_s: float = 20.0
     hostfile: Path | None = None
     slurm_args: tuple[str, ...] = ()
@@ -124,7 +120,8 @@ def read_settings(config: pytest.Config) -> Settings:
         timeout_s=_seconds(config, "timeout"),
         report_dir=_directory(config, "report"),
         log_dir=_directory(config, "log-dir"),
-        faults=_faults(config),
+        faults=_value(config, "fault")[1],
+        faults_from=_value(config, "fault")[0],
         locate_budget_s=locate_budget_s(config),
         hostfile=_path(config, "hostfile"),
         slurm_args=_words(config, "slurm-args"),
@@ -178,19 +175,6 @@ def _seconds(config: pytest.Config, name: str) -> float:
     if not 0 < value < 1e7:
         raise _wrong(where, text, "accepted: seconds, more than 0")
     return value
-
-
-def _faults(config: pytest.Config) -> str:
-    where, text = _value(config, "fault")
-    if not text and not where.startswith("--"):
-        return ""
-    from pytest_mnode.faults import parse
-
-    try:
-        parse(text)
-    except UsageError as error:
-        raise pytest.UsageError(f"{where}: {error}") from None
-    return text
 
 
 def _words(config: pytest.Config, name: str) -> tuple[str, ...]:

@@ -14,9 +14,8 @@ import pytest
 
 from pytest_mnode import marks, options
 from pytest_mnode import stop_rules as needs
-from pytest_mnode.controller import rank_tests
 from pytest_mnode.controller.rank_tests import Guard, RankTests
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _fabric_ports,
     _mnode_nodes,
@@ -32,6 +31,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world,
     world_size,
 )
+from pytest_mnode.other_plugins import RANK_TESTS
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marks.CRITERION)
     config.addinivalue_line("markers", needs.MARKER)
     settings = config.stash[SETTINGS] = options.read_settings(config)
+    _check_faults(settings)
     if _follows(config):
         return
     config.stash[NEEDS] = needs.Needs()
@@ -58,6 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
         _discover_instead(config, settings)
     elif settings.nodes is not None or settings.spec or settings.report_dir:
         _make_run(config)
+
+
+def _check_faults(settings: options.Settings) -> None:
+    if not settings.faults:
+        return
+    from pytest_mnode.faults import parse
+
+    try:
+        parse(settings.faults)
+    except UsageError as error:
+        raise pytest.UsageError(f"{settings.faults_from}: {error}") from None
 
 
 def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:
@@ -104,7 +116,7 @@ def _make_run(config: pytest.Config) -> Run:
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
-        from pytest_mnode.certificate.plugin import Ending
+        from pytest_mnode.controller.certificate_plugin import Ending
 
         config.pluginmanager.register(Ending(run), "mnode-ending")
     return run
@@ -166,12 +178,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in items:
         marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
     run = _make_run(config)
-    if not config.pluginmanager.has_plugin(rank_tests.NAME):
+    if not config.pluginmanager.has_plugin(RANK_TESTS):
         if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
             from pytest_mnode.criteria.port_counters.watching import PortWatch
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
-        config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), rank_tests.NAME)
+        config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), RANK_TESTS)
         config.pluginmanager.register(Guard(), "mnode-guard")
     if not _is_xdist_worker(config):
         run.decide_nodes(items)

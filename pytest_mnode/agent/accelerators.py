@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.launchers.node import Shown
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.nvml import Accelerator, read_nvml
+from pytest_mnode.machine.sysfs import SysfsView
 
 
-def homes_of(shown: Shown, local_size: int) -> list[int | None]:
+def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
     """NUMA node of each local rank's accelerator, found without using any where that is possible.
 
     Using CUDA starts threads, which would not be bound.
@@ -59,14 +59,14 @@ def visible_addresses(told: Sequence[Accelerator], visible: str | None) -> list[
     return found
 
 
-def home_of(shown: Shown, address: str | None) -> int | None:
+def home_of(shown: SysfsView, address: str | None) -> int | None:
     """NUMA node of the accelerator at this PCI address; None where that is not known."""
     if address is None:
         return None
     return sysfs.count(Path(shown.sysfs_root, "sys/bus/pci/devices", address, "numa_node"))
 
 
-def accelerator_address(shown: Shown, local_rank: int) -> str | None:
+def accelerator_address(shown: SysfsView, local_rank: int) -> str | None:
     """PCI address of a rank's accelerator, such as "0000:17:00.0"; None where there is none.
 
     On the rack it is that of the place shown for it. Asking CUDA starts it in this process.

@@ -34,7 +34,7 @@ from pytest_mnode.protocol.messages import (
     TakeStacks,
 )
 from pytest_mnode.rank import traces
-from pytest_mnode.rank.progress import read_place
+from pytest_mnode.rank.progress import read_progress
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.session import Follower
@@ -213,7 +213,7 @@ class Agent:
             texts,
             {rank: _output(pid) for rank, pid in pids.items()},
             {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
-            {rank: read_place(traces.mark_file(info, rank)) for rank in pids},
+            {rank: read_progress(traces.mark_file(info, rank)) for rank in pids},
             kernel={rank: threads_text(pid) for rank, pid in pids.items()},
         )
 

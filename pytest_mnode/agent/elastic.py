@@ -50,7 +50,7 @@ from pytest_mnode.protocol.messages import (
     RanksStarted,
 )
 from pytest_mnode.rank import binding, traces
-from pytest_mnode.rank.progress import read_place
+from pytest_mnode.rank.progress import read_progress
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.session import Follower
@@ -188,7 +188,7 @@ class WatchfulAgent(LocalElasticAgent):
         )
         log += traces.nccl_causes(traces.nccl_file(world, rank))
         output = "".join(self._output(rank, fd) for fd in self._outputs.get(local, ()))
-        place = read_place(traces.mark_file(world, rank))
+        place = read_progress(traces.mark_file(world, rank))
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self.agent.send(

@@ -22,9 +22,9 @@ import pytest
 
 from pytest_mnode.agent import agent, process
 from pytest_mnode.agent.supervisor import sys_path_here
-from pytest_mnode.controller.rank_tests import other_loops
 from pytest_mnode.errors import WorldError
 from pytest_mnode.launchers.rack import namespaces
+from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.messages import (
     AgentLost,
     BootAgent,

@@ -7,7 +7,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_mnode import errors
@@ -20,6 +19,7 @@ from pytest_mnode.protocol.messages import (
     CloseWorld,
     Death,
     Granted,
+    Lease,
     LeaseNodes,
     Opened,
     OpenWorld,
@@ -37,14 +37,6 @@ LEASE_LIMIT_S = 3600.0
 ANSWER_LIMIT_S = 150.0
 SWITCH_LIMIT_S = 3600.0
 """Machines take minutes to boot; how many is for the spec to say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Nodes that are this client's until it gives them back."""
-
-    id: int
-    nodes: tuple[str, ...]
 
 
 class Client:

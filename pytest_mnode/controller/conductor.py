@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.controller.client import Client
 from pytest_mnode.launchers.remote.far import ListeningClock
 from pytest_mnode.machine.threads import GDB_LIMIT_S
-from pytest_mnode.outcome.calls import Call, is_hopeless, parse
+from pytest_mnode.outcome.calls import is_hopeless
+from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import parse as parse_stack
 from pytest_mnode.outcome.stacks import where_of_rank
 from pytest_mnode.protocol.messages import (
@@ -47,110 +47,6 @@ UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
 _TURN_S = 0.1
 """Counts for a longer time in which this process was stopped, or had no core."""
-
-
-@dataclass(slots=True)
-class RankState:
-    """What one rank has said of one test. Times are seconds of the conductor's clock."""
-
-    rank: int
-    node: str
-    reports: dict[str, PhaseReport] = field(default_factory=dict)
-    partial: list[tuple[float, PhaseReport]] = field(default_factory=list)
-    """Reports beside those of the phases, such as those of subtests, and when they came."""
-    failed_at: float | None = None
-    at: dict[str, float] = field(default_factory=dict)
-    """When its report of each phase came."""
-    body_done: bool = False
-    torn: TornDown | None = None
-    pong: bool = False
-    death: Death | None = None
-    lost: str = ""
-    early: bool = False
-    """It died before it had begun this test: of something older."""
-    stack: str | None = None
-    output: str = ""
-    state: str = ""
-    kernel: str = ""
-    native: str = ""
-    stuck_in: str = ""
-    calls: str | None = None
-    """Its record of collectives; None where it is not known."""
-    returned: Returned | None = None
-
-    @property
-    def gone(self) -> bool:
-        return self.death is not None or bool(self.lost)
-
-    @property
-    def phase(self) -> str:
-        """The phase this rank is in, or was in when it was last heard of."""
-        if self.death is not None and self.death.phase and not self.early:
-            return "teardown" if self.death.phase == "after" else self.death.phase
-        if "teardown" in self.reports or self.body_done:
-            return "teardown"
-        return "call" if "setup" in self.reports else "setup"
-
-
-@dataclass(slots=True)
-class Outcome:
-    """All that is known of a test that was run in a world."""
-
-    world: WorldInfo
-    states: dict[int, RankState]
-    timeout_s: float
-    timed_out: str = ""
-    """The phase in which the limit was reached; empty where it was not."""
-    limit_s: float = 0.0
-    """The limit that was reached."""
-    grace_s: float = 0.0
-    """The grace that counted, where a failure started one."""
-    still: bool = False
-    """No rank made a call between the last two times that they were compared."""
-    hopeless: bool = False
-    """The test was ended before its limit, because calls of ranks differ."""
-    started: float = field(default_factory=time.time)
-    stopped: float = 0.0
-
-    @property
-    def clean(self) -> bool:
-        """Nothing failed, died, hung or leaked: the world may serve again."""
-        return (
-            not self.timed_out
-            and all(
-                s.failed_at is None
-                and not s.gone
-                and s.pong
-                and s.torn is not None
-                and not s.torn.leaks
-                and s.torn.reusable
-                for s in self.states.values()
-            )
-            and len({s.torn.entered for s in self.states.values() if s.torn is not None}) == 1
-        )
-
-    @property
-    def calls(self) -> dict[int, list[Call]]:
-        """The collectives of each rank whose record is known, oldest first."""
-        read = {r: s.calls for r, s in self.states.items() if s.calls is not None}
-        parsed = {text: parse(text) for text in set(read.values())}  # many ranks have the same
-        return {rank: parsed[text] for rank, text in read.items()}
-
-    @property
-    def ended(self) -> set[int]:
-        """Ranks that ended the body of the test, or the function, neither failed nor skipped."""
-        return {
-            rank
-            for rank, s in self.states.items()
-            if (s.body_done or s.returned or s.torn)
-            and not (s.stuck_in or s.gone or s.failed_at is not None)
-            and all(report.outcome == "passed" for report in s.reports.values())
-        }
-
-    @property
-    def stillborn(self) -> list[Death]:
-        """Deaths that are no fault of this test: it had not begun there."""
-        return [s.death for s in self.states.values() if s.death is not None and s.early]
 
 
 class Conductor:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pytest_mnode.controller import open_files
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.supervisors import Place
@@ -20,8 +19,9 @@ from pytest_mnode.launchers.choose import Elsewhere, by_ssh, choose
 from pytest_mnode.launchers.hostfile import read_hostfile, slots_of
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
-from pytest_mnode.launchers.remote import address
+from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
+from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Keys, Switchboard, new_keys
 from pytest_mnode.protocol.messages import StartPool
 from pytest_mnode.spec import Spec

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import marks
+from pytest_mnode.other_plugins import other_loops
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
     from pytest_mnode.stop_rules import Needs
-
-NAME = "mnode-rank-tests"
-
-
-def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
-    """Plugins that run tests in a way of their own, such as several times, by name."""
-    return {
-        impl.plugin_name: impl.plugin
-        for impl in manager.hook.pytest_runtest_protocol.get_hookimpls()
-        if not (impl.wrapper or impl.hookwrapper) and impl.plugin_name not in ("runner", NAME)
-    }
 
 
 class RankTests:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
-from pytest_mnode.controller.client import Client, Lease
-from pytest_mnode.controller.conductor import Conductor, Outcome
-from pytest_mnode.controller.nodes import Nodes
+from pytest_mnode.cluster import Cluster
+from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.marks import FEWEST_NODES, Need, need_of, runs_in_ranks
 from pytest_mnode.measure import curves_of, summed_up
 from pytest_mnode.options import RUN, Settings
-from pytest_mnode.protocol.messages import CallFunction, Collect, Death, WorldInfo
+from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.protocol.messages import CallFunction, Collect, Death, Lease, WorldInfo
 from pytest_mnode.report_record import Warner, describe, error_report
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
-
-if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
 
 ENDED = "mnode_ended"
 """Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
@@ -37,13 +36,14 @@ _UNKNOWN_NODES = (
 
 
 def run_of(config: pytest.Config) -> Run:
-    return config.stash[RUN]
+    run: Run = config.stash[RUN]
+    return run
 
 
 def spec_of(config: pytest.Config) -> Spec:
     """The spec, in the controller as in a rank."""
     if RUN in config.stash:
-        return config.stash[RUN].spec
+        return run_of(config).spec
     from pytest_mnode.options import read_settings
 
     return load_spec(read_settings(config).spec or default_spec_path())
@@ -340,24 +340,47 @@ class Run:
 
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
-        from pytest_mnode.controller.cluster_fixture import Cluster
-
         need = need_of(item, self.settings)
         self._have_client()
         lease = self._lease(need, item.nodeid)
-        return Cluster(self, lease, need)
+        return Cluster(self, lease, self.procs_of(need), self.limit_s_of(need))
 
     def all_nodes(self) -> Nodes:
         """All nodes by name, without a lease: there are some even where no rank can be."""
-        return Nodes(self, self._have_client().ask_launcher("node_names"))
+        names = self._have_client().ask_launcher("node_names")
+        return Nodes(self.ask_launcher, names, self.spec.accelerators.per_node)
 
-    def run_function(
-        self, world: WorldInfo, timeout_s: float, message: Callable[[int, str], CallFunction]
+    def ask_launcher(self, method: str, *args: Any) -> Any:
+        """Call a method of the launcher. Raises MnodeError where it has none."""
+        if self.client is None:
+            raise ClusterError("the run is over")
+        return self.client.ask_launcher(method, *args)
+
+    def open_world(
+        self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]
+    ) -> WorldInfo:
+        """A world on nodes of the lease, its ranks up."""
+        if self.client is None:
+            raise ClusterError("the run is over")
+        return self.client.open_world(lease, procs_per_node, fresh, nodes)
+
+    def close_world(self, world: WorldInfo, reusable: bool) -> None:
+        if self.client is not None:
+            self.client.close_world(world, reusable)
+
+    def release(self, lease: Lease) -> None:
+        if self.client is not None:
+            self.client.release(lease)
+
+    def call_in_ranks(
+        self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool
     ) -> Outcome:
-        """Call a function in the ranks of a world; `message` makes the call of ordinal and name."""
-        assert self.client is not None
+        """Call a function pickled by cloudpickle in every rank of a world."""
+        if self.client is None:
+            raise ClusterError("the run is over")
         conductor = Conductor(self.client, world, timeout_s)
-        return conductor.run_function(message(conductor.ordinal, self.client.name))
+        call = CallFunction(conductor.ordinal, self.client.name, blob, group)
+        return conductor.run_function(call)
 
 
 def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:

@@ -11,6 +11,7 @@ from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.protocol.messages import (
+    BindingOrder,
     CloseWorld,
     Death,
     Launch,
@@ -22,7 +23,6 @@ from pytest_mnode.protocol.messages import (
     StopWorld,
     WorldInfo,
 )
-from pytest_mnode.rank.binding import BindingOrder
 
 LAUNCH_LIMIT_S = 60.0
 _NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"

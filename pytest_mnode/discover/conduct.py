@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from pytest_mnode.controller.nodes import CommandResult
 from pytest_mnode.criteria.preflight.conduct import search_path
 from pytest_mnode.criteria.preflight.facts import decode
 from pytest_mnode.discover.facts import NodeLook, Seen, Sight
 from pytest_mnode.discover.look import UNSCHEDULED
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.nodes import CommandResult
 
 LOOK_LIMIT_S = 90.0
 """Of the whole look: interpreters start from file servers, and drivers take their time."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -22,9 +22,23 @@ from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec, doubts, load_spec
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.session import Run
+    from pytest_mnode.launchers.nodes import Nodes
 
 FLAG = "--mnode-discover"
+
+
+class DiscoveryRun(Protocol):
+    """What discovery needs of a run; the controller's session implements it."""
+
+    settings: Settings
+    launcher: str
+    reason: str
+
+    def make_pool(self) -> Any:
+        """Start the nodes; the pool's `run_dir` is a directory for temporary files."""
+
+    def all_nodes(self) -> Nodes:
+        """All nodes of the run."""
 
 
 class Discovery:
@@ -34,7 +48,7 @@ class Discovery:
     nothing of the page is doubtful, else with 1; with pytest's usage error where there is no page.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: DiscoveryRun) -> None:
         assert run.settings.discover is not None
         self._run = run
         self._file = run.settings.discover

@@ -14,7 +14,7 @@ from pytest_mnode.jobs import processes
 from pytest_mnode.jobs.described import Job, JobEvent, JobResult
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.launchers.nodes import Nodes
 
 POLL_S = 0.02
 
@@ -22,7 +22,7 @@ POLL_S = 0.02
 class LaunchedJob(ABC):
     """A torchrun job, one torchrun a node. Ends with its test."""
 
-    def __init__(self, cluster: Cluster, job: Job) -> None:
+    def __init__(self, cluster: Nodes, job: Job) -> None:
         self._cluster = cluster
         self._job = job
         self._id = uuid.uuid4().hex  # marks its processes

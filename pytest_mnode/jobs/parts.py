@@ -17,7 +17,7 @@ from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.node_env import for_nodes
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.launchers.nodes import Nodes
 
 _FOLLOW_S = 1.0
 _BURY_S = 5.0
@@ -30,7 +30,7 @@ class Parts:
     for what is done to them.
     """
 
-    def __init__(self, cluster: Cluster, job: Job, job_id: str, note: Callable[..., None]) -> None:
+    def __init__(self, cluster: Nodes, job: Job, job_id: str, note: Callable[..., None]) -> None:
         self.nodes: tuple[str, ...] = ()
         self._cluster = cluster
         self._job = job

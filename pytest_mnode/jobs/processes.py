@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.errors import ClusterError, NodeLostError
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import CommandResult, Nodes
+    from pytest_mnode.launchers.nodes import CommandResult, Nodes
 
 # Ranks of a job by what torchrun told them; a child that a rank started has a parent with RANK.
 _FIND = r"""

@@ -14,7 +14,7 @@ from pytest_mnode.jobs.requeue import Seen, decide
 from pytest_mnode.jobs.torchrun import was_preempted
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.launchers.nodes import Nodes
 
 _ASK_AGAIN_S = 0.5
 """Between two questions whether a lost node is back."""
@@ -26,7 +26,7 @@ class RunningJob(LaunchedJob):
     Requeues happen in `poll` and `wait`, in the caller's thread; nothing watches in between.
     """
 
-    def __init__(self, cluster: Cluster, job: Job, note: str = "") -> None:
+    def __init__(self, cluster: Nodes, job: Job, note: str = "") -> None:
         super().__init__(cluster, job)
         self._how = note
         self._parts = Parts(cluster, job, self._id, self._note)
@@ -39,7 +39,7 @@ class RunningJob(LaunchedJob):
         self._asked_at = -1.0
 
     @classmethod
-    def start(cls, cluster: Cluster, job: Job, note: str = "") -> RunningJob:
+    def start(cls, cluster: Nodes, job: Job, note: str = "") -> RunningJob:
         """Start it. Raises UsageError for nodes that this test does not have, ClusterError.
 
         note: for its first event, how it is started where that could have been otherwise.

@@ -11,13 +11,13 @@ from pytest_mnode.jobs.launched import LaunchedJob
 from pytest_mnode.jobs.running import RunningJob
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
     from pytest_mnode.jobs.slurm.request import Request
+    from pytest_mnode.launchers.nodes import Nodes
 
 NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
 
 
-def started(cluster: Cluster, job: Job) -> LaunchedJob:
+def started(cluster: Nodes, job: Job) -> LaunchedJob:
     """The job, submitted where a scheduler gave the nodes and would start it; else run on them.
 
     Raises UsageError for nodes that this test does not have, ClusterError.

@@ -8,30 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_mnode.errors import ClusterError
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Where a node shows its sockets and devices.
-
-    sysfs_root: what readers of /sys are given as root.
-    accelerators: PCI addresses, below that root, of the places that stand for the accelerators of
-        local ranks 0, 1, …; empty where devices themselves say where they are.
-    missing: why an emulated node shows no sockets of its own, and this machine as it is instead.
-    """
-
-    sysfs_root: str = "/"
-    accelerators: tuple[str, ...] = ()
-    missing: str = ""
-
-    @property
-    def emulated(self) -> bool:
-        """Whether the sockets are the rack's making."""
-        return bool(self.accelerators)
-
-
-AS_IT_IS = Shown()
-"""A machine that is what it seems."""
+from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +28,7 @@ class Node:
     address: str
     fabric_address: str | None = None
     fabric_interface: str | None = None
-    shown: Shown = AS_IT_IS
+    shown: SysfsView = AS_IT_IS
 
 
 def count(number: int, noun: str = "node") -> str:

@@ -4,10 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SysfsView:
+    """Where a node shows its sockets and devices.
+
+    sysfs_root: the root that readers of /sys are given.
+    accelerators: PCI addresses below that root, which stand for the accelerators of local ranks
+        0, 1, …; empty where the devices themselves say where they are.
+    missing: why an emulated node shows this machine as it is, and no sockets of its own.
+    """
+
+    sysfs_root: str = "/"
+    accelerators: tuple[str, ...] = ()
+    missing: str = ""
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the rack made the sockets."""
+        return bool(self.accelerators)
+
+
+AS_IT_IS = SysfsView()
+"""A machine that is what it seems."""
 
 
 def text(path: Path) -> str | None:

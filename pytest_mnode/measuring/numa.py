@@ -21,10 +21,10 @@ from pytest_mnode.criteria.placement.facts import (
 )
 from pytest_mnode.criteria.placement.judge import Promise, judge
 from pytest_mnode.criteria.placement.nics import judge_nics
-from pytest_mnode.launchers.node import Shown
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.process import read_process
+from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.carriers import nics_of_this_rank
 from pytest_mnode.measuring.nearest import fabric_nics, near_somebody, sending
@@ -209,7 +209,7 @@ def boot_id() -> str:
     return sysfs.text(Path("/proc/sys/kernel/random/boot_id")) or ""
 
 
-def address_of(world: World, device: torch.device, shown: Shown) -> str | None:
+def address_of(world: World, device: torch.device, shown: SysfsView) -> str | None:
     """PCI address of this rank's accelerator, or of the rack's place for it; None for neither."""
     if not shown.emulated and device.type != "cuda":
         return None

@@ -11,10 +11,10 @@ from pathlib import PurePath
 
 import pytest
 
-from pytest_mnode.controller.conductor import Outcome, RankState
 from pytest_mnode.logs.causes import ENDINGS, Cause, causes, is_peer_lost
 from pytest_mnode.outcome.calls import INSIDE, LIMITED, RAISED, Call, difference
 from pytest_mnode.outcome.describe import died_of, ranks_text
+from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import is_hidden, tidy
 from pytest_mnode.outcome.stuck import Stuck, stuck_groups
 from pytest_mnode.rank.traces import NCCL_SECTION

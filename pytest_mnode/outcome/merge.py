@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_mnode.controller.conductor import Outcome
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.outcome.describe import places, ranks_text
 from pytest_mnode.outcome.failure_groups import (
@@ -27,6 +26,7 @@ from pytest_mnode.outcome.failure_groups import (
     same,
     sorted_groups,
 )
+from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
 from pytest_mnode.outcome.stuck import stuck_groups
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.controller.conductor import Outcome
 from pytest_mnode.outcome.describe import ranks_text
+from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.outcome.stacks import WAIT, Where, parse, tidy, where_of_rank
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")

@@ -18,7 +18,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.remote import address as addresses_of
+from pytest_mnode.protocol import address as addresses_of
 
 _PORT_TRIES = 10
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mnode.machine.cgroup import OomKills
+from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.measurement import Curve, Measurement
-from pytest_mnode.rank.binding import BindingOrder
-from pytest_mnode.rank.progress import Place
 
 HUB = "hub"
 BEAT = b"mnode-hub-is-there"
@@ -47,6 +46,14 @@ class WorldInfo:
 
     def place(self, rank: int) -> str:
         return f"rank {rank} on {self.node_of(rank)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Nodes that are a client's own until it gives them back."""
+
+    id: int
+    nodes: tuple[str, ...]
 
 
 # Controller to hub.
@@ -187,6 +194,19 @@ class BootAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class BindingOrder:
+    """How the ranks of a node are to be bound.
+
+    mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
+    wrong: one of rank.binding.WRONG_WAYS, or "".
+    """
+
+    mode: str = "auto"
+    shown: SysfsView = AS_IT_IS
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Start the ranks of one node of a world. accelerators: that the spec promises of it."""
 
@@ -306,6 +326,14 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """`ordinal` of the test that a rank began last, None before its first; "after" is its end."""
+
+    ordinal: int | None = None
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StackTexts:
     """Raw faulthandler dumps by rank; "" where a rank gave none in time.
 
@@ -320,7 +348,7 @@ class StackTexts:
     texts: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, Progress] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
     kernel: dict[int, str] = field(default_factory=dict)
     native: dict[int, str] = field(default_factory=dict)

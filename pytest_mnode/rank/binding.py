@@ -20,28 +20,16 @@ from typing import Any
 
 from pytest_mnode.agent.accelerators import homes_of
 from pytest_mnode.agent.cores import Core, Share, shares
-from pytest_mnode.launchers.node import AS_IT_IS, Shown
 from pytest_mnode.launchers.rack.sockets import this_machine
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.sysfs import SysfsView
+from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import mempolicy
 
 SWAPPED, UNBOUND, CROWDED = "swapped", "unbound", "crowded"
 WRONG_WAYS = (SWAPPED, UNBOUND, CROWDED)
 """How a node can bind its ranks wrongly, on purpose."""
-
-
-@dataclass(frozen=True, slots=True)
-class BindingOrder:
-    """How the ranks of a node are to be bound.
-
-    mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
-    wrong: one of WRONG_WAYS, or "".
-    """
-
-    mode: str = "auto"
-    shown: Shown = AS_IT_IS
-    wrong: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,7 @@ class Binding:
     by: str
     usable: tuple[int, ...]
     cpus: tuple[int, ...]
-    shown: Shown
+    shown: SysfsView
     numa_node: int | None = None
     shared_with: tuple[int, ...] = ()
     why: str = ""

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
+
+from pytest_mnode.protocol.messages import Progress
 
 _PLACE_BYTES = 64
 _SIZE_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """`ordinal` of the test that a rank began last, None before its first; "after" is its end."""
-
-    ordinal: int | None = None
-    phase: str = ""
 
 
 class Mark:
@@ -46,13 +39,13 @@ class Mark:
         return text
 
 
-def read_place(path: Path) -> Place:
+def read_progress(path: Path) -> Progress:
     """What a rank wrote last; nothing known where there is no such file or it is not ours."""
     try:
         words = _text(path.read_bytes()[:_PLACE_BYTES]).split()
-        return Place(int(words[0]), words[1]) if words else Place()
+        return Progress(int(words[0]), words[1]) if words else Progress()
     except (OSError, ValueError, IndexError):
-        return Place()
+        return Progress()
 
 
 def _text(data: bytes) -> str:

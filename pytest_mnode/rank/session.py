@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.controller.rank_tests import other_loops
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measure import curves_kept_by, kept_by
+from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.outcome import stacks
 from pytest_mnode.protocol.messages import (
     BodyDone,

@@ -17,6 +17,7 @@ from pytest_mnode.agent.agent import Agent, _Running
 from pytest_mnode.agent.fork_server import Forge
 from pytest_mnode.protocol.messages import (
     AgentLost,
+    BindingOrder,
     GateOrder,
     Launch,
     NodeEntry,
@@ -27,7 +28,6 @@ from pytest_mnode.protocol.messages import (
     TakeStacks,
     WorldInfo,
 )
-from pytest_mnode.rank.binding import BindingOrder
 
 ORDER = GateOrder(gate=0, endpoint="", keys={}, run_dir="", log_dir="")
 WORLD = WorldInfo("w1", Shape(2, 1), ("n0", "n1"))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pytest_mnode.controller import client as module
-from pytest_mnode.controller.client import Client, Lease
+from pytest_mnode.controller.client import Client
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.protocol.channel import LocalLine
-from pytest_mnode.protocol.messages import Granted
+from pytest_mnode.protocol.messages import Granted, Lease
 
 
 @pytest.fixture

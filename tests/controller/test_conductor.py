@@ -12,8 +12,9 @@ import pytest
 
 from pytest_mnode.controller import conductor as conduct
 from pytest_mnode.controller.client import Client
-from pytest_mnode.controller.conductor import Conductor, Outcome
+from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.calls import INSIDE, SEPARATOR
+from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.messages import (
     BodyDone,
     Death,

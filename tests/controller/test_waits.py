@@ -11,13 +11,14 @@ import pytest
 
 from pytest_mnode import errors
 from pytest_mnode.controller import client as client_module
-from pytest_mnode.controller.client import Client, Lease
+from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.controller.worlds import PoolFacts, Worlds
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.protocol.messages import (
     CloseWorld,
     Granted,
+    Lease,
     LeaseNodes,
     Opened,
     OpenWorld,

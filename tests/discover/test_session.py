@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller.nodes import CommandResult
 from pytest_mnode.criteria.preflight.facts import encode
 from pytest_mnode.discover.conduct import look_at, scheduler_names, seen_of
 from pytest_mnode.discover.draft import draft
@@ -23,6 +22,7 @@ from pytest_mnode.discover.session import (
     write_new,
 )
 from pytest_mnode.errors import NodeLostError, UsageError
+from pytest_mnode.launchers.nodes import CommandResult
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import load_spec
 from tests.criteria.preflight.made import healthy, spec_of, with_facts

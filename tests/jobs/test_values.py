@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller.nodes import FREE_PORT
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.described import Job, JobEvent
 from pytest_mnode.jobs.requeue import WAIT, Decision, Seen, decide
 from pytest_mnode.jobs.torchrun import Start, exit_codes, was_preempted
+from pytest_mnode.launchers.nodes import FREE_PORT
 
 ALL = ("node0", "node1", "node2", "node3")
 REPORT = """\

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.node import Shown
 from pytest_mnode.launchers.rack import Layout, Rack
 from pytest_mnode.launchers.rack.plan import Link, Plan
 from pytest_mnode.launchers.rack.protocol import Setup, decode, encode
 from pytest_mnode.launchers.rack.shown import accelerator_addresses, tree
 from pytest_mnode.launchers.rack.sockets import Memory, board, this_machine, why_not
 from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.sysfs import SysfsView
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -93,7 +93,7 @@ def test_one_cpu_shows_no_two_sockets_and_says_so() -> None:
     assert why_not(machine(1), Layout()) == why
     plan = Plan(2, Link("fab0", 80), Link("mgmt0", 8), 1 << 20, Layout(), tuple(machine(1)), "/x")
     assert plan.board(0) is None
-    assert {node.shown for node in plan.members()} == {Shown(missing=why)}
+    assert {node.shown for node in plan.members()} == {SysfsView(missing=why)}
 
 
 def test_a_layout_with_a_place_on_no_socket_is_refused() -> None:

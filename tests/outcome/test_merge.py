@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller.conductor import Outcome, RankState
 from pytest_mnode.outcome.failure_groups import same
 from pytest_mnode.outcome.merge import merge
+from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
 from pytest_mnode.rank.session import plain

@@ -13,24 +13,25 @@ from typing import Any
 import pytest
 
 from pytest_mnode.agent import accelerators as places
-from pytest_mnode.launchers.node import Shown
 from pytest_mnode.launchers.rack import Layout
 from pytest_mnode.launchers.rack.shown import accelerator_addresses
 from pytest_mnode.launchers.rack.sockets import board, this_machine, why_not
+from pytest_mnode.machine.sysfs import SysfsView
+from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import binding, mempolicy
-from pytest_mnode.rank.binding import Binding, BindingOrder
+from pytest_mnode.rank.binding import Binding
 from tests.launchers.test_sockets import write
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Shown:
+def shown(tmp_path: Path) -> SysfsView:
     """A node of two sockets over the CPUs of this machine, with two places."""
     machine = this_machine()
     if why_not(machine, Layout()):
         pytest.skip("one CPU")
     node = board(machine, Layout(), 0, 1)
     write(tmp_path, node)
-    return Shown(str(tmp_path), tuple(accelerator_addresses(node)))
+    return SysfsView(str(tmp_path), tuple(accelerator_addresses(node)))
 
 
 def in_thread(call: Callable[[], Any]) -> Any:
@@ -50,12 +51,12 @@ def bound(
     return done
 
 
-def cpus_of(shown: Shown, number: int) -> set[int]:
+def cpus_of(shown: SysfsView, number: int) -> set[int]:
     nodes = this_machine(Path(shown.sysfs_root))
     return {cpu for core in nodes[number].cores for cpu in core}
 
 
-def test_each_rank_beside_its_own_accelerator(shown: Shown) -> None:
+def test_each_rank_beside_its_own_accelerator(shown: SysfsView) -> None:
     for rank in (0, 1):
         done, cpus = bound(BindingOrder("auto", shown), rank)
         assert (done.by, done.numa_node) == ("pytest-mnode", rank)
@@ -63,21 +64,21 @@ def test_each_rank_beside_its_own_accelerator(shown: Shown) -> None:
         assert f"of NUMA node {rank}, bound by pytest-mnode" in done.text
 
 
-def test_swapped_is_beside_the_other(shown: Shown) -> None:
+def test_swapped_is_beside_the_other(shown: SysfsView) -> None:
     for rank in (0, 1):
         done, cpus = bound(BindingOrder("auto", shown, "swapped"), rank)
         assert cpus == cpus_of(shown, 1 - rank)
         assert done.numa_node == rank
 
 
-def test_unbound_is_left_as_it_was(shown: Shown) -> None:
+def test_unbound_is_left_as_it_was(shown: SysfsView) -> None:
     done, cpus = bound(BindingOrder("auto", shown, "unbound"))
     assert cpus == set(os.sched_getaffinity(0))
     assert "not bound: its node bound none of its ranks" in done.text
 
 
-def test_crowded_is_everybody_on_the_same_core(shown: Shown) -> None:
-    homes = Shown(shown.sysfs_root, shown.accelerators[:1])
+def test_crowded_is_everybody_on_the_same_core(shown: SysfsView) -> None:
+    homes = SysfsView(shown.sysfs_root, shown.accelerators[:1])
     found = [bound(BindingOrder("auto", homes, "crowded"), rank)[1] for rank in (0, 1)]
     assert found[0] == found[1]
 
@@ -85,12 +86,12 @@ def test_crowded_is_everybody_on_the_same_core(shown: Shown) -> None:
 @pytest.mark.parametrize(
     ("order", "why"),
     [
-        (BindingOrder("none", Shown("/nowhere", ("0000:01:00.0",))), "--mnode-numa-bind=none"),
+        (BindingOrder("none", SysfsView("/nowhere", ("0000:01:00.0",))), "--mnode-numa-bind=none"),
         (BindingOrder("auto"), "torchrun binds nobody unless asked to"),
-        (BindingOrder("auto", Shown(missing="one CPU")), "one CPU"),
+        (BindingOrder("auto", SysfsView(missing="one CPU")), "one CPU"),
         (BindingOrder("node"), "the NUMA node of its accelerator is not known"),
         (
-            BindingOrder("exclusive", Shown("/nowhere", ("0000:01:00.0",))),
+            BindingOrder("exclusive", SysfsView("/nowhere", ("0000:01:00.0",))),
             "the NUMA node of its accelerator is not known",
         ),
     ],
@@ -152,7 +153,7 @@ def test_devices_are_those_that_cuda_would_number(
 
 
 def test_torch_binds_where_it_can_and_nobody_twice(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
+    shown: SysfsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
     from torch.numa.binding import AffinityMode, NumaOptions

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.rank.progress import Mark, Place, read_place
+from pytest_mnode.protocol.messages import Progress
+from pytest_mnode.rank.progress import Mark, read_progress
 
 
 def test_the_last_place_counts(tmp_path: Path) -> None:
     mark = Mark(tmp_path / "mark")
-    assert read_place(tmp_path / "mark") == Place(None, "")
+    assert read_progress(tmp_path / "mark") == Progress(None, "")
     mark.place(41, "teardown")
     mark.place(5, "call")
-    assert read_place(tmp_path / "mark") == Place(5, "call")
+    assert read_progress(tmp_path / "mark") == Progress(5, "call")
 
 
 def test_it_survives_its_writer(tmp_path: Path) -> None:
@@ -25,14 +26,14 @@ def test_it_survives_its_writer(tmp_path: Path) -> None:
         os.closerange(3, 64)
         os._exit(0)
     os.waitpid(child, 0)
-    assert read_place(tmp_path / "mark") == Place(7, "setup")
+    assert read_progress(tmp_path / "mark") == Progress(7, "setup")
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"x y", b"7", b"\xff\xfe call", b"call 7"])
 def test_anything_else_is_nothing_known(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "mark").write_bytes(data)
-    assert read_place(tmp_path / "mark") == Place(None, "")
-    assert read_place(tmp_path / "none") == Place(None, "")
+    assert read_progress(tmp_path / "mark") == Progress(None, "")
+    assert read_progress(tmp_path / "none") == Progress(None, "")
 
 
 def test_a_child_leaves_word_once(tmp_path: Path) -> None:
@@ -48,4 +49,4 @@ def test_a_child_leaves_word_once(tmp_path: Path) -> None:
     assert text.startswith("left ? xxx")
     assert len(text) < 4096
     assert mark.take_stray() == ""
-    assert read_place(tmp_path / "mark") == Place(1, "call")
+    assert read_progress(tmp_path / "mark") == Progress(1, "call")

@@ -9,7 +9,7 @@ from pytest_mnode.checks.data.seeds import judge_depends, judge_distinct, judge_
 from pytest_mnode.wrong import Wrong
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.rank.world import World
 
 SEED = 20

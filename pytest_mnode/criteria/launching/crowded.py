@@ -12,7 +12,7 @@ from pytest_mnode.criteria.launching.rendezvous import stands_out
 from pytest_mnode.errors import MnodeError
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster, RankWorld
+    from pytest_mnode.cluster import Cluster, RankWorld
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec.launch import StorePromise
 

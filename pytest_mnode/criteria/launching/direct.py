@@ -22,7 +22,7 @@ from pytest_mnode.criteria.launching.reports import Login, RankReport, read_outp
 from pytest_mnode.errors import UsageError
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.launchers.nodes import Nodes
 
 _HAS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 _END_S = 15.0

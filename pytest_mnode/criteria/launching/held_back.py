@@ -12,7 +12,7 @@ from pytest_mnode.criteria.launching.absent import gist
 from pytest_mnode.errors import MnodeError
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.measure import Measure
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec

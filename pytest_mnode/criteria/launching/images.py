@@ -12,7 +12,7 @@ from pytest_mnode.criteria.launching.starting import job_of, start
 from pytest_mnode.spec.launch import StartPromise
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
     from pytest_mnode.spec.launch import LaunchCriterion

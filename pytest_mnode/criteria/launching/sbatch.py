@@ -28,7 +28,7 @@ from pytest_mnode.jobs.starting import NO_SHARED_DIR, why_not_submitted
 from pytest_mnode.launchers.slurm import Slurm
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.launchers.nodes import Nodes
 
 _LOST = 128 + 9
 """Exit status of a task that was gone before it could say one."""

@@ -16,8 +16,8 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import CommandResult, Nodes
-    from pytest_mnode.controller.session import Run
+    from pytest_mnode.cluster import NodesOfRun
+    from pytest_mnode.launchers.nodes import CommandResult, Nodes
     from pytest_mnode.measure import Measure
 
 LIMIT_S = 30.0
@@ -27,7 +27,7 @@ PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
 class PortWatch:
     """pytest plugin of the controller, where a test asks for `fabric_ports`."""
 
-    def __init__(self, run: Run, session: pytest.Session) -> None:
+    def __init__(self, run: NodesOfRun, session: pytest.Session) -> None:
         self._run = run
         asking = [item for item in session.items if asks_for(item, PORTS_FIXTURE)]
         self._watched = {item.path for item in asking}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_mnode.cluster import NodesOfRun, nodes_of_run
 from pytest_mnode.criteria.preflight.conduct import survey
 from pytest_mnode.criteria.preflight.facts import Survey
 from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
@@ -17,7 +18,6 @@ from pytest_mnode.marks import fixture_names
 from pytest_mnode.skipping import not_promised
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.session import Run
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
@@ -75,10 +75,8 @@ class Asking:
         self._record(answer)
 
     @property
-    def _run(self) -> Run:
-        from pytest_mnode.controller.session import run_of
-
-        return run_of(self._session.config)
+    def _run(self) -> NodesOfRun:
+        return nodes_of_run(self._session.config)
 
     def _surveyed(self) -> Survey:
         stash = self._session.config.stash

@@ -19,7 +19,7 @@ from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.wrong import Wrong, listed
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.spec import Spec
 
 _KILLED_AFTER = 2 * CHECKPOINT_EVERY + 1

@@ -14,7 +14,7 @@ from pytest_mnode.criteria.restart.planning import CHECKPOINT_EVERY, device_for,
 from pytest_mnode.spec.restart import RestartCriterion
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.spec import Spec
 
 TIME, SIZE = "time of a checkpoint, the longest", "size of a checkpoint"

@@ -24,7 +24,7 @@ from pytest_mnode.spec.restart import RestartCriterion
 from pytest_mnode.wrong import Wrong
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 

@@ -20,7 +20,7 @@ from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
 
 START_LIMIT_S = 180.0
 """Of a job, from its launch to the step that a kill waits for."""

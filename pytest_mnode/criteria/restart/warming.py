@@ -12,7 +12,7 @@ from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.wrong import listed
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
 
 Parameters = Mapping[str, Any]
 """Arrays by name."""

@@ -21,7 +21,7 @@ from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.records import read_records
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
     from pytest_mnode.spec import Spec
 
 _LIMIT_S = 60.0

@@ -15,7 +15,7 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.cluster import Cluster
 
 MODULE = "pytest_mnode.criteria.scaling"
 _START_S = 60.0

@@ -25,7 +25,7 @@ from pytest_mnode.launchers.slurm import JobState, Slurm
 from pytest_mnode.protocol.messages import RUN
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.cluster_fixture import Cluster
+    from pytest_mnode.launchers.nodes import Nodes
 
 
 class SubmittedJob(LaunchedJob):
@@ -35,7 +35,7 @@ class SubmittedJob(LaunchedJob):
     """
 
     def __init__(
-        self, cluster: Cluster, job: Job, request: Request, names: Names, slurm: Slurm
+        self, cluster: Nodes, job: Job, request: Request, names: Names, slurm: Slurm
     ) -> None:
         super().__init__(cluster, job)
         self._names = names
@@ -56,7 +56,7 @@ class SubmittedJob(LaunchedJob):
 
     @classmethod
     def start(
-        cls, cluster: Cluster, job: Job, request: Request, names: Names, slurm: Slurm
+        cls, cluster: Nodes, job: Job, request: Request, names: Names, slurm: Slurm
     ) -> SubmittedJob:
         """Submit it, as is requested but for a name and an output of its own. Raises SlurmError."""
         submitted = cls(cluster, job, request, names, slurm)

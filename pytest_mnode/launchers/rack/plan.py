@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.node import Node, Shown
+from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack.shown import accelerator_addresses
 from pytest_mnode.launchers.rack.sockets import Board, Layout, Memory, board, why_not
+from pytest_mnode.machine.sysfs import SysfsView
 
 MAX_NODES = 254
 MAX_RATE_MBIT_S = 34_000  # the kernel's tbf counts bytes/s in 32 bits
@@ -122,11 +123,11 @@ class Plan:
             return None
         return board(self.machine, self.layout, index, self.nodes)
 
-    def _shown(self, index: int) -> Shown:
+    def _shown(self, index: int) -> SysfsView:
         board = self.board(index)
         if board is not None:
-            return Shown(self.shown_at, tuple(accelerator_addresses(board)))
-        return Shown(missing=(self.layout and why_not(self.machine, self.layout)) or "")
+            return SysfsView(self.shown_at, tuple(accelerator_addresses(board)))
+        return SysfsView(missing=(self.layout and why_not(self.machine, self.layout)) or "")
 
     def hosts(self) -> str:
         """Text of every node's /etc/hosts."""

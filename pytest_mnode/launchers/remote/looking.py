@@ -55,6 +55,7 @@ told["networks"] = networks
 print("\nmnode-look " + json.dumps(told))
 """
 _MARK = "mnode-look "
+_OUR_PACKAGE = sys.modules[__name__.partition(".")[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +123,13 @@ def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
 
 def here() -> Here:
     """This side of the comparison."""
-    import pytest_mnode
-
     root, digest = _package(), hashlib.sha256()
     folders = sorted({root, *(path for path in root.rglob("*") if path.is_dir())}, key=str)
     for folder in folders:
         for path in sorted(folder.glob("*.py"), key=lambda path: path.name):
             digest.update(str(path.relative_to(root)).encode() + b"\0")
             digest.update(path.read_bytes())
-    return Here(platform.python_version(), pytest_mnode.__version__, digest.hexdigest())
+    return Here(platform.python_version(), _OUR_PACKAGE.__version__, digest.hexdigest())
 
 
 def read(output: str) -> Look | None:
@@ -210,10 +209,7 @@ def fabric_interface(look: Look, kind: str, has_interface: Sequence[str]) -> str
 
 
 def _package() -> Path:
-    import pytest_mnode
-
-    assert pytest_mnode.__file__ is not None
-    return Path(pytest_mnode.__file__).parent
+    return Path(str(_OUR_PACKAGE.__file__)).parent
 
 
 def _minor(version: str) -> tuple[str, ...]:

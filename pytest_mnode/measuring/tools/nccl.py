@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.logs.nccl_tests import NcclTest, Row, read_nccl_tests
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.spec.criteria import BusbwPromise
     from pytest_mnode.spec.tools import NcclTestsPromise
 

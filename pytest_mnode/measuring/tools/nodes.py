@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.launchers.nodes import Nodes
 
 
 def missing_on(cluster: Nodes, program: str) -> tuple[str, ...]:

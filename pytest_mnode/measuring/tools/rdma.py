@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 from pytest_mnode.logs.perftest import read_perftest
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.nodes import Nodes
+    from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.spec.models import Fabric
     from pytest_mnode.spec.tools import WriteBandwidthPromise
 

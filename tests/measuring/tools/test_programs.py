@@ -8,11 +8,10 @@ import stat
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from pytest_mnode.controller.nodes import Nodes
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.logs.nccl_tests import NcclTest, Row, Timing, read_nccl_tests
 from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict
@@ -23,9 +22,6 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.criteria import BusbwPromise
 from pytest_mnode.spec.models import Fabric
 from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
-
-if TYPE_CHECKING:
-    from pytest_mnode.controller.session import Run
 
 # Stands for ib_write_bw: the server makes a file for its port, the client needs it there.
 WRITE_BW = """\
@@ -58,11 +54,15 @@ WRITE_BW = """\
 """
 
 
+def _no_launcher(method: str, *_: object) -> None:
+    raise AssertionError(f"the launcher is not asked to {method}")
+
+
 class Local(Nodes):
     """Nodes that are this machine; what they see differs by NODE in the environment."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(cast("Run", None), ("n0", "n1", "n2"))
+        super().__init__(_no_launcher, ("n0", "n1", "n2"))
         self.directory = directory
 
     def commands(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller.cluster_fixture import Cluster
+from pytest_mnode.cluster import Cluster
 from pytest_mnode.errors import RankError
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import (

@@ -1,20 +1,17 @@
-"""Commands on the nodes of a run, from the controller. Nodes are shared: nothing is leased."""
+"""Nodes by name, and commands on them, from the controller. Nodes are shared: nothing is leased."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node_env import for_nodes
 from pytest_mnode.launchers.remote.asking import ask
 from pytest_mnode.protocol.messages import RUN
-
-if TYPE_CHECKING:
-    from pytest_mnode.controller.session import Run
 
 FREE_PORT = (
     "import socket; at = (%r, 0); "
@@ -43,11 +40,18 @@ class Nodes:
     """Nodes by name, and commands on them; whatever else runs there goes on.
 
     Needs the launcher only: it works on a node that no rank can be started on.
+    ask_launcher: calls a method of the launcher by name; raises MnodeError where it has none.
     """
 
-    def __init__(self, run: Run, names: tuple[str, ...]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        ask_launcher: Callable[..., Any],
+        names: tuple[str, ...],
+        accelerators_per_node: int = 0,
+    ) -> None:
+        self._ask = ask_launcher
         self._all = names
+        self._accelerators_per_node = accelerators_per_node
         self._known_mark = ""
 
     @property
@@ -184,7 +188,7 @@ class Nodes:
     @property
     def accelerators_per_node(self) -> int:
         """As the spec promises them."""
-        return self._run.spec.accelerators.per_node
+        return self._accelerators_per_node
 
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:
         names = (
@@ -194,8 +198,3 @@ class Nodes:
             if name not in self.nodes:
                 raise UsageError(f"no node {name!r} in this test; it has {', '.join(self.nodes)}")
         return names
-
-    def _ask(self, method: str, *args: Any) -> Any:
-        if self._run.client is None:
-            raise ClusterError("the run is over")
-        return self._run.client.ask_launcher(method, *args)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import psutil
 import pytest
 
-from pytest_mnode.controller.nodes import CommandResult, Nodes
 from pytest_mnode.errors import ClusterError
-
-if TYPE_CHECKING:
-    from pytest_mnode.controller.session import Run
+from pytest_mnode.launchers.nodes import CommandResult, Nodes
 
 LIMIT_S = 3.0
 PIPE_BYTES = 1 << 16
@@ -32,11 +28,15 @@ ENDS = {
 }
 
 
+def _no_launcher(method: str, *_: object) -> None:
+    raise AssertionError(f"the launcher is not asked to {method}")
+
+
 class Here(Nodes):
     """Nodes that are this machine; each runs its own script, or the command given."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(cast("Run", None), tuple(DOES))
+        super().__init__(_no_launcher, tuple(DOES))
         self.directory = directory
 
     def commands(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.node import count
 
 SLACK = 256
 """For pytest, its plugins, the tests and their commands."""
@@ -33,7 +32,7 @@ def check(nodes: int, procs_per_node: int) -> None:
     needed = least(nodes, procs_per_node)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ClusterError(
-            f"{count(nodes)} with {count(procs_per_node, 'rank')} each need {needed} open files "
+            f"{nodes} nodes with {procs_per_node} ranks each need {needed} open files "
             f"of this process, and this machine allows {hard} (nofile); raise its hard limit here "
             "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or take fewer nodes"
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_mnode.controller import open_files
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.machine import open_files
 
 KIND = resource.RLIMIT_NOFILE
 

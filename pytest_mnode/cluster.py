@@ -1,32 +1,78 @@
-"""`cluster`: nodes that are a test's own. Commands, worlds, jobs, power, links."""
+"""The nodes of the run for tests and criteria: commands, worlds, jobs, power, links."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import cloudpickle
+import pytest
 
-from pytest_mnode.controller.nodes import Nodes
 from pytest_mnode.errors import MnodeError, RankError, UsageError
 from pytest_mnode.jobs import Job, LaunchedJob, started
 from pytest_mnode.launchers.node import count
-from pytest_mnode.protocol.messages import CallFunction, WorldInfo
+from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.options import RUN
+from pytest_mnode.outcome.merge import function_error
+from pytest_mnode.protocol.messages import Lease, WorldInfo
 
 if TYPE_CHECKING:
-    from pytest_mnode.controller.client import Lease
-    from pytest_mnode.controller.session import Run
-    from pytest_mnode.marks import Need
+    from pytest_mnode.outcome.outcome import Outcome
+    from pytest_mnode.spec import Spec
+
+
+class NodesOfRun(Protocol):
+    """What tests and criteria need of the run; the controller's session implements it."""
+
+    spec: Spec
+    switched_off: set[str]
+    """Nodes that tests powered off on purpose since the criterion began."""
+
+    def all_nodes(self) -> Nodes:
+        """All nodes, without a lease."""
+
+    def lease_cluster(self, item: pytest.Item) -> Cluster:
+        """The nodes that a test asks for, its own until the cluster is closed."""
+
+    def ask_launcher(self, method: str, *args: Any) -> Any:
+        """Call a method of the launcher. Raises MnodeError where it has none."""
+
+    def open_world(
+        self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]
+    ) -> WorldInfo:
+        """A world on nodes of the lease, its ranks up."""
+
+    def close_world(self, world: WorldInfo, reusable: bool) -> None:
+        """Give a world back, for later tests where it is reusable."""
+
+    def release(self, lease: Lease) -> None:
+        """Give the nodes of a lease back."""
+
+    def call_in_ranks(
+        self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool
+    ) -> Outcome:
+        """Call a function pickled by cloudpickle in every rank of a world."""
+
+
+def nodes_of_run(config: pytest.Config) -> NodesOfRun:
+    """The run that this pytest process has."""
+    run: NodesOfRun = config.stash[RUN]
+    return run
 
 
 class Cluster(Nodes):
     """The nodes of a controller-side test, its own until the test ends."""
 
-    def __init__(self, run: Run, lease: Lease, need: Need) -> None:
-        super().__init__(run, lease.nodes)
+    def __init__(
+        self, run: NodesOfRun, lease: Lease, procs_per_node: int, timeout_s: float
+    ) -> None:
+        """timeout_s: of a function in ranks, where the call gives none."""
+        super().__init__(run.ask_launcher, lease.nodes, run.spec.accelerators.per_node)
+        self._run = run
         self._lease = lease
-        self._need = need
+        self._procs_per_node = procs_per_node
+        self._timeout_s = timeout_s
         self._worlds: list[RankWorld] = []
         self._jobs: list[LaunchedJob] = []
         self._off: list[str] = []
@@ -34,8 +80,8 @@ class Cluster(Nodes):
 
     @property
     def procs_per_node(self) -> int:
-        """Ranks of a node in this test, where nothing else is said."""
-        return self._run.procs_of(self._need)
+        """Ranks per node in this test, where nothing else is given."""
+        return self._procs_per_node
 
     def world(
         self,
@@ -52,9 +98,8 @@ class Cluster(Nodes):
         if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
             raise UsageError(f"nodes={nodes}: this test has {count(len(self.nodes))}")
         procs = procs_per_node or self.procs_per_node
-        assert self._run.client is not None
-        info = self._run.client.open_world(self._lease, procs, fresh, tuple(names))
-        world = RankWorld(self._run, info, self._run.limit_s_of(self._need), fresh)
+        info = self._run.open_world(self._lease, procs, fresh, tuple(names))
+        world = RankWorld(self._run, info, self._timeout_s, fresh)
         self._worlds.append(world)
         return world
 
@@ -94,8 +139,7 @@ class Cluster(Nodes):
         try:
             self._undo()
         finally:
-            if self._run.client is not None:
-                self._run.client.release(self._lease)
+            self._run.release(self._lease)
 
     def _undo(self) -> None:
         for job in self._jobs:
@@ -115,7 +159,7 @@ class Cluster(Nodes):
 class RankWorld:
     """Ranks that wait for functions to run."""
 
-    def __init__(self, run: Run, info: WorldInfo, timeout_s: float, fresh: bool) -> None:
+    def __init__(self, run: NodesOfRun, info: WorldInfo, timeout_s: float, fresh: bool) -> None:
         self._run = run
         self._info = info
         self._timeout_s = timeout_s
@@ -149,23 +193,17 @@ class RankWorld:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
         limit = timeout or self._timeout_s
-        outcome = self._run.run_function(
-            self._info,
-            limit,
-            lambda ordinal, name: CallFunction(ordinal, name, blob, group),
-        )
+        outcome = self._run.call_in_ranks(self._info, blob, limit, group=group)
         states = [outcome.states[rank] for rank in sorted(outcome.states)]
         if any(s.failed_at is not None or s.stuck_in or s.gone or not s.pong for s in states):
-            from pytest_mnode.outcome.merge import function_error
-
             self._clean = False
             raise RankError(function_error(outcome))
         return [cloudpickle.loads(s.returned.value) for s in states if s.returned is not None]
 
     def close(self) -> None:
-        if not self._closed and self._run.client is not None:
+        if not self._closed:
             self._closed = True
-            self._run.client.close_world(self._info, self._clean and not self._fresh)
+            self._run.close_world(self._info, self._clean and not self._fresh)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,106 @@
+"""The floors of the package, drawn from its imports: an import goes down a floor, never up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import grimp
+import pytest
+
+import pytest_mnode
+
+FLOORS = (
+    {"pytest_mnode", "plugin"},
+    {"fixtures"},
+    {"controller"},
+    {
+        *("certificate", "checks", "cluster", "criteria", "discover", "faults", "gang", "jobs"),
+        *("measuring", "reference_job", "report_record", "stop_rules"),
+    },
+    {"launchers"},
+    {"agent", "outcome", "rank"},
+    {"marks", "options", "other_plugins", "protocol", "skipping"},
+    {"logs", "machine", "spec"},
+    {"measure", "wrong"},
+    {"errors", "measurement"},
+)
+"""From the top. A package or module may import those of its own floor, but not in a circle."""
+
+KNOWN_UPWARD = {
+    ("agent", "launchers"),
+    ("rank", "launchers"),
+}
+"""Arrows between folders that still run up."""
+
+KNOWN_CIRCLES = (
+    {"spec.criteria", "spec.launch", "spec.models", "spec.restart", "spec.scaling"},
+    {
+        "agent.agent",
+        "agent.elastic",
+        "agent.fork_server",
+        "agent.supervisor",
+        "rank.loop",
+        "rank.session",
+    },
+)
+"""Modules that still import each other in a circle, also for types."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> Iterator[grimp.ImportGraph]:
+    """Of the package alone: a clone adds its root to the path of the package."""
+    spec = pytest_mnode.__spec__
+    assert spec is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spec, "submodule_search_locations", pytest_mnode.__path__[:1])
+        yield grimp.build_graph("pytest_mnode", cache_dir=None)
+
+
+def test_no_import_runs_up(graph: grimp.ImportGraph) -> None:
+    number = {name: index for index, names in enumerate(FLOORS) for name in names}
+    upward: dict[tuple[str, str], list[str]] = {}
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            pair = _folder(module), _folder(imported)
+            if number[pair[0]] > number[pair[1]]:
+                upward.setdefault(pair, []).append(f"{module} imports {imported}")
+    new = [arrow for pair, arrows in upward.items() if pair not in KNOWN_UPWARD for arrow in arrows]
+    assert not new, "imports that run up:\n" + "\n".join(sorted(new))
+    gone = sorted(KNOWN_UPWARD - set(upward))
+    assert not gone, f"no longer there; remove from KNOWN_UPWARD: {gone}"
+
+
+def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
+    circles = list(_circles(graph))
+    new = [sorted(c) for c in circles if not any(c <= known for known in KNOWN_CIRCLES)]
+    assert not new, f"circles of imports: {new}"
+    gone = [sorted(k) for k in KNOWN_CIRCLES if not any(c & k for c in circles)]
+    assert not gone, f"no longer there; remove from KNOWN_CIRCLES: {gone}"
+
+
+def _folder(module: str) -> str:
+    """The part of the package that a module belongs to; the root belongs to itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _circles(graph: grimp.ImportGraph) -> Iterator[set[str]]:
+    """Sets of modules each of which reaches every other one."""
+    below = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    above = {m: graph.find_modules_that_directly_import(m) for m in graph.modules}
+    left = set(graph.modules)
+    while left:
+        start = next(iter(left))
+        circle = _reached(start, below) & _reached(start, above)
+        left -= circle
+        if len(circle) > 1:
+            yield {module.removeprefix("pytest_mnode.") for module in circle}
+
+
+def _reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    found, new = {start}, [start]
+    while new:
+        nexts: Iterable[str] = arrows[new.pop()] - found
+        found.update(nexts)
+        new.extend(nexts)
+    return found
