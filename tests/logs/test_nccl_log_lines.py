@@ -9,14 +9,11 @@ import pytest
 from pytest_mnode.logs.nccl_log import (
     Absence,
     Channel,
-    Device,
     Direction,
     NcclLog,
     Network,
     Process,
-    Purpose,
     Transport,
-    Use,
     network_of,
     provider_network,
     read_nccl_log,
@@ -25,8 +22,12 @@ from pytest_mnode.logs.nccl_log import (
 WHO = "birch7:311:340 [1] NCCL INFO "
 
 
-def read(message: str) -> NcclLog:
-    return read_nccl_log(f"{WHO}{message}\n")
+def read(*messages: str) -> NcclLog:
+    return read_nccl_log("".join(f"{WHO}{message}\n" for message in messages))
+
+
+def adapters(log: NcclLog) -> tuple[str, ...]:
+    return tuple(log.adapters(log.channels)[0])
 
 
 def channel_of(message: str) -> Channel:
@@ -44,8 +45,6 @@ def channel_of(message: str) -> Channel:
                 "connection": None,
                 "sender": 0,
                 "receiver": 8,
-                "sender_device": "3b000",
-                "receiver_device": "af000",
                 "direction": Direction.SEND,
                 "transport": Transport.NET,
                 "network": "IB",
@@ -73,10 +72,7 @@ def channel_of(message: str) -> Channel:
             {
                 "connection": 1,
                 "device": 4,
-                "proxy_rank": 10,
                 "gdr": True,
-                "gdr_through_pci": True,
-                "shared": True,
             },
             id="2.24 through another rank's adapter",
         ),
@@ -92,7 +88,7 @@ def channel_of(message: str) -> Channel:
         ),
         pytest.param(
             "Ring 00 : 7 -> 8 [send] via NET/AWS Libfabric/0",
-            {"sender": 7, "receiver": 8, "sender_device": None, "gdr": False},
+            {"sender": 7, "receiver": 8, "gdr": False},
             id="2.4",
         ),
         pytest.param(
@@ -203,143 +199,176 @@ def test_lines_that_are_none_of_all_this(message: str) -> None:
     assert (log.networks, log.settings, log.devices, log.truncated) == ((), (), (), ())
 
 
-def shown(devices: tuple[Device, ...]) -> list[tuple[object, ...]]:
-    return [(d.network, d.index, d.name, d.port, d.link_layer, d.address) for d in devices]
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_bond_0:2/RoCE [RO]; OOB eno1:10.4.0.1<0>",
+            [("IB", 0, "mlx5_0", "IB"), ("IB", 1, "mlx5_bond_0", "RoCE")],
+        ),
+        (
+            "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [2]mlx5_2:1/RoCE ; "
+            "OOB a:1.2.3.4<0>",
+            [("IB", 0, "mlx5_0+mlx5_1", "RoCE"), ("IB", 1, "mlx5_2", "RoCE")],
+        ),
+        ("NET/IB : Using [RO]; OOB eth0:10.0.4.51<0>", []),
+        ("NET/IB : Using ; OOB eth0:10.0.4.51<0>", []),
+        (
+            "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]veth3f:fe80::8dd:f1ff:fed6:944c%veth3f<0>",
+            [("Socket", 0, "eth0", None), ("Socket", 1, "veth3f", None)],
+        ),
+        (
+            "NET/gIB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.4.51<0>",
+            [("gIB", 0, "mlx5_0", "RoCE")],
+        ),
+        ("NET/OFI NIC group 3 device #1 0000:70:00.0", [("OFI", 3, "0000:70:00.0", None)]),
+        (
+            "NET/FasTrak : GPU Direct RDMA Enabled for HCA 2 'eth3'",
+            [("FasTrak", 2, "eth3", None)],
+        ),
+        ("Sharp rank 1/2 initialized on mlx5_5:1", [("SHARP", None, "mlx5_5", None)]),
+        *(
+            (f"NET/Socket : Using [0]eth0:{redacted}<0>", [("Socket", 0, "eth0", None)])
+            for redacted in ("", "x.x.x.x", "***", "<IP>", "10.x.x.x", "XXX.XXX.XXX.XXX")
+        ),
+    ],
+)
+def test_devices(message: str, expected: list[tuple[object, ...]]) -> None:
+    log = read(message)
+    assert [(d.network, d.index, d.name, d.link_layer) for d in log.devices] == expected
+    assert log.truncated == ()
+
+
+def test_one_device_of_two_lines() -> None:
+    log = read(
+        "NET/IB : Made virtual device [0] name=mlx5_0 speed=400000 ndevs=1",
+        "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eno1:10.4.0.1<0>",
+        "NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2",
+        "Channel 00/0 : 0[1] -> 8[1] [send] via NET/IB/2/GDRDMA",
+    )
+    first, _, both = log.devices
+    assert (first.link_layer, both.members) == ("RoCE", ("mlx5_0", "mlx5_1"))
+    assert adapters(log) == ("mlx5_0", "mlx5_1")
+
+
+@pytest.mark.parametrize("network", ["AWS Libfabric", "Libfabric"])
+@pytest.mark.parametrize(("groups", "size"), [(8, 1), (8, 2), (8, 4), (4, 2), (1, 4)])
+def test_each_nic_of_a_libfabric_group_is_a_rail(network: str, groups: int, size: int) -> None:
+    nics = {(g, n): f"0000:{16 * g + n:02x}:00.0" for g in range(groups) for n in range(size)}
+    listed = [f"NET/OFI NIC group {g} device #{n} {name}" for (g, n), name in nics.items()]
+    used = [
+        f"Channel {g:02d}/0 : 0[0] -> 8[0] [send] via NET/{network}/{g}/GDRDMA"
+        for g in range(groups)
+    ]
+    # A second communicator of the process lists them again.
+    log = read(*listed, *used, *listed)
+    assert adapters(log) == tuple(nics.values())
+    assert log.adapters(log.channels)[1]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "NET/IB : Made virtual device [0] name=mlx5_0+mlx5_1 speed=800000 ndevs=2",
+        "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]; OOB eno1:10.4.0.1<0>",
+        "NET/IB : Using [0]mlx5_0+mlx5_1:1/RoCE [RO]; OOB eno1:10.4.0.1<0>",
+        "NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0+mlx5_1'",
+        "NET/IB : GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0+mlx5_1'",
+    ],
+)
+def test_each_part_of_a_merged_device_is_a_rail(listed: str) -> None:
+    log = read(listed, "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA")
+    assert adapters(log) == ("mlx5_0", "mlx5_1")
+
+
+LISTS = [
+    "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_10:1/RoCE [3]mlx5_11:1/RoCE [RO]; "
+    "OOB eno1:10.4.0.1<0>",
+    "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_10:1/RoCE} [1]={[2] mlx5_2:1/IB/SHARP, "
+    "[3] mlx5_12:1/IB/SHARP} ; OOB eno1:10.4.0.1<0>",
+    "NET/Socket : Using [0]eth0:10.0.0.12<0> [1]eth1:10.0.1.12<0> [2]eth10:fe80::12%eth10<0>",
+]
+
+
+@pytest.mark.parametrize("listed", LISTS)
+def test_a_list_that_is_cut_anywhere_invents_no_device(listed: str) -> None:
+    whole = {(d.index, d.name): d for d in read(listed).devices}
+    assert read(listed).truncated == ()
+    for end in range(listed.index("Using") + len("Using"), len(listed)):
+        log = read(listed[:end])
+        for device in log.devices:
+            full = whole[(device.index, device.name)]
+            assert device.link_layer in (None, full.link_layer)
+        if "OOB" in listed and end < listed.index("; OOB"):
+            assert len(log.truncated) == 1
+
+
+def test_a_rail_is_not_missed_for_a_list_that_is_cut() -> None:
+    log = read(LISTS[0][:70], "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/3/GDRDMA")
+    assert log.adapters(log.channels) == ({}, False)
+    assert log.truncated[0].startswith("a list of devices has no end")
+
+
+def test_hcas_that_only_sharp_names() -> None:
+    log = read(
+        "Sharp rank 1/2 initialized on mlx5_5:1",
+        "CollNet 00/0 : 3 [receive] via COLLNET/SHARP/0/GDRDMA",
+    )
+    assert adapters(log) == ("mlx5_5",)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Using network IBext_v8", [("IBext_v8", False)]),
+        ("Using network AWS Libfabric", [("AWS Libfabric", False)]),
+        ("Assigned NET plugin IB to comm", [("IB", False)]),
+        ("Failed to initialize NET plugin SPCX", [("SPCX", True)]),
+        ("Initialized NET plugin Socket", []),
+        ("NET/Plugin: Loaded net plugin SPCX (v12)", []),
+        ("P2P plugin IBext", []),
+        ("P2P plugin v8 UCX-RMA", []),
+    ],
+)
+def test_networks(message: str, expected: list[tuple[str, bool]]) -> None:
+    log = read(message)
+    assert [(use.name, use.failed) for use in log.networks] == expected
+    assert log.unknown_lines == ()
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "value"),
+    [
+        ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE", "1"),
+        ("NCCL_IB_HCA set to ^mlx5_2,mlx5_3", "NCCL_IB_HCA", "^mlx5_2,mlx5_3"),
+        ("NCCL_ALGO set by environment to Ring", "NCCL_ALGO", "Ring"),
+        ("NCCL_NET set by environment to ", "NCCL_NET", ""),
+        ("NCCL_TOPO_FILE set by environment to /etc/t.xml.", "NCCL_TOPO_FILE", "/etc/t.xml."),
+        ("NCCL_P2P_LEVEL set by config file to PIX", "NCCL_P2P_LEVEL", "PIX"),
+    ],
+)
+def test_settings(message: str, name: str, value: str) -> None:
+    (setting,) = read(message).settings
+    assert (setting.name, setting.value) == (name, value)
 
 
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
         (
-            "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_bond_0:2/RoCE [RO]; OOB eno1:10.4.0.1<0>",
-            [("IB", 0, "mlx5_0", 1, "IB", None), ("IB", 1, "mlx5_bond_0", 2, "RoCE", None)],
-        ),
-        (
-            "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [2]mlx5_2:1/RoCE ; "
-            "OOB a:1.2.3.4<0>",
-            [("IB", 0, "mlx5_0+mlx5_1", 1, "RoCE", None), ("IB", 1, "mlx5_2", 1, "RoCE", None)],
-        ),
-        ("NET/IB : Using [RO]; OOB eth0:10.0.4.51<0>", []),
-        ("NET/IB : Using ; OOB eth0:10.0.4.51<0>", []),
-        (
-            "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]veth3f:fe80::8dd:f1ff:fed6:944c%veth3f<0>",
-            [
-                ("Socket", 0, "eth0", None, None, "10.0.0.1"),
-                ("Socket", 1, "veth3f", None, None, "fe80::8dd:f1ff:fed6:944c%veth3f"),
-            ],
-        ),
-        (
-            "NET/gIB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.4.51<0>",
-            [("gIB", 0, "mlx5_0", 1, "RoCE", None)],
-        ),
-        (
-            "NET/OFI NIC group 3 device #1 0000:70:00.0",
-            [("OFI", 3, "0000:70:00.0", None, None, None)],
-        ),
-        (
-            "NET/FasTrak : GPU Direct RDMA Enabled for HCA 2 'eth3'",
-            [("FasTrak", 2, "eth3", None, None, None)],
-        ),
-    ],
-)
-def test_devices(message: str, expected: list[tuple[object, ...]]) -> None:
-    assert shown(read(message).devices) == expected
-
-
-def test_merged_devices_are_their_parts_and_speed_comes_from_another_line() -> None:
-    log = read_nccl_log(
-        f"{WHO}NET/IB : Made virtual device [0] name=mlx5_0 speed=400000 ndevs=1\n"
-        f"{WHO}NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eno1:10.4.0.1<0>\n"
-        f"{WHO}NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2\n"
-        f"{WHO}Channel 00/0 : 0[1] -> 8[1] [send] via NET/IB/2/GDRDMA\n"
-    )
-    first, _, both = log.devices
-    assert (first.speed_mbits_s, first.link_layer, first.relaxed_ordering) == (400000, "RoCE", True)
-    assert (both.speed_mbits_s, both.members) == (800000, ("mlx5_0", "mlx5_1"))
-    assert log.adapters_used() == ("mlx5_0", "mlx5_1")
-
-
-@pytest.mark.parametrize(
-    ("message", "purpose", "name", "address"),
-    [
-        ("Bootstrap : Using eth0:10.1.2.3<0>", Purpose.BOOTSTRAP, "eth0", "10.1.2.3"),
-        ("Bootstrap: Using bond0.7:10.1.2.3<0>", Purpose.BOOTSTRAP, "bond0.7", "10.1.2.3"),
-        ("Bootstrap : Using [0]eth0:10.1.2.3<0>", Purpose.BOOTSTRAP, "eth0", "10.1.2.3"),
-        (
-            "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:fe80::1%ib0<0>",
-            Purpose.OUT_OF_BAND,
-            "ib0",
-            "fe80::1%ib0",
-        ),
-    ],
-)
-def test_interfaces(message: str, purpose: Purpose, name: str, address: str) -> None:
-    (interface,) = read(message).interfaces
-    assert (interface.purpose, interface.name, interface.address) == (purpose, name, address)
-
-
-@pytest.mark.parametrize(
-    ("message", "name", "use"),
-    [
-        ("Using network IBext_v8", "IBext_v8", Use.USING),
-        ("Using network AWS Libfabric", "AWS Libfabric", Use.USING),
-        ("Initialized NET plugin Socket", "Socket", Use.INITIALIZED),
-        ("Assigned NET plugin IB to comm", "IB", Use.ASSIGNED),
-        ("Failed to initialize NET plugin SPCX", "SPCX", Use.FAILED),
-        ("NET/Plugin: Loaded net plugin SPCX (v12)", "SPCX", Use.LOADED),
-    ],
-)
-def test_networks(message: str, name: str, use: Use) -> None:
-    (found,) = read(message).networks
-    assert (found.name, found.use) == (name, use)
-
-
-@pytest.mark.parametrize(
-    ("message", "name", "value", "source"),
-    [
-        ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE", "1", "environment"),
-        ("NCCL_IB_HCA set to ^mlx5_2,mlx5_3", "NCCL_IB_HCA", "^mlx5_2,mlx5_3", None),
-        ("NCCL_ALGO set by environment to Ring", "NCCL_ALGO", "Ring", "environment"),
-        ("NCCL_NET set by environment to ", "NCCL_NET", "", "environment"),
-        (
-            "NCCL_TOPO_FILE set by environment to /etc/t.xml.",
-            "NCCL_TOPO_FILE",
-            "/etc/t.xml.",
-            "environment",
-        ),
-        ("NCCL_P2P_LEVEL set by config file to PIX", "NCCL_P2P_LEVEL", "PIX", "config file"),
-    ],
-)
-def test_settings(message: str, name: str, value: str, source: str | None) -> None:
-    (setting,) = read(message).settings
-    assert (setting.name, setting.value, setting.source) == (name, value, source)
-
-
-@pytest.mark.parametrize(
-    ("message", "enabled", "gpu", "device", "reason"),
-    [
-        (
             "GPU Direct RDMA Enabled for GPU 26000 / HCA 1 (distance 4 <= 4), read 0",
-            True,
-            "26000",
-            1,
-            "distance 4 <= 4",
+            (True, 1, "distance 4 <= 4"),
         ),
         (
             "GPU Direct RDMA Disabled for GPU 7 / HCA 3 (distance 9 > 8)",
-            False,
-            "7",
-            3,
-            "distance 9 > 8",
+            (False, 3, "distance 9 > 8"),
         ),
-        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", False, None, 0, None),
+        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", (False, 0, None)),
     ],
 )
-def test_gpu_direct(
-    message: str, enabled: bool, gpu: str | None, device: int, reason: str | None
-) -> None:
+def test_gpu_direct(message: str, expected: tuple[object, ...]) -> None:
     (fact,) = read(message).gpu_direct
-    assert (fact.enabled, fact.gpu, fact.device, fact.reason) == (enabled, gpu, device, reason)
+    assert (fact.enabled, fact.device, fact.reason) == expected
 
 
 @pytest.mark.parametrize(
@@ -356,17 +385,16 @@ def test_absent_devices(message: str, absence: Absence) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "name", "adapters"),
+    ("message", "name"),
     [
-        ("NET/OFI Selected Provider is efa (found 16 nics)", "efa", 16),
-        ("NET/OFI Selected provider is efa, fabric is efa-direct (found 4 nics)", "efa", 4),
-        ("NET/OFI Selected Provider is verbs;ofi_rxm (found 8 nics)", "verbs;ofi_rxm", 8),
-        ("NET/OFI Selected Provider is tcp", "tcp", None),
+        ("NET/OFI Selected Provider is efa (found 16 nics)", "efa"),
+        ("NET/OFI Selected provider is efa, fabric is efa-direct (found 4 nics)", "efa"),
+        ("NET/OFI Selected Provider is verbs;ofi_rxm (found 8 nics)", "verbs;ofi_rxm"),
+        ("NET/OFI Selected Provider is tcp", "tcp"),
     ],
 )
-def test_providers(message: str, name: str, adapters: int | None) -> None:
-    (provider,) = read(message).providers
-    assert (provider.name, provider.adapters) == (name, adapters)
+def test_providers(message: str, name: str) -> None:
+    assert [provider.name for provider in read(message).providers] == [name]
 
 
 @pytest.mark.parametrize(
@@ -438,45 +466,9 @@ def test_a_failed_connection_tells_its_addresses() -> None:
     assert gid.error == "101 Network is unreachable"
 
 
-@pytest.mark.parametrize(
-    ("message", "algorithm", "protocol"),
-    [
-        ("AllReduce: 4 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}", "TREE", "LL"),
-        ("AllReduce: 104 Bytes -> Algo 1 proto 2 time 12.300000", "RING", "SIMPLE"),
-    ],
-)
-def test_tuning(message: str, algorithm: str, protocol: str) -> None:
-    (tuning,) = read(message).tunings
-    assert (tuning.algorithm, tuning.protocol) == (algorithm, protocol)
-
-
-def test_channels_rings_and_trees_are_counted() -> None:
-    (plan,) = read_nccl_log(
-        f"{WHO}Ring 00 : 1 -> 0 -> 1\n{WHO}Ring 01 : 1 -> 0 -> 1\n"
-        f"{WHO}Trees [0] 1/-1/-1->0->-1 [1] -1/-1/-1->0->1\n"
-        f"{WHO}Connected all rings, use ring PXN 0 GDR 1\n"
-        f"{WHO}16 coll channels, 8 collnet channels, 4 nvls channels, 32 p2p channels, "
-        "2 p2p channels per peer\n"
-    ).plans
-    assert (plan.coll_channels, plan.collnet_channels) == (16, 8)
-    assert (plan.nvls_channels, plan.p2p_channels) == (4, 32)
-    assert (plan.rings, plan.trees, plan.gdr, plan.pxn) == (2, 2, True, False)
-
-
-@pytest.mark.parametrize(
-    ("before", "where"),
-    [
-        ("birch7:311:340 [1] transport/net_ib.cc:77 NCCL WARN ", "transport/net_ib.cc:77"),
-        ("\n[2026-03-01 10:00:00] birch7:311:340 [1] a.cc:7 (fn) NCCL WARN ", "a.cc:7 (fn)"),
-        ("birch7:311:340 [1] create_component:459 NCCL WARN ", "create_component:459"),
-        (
-            "birch7:311:340 [0] int make(plugin_t**):352 NCCL WARN ",
-            "int make(plugin_t**):352",
-        ),
-    ],
-)
-def test_warnings_say_where(before: str, where: str) -> None:
-    (warning,) = read_nccl_log(f"{before}something is amiss\n").warnings
-    assert (warning.text, warning.where) == ("something is amiss", where)
-    assert warning.process == Process(host="birch7", pid=311)
-    assert (warning.count, warning.recovered) == (1, None)
+def test_redacted_gids_are_no_addresses() -> None:
+    (gid,) = read(
+        "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx_x:1, curr state "
+        "INIT, next state RTR, local GID index 3, local GID ::ffff:xxx.x.x.x, remote GID ***"
+    ).gids
+    assert (gid.index, gid.local, gid.remote) == (3, None, None)

@@ -172,9 +172,9 @@ class RankChannels:
 
     def _rdma(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Finding]:
         kind = self.spec.fabric.kind
-        devices = [device for c in channels if (device := log.device_of(c)) is not None]
+        devices, _ = log.adapters(channels)
         ports = {port.device: port.protocol or "" for port in self.node.ports or ()}
-        told = {d.link_layer or ports.get(name, "") for d in devices for name in d.members}
+        told = {d.link_layer or ports.get(name, "") for name, d in devices.items()}
         layers = {_LAYERS.get(layer.upper()) for layer in told} - {None}
         providers = set(log.providers_of(channels[0].process)) if channels else set()
         efa = any(name.lower().startswith("efa") for name in providers)
@@ -255,12 +255,5 @@ def _networks(channels: Sequence[Channel]) -> str:
 
 def adapters(log: NcclLog, channels: Sequence[Channel]) -> tuple[tuple[str, ...], bool]:
     """Names of the devices of these channels, and whether any of them has no name."""
-    names: dict[str, None] = {}
-    unnamed = False
-    for channel in channels:
-        device = log.device_of(channel)
-        if device is None:
-            unnamed = True
-        else:
-            names.update(dict.fromkeys(device.members or (device.name,)))
-    return tuple(names), unnamed
+    devices, all_named = log.adapters(channels)
+    return tuple(devices), not all_named

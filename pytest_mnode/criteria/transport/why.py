@@ -11,7 +11,7 @@ from pytest_mnode.criteria.transport.proof import Case
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import is_on
 from pytest_mnode.logs.causes import causes
-from pytest_mnode.logs.nccl_log import NcclLog, Network, Use, Warn, provider_network
+from pytest_mnode.logs.nccl_log import NcclLog, Network, Warn, provider_network
 from pytest_mnode.logs.nccl_log.gids import WRONG_GID
 from pytest_mnode.spec.models import Spec
 
@@ -56,7 +56,7 @@ class Why:
         failed = [
             use.name
             for use in log.networks
-            if use.use is Use.FAILED and (own is None or use.process == own.process)
+            if use.failed and (own is None or use.process == own.process)
         ]
         if failed:
             return cls(Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be set up")

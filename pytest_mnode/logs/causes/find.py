@@ -21,7 +21,8 @@ from pytest_mnode.logs.causes.culprits import (
 from pytest_mnode.logs.causes.kinds import Kind
 from pytest_mnode.logs.causes.table import TABLE
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
-from pytest_mnode.logs.nccl_log.text import NOBODY, plain_text
+from pytest_mnode.logs.nccl_log.model import NOBODY
+from pytest_mnode.logs.nccl_log.text import plain_text
 from pytest_mnode.machine.cpus import format_cpulist
 
 _ORDERED = sorted(enumerate(TABLE), key=lambda one: one[1].unless_other)

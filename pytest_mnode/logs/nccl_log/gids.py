@@ -1,12 +1,11 @@
-"""Lines that show the addresses of RDMA connections, and why one failed."""
+"""Lines with the addresses of RDMA connections, and with the errors of failed ones."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 
-from pytest_mnode.logs.nccl_log.facts import Process
-from pytest_mnode.logs.nccl_log.surroundings import Gid
+from pytest_mnode.logs.nccl_log.model import Gid, Process
 
 _MODIFY_QP = re.compile(r"ibv_modify_qp failed with (?:error )?(?P<error>[^,]{1,120})", re.ASCII)
 _COMPLETION = re.compile(
@@ -25,7 +24,7 @@ _ROCE = re.compile(r"\bRoCE ?(?:v|[Vv]er(?:sion)?(?:_num)?)[ =]?:? ?(\d)", re.AS
 
 
 def read_gid(process: Process, message: str) -> Gid | None:
-    """What a message shows of a connection's addresses."""
+    """The addresses of a connection in a message; None for any other message."""
     if "GID" not in message and "Gid" not in message and "ibv_modify_qp" not in message:
         return None
     failed = _MODIFY_QP.search(message) or _COMPLETION.search(message)
@@ -54,7 +53,7 @@ def read_gid(process: Process, message: str) -> Gid | None:
 
 
 def _gid(text: str) -> str | None:
-    """The address; None where it is blanked or cut."""
+    """The address; None where it is redacted or cut."""
     try:
         ipaddress.IPv6Address(text.rstrip("."))
     except ValueError:
@@ -63,7 +62,7 @@ def _gid(text: str) -> str | None:
 
 
 def _from_halves(found: re.Match[str] | None) -> str | None:
-    """A GID from its halves as NCCL prints them: in the byte order of the machine, not the net."""
+    """A GID from its two halves, which NCCL prints in the byte order of the machine."""
     if found is None:
         return None
     halves = (int(found[half], 16).to_bytes(8, "little") for half in ("prefix", "interface"))
@@ -75,10 +74,10 @@ WRONG_GID, NO_ROUTE = "wrong GID", "no route between RDMA ports"
 
 
 def connection_failure(gid: Gid) -> str | None:
-    """Why a queue pair could not be connected, by both addresses; None where they do not tell.
+    """Why a queue pair could not be connected; None where its addresses do not explain it.
 
-    Addresses of two kinds, link-local ones and empty ones are a wrong GID. An error of routing, or
-    a time-out between two IPv4 subnets (/24, as no mask is logged), is a missing route.
+    A wrong GID: addresses of two kinds, a link-local or an empty one. A missing route: a routing
+    error, or a time-out between two IPv4 subnets (/24, because no mask is logged).
     """
     ends = [ipaddress.IPv6Address(end) for end in (gid.local, gid.remote) if end is not None]
     if any(end.is_link_local or int(end) == 0 for end in ends):

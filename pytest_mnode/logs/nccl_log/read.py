@@ -1,4 +1,4 @@
-"""The reader itself: one pass over the lines, and what only the whole log can tell."""
+"""The reader: one pass over the lines, then the facts that only the whole log shows."""
 
 from __future__ import annotations
 
@@ -6,48 +6,52 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pytest_mnode.logs.nccl_log.channels import cannot_be_read, read_channel
-from pytest_mnode.logs.nccl_log.comms import Comms, fitting, ranks_of
+from pytest_mnode.logs.nccl_log.channels import is_unreadable_channel, read_channel
 from pytest_mnode.logs.nccl_log.devices import (
     list_is_cut,
-    named_device,
     read_absence,
     read_devices,
     read_gpu_direct,
-    read_interfaces,
     read_provider,
     read_setting,
     read_use,
 )
-from pytest_mnode.logs.nccl_log.facts import Channel, Comm, Process, Tuning
 from pytest_mnode.logs.nccl_log.gids import read_gid
 from pytest_mnode.logs.nccl_log.log import NcclLog
-from pytest_mnode.logs.nccl_log.networks import UcxConfig, read_ucx
-from pytest_mnode.logs.nccl_log.plans import Plans, read_tuning
-from pytest_mnode.logs.nccl_log.surroundings import (
+from pytest_mnode.logs.nccl_log.model import (
+    Channel,
+    Comm,
     Device,
     Gid,
     GpuDirect,
-    Interface,
     NetworkUse,
     NoDevice,
+    Process,
     Provider,
     Setting,
+    UcxConfig,
 )
+from pytest_mnode.logs.nccl_log.ranks import Comms, fitting, ranks_of
 from pytest_mnode.logs.nccl_log.text import Line, Text, first_line_is_cut, messages, plain_text
-from pytest_mnode.logs.nccl_log.warned import WARNED, Warned
+from pytest_mnode.logs.nccl_log.warnings import Warnings, is_warning
 
 _VERSION = re.compile(
     r"(?<![A-Za-z])([NR]CCL) version ?:? ?(\d{1,3}\.\d{1,3}[\w.+-]{0,40})", re.ASCII
 )
+_UCX = re.compile(
+    r"\[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) ?:\d{1,9}\].{0,100} UCX +INFO +"
+    r".{0,100}?(?:inter-node cfg#\d{1,5} ?|ep_cfg\[\d{1,5}\]: )(?P<lanes>.+)"
+)
+_UCX_LANE = re.compile(r"\b([a-z]\w{1,30})/([\w.:-]{1,80})")
+_UCX_RDMA = re.compile(r"(?:rc|dc|ud|gga|srd)(?:_\w+)?")
+_UCX_WITHIN_NODE = ("self", "sysv", "posix", "mm", "cma", "knem", "xpmem", "cuda_ipc", "rocm_ipc")
 _SHOWN = 160
-_ONE_LINE_EACH = ("OFI", "SHARP")
-"""Networks that print a line for each adapter of one device."""
+_ONE_LINE_PER_ADAPTER = ("OFI", "SHARP")
 _Fact = TypeVar("_Fact")
 
 
 def read_nccl_log(log: str | bytes) -> NcclLog:
-    """What `log` tells: an NCCL debug log of any version, of one rank or many, however printed.
+    """Read an NCCL debug log of any version, of one rank or many, however it was collected.
 
     Never raises, in time proportional to the length. What cannot be read is in `unknown_lines`
     and `truncated`, never guessed.
@@ -55,17 +59,16 @@ def read_nccl_log(log: str | bytes) -> NcclLog:
     text = plain_text(log)
     reader = _Reader()
     for line in text.lines:
-        reader.version(line)
-        _keep(reader.ucx, read_ucx(line))
+        reader.read_any(line)
     head_is_cut = first_line_is_cut(text)
     for message in messages(text, start=1 if head_is_cut else 0):
-        reader.take(message)
+        reader.read(message)
     return reader.log(text, head_is_cut=head_is_cut)
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Facts in the order of the log; dictionaries, so that what is printed twice counts once."""
+    """Facts in the order of the log; dictionaries, so that a line printed twice counts once."""
 
     versions: dict[str, None] = field(default_factory=dict)
     processes: dict[Process, None] = field(default_factory=dict)
@@ -73,38 +76,35 @@ class _Reader:
     networks: dict[NetworkUse, None] = field(default_factory=dict)
     providers: dict[Provider, None] = field(default_factory=dict)
     devices: dict[tuple[Process, str, int | None], Device] = field(default_factory=dict)
-    interfaces: dict[Interface, None] = field(default_factory=dict)
     channels: dict[Channel, None] = field(default_factory=dict)
     gpu_direct: dict[GpuDirect, None] = field(default_factory=dict)
     settings: dict[Setting, None] = field(default_factory=dict)
     no_device: dict[NoDevice, None] = field(default_factory=dict)
     gids: dict[Gid, None] = field(default_factory=dict)
-    warned: Warned = field(default_factory=Warned)
-    plans: Plans = field(default_factory=Plans)
-    tunings: dict[Tuning, None] = field(default_factory=dict)
+    warnings: Warnings = field(default_factory=Warnings)
     cut: Line | None = None
     cut_lists: dict[str, None] = field(default_factory=dict)
     unknown: dict[str, None] = field(default_factory=dict)
     ucx: dict[UcxConfig, None] = field(default_factory=dict)
 
-    def version(self, line: str) -> None:
-        if "CCL version" not in line:
-            return
-        for name, version in _VERSION.findall(line[-_SHOWN * 4 :]):
-            self.versions[version if name == "NCCL" else f"RCCL {version}"] = None
+    def read_any(self, line: str) -> None:
+        """Read what stands in lines with and without NCCL's prefix: versions, and UCX's lines."""
+        if "CCL version" in line:
+            for name, version in _VERSION.findall(line[-_SHOWN * 4 :]):
+                self.versions[version if name == "NCCL" else f"RCCL {version}"] = None
+        _keep(self.ucx, _ucx_config(line))
 
-    def take(self, line: Line) -> None:
-        """Read one message into the facts it holds."""
-        process, message = line.process, line.message
-        self.processes[process] = None
-        came_to = self.comms.read(line)
-        comm = self.comms.being_made(line)
-        connected = self.plans.read(process, comm, message) if line.whole else False
-        self.warned.take(line, progress=connected or came_to in ("COMPLETE", "DESTROYED"))
-        if came_to is None and not self._channel(line, comm) and line.whole:
-            # Of a line without an end no value is taken: what is cut off would change it.
+    def read(self, line: Line) -> None:
+        """Read one message into the facts that it contains."""
+        self.processes[line.process] = None
+        state = self.comms.read(line)
+        comm = self.comms.created_by(line)
+        connected = line.whole and line.message.startswith("Connected all ")
+        self.warnings.read(line, progress=connected or state in ("COMPLETE", "DESTROYED"))
+        if state is None and not self._channel(line, comm) and line.whole:
+            # No value is read from a line without an end: the missing part could change it.
             self._others(line)
-        if not line.whole and came_to not in ("START", "COMPLETE", "DESTROYED"):
+        if not line.whole and state not in ("START", "COMPLETE", "DESTROYED"):
             self.cut = line
 
     def _channel(self, line: Line, comm: str | None) -> bool:
@@ -112,7 +112,7 @@ class _Reader:
         if channel is not None:
             self.channels[channel if channel.comm else replace(channel, comm=comm)] = None
             return True
-        if line.level == "INFO" and line.whole and cannot_be_read(line.message):
+        if line.level == "INFO" and line.whole and is_unreadable_channel(line.message):
             self.unknown[line.message[: 2 * _SHOWN]] = None
             return True
         return False
@@ -121,62 +121,47 @@ class _Reader:
         process, message = line.process, line.message
         _keep(self.gids, read_gid(process, message))
         _keep(self.no_device, read_absence(process, message))
-        if line.level in WARNED:
+        if is_warning(line):
             return
         for device in read_devices(process, message):
             self._device(device)
         if list_is_cut(message):
             self.cut_lists[message[-_SHOWN:]] = None
-        self.interfaces |= dict.fromkeys(read_interfaces(process, message))
         _keep(self.networks, read_use(process, message))
         _keep(self.providers, read_provider(process, message))
         _keep(self.gpu_direct, read_gpu_direct(process, message))
         _keep(self.settings, read_setting(process, message))
-        _keep(self.tunings, read_tuning(process, message))
 
     def _device(self, device: Device) -> None:
-        place = (device.process, device.network, device.index)
-        known = self.devices.get(place)
-        if known is None:
-            self.devices[place] = device
-            return
-        # One line tells the speed of a device, another its port and link layer.
-        told = {
-            name: getattr(device, name)
-            for name in ("port", "link_layer", "address", "speed_mbits_s")
-            if getattr(known, name) is None
-        }
-        if device.name not in known.members and device.network in _ONE_LINE_EACH:
-            told["name"] = f"{known.name}+{device.name}"
-        told["relaxed_ordering"] = known.relaxed_ordering or device.relaxed_ordering
-        told["in_network_reduction"] = known.in_network_reduction or device.in_network_reduction
-        self.devices[place] = replace(known, **told)
+        key = (device.process, device.network, device.index)
+        known = self.devices.setdefault(key, device)
+        name = known.name
+        if device.name not in known.members and device.network in _ONE_LINE_PER_ADAPTER:
+            name = f"{name}+{device.name}"
+        link_layer = known.link_layer or device.link_layer
+        self.devices[key] = replace(known, name=name, link_layer=link_layer)
 
     def log(self, text: Text, *, head_is_cut: bool) -> NcclLog:
-        """All that was read, with what only the whole tells."""
+        """All facts, with those that only the whole log shows."""
         comms = self.comms.all()
         channels = self._channels(comms)
         for fact in self.gpu_direct:
-            # Plugins that list no devices name them here.
+            # Plugins that list no devices name them in these lines.
             if fact.network and fact.device is not None and fact.device_name:
-                self.devices.setdefault(
-                    (fact.process, fact.network, fact.device), named_device(fact)
-                )
+                key = (fact.process, fact.network, fact.device)
+                self.devices.setdefault(key, Device(*key, fact.device_name))
         return NcclLog(
             versions=tuple(self.versions),
             ranks=ranks_of(comms, channels, tuple(self.processes)),
             networks=tuple(self.networks),
             providers=tuple(self.providers),
             devices=tuple(self.devices.values()),
-            interfaces=tuple(self.interfaces),
             channels=channels,
             gpu_direct=tuple(self.gpu_direct),
             settings=tuple(self.settings),
             no_device=tuple(self.no_device),
-            gids=tuple(self._gids()),
-            warnings=self.warned.all(),
-            plans=self.plans.all(),
-            tunings=tuple(self.tunings),
+            gids=tuple(dict.fromkeys(map(self._with_device_name, self.gids))),
+            warnings=self.warnings.all(),
             truncated=tuple(self._truncated(text, head_is_cut=head_is_cut)),
             unknown_lines=tuple(self.unknown),
             ucx=tuple(self.ucx),
@@ -187,35 +172,32 @@ class _Reader:
         for comm in comms:
             of_process.setdefault(comm.process, []).append(comm)
         found: dict[Channel, None] = {}
-        for channel in self._with_the_last_one():
-            mine = of_process.get(channel.process, [])
-            address = channel.comm or fitting(channel, mine)
-            found[channel if address == channel.comm else replace(channel, comm=address)] = None
+        for channel in self._channels_with_the_last():
+            own = of_process.get(channel.process, [])
+            found[replace(channel, comm=channel.comm or fitting(channel, own))] = None
         return tuple(found)
 
-    def _with_the_last_one(self) -> list[Channel]:
-        """Channels; one without an end is taken for whole where another ends as it does."""
+    def _channels_with_the_last(self) -> list[Channel]:
+        """All channels; a cut last one is taken as whole where another has the same end."""
         channels = list(self.channels)
         last = read_channel(self.cut) if self.cut is not None else None
         if self.cut is None or last is None or not last.crosses_network:
             return channels
         whole = read_channel(replace(self.cut, whole=True))
-        at = next(i for i, channel in enumerate(channels) if _is(channel, last))
+        at = next(
+            i for i, channel in enumerate(channels) if replace(channel, comm=last.comm) == last
+        )
         if whole is None or all(channel.detail != whole.detail for channel in channels[:at]):
             return channels
         channels[at] = replace(whole, comm=channels[at].comm)
         self.cut = None
         return channels
 
-    def _gids(self) -> dict[Gid, None]:
-        """GIDs with the names of devices that lines only number."""
-        named: dict[Gid, None] = {}
-        for gid in self.gids:
-            device = None
-            if gid.device_index is not None:
-                device = self.devices.get((gid.process, "IB", gid.device_index))
-            named[gid if device is None else replace(gid, device=device.name)] = None
-        return named
+    def _with_device_name(self, gid: Gid) -> Gid:
+        """The GID with the name of a device that its line only numbers."""
+        device = self.devices.get((gid.process, "IB", gid.device_index))
+        numbered = gid.device_index is not None and device is not None
+        return replace(gid, device=device.name) if numbered and device else gid
 
     def _truncated(self, text: Text, *, head_is_cut: bool) -> list[str]:
         found = []
@@ -229,8 +211,20 @@ class _Reader:
         return found
 
 
-def _is(channel: Channel, last: Channel) -> bool:
-    return replace(channel, comm=last.comm) == last
+def _ucx_config(line: str) -> UcxConfig | None:
+    """The configuration in a line of UCX_LOG_LEVEL=info; None within a node.
+
+    `ep_cfg[2]: …` of UCX before 1.14 does not show the peer: with shared memory it is on the same
+    node. Source: UCX, src/ucp/core/ucp_worker.c.
+    """
+    found = _UCX.search(line) if "UCX" in line else None
+    lanes = _UCX_LANE.findall(found["lanes"]) if found is not None else []
+    if found is None or any(name in _UCX_WITHIN_NODE for name, _ in lanes):
+        return None
+    rdma = dict.fromkeys(device for name, device in lanes if _UCX_RDMA.fullmatch(name))
+    tcp = dict.fromkeys(device for name, device in lanes if name == "tcp")
+    process = Process(host=found["host"], pid=int(found["pid"]))
+    return UcxConfig(process, tuple(rdma), tuple(tcp)) if rdma or tcp else None
 
 
 def _keep(facts: dict[_Fact, None], fact: _Fact | None) -> None:

@@ -1,4 +1,4 @@
-"""Lines of NCCL, out of what launchers, schedulers, collectors and terminals made of them. Pure."""
+"""NCCL's own messages, without what launchers, schedulers and terminals add to each line. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pytest_mnode.logs.nccl_log.facts import Process
+from pytest_mnode.logs.nccl_log.model import NOBODY, Process
 
-NOBODY = Process(host=None, pid=None)
-
-# Longer ones are no lines of NCCL, whose buffers hold 2 kB; the limits keep the time linear.
+# NCCL's buffers hold 2 kB, so longer lines are not NCCL's; the limits keep the time linear.
 _LONGEST_MESSAGE = 8192
 _LONGEST_PREFIX = 320
 _LONGEST_TAIL = 100
@@ -42,8 +40,8 @@ _BEFORE_NEXT = re.compile(
     re.ASCII,
 )
 
-# How lines begin whose `host:pid:tid [0] NCCL INFO` was taken away.
-_HEAD = re.compile(
+# How messages begin whose `host:pid:tid [0] NCCL INFO` was removed.
+_MESSAGE = re.compile(
     r"(?:^|[\s>\]|:])(?P<message>(?:(?:Channel|Ring|CollNet|Coll) \d{2}|"
     r"NET/[\w /-]{1,40} ?:|NET/OFI |"
     r"Using network |Bootstrap ?: Using|GPU Direct RDMA |nccl\w{1,40} comm 0x|comm 0x\w+ rank |"
@@ -54,35 +52,36 @@ _HEAD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One message and who printed it."""
+    """One message and who printed it.
+
+    level: `INFO`, `WARN`, …; `INFO` where the line shows none. whole: False for a last line
+    without a line end, which may be cut.
+    """
 
     process: Process
     thread: int | None
     cuda_device: int | None
     level: str
-    """`INFO`, `WARN`, …; `INFO` where the line does not say."""
-    where: str | None
     message: str
-    whole: bool
-    """False for a last line without an end, which may have been longer."""
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Plain lines of a log, and what is odd about it."""
+    """Plain lines of a log, whether the last one has its line end, and how many zero bytes."""
 
     lines: tuple[str, ...]
     ended: bool
-    """Whether the last line has its end; a text of one line needs none."""
     zeros: int
 
 
 def plain_text(log: str | bytes) -> Text:
-    """`log` without colours, carriage returns and zero bytes, whatever its encoding."""
+    """`log` without colours, carriage returns and zero bytes, in any encoding."""
     text = log if isinstance(log, str) else _decoded(log)
     zeros = text.count("\0")
     text = _COLOUR.sub("", text.replace("\0", "")).replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
+    # A text of one line needs no line end.
     ended = lines[-1] == "" or len(lines) == 1
     return Text(lines=tuple(lines), ended=ended, zeros=zeros)
 
@@ -94,7 +93,7 @@ def _decoded(log: bytes) -> str:
 
 
 def first_line_is_cut(text: Text) -> bool:
-    """Whether the text begins in the middle of a line: it names no host, or but the end of one."""
+    """Whether the text begins within a line: without a host name, or with the end of one."""
     first = next(_messages_of(text.lines[0]), None)
     if first is None:
         return False
@@ -108,12 +107,11 @@ def first_line_is_cut(text: Text) -> bool:
 
 
 def messages(text: Text, *, start: int = 0) -> Iterator[Line]:
-    """Messages of NCCL from line `start` on; one that was printed twice in a row comes once."""
+    """NCCL's messages from line `start` on, without immediate repetitions."""
     before: Line | None = None
     last = len(text.lines) - 1
     for number in range(start, len(text.lines)):
-        raw = text.lines[number]
-        for line in _messages_of(raw):
+        for line in _messages_of(text.lines[number]):
             whole = text.ended or number != last
             found = line if whole else replace(line, whole=False)
             if found != before:
@@ -122,74 +120,56 @@ def messages(text: Text, *, start: int = 0) -> Iterator[Line]:
 
 
 def _messages_of(raw: str) -> Iterator[Line]:
+    """All messages in one line: several writers may share a line."""
     if raw.startswith("{") and "NCCL" in raw:
         raw = _from_json(raw)
     marks = list(_MARK.finditer(raw))
     if not marks:
-        line = _unmarked(raw)
-        if line is not None:
-            yield line
+        found = _MESSAGE.search(raw[:_LONGEST_MESSAGE])
+        if found is not None:
+            yield Line(NOBODY, None, None, "INFO", found["message"].strip())
         return
-    heads = [
-        _head(raw, 0 if i == 0 else marks[i - 1].end(), m.start()) for i, m in enumerate(marks)
-    ]
-    for i, (mark, head) in enumerate(zip(marks, heads, strict=True)):
-        stop = heads[i + 1].start if i + 1 < len(heads) else len(raw)
+    ends = [0, *(mark.end() for mark in marks)]
+    heads = [_head(raw, end, mark.start()) for end, mark in zip(ends, marks, strict=False)]
+    starts = [*(head.start for head in heads[1:]), len(raw)]
+    for mark, head, stop in zip(marks, heads, starts, strict=True):
         message = raw[mark.end() : min(stop, mark.end() + _LONGEST_MESSAGE)].strip()
-        if i + 1 < len(heads):
+        if head is not heads[-1]:
             tail = _BEFORE_NEXT.sub("", message[-_LONGEST_TAIL:])
             message = message[:-_LONGEST_TAIL] + tail
-        yield Line(
-            process=head.process,
-            thread=head.thread,
-            cuda_device=head.device,
-            level=mark.group(1),
-            where=head.where,
-            message=message,
-            whole=True,
-        )
+        yield Line(head.process, head.thread, head.device, mark.group(1), message)
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """Who printed a message, and at which character this begins."""
+
     start: int
     process: Process
     thread: int | None
     device: int | None
-    where: str | None
 
 
 def _head(raw: str, start: int, stop: int) -> _Head:
-    """Who stands before the mark at `stop`; nothing before `start` is its."""
+    """The head in `raw[start:stop]`, where `stop` is the position of the mark `NCCL INFO`."""
     start = max(start, stop - _LONGEST_PREFIX)
-    # Of the same length, so that positions stay those of `raw`.
+    # Times become blanks of the same length, so that positions stay those of `raw`.
     before = _WHEN.sub(lambda when: " " * len(when.group()), raw[start:stop])
-    who = None
-    for found in _WHO.finditer(before):
-        if not _is_time_of_day(found):
-            who = found
-    if who is None:
-        host = _HOST_ONLY.search(before)
-        if host is None:
-            only = _DEVICE_ONLY.search(before)
-            device = int(only["device"]) if only else None
-            return _Head(start=stop, process=NOBODY, thread=None, device=device, where=None)
-        return _Head(
-            start=start + host.start(),
-            process=Process(host=host["host"], pid=None),
-            thread=None,
-            device=int(host["device"]),
-            where=None,
-        )
-    return _Head(
-        start=start + who.start(),
-        process=Process(
-            host=who["host"] or None, pid=None if who["pid"] is None else int(who["pid"])
-        ),
-        thread=None if who["tid"] is None else int(who["tid"]),
-        device=None if who["device"] is None else int(who["device"]),
-        where=before[who.end() :].strip() or None,
-    )
+    named = [found for found in _WHO.finditer(before) if not _is_time_of_day(found)]
+    if named:
+        who = named[-1]
+        process = Process(who["host"] or None, _number(who["pid"]))
+        return _Head(start + who.start(), process, _number(who["tid"]), _number(who["device"]))
+    host = _HOST_ONLY.search(before)
+    if host is not None:
+        process = Process(host["host"], None)
+        return _Head(start + host.start(), process, None, int(host["device"]))
+    device = _DEVICE_ONLY.search(before)
+    return _Head(stop, NOBODY, None, int(device["device"]) if device else None)
+
+
+def _number(digits: str | None) -> int | None:
+    return None if digits is None else int(digits)
 
 
 def _is_time_of_day(who: re.Match[str]) -> bool:
@@ -201,22 +181,6 @@ def _is_time_of_day(who: re.Match[str]) -> bool:
         and len(seconds) == 2
         and host.isdigit()
         and len(host) <= 2
-    )
-
-
-def _unmarked(raw: str) -> Line | None:
-    found = _HEAD.search(raw[:_LONGEST_MESSAGE])
-    if found is None:
-        return None
-    message = found["message"].strip()
-    return Line(
-        process=NOBODY,
-        thread=None,
-        cuda_device=None,
-        level="INFO",
-        where=None,
-        message=message,
-        whole=True,
     )
 
 

@@ -1,0 +1,215 @@
+"""Which rank and communicator a line belongs to, and what became of its warnings."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.logs.nccl_log import Process, read_nccl_log
+
+WHO = "birch7:311:340 [1] NCCL INFO "
+WARN = "fir1:7:8 [0] misc/socket.cc:9 NCCL WARN Connect failed\n"
+
+
+def test_two_communicators_of_one_process_are_kept_apart() -> None:
+    lines = []
+    for address, thread in (("0xa1", 40), ("0xb2", 41)):
+        who = f"fir1:7:{thread} [0] NCCL INFO "
+        comm = f"ncclCommInitRank comm {address} rank 0 nranks 2 cudaDev 0 commId {address}9"
+        channel = "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
+        lines += [f"{who}{comm} - Init START", f"{who}{channel}", f"{who}{comm} - Init COMPLETE"]
+    log = read_nccl_log("\n".join(lines) + "\n")
+    assert [channel.comm for channel in log.channels] == ["0xa1", "0xb2"]
+    (only,) = log.ranks
+    assert len(only.channels) == 2
+    assert [comm.address for comm in only.comms] == ["0xa1", "0xb2"]
+
+
+def test_several_ranks_of_one_process_are_told_apart_by_device() -> None:
+    lines = []
+    for number in range(2):
+        who = f"fir1:7:{40 + number} [{number}] NCCL INFO "
+        comm = (
+            f"ncclCommInitAll comm 0xa{number} rank {number} nranks 4 cudaDev {number} busId 1000"
+        )
+        lines += [
+            f"{who}{comm} commId 0x9 - Init START",
+            f"{who}Channel 00/0 : {number}[{number}] -> {number + 2}[0] [send] via NET/IB/{number}",
+            f"{who}{comm} commId 0x9 - Init COMPLETE",
+        ]
+    log = read_nccl_log("\n".join(lines) + "\n")
+    assert [(r.rank, r.cuda_device) for r in log.ranks] == [(0, 0), (1, 1)]
+    assert [[c.device for c in r.channels] for r in log.ranks] == [[0], [1]]
+
+
+def test_one_process_with_several_gpus_is_as_many_ranks_without_lines_of_communicators() -> None:
+    log = read_nccl_log(
+        "".join(
+            f"birch7:311:{340 + gpu} [{gpu}] NCCL INFO Channel 00/0 : {8 + gpu}[{gpu}] -> "
+            f"{gpu}[{gpu}] [send] via NET/IB/{gpu}/GDRDMA\n"
+            for gpu in range(4)
+        )
+    )
+    assert [(r.rank, r.cuda_device, len(r.channels)) for r in log.ranks] == [
+        (8 + gpu, gpu, 1) for gpu in range(4)
+    ]
+
+
+def test_lines_without_any_prefix_tell_ranks_by_their_channels() -> None:
+    log = read_nccl_log(
+        "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n"
+        "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0\n"
+    )
+    assert {r.rank: [c.network for c in r.channels] for r in log.ranks} == {
+        0: ["IB"],
+        8: ["Socket"],
+    }
+
+
+def test_a_communicator_whose_beginning_is_missing_is_of_the_same_rank() -> None:
+    who = "fir1:7:8 [2] NCCL INFO "
+    log = read_nccl_log(
+        f"{who}comm 0xa1 rank 5 nRanks 8 nNodes 2 localRanks 4 localRank 1 MNNVL 0\n"
+        f"{who}comm 0xb2 rank 1 nranks 2 cudaDev 2 busId 1000 commId 0x9 - Init COMPLETE\n"
+    )
+    (only,) = log.ranks
+    assert (only.rank, only.size, only.complete) == (5, 8, False)
+
+
+def test_an_address_used_again_is_another_communicator() -> None:
+    who = "fir1:7:8 [0] NCCL INFO "
+    lines = [
+        f"{who}ncclCommInitRank comm 0xa1 rank 0 nranks {size} cudaDev 0 commId {name} - Init {how}"
+        for size, name in ((4, "0x11"), (2, "0x22"))
+        for how in ("START", "COMPLETE")
+    ]
+    (only,) = read_nccl_log("\n".join(lines) + "\n").ranks
+    assert [(comm.id, comm.size) for comm in only.comms] == [("0x11", 4), ("0x22", 2)]
+    assert (only.rank, only.size, only.complete) == (0, 4, True)
+
+
+def test_channels_connected_later_belong_to_the_only_communicator_they_fit() -> None:
+    who = "fir1:7:8 [0] NCCL INFO "
+    comms = [
+        f"{who}comm 0xa1 rank 3 nranks 8 cudaDev 0 commId 0x11 - Init COMPLETE",
+        f"{who}comm 0xb2 rank 1 nranks 2 cudaDev 0 commId 0x22 - Init COMPLETE",
+        f"{who}comm 0xc3 rank 1 nranks 4 cudaDev 0 commId 0x33 - Init COMPLETE",
+    ]
+    later = [
+        f"fir1:7:99 [0] NCCL INFO Channel 00/0 : {ends} [send] via NET/IB/0"
+        for ends in ("3[0] -> 4[0]", "1[0] -> 3[0]", "1[0] -> 0[0]")
+    ]
+    log = read_nccl_log("\n".join(comms + later) + "\n")
+    assert [channel.comm for channel in log.channels] == ["0xa1", "0xc3", None]
+
+
+@pytest.mark.parametrize(
+    ("line", "process"),
+    [
+        ("node [3] NCCL INFO Using network Socket", Process("node", None)),
+        ("08:11:12 NCCL INFO Using network IB", Process(None, None)),
+        *(
+            (f"birch7:{pid} [2] NCCL INFO Using network IB", Process("birch7", None))
+            for pid in ("XXXXXX", "***", "xxx:xxx", "####:####")
+        ),
+    ],
+)
+def test_who_printed_a_line(line: str, process: Process) -> None:
+    assert [use.process for use in read_nccl_log(line + "\n").networks] == [process]
+
+
+def test_lines_that_name_a_device_only() -> None:
+    log = read_nccl_log(" [2] NCCL INFO Ring 00 : 15[41000] -> 0[1b000] [receive] via NET/IB/0\n")
+    assert [(channel.rank, channel.cuda_device) for channel in log.channels] == [(0, 2)]
+
+
+def test_two_messages_on_one_line_are_two() -> None:
+    log = read_nccl_log(
+        "fir1:7:8 [0] NCCL INFO Using network IB | 2026-01-02T03:04:05Z "
+        "fir2:9:9 [0] NCCL INFO Using network Socket\n"
+    )
+    uses = [(use.process.host, use.name) for use in log.networks]
+    assert uses == [("fir1", "IB"), ("fir2", "Socket")]
+
+
+def test_lines_of_two_writers_that_ran_into_each_other_are_not_believed() -> None:
+    log = read_nccl_log(
+        "fir1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMAfir2:9:9 [0] "
+        "NCCL INFO Using network IB\n"
+    )
+    assert log.channels == ()
+    assert len(log.unknown_lines) == 1
+
+
+def test_zero_bytes_are_evidence_of_a_cut() -> None:
+    log = read_nccl_log(b"\0\0\0fir1:7:8 [0] NCCL INFO Using network IB\n")
+    assert [use.name for use in log.networks] == ["IB"]
+    assert log.truncated == ("3 zero bytes between the text",)
+
+
+@pytest.mark.parametrize(
+    "text", [WARN + "fir1:7:8 [0] NCCL INFO something else\n" + WARN, WARN + "3: " + WARN]
+)
+def test_equal_warnings_are_one(text: str) -> None:
+    (warning,) = read_nccl_log(text).warnings
+    assert (warning.text, warning.recovered) == ("Connect failed", None)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "birch7:311:340 [1] transport/net_ib.cc:77 NCCL WARN ",
+        "\n[2026-03-01 10:00:00] birch7:311:340 [1] a.cc:7 (fn) NCCL WARN ",
+        "birch7:311:340 [1] create_component:459 NCCL WARN ",
+        "birch7:311:340 [0] int make(plugin_t**):352 NCCL WARN ",
+        "birch7:311:340 [1] a.cc:7 NCCL ERROR ",
+    ],
+)
+def test_the_place_in_the_source_is_no_part_of_a_warning(before: str) -> None:
+    (warning,) = read_nccl_log(f"{before}something is amiss\n").warnings
+    assert warning.text == "something is amiss"
+    assert warning.process == Process(host="birch7", pid=311)
+    assert warning.recovered is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "socketPollConnect: connect to 10.0.0.9<4242> returned Connection timed out, retrying "
+        "(3/34) after sleep for 300 msec",
+        "Connect to 10.0.0.9<4242> failed : Connection timed out, retrying",
+        "NET/IB : timeout, will be retrying on another path",
+    ],
+)
+def test_retrying_is_no_giving_up(text: str) -> None:
+    warn = f"birch7:311:340 [1] misc/socket.cc:551 NCCL WARN {text}\n"
+    for after in ("", f"{WHO}misc/socket.cc:47 -> 3\n"):
+        (warning,) = read_nccl_log(warn + after).warnings
+        assert warning.recovered is None
+
+
+@pytest.mark.parametrize(
+    ("trail", "gave_up"),
+    [
+        ("transport/net.cc:1298 -> 6", True),
+        ("proxy.cc:736 -> 6 [Progress Thread]", True),
+        ("[Service thread] proxy.cc:736 -> 6", True),
+        ("transport/net.cc:1298 (sendProxyProgress) -> 6", True),
+        ("src/transport/net_ib/connect.cc:88 (ncclIbConnect(int, void*)) -> 2", True),
+        ("init.cc:1298 -> 0", False),
+        ("init.cc:1298 (ncclCommGetAsyncError) -> 7", False),
+        ("10 -> 6", False),
+    ],
+)
+def test_the_trail_of_an_error(trail: str, gave_up: bool) -> None:
+    warn = "birch7:311:340 [1] a.cc:7 NCCL WARN something is amiss\n"
+    (warning,) = read_nccl_log(f"{warn}{WHO}{trail}\n").warnings
+    assert warning.recovered is (False if gave_up else None)
+
+
+@pytest.mark.parametrize(
+    ("after", "recovered"),
+    [("Connected all rings", True), ("Connected all trees", True), ("Ring 00 : 1 -> 0 -> 1", None)],
+)
+def test_a_process_that_connects_later_has_recovered(after: str, recovered: bool | None) -> None:
+    (warning,) = read_nccl_log(f"{WARN}fir1:7:8 [0] NCCL INFO {after}\n").warnings
+    assert warning.recovered is recovered
