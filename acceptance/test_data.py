@@ -9,7 +9,7 @@ import pytest
 
 from pytest_mnode import not_promised
 from pytest_mnode.checks import data
-from pytest_mnode.spec.data import DataCriterion
+from pytest_mnode.spec.checks import DataCriterion
 
 if TYPE_CHECKING:
     import torch

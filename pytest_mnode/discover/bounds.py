@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.discover.facts import Kind, NetworkSeen
 from pytest_mnode.discover.page import Entry, listed, mapped
-from pytest_mnode.spec import wire
+from pytest_mnode.spec import bandwidth
 from pytest_mnode.spec.quantity import SIZE
 
 _PUBLISHED: dict[Kind, tuple[float, str]] = {
@@ -232,8 +232,8 @@ def _fabric(machine: Machine) -> Entry:
 def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
     """Part of an Ethernet line that an all-reduce over TCP reaches when all is well, and why."""
     mtu_bytes = max(mtu_bytes, _LEAST_MTU_BYTES)
-    framing = wire.ETHERNET_HEADER_BYTES if emulated else wire.ETHERNET_WIRE_BYTES
-    share = wire.tcp_payload_share(mtu_bytes, framing_bytes=framing)
+    framing = bandwidth.ETHERNET_HEADER_BYTES if emulated else bandwidth.ETHERNET_WIRE_BYTES
+    share = bandwidth.tcp_payload_share(mtu_bytes, framing_bytes=framing)
     fraction = math.floor(share * _TCP_PART * 20) / 20
     return fraction, f"TCP at MTU {mtu_bytes} carries {share:.3f} of it, and {_TCP_PART:g} of that"
 

@@ -11,7 +11,7 @@ import tempfile
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.spec.power import Power
+from pytest_mnode.spec.inventory import Power
 
 
 def argv(command: str, node: str) -> list[str]:

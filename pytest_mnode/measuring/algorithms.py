@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pytest_mnode.measuring.collectives import Group
 from pytest_mnode.measuring.timing import finish
-from pytest_mnode.spec.wire import Collective
+from pytest_mnode.spec.bandwidth import Collective
 
 RING, DEFAULT = "ring", "default"
 _VARIABLE = "NCCL_ALGO"

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measuring.patterns import DTYPE, PIECES_BYTES, Copied, Summed, parts_of, spoil
-from pytest_mnode.spec.wire import Collective
+from pytest_mnode.spec.bandwidth import Collective
 
 Group = Any
 """A process group over all ranks of the default one; None is the default one."""

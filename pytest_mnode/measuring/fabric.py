@@ -22,10 +22,15 @@ from pytest_mnode.measuring.table import table
 from pytest_mnode.measuring.traffic import Counted, NodeTraffic, astray
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.criteria import BusbwPromise
-from pytest_mnode.spec.line import BusbwLine, busbw_formula, busbw_line, least_node_bytes
+from pytest_mnode.spec.bandwidth import (
+    BusbwAtLineRate,
+    Collective,
+    busbw_at_line_rate,
+    busbw_formula,
+    least_node_bytes,
+)
+from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.spec.quantity import SIZE
-from pytest_mnode.spec.wire import Collective
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -47,7 +52,7 @@ class Judged:
     algorithm: Algorithm
     sweep: Sweep
     promise: BusbwPromise
-    line: BusbwLine
+    line: BusbwAtLineRate
     culprit: str | None = None
     trial: int = 1
     world: World | None = None
@@ -225,7 +230,7 @@ def _measured(
     """One sweep with each algorithm."""
     measured = COLLECTIVES[collective]
     backend = dist.get_backend()
-    line = busbw_line(collective, spec.fabric, len(world.nodes), world.local_size, backend)
+    line = busbw_at_line_rate(collective, spec.fabric, len(world.nodes), world.local_size, backend)
     judged = []
     with Counted(world) as counted:
         for algorithm in algorithms_of(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.timing import elapsed_s
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec.wire import Collective, busbw_gbytes_s
+from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
 
 FEWEST_NODES, MOST_NODES = 3, 16
 """Of two nodes nothing is left to compare."""

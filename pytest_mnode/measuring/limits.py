@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_mnode.spec.line import busbw_line
-from pytest_mnode.spec.wire import bus_factor
+from pytest_mnode.spec.bandwidth import bus_factor, busbw_at_line_rate
 
 if TYPE_CHECKING:
     from pytest_mnode.marks import LimitOf
     from pytest_mnode.options import Settings
     from pytest_mnode.spec import BusbwPromise, Spec
-    from pytest_mnode.spec.line import BusbwLine
+    from pytest_mnode.spec.bandwidth import BusbwAtLineRate
 
 REPEAT_S = 0.25
 """How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
@@ -27,7 +26,7 @@ CHECKED_CALLS = 12
 but all of the smallest, so that one result in as many is found where it is stale."""
 
 
-def sweep_s(promise: BusbwPromise, collective: str, line: BusbwLine, ranks: int) -> float:
+def sweep_s(promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int) -> float:
     """Seconds that one sweep of all sizes takes where busbw is just at its bound."""
     busbw_bytes_s = promise.at_least_fraction * line.gbytes_s * 1e9
     spent_s = 0.0
@@ -50,7 +49,7 @@ def collective_limit_s(collective: str) -> LimitOf:
         if promise is None or nodes * ranks_per_node < 2:
             return limit
         # gloo's line is the lower one.
-        line = busbw_line(collective, spec.fabric, nodes, ranks_per_node, "gloo")
+        line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, "gloo")
         return limit + FACTOR * sweep_s(promise, collective, line, nodes * ranks_per_node)
 
     return limit_s

@@ -36,7 +36,7 @@ from pytest_mnode.spec import Spec
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
-    from pytest_mnode.spec.numa import NumaCriterion
+    from pytest_mnode.spec.devices import NumaCriterion
 
 _WORKING_SET = 1 << 23
 """float32 values that a rank touches before its memory is looked at: 32 MiB."""

@@ -18,7 +18,7 @@ from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S
 from pytest_mnode.measuring.memory import free_bytes_by_rank
 from pytest_mnode.measuring.patterns import DTYPE
 from pytest_mnode.measuring.timing import elapsed_s
-from pytest_mnode.spec import wire
+from pytest_mnode.spec import bandwidth
 
 MOST_CALLS = 1000
 _CALLS_TOLD_APART = 4
@@ -62,13 +62,15 @@ class Row:
 
     @property
     def algbw_gbytes_s(self) -> float:
-        """See `wire.algbw_gbytes_s`."""
-        return wire.algbw_gbytes_s(self.moved_bytes, self.median_s)
+        """See `bandwidth.algbw_gbytes_s`."""
+        return bandwidth.algbw_gbytes_s(self.moved_bytes, self.median_s)
 
     @property
     def busbw_gbytes_s(self) -> float:
-        """See `wire.busbw_gbytes_s`."""
-        return wire.busbw_gbytes_s(self.collective, self.moved_bytes, self.median_s, self.ranks)
+        """See `bandwidth.busbw_gbytes_s`."""
+        return bandwidth.busbw_gbytes_s(
+            self.collective, self.moved_bytes, self.median_s, self.ranks
+        )
 
     @property
     def point(self) -> Point:

@@ -12,7 +12,7 @@ from pytest_mnode.machine.nic import grown_by, sent_so_far
 from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.measuring.wires import Beneath, all_beneath, beneath_of, own_bytes
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec.models import Network
+from pytest_mnode.spec.inventory import Network
 
 _LOOPBACK = "lo"
 

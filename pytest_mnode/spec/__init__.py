@@ -1,30 +1,26 @@
-"""What a cluster promises: the page (YAML), its models and loader, and what the wire allows.
+"""What a cluster promises: the page (YAML), its models and loader, and what the links allow.
 
-Reads no machine and starts nothing: text in, frozen values out. Probes that compare the promise
-with a machine live in `pytest_mnode.machine`; judging lives in `pytest_mnode.measurement`.
+Reads no machine and starts nothing: text in, frozen values out. `inventory` holds what the
+cluster consists of, `criteria` one model per criterion with its doubts, `bandwidth` the formulas.
+Readers of a machine live in `pytest_mnode.machine`; judges live in `pytest_mnode.criteria`.
 
-Names are imported on first use, so that `pytest_mnode.spec.wire` costs neither pydantic nor yaml.
+Names are imported on first use, so that `pytest_mnode.spec.bandwidth` costs neither pydantic nor
+yaml.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .criteria import BusbwPromise, Criteria, FabricCriterion, MeshCriterion
-    from .doubtful import doubts
-    from .load import default_spec_path, load_spec
-    from .models import (
-        Accelerators,
-        Certificate,
-        Fabric,
-        Management,
-        NotPromised,
-        Scheduler,
-        Spec,
-        Storage,
-    )
+    from .criteria import Criteria, MeshCriterion
+    from .fabric import BusbwPromise, FabricCriterion
+    from .inventory import Accelerators, Fabric, Management, Scheduler, Storage
+    from .load import load_spec
+    from .models import Certificate, NotPromised, Spec
+    from .review import doubts
     from .schema import json_schema
 
 __all__ = [
@@ -47,15 +43,26 @@ __all__ = [
 ]
 
 _HOME = {
-    "BusbwPromise": "criteria",
+    "Storage": "inventory",
+    "Scheduler": "inventory",
+    "Management": "inventory",
+    "Fabric": "inventory",
+    "Accelerators": "inventory",
+    "BusbwPromise": "fabric",
     "Criteria": "criteria",
-    "FabricCriterion": "criteria",
+    "FabricCriterion": "fabric",
     "MeshCriterion": "criteria",
-    "default_spec_path": "load",
-    "doubts": "doubtful",
+    "doubts": "review",
     "json_schema": "schema",
     "load_spec": "load",
 }
+
+
+def default_spec_path() -> Path:
+    """The rack's own spec: the copy in the installed package, else the one of the repository."""
+    package = Path(__file__).parents[1]
+    packaged = package / "clusters" / "rack.yaml"
+    return packaged if packaged.exists() else package.parent / "fixtures/clusters/rack.yaml"
 
 
 def __getattr__(name: str) -> Any:

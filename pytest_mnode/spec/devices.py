@@ -1,4 +1,4 @@
-"""What is promised of each rank alone: how fast it computes and copies, against all the others."""
+"""What is promised of each rank alone: how fast it computes and copies, and where it is placed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pytest_mnode.spec.fields import Bytes, Fraction, Page, Some
+from pytest_mnode.spec.inventory import Criterion, NonEmptyCriterion
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -65,7 +66,7 @@ class CopyPromise(RankPromise):
     time define it."""
 
 
-class DevicesCriterion(Page):
+class DevicesCriterion(NonEmptyCriterion):
     """Each rank is as fast as the others. What is left out is not promised."""
 
     matmul: MatmulPromise | None = None
@@ -79,8 +80,30 @@ class DevicesCriterion(Page):
     device_to_host: CopyPromise | None = None
     """Copies from the device to pinned memory of the host."""
 
+
+class NumaCriterion(Criterion):
+    """Ranks run, allocate and send beside their accelerators. What is left out is not promised."""
+
+    cpus: Literal["near"] | None = None
+    """Each thread of a rank may run only on CPUs of the NUMA node of the rank's accelerator."""
+    memory_near_fraction: Annotated[Fraction, Field(le=1)] | None = None
+    """At least this part of a rank's own memory is on the NUMA node of its accelerator."""
+    nic: Literal["nearest"] | None = None
+    """Each rank sends over the NIC that is nearest to its accelerator."""
+    cores: Literal["own"] | None = None
+    """No two ranks of a node may run on the same core."""
+    copy_near_over_far: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] | None = (
+        None
+    )
+    """Copies within the near NUMA node are at least this many times as fast as from the far one."""
+    copy_size_bytes: Bytes = Field(256 << 20, alias="copy_size")
+    """Buffer that is copied, several times the last-level cache, such as 256 MiB."""
+    copy_repeats: Some = 5
+    """Timed copies, whose median is judged."""
+
     @model_validator(mode="after")
     def _promises_something(self) -> Self:
-        if not self.model_fields_set:
-            raise ValueError(f"promises nothing; accepted: {', '.join(type(self).model_fields)}")
+        promises = ("cpus", "memory_near_fraction", "nic", "cores", "copy_near_over_far")
+        if all(getattr(self, name) is None for name in promises):
+            raise ValueError(f"promises nothing; accepted: at least one of {', '.join(promises)}")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
@@ -75,6 +76,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Some = Annotated[int, Field(strict=True, ge=1)]
 Mtu = Annotated[int, Field(strict=True, ge=256, le=65535)]
 Fraction = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Text = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]
 Interface = Annotated[str, Field(pattern=r"^[^\s/,]+$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*$")]
@@ -87,6 +89,14 @@ PATTERNS = {
     r"^[A-Z][A-Z0-9_]*(=\S.*)?$": "a variable, such as NCCL_IB_HCA or NCCL_ALGO=Ring",
 }
 """What the patterns of texts mean, for error messages."""
+
+
+def rising(numbers: tuple[int, ...], what: str, text: Callable[[int], str]) -> tuple[int, ...]:
+    """The numbers as they are. Raises ValueError where one is not larger than the one before."""
+    if sorted(set(numbers)) != list(numbers):
+        listed = ", ".join(map(text, numbers))
+        raise ValueError(f"[{listed}] does not rise; accepted: each {what} larger than the last")
+    return numbers
 
 
 class Page(BaseModel):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import Count, Page, Seconds, Text
+from pytest_mnode.spec.fields import Count, Seconds, Text
+from pytest_mnode.spec.inventory import Criterion, Inventory
 from pytest_mnode.spec.quantity import DURATION
 
+_FEWEST_RUN_S = 1.0
+"""A few heartbeats, one every 0.2 s, and a few polls."""
 NodeLoss = Literal["either", "requeued", "cancelled"]
 
 
-class GangCriterion(Page):
+class GangCriterion(Criterion):
     """The scheduler starts a gang whole or lets it wait, and takes it down whole."""
 
     nodes: Annotated[int, Field(strict=True, ge=2)] | None = None
@@ -62,3 +66,28 @@ class GangCriterion(Page):
                 "as many, or fewer"
             )
         return self
+
+    def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
+        """One line for each promise under which a fault would not show."""
+        runs = DURATION.text(self.runs_s)
+        settle = None if self.settle_s is None else DURATION.text(self.settle_s)
+        if self.runs_s < _FEWEST_RUN_S:
+            yield (
+                f"criteria.gang.runs: {runs} is less than {DURATION.text(_FEWEST_RUN_S)}: "
+                "a gang comes and goes between two looks"
+            )
+        if self.settle_s is not None and self.settle_s >= self.runs_s:
+            yield (
+                f"criteria.gang.settle: {settle} is no less than runs, {runs}: "
+                "half a gang that never gets the rest passes"
+            )
+        # Clocks of two nodes may differ by twice as much.
+        skew, excused = DURATION.text(self.clock_skew_s), 2 * self.clock_skew_s
+        for key in ("runs", "waits"):
+            seconds = getattr(self, f"{key}_s")
+            if excused >= seconds:
+                yield (
+                    f"criteria.gang.clock_skew: {skew} either way is no less than {key}, "
+                    f"{DURATION.text(seconds)}: ranks that run at the wrong time pass for "
+                    "clocks that differ"
+                )

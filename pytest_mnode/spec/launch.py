@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pytest_mnode.spec.fields import AbsolutePath, Page, Seconds, Some, Text
-
-if TYPE_CHECKING:
-    from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.fields import (
+    AbsolutePath,
+    Page,
+    Seconds,
+    Some,
+    Text,
+    rising,
+)
+from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
 
 Style = Literal["torchrun", "deepspeed", "megatron"]
 
@@ -45,10 +50,7 @@ class StorePromise(Page):
     @field_validator("clients")
     @classmethod
     def _rises(cls, clients: tuple[int, ...]) -> tuple[int, ...]:
-        if sorted(set(clients)) != list(clients):
-            shown = ", ".join(map(str, clients))
-            raise ValueError(f"[{shown}] does not rise; accepted: each number larger than the last")
-        return clients
+        return rising(clients, "number", str)
 
 
 class AbsentPromise(Page):
@@ -60,7 +62,7 @@ class AbsentPromise(Page):
     """From that limit to the error, on the slowest rank."""
 
 
-class LaunchCriterion(Page):
+class LaunchCriterion(NonEmptyCriterion):
     """A job as a user describes it starts on every node. What is left out is not promised."""
 
     torchrun: StartPromise | None = None
@@ -78,9 +80,7 @@ class LaunchCriterion(Page):
     absent: AbsentPromise | None = None
 
     @model_validator(mode="after")
-    def _promises_something(self) -> Self:
-        if not self.model_fields_set:
-            raise ValueError(f"promises nothing; accepted: {', '.join(type(self).model_fields)}")
+    def _elsewhere_needs_a_style(self) -> Self:
         if self.elsewhere and not any((self.torchrun, self.deepspeed, self.megatron)):
             raise ValueError(
                 "elsewhere promises nothing without a style; "
@@ -93,17 +93,13 @@ class LaunchCriterion(Page):
         found: StartPromise | None = getattr(self, style, None)
         return found
 
-
-def launch_doubts(spec: Spec) -> Iterator[str]:
-    """One line for each promise that this cluster has too little for."""
-    promise = spec.criteria.launch
-    if promise is None or promise.rendezvous is None or not spec.accelerators.per_node:
-        return
-    if spec.nodes is None:
-        return
-    ranks, most = promise.rendezvous.ranks, spec.nodes * spec.accelerators.per_node
-    if ranks > most:
-        yield (
-            f"criteria.launch.rendezvous.ranks: {ranks}, but {spec.nodes} nodes × "
-            f"{spec.accelerators.per_node} accelerators have no more than {most}"
-        )
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        """One line for each promise that this cluster has too little for."""
+        if self.rendezvous is None or not cluster.accelerators.per_node or cluster.nodes is None:
+            return
+        ranks, most = self.rendezvous.ranks, cluster.nodes * cluster.accelerators.per_node
+        if ranks > most:
+            yield (
+                f"criteria.launch.rendezvous.ranks: {ranks}, but {cluster.nodes} nodes × "
+                f"{cluster.accelerators.per_node} accelerators have no more than {most}"
+            )

@@ -1,21 +1,25 @@
-"""From a YAML file to a `Spec`, or to one line: file, key, value met, accepted form."""
+"""From a YAML file to a `Spec`, or to one line: file, key, value met, accepted form.
+
+Stricter than YAML: a key stands once, and a fault names its line.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from pytest_mnode.errors import SpecError
+from pytest_mnode.spec.fields import PATTERNS
+from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.quantity import shown
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic_core import ErrorDetails
-
-    from pytest_mnode.spec.models import Spec
-
-Model = TypeVar("Model", bound="BaseModel")
+Model = TypeVar("Model", bound=BaseModel)
 
 _ACCEPTED = {
     "dict_type": "a mapping of keys to values",
@@ -33,13 +37,7 @@ _ACCEPTED = {
     "too_short": "a list of {min_length} or more",
     "tuple_type": "a list, such as [a, b]",
 }
-
-
-def default_spec_path() -> Path:
-    """The rack's own spec: the copy in the installed package, else the one of the repository."""
-    package = Path(__file__).parents[1]
-    packaged = package / "clusters" / "rack.yaml"
-    return packaged if packaged.exists() else package.parent / "fixtures/clusters/rack.yaml"
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 def load_spec(path: Path) -> Spec:
@@ -47,18 +45,12 @@ def load_spec(path: Path) -> Spec:
 
     Raises SpecError, one line with the file, the dotted key, the value met and the accepted form.
     """
-    from pytest_mnode.spec.models import Spec
-
     return read_model(path, Spec)
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
     """The YAML file `path` as a model of pydantic's; raises SpecError as `load_spec` does."""
-    from pydantic import ValidationError
-
-    from pytest_mnode.spec.page import read_page
-
-    page = read_page(path)
+    page = _read_page(path)
     try:
         return model.model_validate(page)
     except ValidationError as error:
@@ -69,9 +61,6 @@ def read_model(path: Path, model: type[Model]) -> Model:
 
 
 def _fault_line(model: type[BaseModel], fault: ErrorDetails) -> str:
-    from pytest_mnode.spec.fields import PATTERNS
-    from pytest_mnode.spec.quantity import shown
-
     loc, kind, context = fault["loc"], fault["type"], fault.get("ctx", {})
     key = _dotted(loc)
     match kind:
@@ -89,9 +78,7 @@ def _fault_line(model: type[BaseModel], fault: ErrorDetails) -> str:
 
 
 def _dotted(loc: Sequence[int | str]) -> str:
-    from pytest_mnode.spec.page import plain
-
-    parts = (f"[{part}]" if isinstance(part, int) else f".{plain(part)}" for part in loc)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{_plain(part)}" for part in loc)
     return "".join(parts).removeprefix(".")
 
 
@@ -107,8 +94,6 @@ def _section(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    from pydantic import BaseModel
-
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)
@@ -130,3 +115,80 @@ def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     about = str(field.description or (section and section.__doc__) or "").partition("\n")[0]
     empty = section and not any(field.is_required() for field in section.model_fields.values())
     return f"; needed: {about.rstrip('.')}{', or {} where nothing is to be set' if empty else ''}"
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            # what PyYAML's constructors raise for 2026-13-45 and the like, without a place
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shown(node.value)} is no {kind}; quote what is text", node.start_mark
+            ) from None
+
+
+def _read_page(path: Path) -> dict[Any, Any]:
+    """The mapping in the YAML file `path`.
+
+    Raises SpecError, one line, where there is no such file, no YAML, no mapping, or a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        met = f"{error.object[error.start : error.start + 1]!r} at byte {error.start}"
+        raise SpecError(f"{path}: {met} is not UTF-8; accepted: YAML in UTF-8") from None
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise SpecError(f"{path}: {reason}; accepted: a YAML file that can be read") from None
+    try:
+        bad_key = _bad_key(yaml.compose(text, _Loader), "", set())
+        page = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SpecError(f"{path}: {where}not YAML: {error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise SpecError(f"{path}: line {line}: not YAML: {error.reason}") from None
+    except RecursionError:
+        raise SpecError(f"{path}: nested too deep; accepted: a mapping of keys to values") from None
+    if bad_key:
+        raise SpecError(f"{path}: {bad_key}")
+    if not isinstance(page, dict):
+        met = "it is empty" if page is None else f"met {shown(page)}"
+        raise SpecError(f"{path}: {met}; accepted: a mapping of keys to values")
+    return page
+
+
+def _plain(key: str) -> str:
+    """`key` as it stands in a dotted path; quoted where it would break the line."""
+    return key if key.isprintable() and len(key) <= 60 else shown(key)
+
+
+def _bad_key(node: yaml.Node | None, path: str, seen: set[int]) -> str | None:
+    if id(node) in seen:  # an alias, perhaps of something that holds it
+        return None
+    seen.add(id(node))
+    children: list[tuple[str, yaml.Node]] = []
+    if isinstance(node, yaml.SequenceNode):
+        children = [(f"{path}[{i}]", child) for i, child in enumerate(node.value)]
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, child in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name, line = str(key.value), key.start_mark.line + 1
+            dotted = f"{path}.{_plain(name)}" if path else _plain(name)
+            if key.tag not in _KEY_TAGS:
+                return f"{dotted}: line {line}: this key is no text; accepted: text, or quote it"
+            if name in lines:
+                return (
+                    f"{dotted}: key met twice, on lines {lines[name]} and {line}; "
+                    f"accepted: each key once"
+                )
+            lines[name] = line
+            children.append((dotted, child))
+    found = (_bad_key(child, dotted, seen) for dotted, child in children)
+    return next((fault for fault in found if fault), None)

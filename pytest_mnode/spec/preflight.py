@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from pytest_mnode.spec.fields import AbsolutePath, Bytes, Count, Page, Seconds, Setting, Some
+from pytest_mnode.spec.inventory import Criterion, Inventory
+from pytest_mnode.spec.quantity import DURATION, SIZE
 
-Network = Literal["fabric", "management"]
+_KEY = "criteria.preflight"
+_STALL_S = 5.0
+"""A look-up that takes this long is about to run into torchrun's and resolvers' own limits."""
+_USELESS_SKEW_S = 5.0
+_FEW_BYTES = 2 << 20
+
+NetworkName = Literal["fabric", "management"]
 Part = Literal[
     "code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"
 ]
-Place = Literal["datasets", "checkpoints", "scratch"]
+StoragePath = Literal["datasets", "checkpoints", "scratch"]
 
 
 class Reachable(Page):
@@ -22,7 +31,7 @@ class Reachable(Page):
     """A connection is open within this time."""
     master_port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
     """MASTER_PORT of jobs, such as 29500; left out: a free port of the first node."""
-    networks: tuple[Network, ...] = Field(("fabric",), min_length=1)
+    networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
     """On which of its networks a node reaches every other."""
 
 
@@ -47,7 +56,7 @@ class Speed(Page):
 class MtuPromise(Page):
     """Interfaces have the mtu of their network, and full-size packets pass between all nodes."""
 
-    networks: tuple[Network, ...] = Field(("fabric",), min_length=1)
+    networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
     """On which networks; each needs its mtu."""
 
 
@@ -58,7 +67,7 @@ class Payload(Page):
     """Sent to each partner: every other of up to 5 nodes, three of more."""
     within_s: Seconds = Field(5.0, alias="within")
     """All payloads have arrived; what has not is inconclusive."""
-    networks: tuple[Network, ...] = Field(("fabric",), min_length=1)
+    networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
     """On which networks."""
 
 
@@ -107,9 +116,9 @@ class KernelLogPromise(Page):
 class StoragePromise(Page):
     """The paths of `storage` are the same files on all nodes."""
 
-    shared: tuple[Place, ...] = ("datasets", "checkpoints")
+    shared: tuple[StoragePath, ...] = ("datasets", "checkpoints")
     """Which of them are one file system for all nodes."""
-    writable: tuple[Place, ...] = ("checkpoints", "scratch")
+    writable: tuple[StoragePath, ...] = ("checkpoints", "scratch")
     """Which of them a job may write to."""
     sample_files: Some = 8
     """How many files of the datasets are compared, the first by name."""
@@ -146,7 +155,7 @@ class EnvironmentPromise(Page):
     """Settings of NCCL, gloo and torch that belong to this cluster: NAME, or NAME=VALUE."""
 
 
-class PreflightCriterion(Page):
+class PreflightCriterion(Criterion):
     """What holds on every node before anything is run. What is left out is not promised."""
 
     reachable: Reachable | None = None
@@ -178,3 +187,62 @@ class PreflightCriterion(Page):
         if parts is not None and len(set(parts)) < len(parts):
             raise ValueError(f"[{', '.join(parts)}] names one twice; accepted: each once")
         return parts
+
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        """One line for each promise that cannot be right."""
+        yield from self._without_subject(cluster)
+        yield from self._lax()
+
+    def _without_subject(self, cluster: Inventory) -> Iterator[str]:
+        yield from self._networks(cluster)
+        if not cluster.accelerators.per_node:
+            for key in ("accelerators", "gpudirect"):
+                if getattr(self, key) is not None:
+                    yield f"{_KEY}.{key}: given, but accelerators.per_node is 0"
+            for part in sorted({"nccl", "driver"}.intersection(self.same or ())):
+                yield f"{_KEY}.same: {part}, but accelerators.per_node is 0"
+        yield from self._rdma(cluster)
+        storage = self.storage
+        if storage is not None:
+            if cluster.storage is None:
+                yield f"{_KEY}.storage: given, but storage names no path"
+            elif "datasets" in storage.writable:
+                yield f"{_KEY}.storage.writable: datasets: preflight will write a file there"
+
+    def _networks(self, cluster: Inventory) -> Iterator[str]:
+        for key in ("reachable", "mtu", "payload"):
+            asked = getattr(self, key)
+            if asked is None or "management" not in asked.networks:
+                continue
+            if cluster.management is None:
+                yield f"{_KEY}.{key}.networks: management, of which the spec says nothing"
+            elif key == "mtu" and cluster.management.mtu_bytes is None:
+                yield f"{_KEY}.mtu.networks: management, and management.mtu is not given"
+
+    def _rdma(self, cluster: Inventory) -> Iterator[str]:
+        if self.rdma is None:
+            return
+        kind = cluster.fabric.kind
+        if kind == "ethernet":
+            yield f"{_KEY}.rdma: given, but fabric.kind is ethernet, which is TCP"
+        wrong = [t for t in self.rdma.gid_types or () if (t == "IB") is not (kind == "infiniband")]
+        if wrong and kind in ("infiniband", "roce"):
+            yield f"{_KEY}.rdma.gid_types: {', '.join(wrong)}, which ports of {kind} do not have"
+
+    def _lax(self) -> Iterator[str]:
+        names, clocks, speed = self.names, self.clocks, self.speed
+        payload = self.payload
+        if payload is not None and payload.size_bytes < _FEW_BYTES:
+            shown = SIZE.text(payload.size_bytes)
+            yield f"{_KEY}.payload.size: {shown}: a wire that changes a byte in 256 KiB may pass"
+        if names is not None and names.within_s >= _STALL_S:
+            shown = DURATION.text(names.within_s)
+            yield f"{_KEY}.names.within: {shown}: torchrun stalls for 10 s where a look-up hangs"
+        if clocks is not None and clocks.skew_s >= _USELESS_SKEW_S:
+            shown = DURATION.text(clocks.skew_s)
+            yield f"{_KEY}.clocks.skew: {shown}: logs of two nodes could not be put in order"
+        if speed is not None and speed.at_least_fraction <= 0.5:
+            yield (
+                f"{_KEY}.speed.at_least_fraction: {speed.at_least_fraction:g}: "
+                "a link that came up at half its speed passes"
+            )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pytest_mnode.spec.fields import Fraction, Page, Seconds, Some
-
-if TYPE_CHECKING:
-    from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.fields import Fraction, Seconds, Some
+from pytest_mnode.spec.inventory import Criterion, Inventory
 
 Kill = Literal["rank", "node", "preemption", "checkpoint"]
 KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
@@ -20,7 +18,7 @@ _LAX = 0.05
 _KEY = "criteria.restart"
 
 
-class RestartCriterion(Page):
+class RestartCriterion(Criterion):
     """A killed job comes back without hands and loses nothing after its last checkpoint."""
 
     kills: Annotated[tuple[Kill, ...], Field(min_length=1)] = KILLS
@@ -70,26 +68,23 @@ class RestartCriterion(Page):
             raise ValueError(f"width {self.width}; accepted: a multiple of 4")
         return self
 
-
-def restart_doubts(spec: Spec) -> Iterator[str]:
-    """One line for each promise that cannot be kept or tried, or that would hide a fault."""
-    promise = spec.criteria.restart
-    if promise is None:
-        return
-    if not spec.emulated and (spec.storage is None or spec.storage.checkpoints is None):
-        yield (
-            f"{_KEY}: promised, and storage.checkpoints names no directory that all nodes see: "
-            "unless the launcher finds one, nothing can be judged"
-        )
-    for key in ("tolerance", "resharded_tolerance"):
-        value = getattr(promise, key)
-        if value is not None and value > _LAX:
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        """One line for each promise that cannot be kept or tried, or that would hide a fault."""
+        shared = cluster.storage and cluster.storage.checkpoints
+        if not shared and not cluster.emulated:
             yield (
-                f"{_KEY}.{key}: {value:g} is more than {_LAX:g}: the losses of another job are "
-                "within it"
+                f"{_KEY}: promised, and storage.checkpoints names no directory that all nodes see: "
+                "unless the launcher finds one, nothing can be judged"
             )
-    if spec.nodes == 1 and "node" in promise.kills and promise.node_loss != "rebooted":
-        yield (
-            f"{_KEY}.kills: node, with node_loss {promise.node_loss}, for nodes: 1, which has no "
-            "other node to go on with"
-        )
+        for key in ("tolerance", "resharded_tolerance"):
+            value = getattr(self, key)
+            if value is not None and value > _LAX:
+                yield (
+                    f"{_KEY}.{key}: {value:g} is more than {_LAX:g}: the losses of another job are "
+                    "within it"
+                )
+        if cluster.nodes == 1 and "node" in self.kills and self.node_loss != "rebooted":
+            yield (
+                f"{_KEY}.kills: node, with node_loss {self.node_loss}, for nodes: 1, which has no "
+                "other node to go on with"
+            )

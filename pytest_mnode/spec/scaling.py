@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pytest_mnode.spec.fields import Bytes, Count, Fraction, Page, Seconds, Some
-
-if TYPE_CHECKING:
-    from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.inventory import Criterion, Inventory
 
 AllowedCause = Literal[
     "communication",
@@ -52,7 +50,7 @@ class ReferenceModel(Page):
         return self
 
 
-class ScalingCriterion(Page):
+class ScalingCriterion(Criterion):
     """A training job over n nodes does n times the work of one; what is lost is named."""
 
     at_least_efficiency: Annotated[Fraction, Field(le=1)] = 0.95
@@ -118,55 +116,50 @@ class ScalingCriterion(Page):
             raise ValueError("allowed_causes names one twice; accepted: each once")
         return self
 
+    def doubts(self, cluster: Inventory) -> Iterator[str]:
+        """One line for each promise that cannot be right, or that would hide a fault."""
+        if cluster.nodes == 1:
+            yield f"{_KEY}: promised for nodes: 1, which has no other node to scale to"
+        if self.explained_from < 0.8:
+            yield (
+                f"{_KEY}.explained_from: {self.explained_from:g} lets a cluster pass that loses "
+                f"more than a fifth"
+            )
+        if self.at_least_efficiency > 0.99:
+            yield (
+                f"{_KEY}.at_least_efficiency: {self.at_least_efficiency:g} is more than clocks and "
+                f"the last bucket of gradients leave a healthy cluster"
+            )
+        elif self.at_most_uncertainty > 1 - self.at_least_efficiency:
+            yield (
+                f"{_KEY}.at_most_uncertainty: {self.at_most_uncertainty:g} is more than the loss "
+                f"that is asked about, {1 - self.at_least_efficiency:.3g}"
+            )
+        yield from self._lax()
+        if self.compute_s is not None and not cluster.emulated:
+            yield f"{_KEY}.compute: emulated, and emulated: does not say so"
+        if self.dtype == "bfloat16" and not cluster.accelerators.per_node:
+            yield f"{_KEY}.dtype: bfloat16, but accelerators.per_node is 0"
 
-def scaling_doubts(spec: Spec) -> Iterator[str]:
-    """One line for each promise that cannot be right, or that would hide a fault."""
-    promise = spec.criteria.scaling
-    if promise is None:
-        return
-    if spec.nodes == 1:
-        yield f"{_KEY}: promised for nodes: 1, which has no other node to scale to"
-    if promise.explained_from < 0.8:
-        yield (
-            f"{_KEY}.explained_from: {promise.explained_from:g} lets a cluster pass that loses "
-            f"more than a fifth"
-        )
-    if promise.at_least_efficiency > 0.99:
-        yield (
-            f"{_KEY}.at_least_efficiency: {promise.at_least_efficiency:g} is more than clocks and "
-            f"the last bucket of gradients leave a healthy cluster"
-        )
-    elif promise.at_most_uncertainty > 1 - promise.at_least_efficiency:
-        yield (
-            f"{_KEY}.at_most_uncertainty: {promise.at_most_uncertainty:g} is more than the loss "
-            f"that is asked about, {1 - promise.at_least_efficiency:.3g}"
-        )
-    yield from _lax(promise)
-    if promise.compute_s is not None and not spec.emulated:
-        yield f"{_KEY}.compute: emulated, and emulated: does not say so"
-    if promise.dtype == "bfloat16" and not spec.accelerators.per_node:
-        yield f"{_KEY}.dtype: bfloat16, but accelerators.per_node is 0"
-
-
-def _lax(promise: ScalingCriterion) -> Iterator[str]:
-    """Parts that could be missing, unexplained or elsewhere, and it would pass."""
-    if promise.parts_within > 0.05:
-        yield (
-            f"{_KEY}.parts_within: {promise.parts_within:g} of a step may have no name: more than "
-            "the loss that is asked about"
-        )
-    if promise.explained_fraction < 0.5:
-        yield (
-            f"{_KEY}.explained_fraction: {promise.explained_fraction:g} lets a loss pass of which "
-            "most is not explained"
-        )
-    if promise.fabric_fraction < 0.5:
-        yield (
-            f"{_KEY}.fabric_fraction: {promise.fabric_fraction:g} calls a fabric at half its line "
-            "rate fast"
-        )
-    if promise.elsewhere_fraction > 0.2:
-        yield (
-            f"{_KEY}.elsewhere_fraction: {promise.elsewhere_fraction:g} lets more than a fifth of "
-            "the bytes go over another network"
-        )
+    def _lax(self) -> Iterator[str]:
+        """Parts that could be missing, unexplained or elsewhere, and it would pass."""
+        if self.parts_within > 0.05:
+            yield (
+                f"{_KEY}.parts_within: {self.parts_within:g} of a step may have no name: more than "
+                "the loss that is asked about"
+            )
+        if self.explained_fraction < 0.5:
+            yield (
+                f"{_KEY}.explained_fraction: {self.explained_fraction:g} lets a loss pass of which "
+                "most is not explained"
+            )
+        if self.fabric_fraction < 0.5:
+            yield (
+                f"{_KEY}.fabric_fraction: {self.fabric_fraction:g} calls a fabric at half its line "
+                "rate fast"
+            )
+        if self.elsewhere_fraction > 0.2:
+            yield (
+                f"{_KEY}.elsewhere_fraction: {self.elsewhere_fraction:g} lets more than a fifth of "
+                "the bytes go over another network"
+            )

@@ -10,7 +10,7 @@ from pytest_mnode.discover.bounds import tcp_fraction, tcp_plateau_bytes
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.facts import NodeLook
 from pytest_mnode.spec import Spec, load_spec
-from pytest_mnode.spec.doubtful import wire_allows_fraction
+from pytest_mnode.spec.review import wire_allows_fraction
 from tests.discover.made import efa_node, gpus, ib_node, roce_node, sight, tcp_node
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures/clusters"

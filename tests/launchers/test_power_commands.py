@@ -13,7 +13,7 @@ from pytest_mnode.errors import ClusterError, SpecError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.spec import default_spec_path, load_spec
-from pytest_mnode.spec.power import Power
+from pytest_mnode.spec.inventory import Power
 
 NODE = Node("n1", 0, "10.0.0.1")
 

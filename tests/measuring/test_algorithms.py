@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
-from pytest_mnode.spec.wire import Collective
+from pytest_mnode.spec.bandwidth import Collective
 
 CPU = torch.device("cpu")
 RING, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 8)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measuring.collectives import COLLECTIVES, Measured, Prepared
-from pytest_mnode.spec.wire import Collective
+from pytest_mnode.spec.bandwidth import Collective
 
 CPU = torch.device("cpu")
 RANKS = 4

@@ -19,8 +19,7 @@ from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
 from pytest_mnode.measuring.traffic import NodeTraffic
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
-from pytest_mnode.spec.line import busbw_line
-from pytest_mnode.spec.wire import Collective, bus_factor
+from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
 
 SPEC = load_spec(default_spec_path())
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ def _judged(
     unmeasured: Sequence[Unmeasured] = (),
     culprit: str | None = None,
 ) -> Judged:
-    line = busbw_line("all_reduce", SPEC.fabric, 4, 1, "gloo")
+    line = busbw_at_line_rate("all_reduce", SPEC.fabric, 4, 1, "gloo")
     found = Sweep(COLLECTIVES["all_reduce"], 4, tuple(rows), tuple(unmeasured))
     return Judged(algorithm, found, PROMISE, line, culprit)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from pytest_mnode.measuring import leave_one_out as module
 from pytest_mnode.measuring.leave_one_out import only_restorer
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec.wire import bus_factor
+from pytest_mnode.spec.bandwidth import bus_factor
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode.measuring.traffic import NodeTraffic, astray
 from pytest_mnode.measuring.wires import Beneath
-from pytest_mnode.spec.models import Network
+from pytest_mnode.spec.inventory import Network
 
 FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/s"})
 

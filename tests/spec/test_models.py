@@ -150,7 +150,7 @@ def test_a_spec_is_frozen_and_travels(rack: Spec) -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import pytest_mnode.spec.wire", ("pydantic", "yaml", "torch")),
+        ("import pytest_mnode.spec.bandwidth", ("pydantic", "yaml", "torch")),
         ("from pytest_mnode.spec import default_spec_path", ("pydantic", "yaml", "torch")),
         (
             "from pytest_mnode.spec import *; load_spec(default_spec_path()); json_schema()",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.spec import default_spec_path, doubts, load_spec, wire
+from pytest_mnode.spec import bandwidth, default_spec_path, doubts, load_spec
 from pytest_mnode.spec.preflight import PreflightCriterion
 
 PROFILES = sorted(set(default_spec_path().parent.glob("*.yaml")) - {default_spec_path()})
@@ -61,7 +61,7 @@ def test_a_profile_is_of_one_system(path: Path) -> None:
     kinds = {"ib": "infiniband", "roce": "roce", "efa": "efa"}
     assert spec.fabric.kind == kinds[path.stem.partition("-")[2]]
     assert path.stem.partition("-")[0].upper() in str(spec.accelerators.model)
-    total = wire.line_rate_gbytes_s(spec.fabric)
+    total = bandwidth.line_rate_gbytes_s(spec.fabric)
     assert total == {"a100": 200, "h100": 400}[path.stem.partition("-")[0]]
     assert isinstance(spec.criteria.preflight, PreflightCriterion)
     assert {"preflight", "mesh", "numa", "devices", "fabric", "restart"} <= set(

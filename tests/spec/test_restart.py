@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pytest_mnode.spec import Spec, default_spec_path, doubts, load_spec
-from pytest_mnode.spec.models import Storage
+from pytest_mnode.spec.inventory import Storage
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
 
 

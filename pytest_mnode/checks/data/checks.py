@@ -23,7 +23,7 @@ from pytest_mnode.checks.groups.plan import smallest_factor
 from pytest_mnode.measuring.agree import gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.data import ResumableSampler
-from pytest_mnode.spec.data import DataCriterion
+from pytest_mnode.spec.checks import DataCriterion
 from pytest_mnode.wrong import Wrong
 
 EPOCHS = 3

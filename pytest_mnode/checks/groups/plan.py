@@ -12,7 +12,7 @@ from pytest_mnode.errors import UsageError
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
-    from pytest_mnode.spec.groups import GroupsCriterion
+    from pytest_mnode.spec.checks import GroupsCriterion
 
 
 @dataclass(frozen=True, slots=True)

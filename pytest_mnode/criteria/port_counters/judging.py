@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, Reading
 from pytest_mnode.machine.rdma_counters import Means, counts_the_link, meaning, rise
 from pytest_mnode.measurement import Measurement, at_most
-from pytest_mnode.spec.models import Fabric
+from pytest_mnode.spec.inventory import Fabric
 from pytest_mnode.wrong import listed
 
 Readings = Mapping[str, Reading | str]

@@ -10,8 +10,8 @@ from statistics import median
 from pytest_mnode.criteria.scaling.facts import Facts, Trained
 from pytest_mnode.measuring.traffic import NodeTraffic, astray
 from pytest_mnode.measuring.wires import Beneath
-from pytest_mnode.spec import Spec, wire
-from pytest_mnode.spec.line import ring_line
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
 
 _LOOPBACK = "lo"
 
@@ -78,8 +78,8 @@ def lane_of(facts: Facts, count: int, spec: Spec) -> Lane | None:
     largest = sizes[-1]
     if times[largest] <= 0:
         return None
-    busbw = wire.busbw_gbytes_s(wire.Collective.ALL_REDUCE, largest, times[largest], ranks)
-    fraction = busbw / ring_line(spec.fabric).gbytes_s
+    busbw = busbw_gbytes_s(Collective.ALL_REDUCE, largest, times[largest], ranks)
+    fraction = busbw / ring_at_line_rate(spec.fabric).gbytes_s
     return Lane(count, largest, times[largest], times[sizes[0]], fraction)
 
 

@@ -16,8 +16,8 @@ from pytest_mnode.criteria.transport.rails import (
     rails_expected,
     same_wire,
 )
+from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
-from pytest_mnode.spec.transport import TransportPromise
 
 _LOOPBACK = "lo"
 

@@ -8,8 +8,8 @@ from pytest_mnode.criteria.transport.logged import logged
 from pytest_mnode.criteria.transport.moved import expected
 from pytest_mnode.criteria.transport.pinned import pinned
 from pytest_mnode.criteria.transport.proof import Proof
+from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
-from pytest_mnode.spec.transport import TransportPromise
 
 
 def judge(facts: Facts, spec: Spec, promise: TransportPromise) -> Proof:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.transport.facts import Facts
-from pytest_mnode.spec import wire
-from pytest_mnode.spec.models import Fabric
-from pytest_mnode.spec.transport import TransportPromise
+from pytest_mnode.spec import bandwidth
+from pytest_mnode.spec.fabric import TransportPromise
+from pytest_mnode.spec.inventory import Fabric
 
 _RDMA_MTUS = (4096, 2048, 1024, 512, 256)
 _RDMA_HEADER_BYTES = {"infiniband": 8 + 40 + 12 + 16 + 4 + 2, "roce": 18 + 40 + 8 + 12 + 16 + 4}
@@ -48,7 +48,7 @@ def expected(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expecte
     """
     moved, nodes, each = facts.size_bytes * facts.calls, len(facts.nodes), facts.ranks_per_node
     environment = facts.ranks[0].environment
-    ring = wire.flat_ring_node_bytes(moved, nodes, each)
+    ring = bandwidth.flat_ring_node_bytes(moved, nodes, each)
     if facts.backend == "gloo":
         least = most = ring
         how = _GLOO_ALGORITHM
@@ -58,8 +58,8 @@ def expected(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expecte
     else:
         least = min(
             ring,
-            wire.hierarchical_node_bytes(moved, nodes),
-            wire.in_network_node_bytes(moved, nodes),
+            bandwidth.hierarchical_node_bytes(moved, nodes),
+            bandwidth.in_network_node_bytes(moved, nodes),
         )
         most = max(ring, 2.0 * moved)
         how = "ring, trees or reduction in the network"
@@ -83,8 +83,8 @@ def header_share(fabric: Fabric) -> float:
     if fabric.kind != "ethernet":
         mtu = next((mtu for mtu in _RDMA_MTUS if mtu <= fabric.mtu_bytes), _RDMA_MTUS[-1])
         return _RDMA_HEADER_BYTES[fabric.kind] / mtu
-    share = wire.tcp_payload_share(
-        fabric.mtu_bytes, framing_bytes=wire.ETHERNET_HEADER_BYTES, ip_header_bytes=40
+    share = bandwidth.tcp_payload_share(
+        fabric.mtu_bytes, framing_bytes=bandwidth.ETHERNET_HEADER_BYTES, ip_header_bytes=40
     )
     # One acknowledgement for two full packets. Source: RFC 9293, section 3.8.6.3.
     return 1 / share - 1 + _ACK_BYTES / (2 * fabric.mtu_bytes)

@@ -23,7 +23,7 @@ from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.timing import finish
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.transport import TransportPromise
+from pytest_mnode.spec.fabric import TransportPromise
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure

@@ -12,8 +12,8 @@ from pytest_mnode.criteria.transport.counted import (
 from pytest_mnode.criteria.transport.facts import Facts
 from pytest_mnode.criteria.transport.moved import expected
 from pytest_mnode.criteria.transport.proof import Answer, Fact, Proof
+from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
-from pytest_mnode.spec.transport import TransportPromise
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure

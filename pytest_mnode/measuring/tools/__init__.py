@@ -15,7 +15,7 @@ from pytest_mnode.measuring.tools.judge import (
 from pytest_mnode.measuring.tools.nccl import NcclRun, program_of, run_nccl_tests
 from pytest_mnode.measuring.tools.nodes import missing_on
 from pytest_mnode.measuring.tools.rdma import PairBandwidth, devices_of, write_bandwidths
-from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
+from pytest_mnode.spec.fabric import NcclTestsPromise, WriteBandwidthPromise
 
 __all__ = [
     "WHERE_FOUND",

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.measuring.tools.nccl import NcclRun
 from pytest_mnode.measuring.tools.rdma import PairBandwidth
-from pytest_mnode.spec.line import busbw_line
+from pytest_mnode.spec.bandwidth import busbw_at_line_rate
 from pytest_mnode.spec.quantity import RATE, SIZE
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
-    from pytest_mnode.spec.criteria import BusbwPromise
-    from pytest_mnode.spec.models import Fabric
-    from pytest_mnode.spec.tools import WriteBandwidthPromise
+    from pytest_mnode.spec.fabric import BusbwPromise, WriteBandwidthPromise
+    from pytest_mnode.spec.inventory import Fabric
 
 
 def record_devices(measure: Measure, devices: Mapping[str, Sequence[str]], fabric: Fabric) -> None:
@@ -54,7 +53,7 @@ def record_write_bandwidths(
 def record_nccl_run(measure: Measure, run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> None:
     """A measurement for each plateau size of the promise, and one of wrong values."""
     told = f"{run.test.program or ''} {run.test.version or ''}".strip() if run.test else ""
-    line = busbw_line(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
+    line = busbw_at_line_rate(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
     bound = promise.bound_gbytes_s(line)
     for size_bytes in promise.plateau_sizes_bytes:
         row = None if run.why else run.row(size_bytes)

@@ -12,8 +12,7 @@ from pytest_mnode.logs.nccl_tests import NcclTest, Row, read_nccl_tests
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
-    from pytest_mnode.spec.criteria import BusbwPromise
-    from pytest_mnode.spec.tools import NcclTestsPromise
+    from pytest_mnode.spec.fabric import BusbwPromise, NcclTestsPromise
 
 PROGRAMS: Mapping[str, str] = {
     "all_reduce": "all_reduce_perf",

@@ -14,8 +14,8 @@ from pytest_mnode.logs.perftest import read_perftest
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
-    from pytest_mnode.spec.models import Fabric
-    from pytest_mnode.spec.tools import WriteBandwidthPromise
+    from pytest_mnode.spec.fabric import WriteBandwidthPromise
+    from pytest_mnode.spec.inventory import Fabric
 
 _FIRST_PORT = 18515
 """perftest's own; each pair of a round has another, as a node may serve two."""

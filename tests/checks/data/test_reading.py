@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler
 
 from pytest_mnode.checks.data.reading import Indices, shard_of
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec.data import DataCriterion
+from pytest_mnode.spec.checks import DataCriterion
 
 
 @settings(max_examples=50)

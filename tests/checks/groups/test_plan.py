@@ -13,7 +13,7 @@ from pytest_mnode.checks.groups import Layout, layouts, plan_layouts
 from pytest_mnode.checks.groups.plan import asked_layout
 from pytest_mnode.errors import UsageError
 from pytest_mnode.rank.world import World
-from pytest_mnode.spec.groups import GroupsCriterion
+from pytest_mnode.spec.checks import GroupsCriterion
 
 
 def test_groups_of_three_dimensions() -> None:

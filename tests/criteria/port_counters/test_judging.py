@@ -9,7 +9,7 @@ import pytest
 from pytest_mnode.criteria.port_counters.judging import Readings, judged
 from pytest_mnode.criteria.port_counters.reading import Counters, Reading
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.spec.models import Fabric
+from pytest_mnode.spec.inventory import Fabric
 
 CARRIER, ERRORS, LOST = (
     f"{what}, worst fabric port" for what in ("carrier changes", "errors", "packets lost")

@@ -10,7 +10,7 @@ from pytest_mnode.criteria.transport import Facts, Nic, NodeFacts, Port, Proof, 
 from pytest_mnode.criteria.transport.moved import expected
 from pytest_mnode.logs.nccl_log import read_nccl_log
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.transport import TransportPromise
+from pytest_mnode.spec.fabric import TransportPromise
 
 RAILS = 8
 PROMISE = TransportPromise.model_validate({"size": "1 GiB", "calls": 2})

@@ -20,7 +20,7 @@ from pytest_mnode.criteria.transport import (
 )
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import default_spec_path, load_spec
-from pytest_mnode.spec.transport import TransportPromise
+from pytest_mnode.spec.fabric import TransportPromise
 
 SPEC = load_spec(default_spec_path())
 PROMISE = TransportPromise.model_validate({"size": "4 MiB", "calls": 4})

@@ -19,9 +19,8 @@ from pytest_mnode.measuring import tools
 from pytest_mnode.measuring.tools import rdma
 from pytest_mnode.measuring.tools.nccl import NcclRun
 from pytest_mnode.spec import default_spec_path, load_spec
-from pytest_mnode.spec.criteria import BusbwPromise
-from pytest_mnode.spec.models import Fabric
-from pytest_mnode.spec.tools import NcclTestsPromise, WriteBandwidthPromise
+from pytest_mnode.spec.fabric import BusbwPromise, NcclTestsPromise, WriteBandwidthPromise
+from pytest_mnode.spec.inventory import Fabric
 
 # Stands for ib_write_bw: the server makes a file for its port, the client needs it there.
 WRITE_BW = """\

@@ -13,7 +13,7 @@ from pytest_mnode.criteria.preflight.questions.answer import (
 )
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.models import Fabric, Network
+from pytest_mnode.spec.inventory import Fabric, Network
 from pytest_mnode.spec.quantity import RATE
 
 _PATTERN = frozenset("*?[")

@@ -9,7 +9,7 @@ from pytest_mnode.criteria.preflight.questions.links import networks_of, own, wh
 from pytest_mnode.criteria.preflight.questions.reach import path_between
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.models import Fabric, Management, Network
+from pytest_mnode.spec.inventory import Fabric, Management, Network
 
 
 def _promised(spec: Spec) -> dict[str, tuple[Network, int]]:

@@ -18,7 +18,7 @@ from pytest_mnode.criteria.preflight.questions.links import networks_of, no_link
 from pytest_mnode.criteria.preflight.questions.reach import path_between
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.models import Network
+from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.preflight import Payload
 from pytest_mnode.spec.quantity import SIZE
 

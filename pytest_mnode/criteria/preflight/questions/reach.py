@@ -17,7 +17,7 @@ from pytest_mnode.criteria.preflight.questions.blame import Edge, blame
 from pytest_mnode.criteria.preflight.questions.links import link_faults, networks_of, no_links, own
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.models import Network
+from pytest_mnode.spec.inventory import Network
 
 
 def master(survey: Survey, spec: Spec, name: str) -> Answer:

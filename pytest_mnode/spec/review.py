@@ -1,19 +1,16 @@
-"""Promises that the wire cannot keep, or that ask so little that they would hide a fault."""
+"""Promises that links cannot keep, or that ask so little that they would hide a fault."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_mnode.spec import wire
-from pytest_mnode.spec.criteria import BusbwPromise, Criteria
+from pytest_mnode.spec import bandwidth
+from pytest_mnode.spec.criteria import Criteria
+from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.spec.fields import Page
-from pytest_mnode.spec.gang_doubts import gang_doubts
-from pytest_mnode.spec.launch import launch_doubts
-from pytest_mnode.spec.models import Fabric, Spec
-from pytest_mnode.spec.preflight_doubts import preflight_doubts
+from pytest_mnode.spec.inventory import Fabric
+from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.quantity import RATE
-from pytest_mnode.spec.restart import restart_doubts
-from pytest_mnode.spec.scaling import scaling_doubts
 
 _PATTERN = frozenset("*?[")
 
@@ -27,11 +24,7 @@ def doubts(spec: Spec) -> list[str]:
         *_bounds(spec),
         *_links(spec),
         *_words(spec),
-        *preflight_doubts(spec),
-        *launch_doubts(spec),
-        *scaling_doubts(spec),
-        *restart_doubts(spec),
-        *gang_doubts(spec),
+        *(line for one in spec.promises.values() for line in one.doubts(spec)),
     ]
 
 
@@ -44,8 +37,8 @@ def wire_allows_fraction(spec: Spec) -> tuple[float, str]:
     fabric = spec.fabric
     if fabric.kind != "ethernet":
         return 1.0, "the line rate itself"
-    framing = wire.ETHERNET_HEADER_BYTES if spec.emulated else wire.ETHERNET_WIRE_BYTES
-    share = wire.tcp_payload_share(fabric.mtu_bytes, framing_bytes=framing)
+    framing = bandwidth.ETHERNET_HEADER_BYTES if spec.emulated else bandwidth.ETHERNET_WIRE_BYTES
+    share = bandwidth.tcp_payload_share(fabric.mtu_bytes, framing_bytes=framing)
     return share, f"TCP payload at MTU {fabric.mtu_bytes}"
 
 

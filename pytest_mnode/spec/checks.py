@@ -1,4 +1,4 @@
-"""What is promised of process groups over several dimensions."""
+"""What is promised of process groups over several dimensions, and of how data reaches ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pytest_mnode.spec.fields import Page, Text
+from pytest_mnode.spec.fields import Bytes, Count, Some, Text
+from pytest_mnode.spec.inventory import Criterion
 from pytest_mnode.spec.quantity import shown
 
 _PLANNED = ("pp", "dp", "tp")
@@ -39,7 +40,7 @@ Mesh = Annotated[
 ]
 
 
-class GroupsCriterion(Page):
+class GroupsCriterion(Criterion):
     """Data, tensor and pipeline parallel groups have the right ranks and sum right."""
 
     meshes: Annotated[tuple[Mesh, ...] | None, Field(min_length=1)] = None
@@ -59,3 +60,23 @@ class GroupsCriterion(Page):
                     f"inside_node has {name}, which is in no mesh; accepted: {', '.join(known)}"
                 )
         return self
+
+
+class DataCriterion(Criterion):
+    """Shards are disjoint and complete, batches and metrics count right, seeds differ.
+
+    All of it is exact: what can be set is only what it is tried with.
+    """
+
+    samples_per_rank: Annotated[int, Field(strict=True, ge=16)] = 64
+    """Of the data set that is shared out; there are some more, so that shards come out uneven."""
+    batch: Some = 8
+    """Samples of one rank's micro-batch."""
+    accumulation: Annotated[int, Field(strict=True, ge=1)] = 2
+    """Micro-batches of a step of the optimiser."""
+    workers: Count = 2
+    """Of a rank's DataLoader, besides none."""
+    sample_files: Some = 8
+    """How many files of storage.datasets every rank reads, the first by name."""
+    sample_size_bytes: Bytes = Field(1 << 20, alias="sample_size")
+    """How much of the head of each is read."""

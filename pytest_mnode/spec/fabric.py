@@ -1,0 +1,188 @@
+"""What is promised of the fabric: bus bandwidth, what other programs measure, the transport."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from pytest_mnode.measurement import Bound, at_least
+from pytest_mnode.spec.bandwidth import BusbwAtLineRate, NicRates, ring_at_line_rate
+from pytest_mnode.spec.fields import (
+    Bytes,
+    Count,
+    Fraction,
+    Page,
+    Seconds,
+    Share,
+    Sizes,
+    Some,
+    Text,
+    rising,
+)
+from pytest_mnode.spec.inventory import NonEmptyCriterion
+from pytest_mnode.spec.quantity import SIZE
+
+COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "from", "to")
+"""What can be filled in to the command that starts nccl-tests."""
+
+
+class BusbwPromise(Page):
+    """Bus bandwidth of a collective, as a part of the line rate of all NICs of a node."""
+
+    at_least_fraction: Fraction
+    """Of the line rate, reached at every size of the plateau by the median of the repeats."""
+    tolerance_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    """Of the line rate, by which a measured value may fall short of the bound."""
+    sizes_bytes: Sizes = Field(alias="sizes")
+    """Sizes swept, rising, such as 1 MiB; nccl-tests' meaning of a collective's size.
+
+    A list, or {from: 8 KiB, to: 1 GiB, factor: 2}: from the first, each so many times the one
+    before (2 unless said), and the last in any case.
+    """
+    plateau_from_bytes: Bytes = Field(alias="plateau_from")
+    """Sizes from here up are judged; smaller ones are only recorded."""
+    warmup: Count = 2
+    """Calls before the first that is timed, at each size."""
+    repeats: Some = 5
+    """Timed calls at each size, whose median is judged."""
+
+    @field_validator("tolerance_fraction")
+    @classmethod
+    def _leaves_a_bound(cls, tolerance: float, info: ValidationInfo) -> float:
+        fraction = info.data.get("at_least_fraction")
+        if fraction is not None and tolerance >= fraction:
+            raise ValueError(
+                f"{tolerance:g} leaves a bound that nothing can miss; "
+                f"accepted: less than at_least_fraction, {fraction:g}"
+            )
+        return tolerance
+
+    @field_validator("sizes_bytes")
+    @classmethod
+    def _rises(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return rising(sizes, "size", SIZE.text)
+
+    @field_validator("plateau_from_bytes")
+    @classmethod
+    def _leaves_a_plateau(cls, plateau_from: int, info: ValidationInfo) -> int:
+        sizes = info.data.get("sizes_bytes")
+        if sizes and plateau_from > sizes[-1]:
+            raise ValueError(
+                f"{SIZE.text(plateau_from)!r} leaves nothing to judge; "
+                f"accepted: at most the largest of sizes, {SIZE.text(sizes[-1])!r}"
+            )
+        return plateau_from
+
+    @property
+    def plateau_sizes_bytes(self) -> tuple[int, ...]:
+        """The sizes that are judged; never empty."""
+        return tuple(size for size in self.sizes_bytes if size >= self.plateau_from_bytes)
+
+    def nic_mbits_s(self, fabric: NicRates) -> float:
+        """What one NIC must carry for the bound to be in reach, Mbit/s."""
+        fraction = self.at_least_fraction - self.tolerance_fraction
+        return fraction * fabric.line_rate_bits_s / 1e6
+
+    def bound_gbytes_s(self, on: BusbwAtLineRate | NicRates) -> Bound:
+        """What busbw in GB/s must reach on a line, or on one ring over a fabric."""
+        line = on if isinstance(on, BusbwAtLineRate) else ring_at_line_rate(on)
+        return at_least(
+            self.at_least_fraction * line.gbytes_s, self.tolerance_fraction * line.gbytes_s
+        )
+
+    def source(self, on: BusbwAtLineRate | NicRates) -> str:
+        """Where the bound comes from, for a reader of the measurement."""
+        line = on if isinstance(on, BusbwAtLineRate) else ring_at_line_rate(on)
+        return f"{line.text} × at_least_fraction {self.at_least_fraction:g}"
+
+
+class WriteBandwidthPromise(Page):
+    """ib_write_bw from each node to the next, over each rail, as a part of one port's line rate."""
+
+    at_least_fraction: Fraction = 0.96
+    """Of fabric.line_rate."""
+    size_bytes: Bytes = Field(1 << 20, alias="size")
+    """Of a message, such as 1 MiB."""
+    duration_s: Annotated[Seconds, Field(ge=1, le=600)] = Field(2.0, alias="duration")
+    """How long each pair writes, in whole seconds, such as 2 s."""
+    program: Text = "ib_write_bw"
+    """Its path, or its name on the nodes' PATH."""
+    arguments: tuple[Text, ...] = ()
+    """More of them, such as ["-x", "3"] for a GID index or ["-q", "4"] for queue pairs."""
+
+
+class NcclTestsPromise(Page):
+    """nccl-tests over all nodes, judged by the promises of the collectives they measure."""
+
+    command: Text = "mpirun -np {ranks} --host {hosts} {program} -b {from} -e {to} -f 2 -g 1"
+    """How one is started on the first node. Filled in are {program}, {ranks}, {nodes}, {per_node},
+    {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes."""
+    directory: Text | None = None
+    """Where all_reduce_perf and the others are; else on the PATH of the first node."""
+    limit_s: Seconds = Field(600.0, alias="limit")
+    """How long one program may take, such as 10 min."""
+
+    @field_validator("command")
+    @classmethod
+    def _can_be_filled_in(cls, command: str) -> str:
+        try:
+            words = shlex.split(command.format_map(dict.fromkeys(COMMAND_FIELDS, "1")))
+        except (KeyError, ValueError, IndexError, AttributeError, TypeError) as error:
+            names = ", ".join(f"{{{name}}}" for name in COMMAND_FIELDS)
+            why = f"{{{error.args[0]}}}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{command!r} cannot be filled in: {why}; accepted: {names}") from None
+        if "{program}" not in command or not words:
+            raise ValueError(f"{command!r} does not start {{program}}")
+        return command
+
+
+class TransportPromise(Page):
+    """Traffic runs on the fabric, by what is pinned, logged, counted, and quiet elsewhere."""
+
+    size_bytes: Bytes = Field(1 << 30, alias="size")
+    """Of the all-reduce that is sent for the proof, such as 1 GiB: far more than ranks and nodes
+    otherwise send meanwhile."""
+    calls: Some = 4
+    """How often it is sent; a backend that takes its interfaces in turn needs several."""
+    under_fraction: Share = 0.02
+    """Part of the bytes that the algorithm must move by which the counters may fall short."""
+    over_fraction: Share = 0.1
+    """Part of them, headers included, by which the counters may exceed it: acknowledgements,
+    packets sent twice, what nodes say to each other besides."""
+    elsewhere_fraction: Share = 0.02
+    """Part of them that each other NIC may send at most. A link that carries more is not quiet."""
+    rail_fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.5
+    """Part of its even share that each NIC of the fabric must carry at least."""
+    roce_version: Literal["v1", "v2"] = "v2"
+    """What RoCE must run on, by the type of the GIDs: v2 is routed (UDP), v1 is not."""
+
+
+class FabricCriterion(NonEmptyCriterion):
+    """Collectives reach the line rate."""
+
+    all_reduce_busbw: BusbwPromise | None = None
+    """Bus bandwidth of all-reduce over all nodes."""
+    all_gather_busbw: BusbwPromise | None = None
+    """Bus bandwidth of all-gather over all nodes."""
+    reduce_scatter_busbw: BusbwPromise | None = None
+    """Bus bandwidth of reduce-scatter over all nodes."""
+    all_to_all_busbw: BusbwPromise | None = None
+    """Bus bandwidth of all-to-all over all nodes."""
+    broadcast_busbw: BusbwPromise | None = None
+    """Bus bandwidth of broadcast from rank 0 over all nodes."""
+    send_recv_busbw: BusbwPromise | None = None
+    """Bus bandwidth of each rank's exchange with its neighbours: it sends to the next rank and
+    receives from the one before."""
+    write_bandwidth: WriteBandwidthPromise | None = None
+    """What ib_write_bw measures between neighbours, rail by rail."""
+    nccl_tests: NcclTestsPromise | None = None
+    """How nccl-tests are run; its tables are judged by the promises of the collectives."""
+    transport: TransportPromise | None = None
+    """Traffic runs on the fabric, by four facts that agree."""
+
+    def busbw(self, collective: str) -> BusbwPromise | None:
+        """What is promised of a collective, by torch.distributed's name; None if nothing is."""
+        found: BusbwPromise | None = getattr(self, f"{collective}_busbw", None)
+        return found

@@ -1,0 +1,209 @@
+"""What a cluster consists of: nodes, accelerators, networks, storage, scheduler, power.
+
+YAML keys carry no unit and their values do (`line_rate: 200 Mbit/s`); attributes hold plain numbers
+and carry the unit in their name (`line_rate_bits_s`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+
+from pytest_mnode.spec.fields import (
+    AbsolutePath,
+    BitsPerSecond,
+    Bytes,
+    Count,
+    Interface,
+    Mtu,
+    Page,
+    Seconds,
+    Some,
+    Text,
+)
+
+
+class Accelerators(Page):
+    """The accelerators of each node."""
+
+    per_node: Count
+    """How many; 0 where ranks compute on CPUs."""
+    model: Text | None = None
+    """As the driver names it, such as NVIDIA H100 80GB HBM3."""
+    memory_bytes: Bytes | None = Field(None, alias="memory")
+    """Memory of one accelerator, such as 80 GB."""
+
+
+class Network(Page):
+    """Links of one kind, the same on each node."""
+
+    interfaces: tuple[Interface, ...] = Field(min_length=1)
+    """Names or shell patterns (fab0, mlx5_*) of the interfaces, or of the RDMA devices."""
+    line_rate_bits_s: BitsPerSecond = Field(alias="line_rate")
+    """Of one NIC, in each direction, such as 400 Gbit/s."""
+
+    @property
+    def line_rate_gbits_s(self) -> float:
+        """Line rate of one NIC, Gbit/s."""
+        return self.line_rate_bits_s / 1e9
+
+    @property
+    def line_rate_mbits_s(self) -> float:
+        """Line rate of one NIC, Mbit/s."""
+        return self.line_rate_bits_s / 1e6
+
+    def has_interface(self, name: str) -> bool:
+        """Whether the interface `name` belongs to this network, by name or pattern."""
+        return any(fnmatchcase(name, pattern) for pattern in self.interfaces)
+
+
+class Fabric(Network):
+    """The network that training traffic must use."""
+
+    kind: Literal["ethernet", "roce", "infiniband", "efa"]
+    """What the traffic runs on: TCP on ethernet, RDMA on the others."""
+    nics_per_node: Some
+    """How many NICs of each node carry training traffic."""
+    mtu_bytes: Mtu = Field(alias="mtu")
+    """Largest packet in bytes, without the frame: 1500, or 9000 for jumbo frames."""
+    gpudirect: Annotated[bool, Field(strict=True)] | None = None
+    """Whether NICs must read and write the accelerators' memory by themselves (GPUDirect RDMA)."""
+    carrier_changes_at_most: Count = 0
+    """How often the carrier of a port may come or go while one criterion runs."""
+    errors_at_most: Count = 0
+    """By how much an error counter of a port may rise while one criterion runs."""
+    lost_at_most_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
+    """Of the packets of a port, or of a node's TCP on ethernet: lost or sent again meanwhile."""
+
+    @property
+    def protocol(self) -> str | None:
+        """What its RDMA ports must speak, as `probes.rdma` calls it; None without RDMA."""
+        return {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}.get(self.kind)
+
+
+class Management(Network):
+    """The network for everything else: ssh, the scheduler, this controller."""
+
+    mtu_bytes: Mtu | None = Field(None, alias="mtu")
+    """Largest packet in bytes, without the frame."""
+
+
+class Storage(Page):
+    """Absolute paths that every node sees."""
+
+    datasets: AbsolutePath | None = None
+    """Where training data is read from."""
+    checkpoints: AbsolutePath | None = None
+    """Where checkpoints are kept, shared by all nodes."""
+    scratch: AbsolutePath | None = None
+    """Where a job may write what it does not keep."""
+
+
+class Scheduler(Page):
+    """Who hands out nodes."""
+
+    kind: Literal["slurm"]
+    """The scheduler that jobs are submitted to."""
+    names: Mapping[str, Text] = Field(default_factory=dict)
+    """Free-form names that a submission needs: partition, account, queue, namespace."""
+
+
+class Topology(Page):
+    """Sockets that each node of the rack shows, over the CPUs of this machine.
+
+    Node i has everything i sockets further, so that nodes take turns on the CPUs. Other launchers'
+    nodes show what they have.
+    """
+
+    sockets: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
+    """How many; each is one NUMA node. They are counted from 0 below."""
+    accelerator_sockets: Annotated[tuple[Count, ...], Field(min_length=1)] = (0, 1)
+    """Of the places for accelerators; local rank i is beside place i, beyond they begin again."""
+    fabric_socket: Count = 0
+    """Where the fabric's NIC is."""
+    management_socket: Count = 1
+    """Where the management network's NIC is."""
+
+    @field_validator("accelerator_sockets", "fabric_socket", "management_socket")
+    @classmethod
+    def _is_there(cls, value: int | tuple[int, ...], info: ValidationInfo) -> int | tuple[int, ...]:
+        sockets = info.data.get("sockets")
+        for socket in value if isinstance(value, tuple) else (value,):
+            if sockets is not None and socket >= sockets:
+                raise ValueError(f"socket {socket} of {sockets}; accepted: 0 to {sockets - 1}")
+        return value
+
+
+def _is_command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}; accepted: a command, as for a shell") from None
+    if not any("{node}" in word for word in words):
+        raise ValueError(
+            f"{text!r} does not say which node; accepted: a command with {{node}} in it, such as "
+            "ipmitool -H {node}-bmc chassis power off"
+        )
+    return text
+
+
+Command = Annotated[Text, AfterValidator(_is_command)]
+
+
+class Power(Page):
+    """Commands that switch a node, run where pytest runs, without a shell; {node} is its name.
+
+    Not off and on, which YAML takes for no and yes.
+    """
+
+    switch_off: Command
+    """As a pulled plug, such as ipmitool -H {node}-bmc chassis power off."""
+    switch_on: Command
+    """Boots it again."""
+    within_s: Seconds = Field(600.0, alias="within")
+    """From the command that boots it until commands run on it again, such as 10 min."""
+    command_within_s: Seconds = Field(60.0, alias="command_within")
+    """The longest that either command itself may take."""
+
+
+class Inventory(Page):
+    """All of a cluster that is there before anything is promised of it."""
+
+    name: Text
+    """What the cluster is called."""
+    confirmed: Annotated[bool, Field(strict=True)] = True
+    """Whether somebody compared this page with what was bought. A page by --mnode-discover says
+    false until then, and no run with it certifies."""
+    emulated: tuple[Text, ...] = ()
+    """What is emulated and not real, a line each; said on the certificate."""
+    nodes: Some | None = None
+    """How many nodes the cluster has; left out where as many are made as a run asks for."""
+    accelerators: Accelerators
+    fabric: Fabric
+    management: Management | None = None
+    topology: Topology | None = None
+    storage: Storage | None = None
+    scheduler: Scheduler | None = None
+    power: Power | None = None
+
+
+class Criterion(Page):
+    """Base of what is promised for one criterion."""
+
+    def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
+        """One line for each promise that this cluster cannot keep, or that would hide a fault."""
+        return iter(())
+
+
+class NonEmptyCriterion(Criterion):
+    """Base of a criterion without a required key, of which one key at least must be given."""
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"promises nothing; accepted: {', '.join(type(self).model_fields)}")
+        return self
