@@ -33,7 +33,6 @@ KNOWN_UPWARD = {
 """Arrows between folders that still run up."""
 
 KNOWN_CIRCLES = (
-    {"spec.criteria", "spec.launch", "spec.models", "spec.restart", "spec.scaling"},
     {
         "agent.agent",
         "agent.elastic",
