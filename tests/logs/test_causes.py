@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from pytest_mnode.logs.causes import causes, first_cause, is_peer_lost
-from pytest_mnode.logs.causes.table import TABLE
+from pytest_mnode.logs.causes.table import known_causes
+
+TABLE = known_causes()
 
 COMPOSED = yaml.safe_load(
     (Path(__file__).parents[2] / "fixtures" / "logs" / "causes.yaml").read_text()

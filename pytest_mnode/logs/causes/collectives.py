@@ -1,4 +1,4 @@
-"""What torch's watchdogs of several ranks say together of collectives that did not end in time."""
+"""Collectives that timed out, by what torch's watchdogs of all ranks print together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT = re.compile(r"(?:at (?:NCCL )?work(?: sequence id)?:|SeqNum=) ?(\d+)")
 _ENQUEUED = re.compile(r"last enqueued(?: NCCL)? work: (\d+)")
 
 _SAME_SIZE = ("ALLREDUCE", "BROADCAST", "REDUCE")
-"""Collectives in which all ranks give as many elements."""
+"""Collectives in which all ranks have the same number of elements."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCause:
-    """A cause by its name in the table, of these ranks."""
+    """A cause by its name in the table, and its ranks."""
 
     name: str
     line: str
@@ -53,12 +53,12 @@ class CollectiveCause:
 
 @dataclass(slots=True)
 class Collectives:
-    """Collectives that ranks' watchdogs gave up; each rank's lines may come in any order."""
+    """Collectives that watchdogs reported; lines of ranks may come in any order."""
 
     works: dict[tuple[int, int | None, str], _Work] = field(default_factory=dict)
 
     def take(self, line: str) -> None:
-        """Take in a line; most tell of none."""
+        """Read a line; most lines report no collective."""
         if "atchdog" not in line and "NCCL work" not in line:
             return
         found = _RANK.search(line)
@@ -80,7 +80,7 @@ class Collectives:
                 one.enqueued = int(enqueued.group(1))
 
     def all(self) -> Iterator[CollectiveCause]:
-        """Groups' collectives: who called another one, who came too late, who waited."""
+        """Per process group: ranks that called a different collective, came too late, or waited."""
         groups: dict[str | None, list[_Work]] = {}
         for work in self.works.values():
             groups.setdefault(work.group, []).append(work)
@@ -101,7 +101,7 @@ class Collectives:
 
 
 def _behind(works: list[_Work]) -> Iterator[CollectiveCause]:
-    """Ranks that never enqueued what others of the group wait in."""
+    """Ranks that did not enqueue the collective in which others of the group wait."""
     latest = max(works, key=lambda work: work.seq or 0)
     late = [w for w in works if None not in (w.enqueued, latest.seq) and w.enqueued < latest.seq]  # type: ignore[operator]
     if late:
@@ -118,7 +118,7 @@ def _differ(works: list[_Work]) -> bool:
 
 
 def _odd(works: list[_Work]) -> set[int]:
-    """Ranks that called what fewest called; all, where none is in the minority."""
+    """Ranks in the minority; all ranks where there is none."""
     counts = Counter((work.op, work.numel) for work in works)
     most = max(counts.values())
     odd = {work.rank for work in works if counts[work.op, work.numel] < most}

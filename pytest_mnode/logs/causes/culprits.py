@@ -1,10 +1,10 @@
-"""Who is to blame, by a line: rank, host, device and peer. Pure."""
+"""Rank, host, device and peer that a line names. Pure."""
 
 from __future__ import annotations
 
 import re
 
-# What schedulers, launchers and torch put before a line, with who it is.
+# What schedulers, launchers and torch print before a line; groups name who printed it.
 _PREFIX = re.compile(
     r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
@@ -43,11 +43,11 @@ PEER = re.compile(
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
     r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
 )
-_BLANKED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
+_REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
 
 
-def parted(line: str) -> tuple[dict[str, str], str]:
-    """What stands before a line, by name, and the line without it."""
+def split_prefix(line: str) -> tuple[dict[str, str], str]:
+    """The named parts of a line's prefix, and the line without it."""
     labels: dict[str, str] = {}
     at = 0
     while (found := _PREFIX.match(line, at)) is not None and found.end() > at:
@@ -62,13 +62,13 @@ def first(pattern: re.Pattern[str], text: str) -> str | None:
     return next(filter(None, found.groups()), None) if found else None
 
 
-def unblanked(name: str | None) -> str | None:
-    """A name, unless it was blanked."""
-    return None if name is None or _BLANKED.fullmatch(name.strip("[]")) else name.strip("[]()")
+def unredacted(name: str | None) -> str | None:
+    """A name, unless it was redacted."""
+    return None if name is None or _REDACTED.fullmatch(name.strip("[]")) else name.strip("[]()")
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:
-    """Ranks of "3", "0, 2" or "0-3,7"; of a range no more than it is likely to mean."""
+    """Ranks in "3", "0, 2" or "0-3,7"; at most 4,097 of one range."""
     found: set[int] = set()
     for low, high in re.findall(r"(\d{1,7})(?:-(\d{1,7}))?", text):
         found.update(range(int(low), min(int(high or low), int(low) + 4096) + 1))

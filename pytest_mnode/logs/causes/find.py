@@ -1,4 +1,4 @@
-"""Causes in any text: the output of a rank, of a job, or a log of NCCL. Pure."""
+"""Finds known causes in any text: the output of a rank or a job, or a log of NCCL. Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from pytest_mnode.logs.causes.culprits import (
     RANK,
     WHO,
     first,
-    parted,
     rank_numbers,
-    unblanked,
+    split_prefix,
+    unredacted,
 )
-from pytest_mnode.logs.causes.kinds import Kind
-from pytest_mnode.logs.causes.table import TABLE
+from pytest_mnode.logs.causes.table import KnownCause, in_order_of_matching, known_cause
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
 from pytest_mnode.logs.nccl_log.text import plain_text
 from pytest_mnode.machine.cpus import format_cpulist
 
-_ORDERED = sorted(enumerate(TABLE), key=lambda one: one[1].unless_other)
 _LONGEST = 1000
 _SHOWN = 300
 
-# Every line that a pattern of the table matches has one of these; others are not looked at twice.
+# Every line that matches a pattern of the table contains one of these; other lines are skipped.
 _WORTH = re.compile(
     r"fail|error|exception|\bout.of.memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
     r"driver|device|gpu|mismatch|differ|instead of|rank|memory|space|quota|stale|unavailable|"
@@ -49,7 +47,7 @@ _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b")
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
 _LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
 """Torchrun lists later failures before the first one, which is the cause."""
-# MPICH tells rank and host ahead of a stack of errors.
+# MPICH prints rank and host before a stack of errors.
 _MPICH = re.compile(r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort")
 _MPICH_STACK = re.compile(r"^(?:MPI|PMPI)\w+\(\d+\)\.*:")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
@@ -57,19 +55,17 @@ _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
 _SUMMARY = re.compile(
     r"(?:^|[\s\]:])(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>[^\s(]+)"
 )
-"""Of torchrun's summary, which tells host and rank of each process before what became of it."""
+"""Torchrun's summary: host and rank of a process come before its exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that a text says went wrong, with its evidence and who is to blame.
+    """A known cause found in a text, with the line that shows it and who is to blame.
 
-    order: its weight, smaller is weightier. rank, host, device, peer: as far as lines tell; equal
-    causes of several ranks are one with all of them.
+    ranks, host, device, peer: as far as lines name them; equal causes of several ranks are one.
     """
 
-    kind: Kind
-    order: int
+    kind: KnownCause
     line: str
     ranks: tuple[int, ...] = ()
     host: str | None = None
@@ -79,22 +75,27 @@ class Cause:
 
     @property
     def name(self) -> str:
-        """As the table names it."""
+        """The name in the table."""
         return self.kind.name
 
     @property
     def root(self) -> bool:
-        """Whether it explains the failure; else it follows from another one."""
+        """Whether it explains the failure; otherwise it follows from another one."""
         return self.kind.root
 
     @property
+    def order(self) -> int:
+        """Its place in the table; smaller is weightier."""
+        return self.kind.order
+
+    @property
     def known(self) -> int:
-        """How much of the culprit is known."""
+        """How many parts of the culprit are known."""
         return sum(map(bool, (self.ranks, self.host, self.device, self.peer)))
 
     @property
     def culprit(self) -> str:
-        """Such as "rank 3 on node2, mlx5_3:1, peer 10.0.0.7"; empty where no line tells."""
+        """Such as "rank 3 on node2, mlx5_3:1, peer 10.0.0.7"; empty where no line names one."""
         several = "s" if len(self.ranks) > 1 else ""
         ranks = f"rank{several} {format_cpulist(self.ranks)}" if self.ranks else ""
         on = " on ".join(filter(None, [ranks, self.host or ""]))
@@ -102,7 +103,7 @@ class Cause:
 
     @property
     def short(self) -> str:
-        """What it is, without rank and host: "port went down (mlx5_3:1)"."""
+        """Without rank and host: "port went down (mlx5_3:1)"."""
         parts = ", ".join(
             filter(None, [self.device, self.peer and f"peer {self.peer}", self.detail])
         )
@@ -110,14 +111,14 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """One line for a reader: who, what, the evidence and the remedy."""
+        """One line: culprit, name and meaning, the line that shows it, and the remedy."""
         who = f"{self.culprit}: " if self.culprit else ""
         what = f"{self.name} ({self.kind.meaning}{f': {self.detail}' if self.detail else ''})"
         return f"{who}{what}; {self.line!r}; {self.kind.remedy}"
 
 
 def causes(text: str | bytes) -> list[Cause]:
-    """All causes that `text` tells of, root causes first, then by their order in the table."""
+    """All causes in `text`, in the order of the table: root causes first."""
     found: dict[tuple[str, ...], Cause] = {}
     ranks: dict[tuple[str, ...], int] = {}
     collectives = Collectives()
@@ -145,7 +146,7 @@ def causes(text: str | bytes) -> list[Cause]:
             merged = tuple(sorted({*known.ranks, *one.ranks}))
             found[key] = replace(known, ranks=merged)
     _add_collectives(found, collectives)
-    # Of equal weight, those that name more of the culprit come first.
+    # Of equal weight, the cause with more of its culprit known comes first.
     return sorted(found.values(), key=lambda cause: (cause.order, -cause.known))
 
 
@@ -161,13 +162,13 @@ def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
 
 
 def is_peer_lost(text: str) -> bool:
-    """Whether this is what a rank says that lost another one, and nothing weightier."""
+    """Whether the text shows the loss of another rank, and no root cause."""
     found = causes(text)
     return bool(found) and not found[0].root
 
 
 def _recover(found: dict[tuple[str, ...], Cause], line: str) -> None:
-    """Forget what a process warned of while it connected, for it has connected since."""
+    """Drop warnings from while a process connected: it is connected now."""
     who = WHO.search(line)
     for key in [key for key, cause in found.items() if _CONNECTING.search(cause.line)]:
         earlier = WHO.search(found[key].line)
@@ -181,7 +182,7 @@ def _recover(found: dict[tuple[str, ...], Cause], line: str) -> None:
 
 
 def _block(line: str, block: dict[str, str]) -> dict[str, str]:
-    """What the lines before told of the rank and host that `line` speaks of."""
+    """Rank and host of the process that `line` is about, from the lines before it."""
     if (summary := _SUMMARY.search(line)) is not None:
         return {**block, summary["key"]: summary["value"]}
     if (mpich := _MPICH.search(line)) is not None:
@@ -190,7 +191,7 @@ def _block(line: str, block: dict[str, str]) -> dict[str, str]:
 
 
 def _learn_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
-    """Remember which rank of the largest communicator a process of NCCL is."""
+    """Remember the rank of an NCCL process in its largest communicator."""
     comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
     who = WHO.search(line) if comm else None
     if comm is None or who is None:
@@ -203,72 +204,61 @@ def _learn_rank(line: str, ranks: dict[tuple[str, ...], int]) -> None:
 def _cause_of(
     line: str, ranks: Mapping[tuple[str, ...], int], block: Mapping[str, str]
 ) -> Cause | None:
-    prefix, body = parted(line)
+    prefix, body = split_prefix(line)
     is_info = _INFO.search(body) is not None
-    for order, kind in _ORDERED:
+    for kind in in_order_of_matching():
         if is_info and not kind.in_info:
             continue
         for pattern in kind.patterns:
-            match = pattern.search(body)
-            if match is not None:
-                return _cause(kind, order, match, line.strip(), body, prefix, ranks, block)
+            if (match := pattern.search(body)) is not None:
+                return _cause(kind, match, line.strip(), prefix, ranks, block)
     return None
 
 
 def _cause(  # noqa: PLR0917  the match, then where it was found
-    kind: Kind,
-    order: int,
+    kind: KnownCause,
     match: re.Match[str],
     line: str,
-    body: str,
     prefix: Mapping[str, str],
     ranks: Mapping[tuple[str, ...], int],
     block: Mapping[str, str],
 ) -> Cause:
+    body = match.string
     groups = {name: value for name, value in match.groupdict().items() if value}
     gid = read_gid(NOBODY, body) if "modify_qp" in body or "completion" in body else None
-    name = connection_failure(gid) if gid is not None and "modify_qp" in body else None
-    if name is not None:
-        order, kind = _kind(name)
+    if gid is not None and "modify_qp" in body and (name := connection_failure(gid)) is not None:
+        kind = known_cause(name)
     who = WHO.search(line)
-    told = groups.get("rank") or first(RANK, body)
     labels = [prefix.get(key) for key in ("torch", "mpi", "srun")]
-    told = told or next(filter(None, labels), None) or block.get("rank")
-    mine = rank_numbers(f"{told or ''},{groups.get('other', '')}")
-    if not mine and who is not None and who.groups() in ranks:
-        mine = (ranks[who.groups()],)
+    named = groups.get("rank") or first(RANK, body) or next(filter(None, labels), block.get("rank"))
+    own = rank_numbers(f"{named or ''},{groups.get('other', '')}")
+    if not own and who is not None and who.groups() in ranks:
+        own = (ranks[who.groups()],)
     host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
     labels = [prefix.get(key) for key in ("ip", "pod", "pdsh", "compose")]
-    host = host or next(filter(None, labels), None)
-    device = groups.get("device") or first(DEVICE, body)
+    host = host or next(filter(None, labels), block.get("host"))
     peer = groups.get("peer") or first(PEER, body)
-    detail = groups.get("detail")
+    detail = groups.get("detail", "").strip() or None
     if gid is not None and gid.local and gid.remote:
         detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
         peer = peer or gid.remote
     return Cause(
         kind=kind,
-        order=order,
         line=line[:_SHOWN],
-        ranks=mine,
-        host=unblanked(host or block.get("host")),
-        device=unblanked(device),
-        peer=unblanked(peer),
-        detail=detail.strip() if detail else None,
+        ranks=own,
+        host=unredacted(host),
+        device=unredacted(groups.get("device") or first(DEVICE, body)),
+        peer=unredacted(peer),
+        detail=detail,
     )
 
 
-def _kind(name: str) -> tuple[int, Kind]:
-    return next((order, kind) for order, kind in enumerate(TABLE) if kind.name == name)
-
-
 def _add_collectives(found: dict[tuple[str, ...], Cause], collectives: Collectives) -> None:
-    """Put what watchdogs of all ranks say together, in place of their single lines."""
+    """Replace single lines of watchdogs by what the watchdogs of all ranks show together."""
     if collectives.works:
         for key in [key for key in found if key[0] == "collective timed out"]:
             del found[key]
     for one in collectives.all():
-        order, kind = _kind(one.name)
         found[one.name, one.detail] = Cause(
-            kind, order, one.line[:_SHOWN], ranks=one.ranks, detail=one.detail
+            known_cause(one.name), one.line[:_SHOWN], ranks=one.ranks, detail=one.detail
         )
