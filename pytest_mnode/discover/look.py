@@ -20,12 +20,12 @@ from typing import TypeVar
 
 from pytest_mnode.criteria.preflight import machine
 from pytest_mnode.criteria.preflight.facts import encode
-from pytest_mnode.criteria.preflight.software import peermem_version
 from pytest_mnode.discover import verbs
 from pytest_mnode.discover.facts import Accelerators, Nic, NodeLook, RdmaPort
 from pytest_mnode.discover.mounts import mount_table, shared_mounts
 from pytest_mnode.logs import kernel_log
 from pytest_mnode.machine import cpus, netdev, numa, nvml, pci, rdma, shaping, sysfs
+from pytest_mnode.machine.software import peermem_version
 
 PART_LIMIT_S = 15.0
 """Of one part: a driver in trouble lets its askers hang."""
@@ -178,7 +178,7 @@ def rdma_ports(
             rate_gbits_s=port.rate_gbits_s,
             virtual=device.virtual,
             netdevs=device.netdevs,
-            gid_types=machine.gid_types(port),
+            gid_types=port.gid_types,
             nearest=_nearest(device.pci_address, tree),
             numa_node=device.numa_node,
             mtu_bytes=mtus.get((device.name, port.number)),
@@ -200,7 +200,7 @@ def _nearest(address: str | None, tree: pci.PciTree | None) -> str | None:
 def accelerators(root: Path, tree: pci.PciTree | None, *, running: bool) -> Accelerators:
     """Accelerators by PCI, and as NVML tells of them where this machine runs."""
     on_pci = tree.accelerators if tree else ()
-    told = nvml.read_nvml() if running else nvml.Accelerators(why="not asked")
+    told = nvml.read_nvml() if running else nvml.NvmlAnswer(why="not asked")
     driver = sysfs.text(root / "proc/driver/nvidia/version") or ""
     each = told.found
     return Accelerators(

@@ -1,4 +1,18 @@
-"""Readers of machine facts: each reads one kind (a counter, a table, a log) into a value.
+"""What a machine has and does: one model of it, read from a live node or from a recorded tree.
 
-They decide nothing and know of no test. What cannot be read is None or absent, never zero.
+`model.Machine.read(root)` reads everything, `Machine.read(root, ("interfaces", "rdma"))` only the
+parts named. Each part is a field of `Machine`; its types and its reader are in the file of that
+subject: `netdev` (network interfaces), `rdma` (ports, GIDs, counters), `pci`, `nvml` (the
+accelerators), `cpus`, `numa`, `mounts`, `software`. `encode` and `decode` in `encoding` convert any
+dataclass to JSON and back. `python -m pytest_mnode.machine [PART …]` prints a machine as one line
+of JSON; it imports neither torch nor pytest.
+
+    machine = Machine.read(root)                    # or decode(Machine, line)
+    machine.interface("eth0"), machine.ports, machine.pci.distance(gpu, nic), machine.unread
+
+A new reading is one field of `Machine` or of a part, and one line in its reader.
+
+Beside the model: `counters` (bytes and errors between two readings), `process`, `threads`,
+`waiting` and `cgroup` (what processes do and may do). Readers decide nothing and know of no test.
+What cannot be read is None or absent, never zero; why a part is missing is in `Machine.unread`.
 """

@@ -81,11 +81,10 @@ class Cpu:
 class Cpus:
     """CPUs of a machine. Sets are None where the kernel does not tell them."""
 
-    online: frozenset[int] | None
-    possible: frozenset[int] | None
-    present: frozenset[int] | None
-    isolated: frozenset[int] | None
-    cpus: tuple[Cpu, ...]
+    online: frozenset[int] | None = None
+    present: frozenset[int] | None = None
+    isolated: frozenset[int] | None = None
+    cpus: tuple[Cpu, ...] = ()
 
     def cpu(self, number: int) -> Cpu | None:
         """The CPU of this number; None where there is none."""
@@ -108,11 +107,6 @@ class Cpus:
                 found.setdefault(cpu.package, set()).add(cpu.number)
         return {package: frozenset(cpus) for package, cpus in found.items()}
 
-    @property
-    def threads_per_core(self) -> int | None:
-        """The most threads that a core shows; None where siblings are not told."""
-        return max((len(cpu.siblings) for cpu in self.cpus if cpu.siblings), default=None)
-
 
 def read_cpus(root: Path = Path("/")) -> Cpus:
     """CPUs below `root`/sys/devices/system/cpu.
@@ -123,7 +117,6 @@ def read_cpus(root: Path = Path("/")) -> Cpus:
     numbered = [path for path in sysfs.entries(folder) if re.fullmatch(r"cpu\d+", path.name)]
     return Cpus(
         online=read_cpulist(folder / "online"),
-        possible=read_cpulist(folder / "possible"),
         present=read_cpulist(folder / "present"),
         isolated=read_cpulist(folder / "isolated"),
         cpus=tuple(_cpu(path) for path in numbered),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.shaping import shaped_mbits_s
 
 _IFF_UP = 0x1
 _INFINIBAND, _LOOPBACK = 32, 772
@@ -39,7 +43,9 @@ class Interface:
     does not know (−1) or the interface is down. carrier_changes: how often the carrier came or went
     since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: what is
     bound into it, ports of a bridge too. rdma_devices: those on the same PCI function. errors:
-    counters of errors and drops by the kernel's names, only those that can be read.
+    counters of errors and drops by the kernel's names, only those that can be read. addresses: IPv4
+    and IPv6; shaped_mbits_s: of the queue (tbf) for what leaves it; both only of a live machine:
+    see `with_addresses`.
     """
 
     name: str
@@ -63,6 +69,8 @@ class Interface:
     received_packets: int | None
     errors: Mapping[str, int]
     carrier_changes: int | None = None
+    addresses: tuple[str, ...] = ()
+    shaped_mbits_s: float | None = None
 
     @property
     def up(self) -> bool | None:
@@ -80,6 +88,15 @@ class Interface:
         """The interface that a VLAN's name or an IPoIB child's puts before its number."""
         head, separator, _ = self.name.rpartition(".")
         return head if separator and head else None
+
+
+def rate_mbits_s(interface: Interface, known: Mapping[str, Interface]) -> float | None:
+    """The rate of its queue, else the speed of hardware; None where neither is known.
+
+    known: all interfaces by name.
+    """
+    hardware = rests_on_hardware(interface, known)
+    return interface.shaped_mbits_s or (interface.speed_mbits_s if hardware else None)
 
 
 def rests_on_hardware(interface: Interface, known: Mapping[str, Interface]) -> bool:
@@ -132,6 +149,47 @@ def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:
         return None
     # bonding_masters lies beside the interfaces and is a file.
     return tuple(_interface(path, root) for path in sysfs.entries(folder) if path.is_dir())
+
+
+def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
+    """The same interfaces with what the kernel tells only of the running network namespace."""
+    addresses = _addresses()
+    shaped: Mapping[str, float] = {}
+    with contextlib.suppress(OSError):
+        shaped = shaped_mbits_s()
+    return tuple(
+        replace(
+            one,
+            addresses=addresses.get(one.name, ()),
+            shaped_mbits_s=shaped.get(one.name),
+        )
+        for one in found
+    )
+
+
+def interface_addresses() -> dict[str, str]:
+    """IP address to the interface that has it, in this network namespace."""
+    return {plain(address): name for name, found in _addresses().items() for address in found}
+
+
+def plain(address: str) -> str:
+    """An address in the one form that all are compared in; without the zone of fe80::1%eth0."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def _addresses() -> dict[str, tuple[str, ...]]:
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: tuple(one.address for one in found if one.family in families)
+        for name, found in psutil.net_if_addrs().items()
+    }
 
 
 def _interface(path: Path, root: Path) -> Interface:

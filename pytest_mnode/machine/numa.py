@@ -37,7 +37,7 @@ class Numa:
     not there.
     """
 
-    nodes: tuple[NumaNode, ...]
+    nodes: tuple[NumaNode, ...] = ()
 
     def node(self, number: int | None) -> NumaNode | None:
         """The node of this number; None where there is none."""

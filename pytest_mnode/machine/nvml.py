@@ -13,7 +13,8 @@ from typing import Any, Self, TypeVar
 from pytest_mnode.machine.pci import full_address
 
 _T = TypeVar("_T")
-_HARMLESS = {0x1: "GpuIdle", 0x2: "ApplicationsClocksSetting", 0x100: "DisplayClockSetting"}
+_HARMLESS = (0x1, 0x2, 0x100)
+"""GpuIdle, ApplicationsClocksSetting, DisplayClockSetting."""
 _SLOWED = {
     0x4: "SwPowerCap",
     0x8: "HwSlowdown",
@@ -29,20 +30,19 @@ _USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
 SAMPLE_EVERY_S = 0.02
 _UNTOLD = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
 _CPU_WORDS = 1024 // 64
-_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
-_SM, _MEMORY = 1, 2
-_TEMPERATURE_GPU = 0
+_UNCORRECTED, _VOLATILE = 1, 0
+_SM = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One accelerator. None for what it does not have, or NVML would not tell.
 
-    ecc_uncorrected: since the driver was loaded; …_lifetime: since it was made.
+    ecc_uncorrected: since the driver was loaded.
     remapped_rows_failed: memory could not be replaced, which asks for service. throttled: why its
     clocks are held back now, by NVML's names; SwPowerCap alone is usual under full load.
-    other_reasons: idling and settings. numa_node: of its own memory, on machines where that is one.
-    cpus: as the driver advises, by which its CPUs' node is found.
+    numa_node: of its own memory, on machines where that is one. cpus: as the driver advises, by
+    which its CPUs' node is found.
     """
 
     index: int
@@ -52,33 +52,24 @@ class Accelerator:
     memory_bytes: int | None
     ecc_enabled: bool | None
     ecc_uncorrected: int | None
-    ecc_uncorrected_lifetime: int | None
     remapped_rows_pending: bool | None
     remapped_rows_failed: bool | None
     throttled: tuple[str, ...] | None
-    other_reasons: tuple[str, ...] | None
     persistence: bool | None
-    sm_clock_mhz: int | None
-    max_sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    temperature_c: int | None
-    power_limit_w: float | None
     mig_enabled: bool | None
     numa_node: int | None
     cpus: frozenset[int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerators:
+class NvmlAnswer:
     """What NVML tells. found: None where it could not be asked, for the reason in `why`."""
 
-    driver: str | None = None
-    cuda: str | None = None
     found: tuple[Accelerator, ...] | None = None
     why: str = ""
 
 
-def read_nvml(nvml: Any = None) -> Accelerators:
+def read_nvml(nvml: Any = None) -> NvmlAnswer:
     """Accelerators of this machine, by index; never raises.
 
     nvml: a module such as `pynvml`, which is imported where none is given.
@@ -89,15 +80,15 @@ def read_nvml(nvml: Any = None) -> Accelerators:
         try:
             nvml = importlib.import_module("pynvml")
         except Exception as error:  # a broken binding fails in its own ways
-            return Accelerators(why=f"NVML cannot be asked: {error}; pip install nvidia-ml-py")
+            return NvmlAnswer(why=f"NVML cannot be asked: {error}; pip install nvidia-ml-py")
     try:
         nvml.nvmlInit()
     except Exception as error:
-        return Accelerators(why=f"NVML did not start: {error}; is the NVIDIA driver loaded?")
+        return NvmlAnswer(why=f"NVML did not start: {error}; is the NVIDIA driver loaded?")
     try:
         return _read(nvml)
     except Exception as error:
-        return Accelerators(why=f"NVML failed: {error}")
+        return NvmlAnswer(why=f"NVML failed: {error}")
     finally:
         _try(nvml.nvmlShutdown)
 
@@ -159,7 +150,7 @@ class LoadSampler:
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
             while not self._over.wait(SAMPLE_EVERY_S):
-                slowed = _reasons(_reason_bits(nvml, handle), harmless=False)
+                slowed = _slowing(_reason_bits(nvml, handle))
                 clock = _try(lambda: _count(nvml.nvmlDeviceGetClockInfo(handle, _SM)))
                 now = _try(lambda: _count(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
                 self._generations += [now] if now else []
@@ -197,14 +188,9 @@ def _reason_bits(nvml: Any, handle: Any) -> Any:
     return None
 
 
-def _read(nvml: Any) -> Accelerators:
+def _read(nvml: Any) -> NvmlAnswer:
     count = int(nvml.nvmlDeviceGetCount())
-    cuda = _try(lambda: int(nvml.nvmlSystemGetCudaDriverVersion()))
-    return Accelerators(
-        driver=_try(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-        found=tuple(_accelerator(nvml, index) for index in range(count)),
-    )
+    return NvmlAnswer(found=tuple(_accelerator(nvml, index) for index in range(count)))
 
 
 def _accelerator(nvml: Any, index: int) -> Accelerator:
@@ -219,7 +205,6 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
     pci = ask("nvmlDeviceGetPciInfo")
     reasons = None if handle is None else _reason_bits(nvml, handle)
     rows = ask("nvmlDeviceGetRemappedRows")
-    limit = _try(lambda: int(ask("nvmlDeviceGetEnforcedPowerLimit")))
     memory = ask("nvmlDeviceGetMemoryInfo")
     return Accelerator(
         index=index,
@@ -229,19 +214,10 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
         memory_bytes=_count(getattr(memory, "total", None)) or None,
         ecc_enabled=_first_flag(ask("nvmlDeviceGetEccMode")),
         ecc_uncorrected=_count(ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)),
-        ecc_uncorrected_lifetime=_count(
-            ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE)
-        ),
         remapped_rows_pending=_try(lambda: bool(rows[2])),
         remapped_rows_failed=_try(lambda: bool(rows[3])),
-        throttled=_reasons(reasons, harmless=False),
-        other_reasons=_reasons(reasons, harmless=True),
+        throttled=_slowing(reasons),
         persistence=_flag(ask("nvmlDeviceGetPersistenceMode")),
-        sm_clock_mhz=_count(ask("nvmlDeviceGetClockInfo", _SM)),
-        max_sm_clock_mhz=_count(ask("nvmlDeviceGetMaxClockInfo", _SM)),
-        memory_clock_mhz=_count(ask("nvmlDeviceGetClockInfo", _MEMORY)),
-        temperature_c=_count(ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU)),
-        power_limit_w=None if limit is None else limit / 1000,
         mig_enabled=_first_flag(ask("nvmlDeviceGetMigMode")),
         numa_node=_count(ask("nvmlDeviceGetNumaNodeId")),
         cpus=_cpus(ask("nvmlDeviceGetCpuAffinity", _CPU_WORDS)),
@@ -276,13 +252,13 @@ def _first_flag(value: Any) -> bool | None:
     return _try(lambda: _flag(value[0]))
 
 
-def _reasons(bits: Any, *, harmless: bool) -> tuple[str, ...] | None:
+def _slowing(bits: Any) -> tuple[str, ...] | None:
+    """Names of the reasons that hold a clock back."""
     if not isinstance(bits, int):
         return None
-    known = {**_HARMLESS, **_SLOWED}
     set_ = [1 << i for i in range(bits.bit_length()) if bits >> i & 1]
     # A reason that is not known yet is taken for a slow-down: it must not pass unseen.
-    return tuple(known.get(bit, f"{bit:#x}") for bit in set_ if (bit in _HARMLESS) is harmless)
+    return tuple(_SLOWED.get(bit, f"{bit:#x}") for bit in set_ if bit not in _HARMLESS)
 
 
 def _cpus(words: Any) -> frozenset[int] | None:

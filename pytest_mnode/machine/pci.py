@@ -9,14 +9,33 @@ from pathlib import Path
 
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import read_cpulist
-from pytest_mnode.machine.pci_kinds import MAKERS, NVIDIA, computes
 
 _HOST = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 _BAR = re.compile(r"0x([0-9a-f]+) 0x([0-9a-f]+) ")
 _NETWORK = "02"
-_BRIDGE = "0604"
+NVIDIA, AMD, INTEL = "10de", "1002", "8086"
+_MAKERS = {
+    NVIDIA: "NVIDIA",
+    AMD: "AMD",
+    INTEL: "Intel",
+    "1da3": "Habana",
+    "1d0f": "Amazon",
+    "1ae0": "Google",
+    "19e5": "Huawei",
+    "17cb": "Qualcomm",
+    "1e52": "Tenstorrent",
+    "15b3": "Mellanox",
+    "14e4": "Broadcom",
+    "1af4": "virtio",
+    "1b36": "QEMU",
+}
+_VGA, _DISPLAY, _3D, _PROCESSING = "0300", "0380", "0302", "1200"
+_MAKERS_OF_ACCELERATORS = (NVIDIA, AMD, "1da3", "1d0f", "1ae0", "19e5", "17cb", "1e52")
+"""Whose processing accelerators train models: those of others are FPGAs, or NPUs of a CPU."""
+_DISPLAY_BAR_BYTES = 1 << 30
+"""More than a board's display chip or a GPU that is built into a CPU shows of its memory."""
 
 
 class Distance(StrEnum):
@@ -68,12 +87,7 @@ class PciFunction:
     @property
     def maker(self) -> str | None:
         """Who made it, in words; None for an unknown vendor number."""
-        return MAKERS.get(self.vendor or "")
-
-    @property
-    def is_bridge(self) -> bool:
-        """Whether it is a PCI bridge: a root port, or a port of a switch."""
-        return self.kind == _BRIDGE
+        return _MAKERS.get(self.vendor or "")
 
     @property
     def is_network(self) -> bool:
@@ -82,36 +96,32 @@ class PciFunction:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether it is there for ranks to compute on."""
-        return computes(
-            self.kind,
-            self.vendor,
-            behind_bridge=bool(self.bridges),
-            boots_display=bool(self.boots_display),
-            largest_bar_bytes=self.largest_bar_bytes or 0,
-        )
+        """Whether it is there for ranks to compute on.
+
+        3D controllers and processing accelerators are, and GPUs with a display; a server's own
+        display controller is not, nor what is built into a CPU.
+        """
+        if self.kind == _PROCESSING:
+            return self.vendor in _MAKERS_OF_ACCELERATORS
+        if self.kind not in (_VGA, _DISPLAY):
+            return self.kind == _3D
+        if self.vendor == INTEL:
+            return bool(self.bridges)
+        if self.vendor == AMD and self.kind == _VGA:
+            return (self.largest_bar_bytes or 0) > _DISPLAY_BAR_BYTES and not self.boots_display
+        return self.vendor in (NVIDIA, AMD)
 
     @property
     def is_nvidia(self) -> bool:
         """Whether NVIDIA made it, so that NVML tells of it where it computes."""
         return self.vendor == NVIDIA
 
-    @property
-    def link_is_reduced(self) -> bool | None:
-        """Whether the link is narrower than it could be; None where not told.
-
-        A lower rate is not told here: idle devices save power by it.
-        """
-        if not self.link_width or not self.max_link_width:
-            return None
-        return self.link_width < self.max_link_width
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciTree:
     """All PCI functions, in the order of their addresses."""
 
-    functions: tuple[PciFunction, ...]
+    functions: tuple[PciFunction, ...] = ()
 
     def function(self, address: str | None) -> PciFunction | None:
         """The function at an address, however it is written; None where there is none."""
@@ -148,6 +158,12 @@ class PciTree:
             return Distance.PHB if a.host else None
         below = max(len(a.bridges), len(b.bridges)) - shared
         return Distance.PIX if below <= 1 else Distance.PXB
+
+    def nearest_accelerator(self, address: str | None) -> Distance | None:
+        """How near the nearest accelerator is to a function; None where the tree does not tell."""
+        distances = [self.distance(address, one.address) for one in self.accelerators]
+        known = [distance for distance in distances if distance is not None]
+        return min(known, key=lambda distance: distance.rank, default=None)
 
 
 def _across_hosts(a: PciFunction, b: PciFunction) -> Distance | None:

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import parse_cpulist
-from pytest_mnode.machine.numa_maps import Area, parse_numa_maps
 
 _FIELD = re.compile(r"^([A-Za-z_]+):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _LAST_CPU = 36
 """Index of `processor` among the fields of stat after the closing bracket of the name."""
+
+# "prefer (many)" and "weighted interleave" are policies with a blank in their names.
+_AREA = re.compile(
+    r"([0-9a-f]{1,16}) "
+    r"((?:prefer \(many\)|weighted interleave|[a-z]+)(?:=[\w|]+)?(?::[\d,-]*)?)"
+    r"(?: (.*))?",
+    re.ASCII,
+)
+_NODE = re.compile(r"N(\d{1,5})=(\d{1,15})", re.ASCII)
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_PAGE_BYTES = 4096
+_PRIVATE_FILES = ("/anon_hugepage",)
+_SHARED_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV")
+
+
+class AreaKind(StrEnum):
+    """What an area of memory is. A file's area whose every page was copied on write is `ANON`."""
+
+    HEAP = "heap"
+    STACK = "stack"
+    ANON = "anon"
+    SHARED = "shared"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """One area of memory.
+
+    policy: as the kernel prints it, such as "bind:1". bytes_by_node: what is in memory, by node;
+    an area never touched has none. page_bytes: of one of its pages.
+    """
+
+    start: int
+    policy: str
+    kind: AreaKind
+    file: str | None
+    page_bytes: int
+    bytes_by_node: Mapping[int, int]
+
+
+PRIVATE = frozenset((AreaKind.HEAP, AreaKind.STACK, AreaKind.ANON))
+"""Memory that the process itself allocated and nobody shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +154,65 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
             )
         )
     return tuple(found) or None
+
+
+def parse_numa_maps(text: str, page_bytes: int = _PAGE_BYTES) -> tuple[Area, ...]:
+    """Areas in order; lines that are none are passed over.
+
+    page_bytes: taken where a line does not tell it, as kernels before 3.11 do not.
+
+    Source: Linux, Documentation/filesystems/proc.rst; fs/proc/task_mmu.c, show_numa_map.
+    """
+    return tuple(
+        area for line in text.splitlines() if (area := _area(line.strip(), page_bytes)) is not None
+    )
+
+
+def bytes_by_node(areas: Iterable[Area], kinds: Iterable[AreaKind] = PRIVATE) -> dict[int, int]:
+    """Bytes in memory on each node, over the areas of these kinds."""
+    wanted, total = frozenset(kinds), dict[int, int]()
+    for area in areas:
+        if area.kind in wanted:
+            for node, size in area.bytes_by_node.items():
+                total[node] = total.get(node, 0) + size
+    return dict(sorted(total.items()))
+
+
+def _area(line: str, page_bytes: int) -> Area | None:
+    match = _AREA.fullmatch(line)
+    if match is None:
+        return None
+    words = (match[3] or "").split()
+    values = dict(word.partition("=")[::2] for word in words if "=" in word)
+    kilobytes = _number(values.get("kernelpagesize_kB"))
+    page = kilobytes << 10 if kilobytes else page_bytes
+    pages = {int(node[1]): int(node[2]) for word in words if (node := _NODE.fullmatch(word))}
+    file = _unescaped(values["file"]) if "file" in values else None
+    return Area(
+        start=int(match[1], 16),
+        policy=match[2],
+        kind=_kind(words, file, _number(values.get("anon")), sum(pages.values())),
+        file=file,
+        page_bytes=page,
+        bytes_by_node={node: count * page for node, count in pages.items()},
+    )
+
+
+def _kind(words: list[str], file: str | None, anon: int | None, pages: int) -> AreaKind:
+    if file is None:
+        named = {"heap": AreaKind.HEAP, "stack": AreaKind.STACK}
+        return next((named[w] for w in words if w in named), AreaKind.ANON)
+    if file.startswith(_PRIVATE_FILES):
+        return AreaKind.ANON
+    if file.startswith(_SHARED_FILES):
+        return AreaKind.SHARED
+    # Pages of a file that others map too cannot be text from the copies within one area.
+    return AreaKind.ANON if pages and anon == pages else AreaKind.FILE
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _unescaped(path: str) -> str:
+    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8) & 0xFF), path)

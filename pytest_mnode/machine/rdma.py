@@ -13,6 +13,10 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec(?:\s*\((\d+)X(?:\s+(\w+))?\))?", r
 _NUMBERED = re.compile(r"\d+\s*:\s*(\S.*)", re.ASCII)
 _ON_ETHERNET = {"CA": "RoCE", "RNIC": "iWARP", "usNIC": "usNIC", "usNIC UDP": "usNIC"}
 """Protocol by node type."""
+_GID_TYPES = {"RoCE": "RoCE v1", "InfiniBand": "IB", "EFA": "IB", "iWARP": "iWARP"}
+"""What the kernel calls "IB/RoCE v1", by protocol."""
+UNKNOWN_GID = "unknown"
+"""Stands for a GID whose type cannot be read."""
 _ZERO_GID = re.compile(r"[0:]*")
 _NO_GUID = re.compile(r"[0:]*")
 
@@ -31,11 +35,10 @@ class Gid:
 class Port:
     """One port of an RDMA device.
 
-    state: ACTIVE, DOWN, INIT, ARMED, …, as in state_raw "4: ACTIVE"; phys_state likewise: LinkUp,
-    Disabled, Polling, …. rate_gbits_s: of the link, in rate_raw "400 Gb/sec (4X NDR)"; a port that
-    is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet, or Unknown as EFA
-    has it. node_type: of its device, such as CA or RNIC. lid, sm_lid: 0 where there is none. gids:
-    without the empty ones; None where the table cannot be listed.
+    state: ACTIVE, DOWN, INIT, ARMED, …; phys_state: LinkUp, Disabled, Polling, …. rate_gbits_s: of
+    the link; a port that is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet,
+    or Unknown as EFA has it. node_type: of its device, such as CA or RNIC. gids: without the empty
+    ones; None where the table cannot be listed.
     counters: the port's own, by the kernel's names and in its units (port_xmit_data counts 4 bytes
     each); hw_counters: the driver's. None where the device has no such folder; a counter that
     cannot be read is absent, and named in `unreadable`.
@@ -44,14 +47,9 @@ class Port:
     device: str
     number: int
     state: str | None
-    state_raw: str | None
     phys_state: str | None
-    phys_state_raw: str | None
     rate_gbits_s: float | None
-    rate_raw: str | None
     link_layer: str | None
-    lid: int | None
-    sm_lid: int | None
     gids: tuple[Gid, ...] | None
     counters: Mapping[str, int] | None
     hw_counters: Mapping[str, int] | None
@@ -72,6 +70,19 @@ class Port:
         if self.link_layer == "Unknown":
             return "EFA" if self.node_type in ("unspecified", None) else None
         return _ON_ETHERNET.get(self.node_type or "") if self.link_layer == "Ethernet" else None
+
+    @property
+    def gid_types(self) -> tuple[str, ...]:
+        """IB, RoCE v1, RoCE v2, iWARP: its types of GIDs, each once; `UNKNOWN_GID` where not known.
+
+        The kernel has one word for those of InfiniBand, RoCE v1 and iWARP; the protocol tells more.
+        """
+        if self.gids is None:
+            return (UNKNOWN_GID,)
+        first = _GID_TYPES.get(self.protocol or "", UNKNOWN_GID)
+        untold = "IB" if self.protocol == "InfiniBand" else UNKNOWN_GID  # it has no other
+        types = {"IB/RoCE v1": first, None: untold}
+        return tuple(dict.fromkeys(types.get(gid.type) or str(gid.type) for gid in self.gids))
 
     @property
     def name(self) -> str:
@@ -108,13 +119,8 @@ class RdmaDevice:
 
     name: str
     ports: tuple[Port, ...]
-    node_guid: str | None
-    sys_image_guid: str | None
     node_type: str | None
-    node_desc: str | None
     firmware: str | None
-    board_id: str | None
-    hca_type: str | None
     driver: str | None
     parent: str | None
     netdevs: tuple[str, ...]
@@ -170,13 +176,8 @@ def _device(path: Path, root: Path) -> RdmaDevice:
     return RdmaDevice(
         name=path.name,
         ports=ports,
-        node_guid=guid or None,
-        sys_image_guid=sysfs.text(path / "sys_image_guid") or None,
         node_type=node_type,
-        node_desc=sysfs.text(path / "node_desc") or None,
         firmware=sysfs.text(path / "fw_ver") or None,
-        board_id=sysfs.text(path / "board_id") or None,
-        hca_type=sysfs.text(path / "hca_type") or None,
         driver=sysfs.target_name(device / "driver"),
         parent=parent,
         netdevs=netdevs,
@@ -221,14 +222,9 @@ def _port(device: str, path: Path, node_type: str | None) -> Port:
         device=device,
         number=int(path.name),
         state=parse_state(state),
-        state_raw=state,
         phys_state=parse_state(phys_state),
-        phys_state_raw=phys_state,
         rate_gbits_s=parse_rate_gbits_s(rate),
-        rate_raw=rate,
         link_layer=layer or None,
-        lid=sysfs.count(path / "lid"),
-        sm_lid=sysfs.count(path / "sm_lid"),
         gids=_gids(path),
         counters=counters,
         hw_counters=hw_counters,

@@ -1,4 +1,4 @@
-"""Where the threads of a process are in the kernel, and by gdb on the C stack.
+"""Where the threads of a process are in the kernel, by gdb on the C stack, and its connections.
 
 For a process that hangs outside of Python. Source of system call, its subject and wait channel:
 Linux, filesystems/proc.rst (task/TID/comm, syscall, wchan); syscall numbers of
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_mnode.machine.connections import plain
+from pytest_mnode.machine.netdev import plain
 
 # Name: its number on x86_64 and on aarch64, and what it is, where the name does not say.
 _CALLS: dict[str, tuple[int, int, str]] = {
@@ -149,6 +149,22 @@ def _files(process: Path) -> dict[int, str]:
             with contextlib.suppress(OSError):
                 found[int(path.name)] = str(path.readlink())
     return found
+
+
+def established() -> tuple[tuple[tuple[str, int], tuple[str, int]], ...] | None:
+    """((address, port), (peer's address, its port)) of each TCP connection of this process.
+
+    None where they cannot be read. IPv4 addresses in IPv6 sockets are given as IPv4.
+    """
+    try:
+        found = psutil.Process().net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return None
+    return tuple(
+        ((plain(c.laddr.ip), c.laddr.port), (plain(c.raddr.ip), c.raddr.port))
+        for c in found
+        if c.status == psutil.CONN_ESTABLISHED and c.laddr and c.raddr
+    )
 
 
 def _connections(pid: int) -> dict[int, str]:

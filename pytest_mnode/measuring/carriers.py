@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.machine.nic import grown_by, sent_so_far
+from pytest_mnode.machine.counters import grown_by, sent_so_far
 from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.rank.world import World
 

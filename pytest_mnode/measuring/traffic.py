@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_mnode.machine.counters import grown_by, sent_so_far
 from pytest_mnode.machine.netdev import read_interfaces
-from pytest_mnode.machine.nic import grown_by, sent_so_far
 from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.measuring.wires import Beneath, all_beneath, beneath_of, own_bytes
 from pytest_mnode.rank.world import World

@@ -147,7 +147,7 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
 
 
 def test_faults_of_links_are_found(tmp_path: Path) -> None:
-    code = Path(__file__).parents[2] / "pytest_mnode" / "verdict.py"
+    code = Path(__file__).parents[2] / "pytest_mnode" / "measurement.py"
     faults = (
         f"one_way:node1+node2,interface_missing:node3,wrong_hosts:node0,slow_link:node0,"
         f"other_code:node1:{code}"

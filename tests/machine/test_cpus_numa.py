@@ -131,7 +131,6 @@ def test_a_row_of_distances_goes_by_the_nodes_that_are_online(tmp_path: Path) ->
 def test_threads_of_a_core_and_memory_without_cpus(tmp_path: Path) -> None:
     tree = gpu_server(tmp_path)
     cpus = read_cpus(tmp_path)
-    assert cpus.threads_per_core == 2
     assert cpus.cores({0, 32, 5}) == {frozenset({0, 32}), frozenset({5, 37})}
     tree.write("sys/devices/system/node/node2/cpulist", "")
     numa = read_numa(tmp_path)
@@ -141,7 +140,7 @@ def test_threads_of_a_core_and_memory_without_cpus(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_none_or_empty(tmp_path: Path) -> None:
     cpus = read_cpus(tmp_path)
-    assert (cpus.online, cpus.isolated, cpus.cpus, cpus.threads_per_core) == (None, None, (), None)
+    assert (cpus.online, cpus.isolated, cpus.cpus) == (None, None, ())
     assert read_numa(tmp_path).nodes == ()
     (tmp_path / "sys/devices/system/cpu/cpu0/topology").mkdir(parents=True)
     (tmp_path / "sys/devices/system/cpu/cpu0/topology/physical_package_id").write_text("-1\n")

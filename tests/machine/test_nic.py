@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.machine.nic import grown, grown_by, port_bytes, sent_bytes, sent_so_far
+from pytest_mnode.machine.counters import grown, grown_by, port_bytes, sent_bytes, sent_so_far
 from pytest_mnode.machine.rdma import Port
 from tests.trees import MELLANOX, NIC, Tree
 
@@ -28,14 +28,9 @@ def _port(counters: dict[str, int] | None, hw_counters: dict[str, int] | None) -
         device="mlx5_0",
         number=1,
         state="ACTIVE",
-        state_raw="4: ACTIVE",
         phys_state="LinkUp",
-        phys_state_raw="5: LinkUp",
         rate_gbits_s=400.0,
-        rate_raw="400 Gb/sec (4X NDR)",
         link_layer="InfiniBand",
-        lid=1,
-        sm_lid=1,
         gids=(),
         counters=counters,
         hw_counters=hw_counters,

@@ -31,10 +31,6 @@ class Nvml:
             "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,
             "nvmlDeviceGetPersistenceMode": 1,
-            "nvmlDeviceGetClockInfo": 1980,
-            "nvmlDeviceGetMaxClockInfo": 1980,
-            "nvmlDeviceGetTemperature": 41,
-            "nvmlDeviceGetEnforcedPowerLimit": 700000,
             "nvmlDeviceGetMigMode": [0, 0],
             "nvmlDeviceGetNumaNodeId": 0,
             "nvmlDeviceGetCpuAffinity": [0xF, 0, 1 << 63],
@@ -46,12 +42,6 @@ class Nvml:
 
     def nvmlShutdown(self) -> None:
         self.shut_down += 1
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "550.54.15"
-
-    def nvmlSystemGetCudaDriverVersion(self) -> int:
-        return 12040
 
     def nvmlDeviceGetCount(self) -> int:
         if "nvmlDeviceGetCount" in self.failing:
@@ -78,16 +68,16 @@ class Nvml:
 def test_what_nvml_tells() -> None:
     nvml = Nvml()
     told = read_nvml(nvml)
-    assert (told.driver, told.cuda, told.why) == ("550.54.15", "12.4", "")
+    assert told.why == ""
     assert told.found is not None
     assert len(told.found) == 2
     gpu = told.found[0]
     assert (gpu.pci_address, gpu.name) == ("0000:1b:00.0", "NVIDIA H100 80GB HBM3")
     assert gpu.memory_bytes == 85520809984
     assert (gpu.ecc_enabled, gpu.ecc_uncorrected, gpu.persistence) == (True, 0, True)
-    assert (gpu.throttled, gpu.other_reasons) == ((), ("GpuIdle",))
+    assert gpu.throttled == ()  # to be idle is no fault
     assert gpu.cpus == listed("0-3,191")
-    assert (gpu.power_limit_w, gpu.temperature_c, gpu.mig_enabled) == (700.0, 41, False)
+    assert gpu.mig_enabled is False
     assert gpu.remapped_rows_failed is False
     assert nvml.shut_down == 1
 

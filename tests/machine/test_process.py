@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from pytest_mnode.machine.cgroup import OomKills, read_cpu_limits, read_oom_kills
 from pytest_mnode.machine.cpus import parse_cpulist as listed
-from pytest_mnode.machine.numa_maps import Kind, bytes_by_node, parse_numa_maps
-from pytest_mnode.machine.process import parse_last_cpu, parse_status, read_process
+from pytest_mnode.machine.process import (
+    AreaKind as Kind,
+)
+from pytest_mnode.machine.process import (
+    bytes_by_node,
+    parse_last_cpu,
+    parse_numa_maps,
+    parse_status,
+    read_process,
+)
 from tests.recorded import Recorded
 from tests.trees import Tree
 
@@ -51,7 +59,12 @@ def test_a_process_recorded_unbound(recorded: Recorded) -> None:
 @pytest.mark.parametrize(
     ("line", "policy", "kind", "memory"),
     [
-        ("7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4", "default", Kind.ANON, {0: 1, 1: 2}),
+        (
+            "7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4",
+            "default",
+            Kind.ANON,
+            {0: 1, 1: 2},
+        ),
         ("7f00 prefer:0 heap anon=1 N0=1 kernelpagesize_kB=4", "prefer:0", Kind.HEAP, {0: 1}),
         ("7f00 interleave:0-1 anon=2 N0=1 N1=1", "interleave:0-1", Kind.ANON, {0: 1, 1: 1}),
         ("7f00 prefer (many):0-1 stack anon=1 N1=1", "prefer (many):0-1", Kind.STACK, {1: 1}),
@@ -65,7 +78,12 @@ def test_a_process_recorded_unbound(recorded: Recorded) -> None:
             Kind.ANON,
             {1: 2 * 512},
         ),
-        ("7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4", "default", Kind.SHARED, {0: 4}),
+        (
+            "7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4",
+            "default",
+            Kind.SHARED,
+            {0: 4},
+        ),
         ("7f00 default file=/memfd:x mapped=1 N0=1", "default", Kind.SHARED, {0: 1}),
         ("7f00 default file=/lib/a.so anon=2 mapped=3 N0=3", "default", Kind.FILE, {0: 3}),
         ("7f00 default file=/lib/a.so anon=2 dirty=2 N0=2", "default", Kind.ANON, {0: 2}),

@@ -10,9 +10,8 @@ from pathlib import Path
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.netdev import Interface, read_interfaces
 from pytest_mnode.machine.numa import Numa, read_numa
-from pytest_mnode.machine.numa_maps import bytes_by_node
 from pytest_mnode.machine.pci import PciTree, read_pci
-from pytest_mnode.machine.process import Process
+from pytest_mnode.machine.process import Process, bytes_by_node
 from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
 from pytest_mnode.measurement import Verdict
 

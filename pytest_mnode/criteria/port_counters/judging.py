@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, Reading
-from pytest_mnode.machine.rdma_counters import Means, counts_the_link, meaning, rise
+from pytest_mnode.machine.counters import Means, counts_the_link, meaning, rise
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec.inventory import Fabric
 from pytest_mnode.wrong import listed

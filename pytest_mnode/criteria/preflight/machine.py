@@ -12,20 +12,48 @@ from pathlib import Path
 import psutil
 
 from pytest_mnode.criteria.preflight.facts import (
-    UNKNOWN_GID,
     Accelerator,
     Interface,
     PciLink,
     ProcessLimits,
     RdmaPort,
     RdmaRise,
+    Software,
 )
-from pytest_mnode.machine import netdev, nvml, pci, rdma, rdma_counters, shaping
+from pytest_mnode.machine import counters, netdev, nvml, pci, rdma, shaping
+from pytest_mnode.machine.software import code_digests, kernel_settings, read_software
 
+PACKAGE = Path(__file__).parents[2]
+_CONF = "net.ipv4.conf."
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-_WATCHED = (rdma_counters.Means.ERROR, rdma_counters.Means.LOSS)
-_FIRST_GIDS = {"RoCE": "RoCE v1", "InfiniBand": "IB", "EFA": "IB", "iWARP": "iWARP"}
-"""What the kernel calls "IB/RoCE v1", by protocol."""
+_WATCHED = (counters.Means.ERROR, counters.Means.LOSS)
+
+
+def software(code: Sequence[str], patterns: Sequence[str]) -> Software:
+    """What this interpreter would use; `code`: further directories whose programs are compared."""
+    digests = code_digests(PACKAGE, PACKAGE.name)
+    for directory in code:
+        digests |= code_digests(Path(directory), Path(directory).name)
+    read = read_software()
+    settings = {
+        name: value
+        for name, value in kernel_settings().items()
+        if not name.startswith(_CONF)
+        or _matches(("all", *patterns), name.removeprefix(_CONF).rpartition(".")[0])
+    }
+    return Software(
+        python=read.python or "",
+        kernel=read.kernel or "",
+        torch=read.torch,
+        nccl=read.nccl,
+        driver=read.driver,
+        driver_is_open=read.driver_is_open,
+        peermem=read.peermem,
+        firmware={d.name: d.firmware for d in rdma.read_rdma() or () if d.firmware},
+        packages=dict(read.packages),
+        code=digests,
+        sysctl=settings,
+    )
 
 
 def limits() -> ProcessLimits:
@@ -101,7 +129,7 @@ def rdma_ports(devices: Sequence[rdma.RdmaDevice]) -> tuple[RdmaPort, ...]:
             physical_state=port.phys_state,
             protocol=port.protocol,
             rate_gbits_s=port.rate_gbits_s,
-            gid_types=gid_types(port),
+            gid_types=port.gid_types,
         )
         for device in devices
         for port in device.ports
@@ -114,14 +142,14 @@ def rdma_rises(
     """What error counters did between two readings; all are unknown of a port that went away."""
     ports = {port.name: port for device in before for port in device.ports}
     found = []
-    for name, moved in rdma_counters.moved_between(before, after).items():
+    for name, moved in counters.moved_between(before, after).items():
         port = ports.get(name)
         if port is None:
             continue  # it came meanwhile
         names = {**(port.counters or {}), **(port.hw_counters or {})}
-        watched = {n for n in names if rdma_counters.meaning(n) in _WATCHED}
+        watched = {n for n in names if counters.meaning(n) in _WATCHED}
         refused = {n.rpartition("/")[2] for n in port.unreadable if "counters/" in n} - names.keys()
-        mute = {n for n in refused if rdma_counters.meaning(n) in _WATCHED}
+        mute = {n for n in refused if counters.meaning(n) in _WATCHED}
         unknown = mute | (watched if moved is None else watched & set(moved.unknown))
         found.append(
             RdmaRise(
@@ -133,19 +161,6 @@ def rdma_rises(
             )
         )
     return tuple(found)
-
-
-def gid_types(port: rdma.Port) -> tuple[str, ...]:
-    """IB, RoCE v1, RoCE v2, iWARP: a port's types of GIDs, each once; UNKNOWN_GID where not known.
-
-    The kernel has one word for those of InfiniBand, RoCE v1 and iWARP; the protocol tells more.
-    """
-    if port.gids is None:
-        return (UNKNOWN_GID,)
-    first = _FIRST_GIDS.get(port.protocol or "", UNKNOWN_GID)
-    untold = "IB" if port.protocol == "InfiniBand" else UNKNOWN_GID  # it has no other
-    told = {"IB/RoCE v1": first, None: untold}
-    return tuple(dict.fromkeys(told.get(gid.type) or str(gid.type) for gid in port.gids))
 
 
 def accelerators() -> tuple[Accelerator, ...]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.preflight import software
 from pytest_mnode.logs import nccl_files
+from pytest_mnode.machine import software
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World

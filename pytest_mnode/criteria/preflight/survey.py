@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pytest_mnode.criteria.preflight import machine, payloads, places, software
+from pytest_mnode.criteria.preflight import machine, payloads, places
 from pytest_mnode.criteria.preflight.connecting import (
     Listener,
     Way,
@@ -118,7 +118,7 @@ class SurveyOfNode:
         patterns = [one for of_network in order.networks.values() for one in of_network]
         parts = asyncio.gather(
             self.part("interfaces", machine.interfaces),
-            self.part("software", lambda: software.read(order.code, patterns)),
+            self.part("software", lambda: machine.software(order.code, patterns)),
             self.part("rdma", machine.rdma_devices),
             self.part("accelerators", machine.accelerators) if order.accelerators else _nothing(),
             self.part("kernel_log", kernel_log.read) if order.kernel_log else _nothing(),

@@ -23,7 +23,7 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
 from pytest_mnode.criteria.scaling.recorded import step_of
-from pytest_mnode.machine.nic import grown_by, sent_so_far
+from pytest_mnode.machine.counters import grown_by, sent_so_far
 from pytest_mnode.measuring.timing import elapsed_s, finish
 from pytest_mnode.measuring.traffic import same_bytes
 from pytest_mnode.rank.world import World

@@ -18,7 +18,7 @@ from pytest_mnode.criteria.transport.moved import Expected, expected
 from pytest_mnode.criteria.transport.proof import Proof
 from pytest_mnode.criteria.transport.reading import Counters, node_between, rank_now
 from pytest_mnode.criteria.transport.recorded import record
-from pytest_mnode.machine.connections import interface_addresses
+from pytest_mnode.machine.netdev import interface_addresses
 from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.timing import finish
 from pytest_mnode.rank.world import World

@@ -11,8 +11,9 @@ from pytest_mnode.criteria.transport.settings import of_networks
 from pytest_mnode.criteria.transport.why import Silence
 from pytest_mnode.logs import nccl_files
 from pytest_mnode.logs.nccl_log import read_nccl_log
-from pytest_mnode.machine import connections, netdev, rdma
-from pytest_mnode.machine.nic import grown, port_bytes
+from pytest_mnode.machine import netdev, rdma
+from pytest_mnode.machine.counters import grown, port_bytes
+from pytest_mnode.machine.threads import established
 from pytest_mnode.rank.world import World
 
 
@@ -102,7 +103,7 @@ def rank_now(world: World, backend: str, environment: Mapping[str, str], root: P
             no_log = Silence(seen).text or lost
     elif ucx.ucx:
         log = ucx
-    found = connections.established() if backend == "gloo" else None
+    found = established() if backend == "gloo" else None
     return RankFacts(
         rank=world.rank,
         node=world.node,

@@ -18,8 +18,7 @@ from pytest_mnode.criteria.placement.facts import (
 )
 from pytest_mnode.criteria.placement.judge import Promise, judge
 from pytest_mnode.machine.cpus import parse_cpulist
-from pytest_mnode.machine.numa_maps import parse_numa_maps
-from pytest_mnode.machine.process import Process
+from pytest_mnode.machine.process import Process, parse_numa_maps
 from pytest_mnode.measurement import Verdict
 from tests.recorded import Recorded
 from tests.trees import GPU, NIC, NVIDIA, Tree, gpu_address, gpu_server

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight import machine, software
+from pytest_mnode.criteria.preflight import machine
 from pytest_mnode.criteria.preflight.connecting import Listener, Way, connect_all
 from pytest_mnode.criteria.preflight.datagrams import Post, Prober
 from pytest_mnode.criteria.preflight.facts import (
@@ -34,6 +34,7 @@ from pytest_mnode.criteria.preflight.questions import (
 )
 from pytest_mnode.criteria.preflight.questions.answer import Answer
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
+from pytest_mnode.machine.software import peermem_version
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     SOFTWARE,
@@ -184,7 +185,7 @@ def test_types_of_gids(
     if types is not None:
         gids = tuple(Gid(index=i, gid="fe80::1", type=t, netdev=None) for i, t in enumerate(types))
     port = replace(port, node_type=node_type, link_layer=layer, gids=gids)
-    assert machine.gid_types(port) == expected
+    assert port.gid_types == expected
 
 
 def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
@@ -281,7 +282,7 @@ def test_modules_that_reach_memory(
         folder.mkdir(parents=True)
         if told is not None:
             (folder / "version").write_text(f"{told}\n")
-    assert software.peermem_version(tmp_path) == version
+    assert peermem_version(tmp_path) == version
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

@@ -13,7 +13,7 @@ from pytest_mnode.criteria.preflight.questions.answer import (
     unknown,
 )
 from pytest_mnode.criteria.preflight.questions.links import why_unread
-from pytest_mnode.criteria.preflight.software import NOT_THERE, UNREADABLE
+from pytest_mnode.machine.software import NOT_THERE, UNREADABLE
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Part

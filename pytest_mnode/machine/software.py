@@ -9,12 +9,11 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_mnode.criteria.preflight.facts import Software
-from pytest_mnode.machine import rdma, sysfs
+from pytest_mnode.machine import sysfs
 
 _VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
@@ -41,46 +40,53 @@ _NCCL_PLACES = (
 )
 
 
-def read(code: Sequence[str], interfaces: Sequence[str] = ()) -> Software:
-    """What this interpreter would use; `code`: further directories whose programs are compared.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Versions; None where there is no such thing, or a recorded machine does not tell it.
 
-    interfaces: shell patterns of those whose kernel settings are compared.
+    driver: NVIDIA's; driver_is_open: it is the open kernel module, which has dma-buf. peermem: of
+    the module by which NICs reach NVIDIA's memory. packages: version by name.
     """
-    driver_text = sysfs.text(Path("/proc/driver/nvidia/version"))
-    digests = code_digests(Path(__file__).parents[2], "pytest_mnode")
-    for directory in code:
-        path = Path(directory)
-        digests |= code_digests(path, path.name)
-    return Software(
-        python=f"{platform.python_implementation()} {platform.python_version()}",
-        kernel=os.uname().release,
-        torch=torch_version(),
-        nccl=nccl_version(),
+
+    kernel: str | None
+    driver: str | None
+    driver_is_open: bool
+    peermem: str | None
+    python: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_software(root: Path = Path("/")) -> Software:
+    """Kernel and drivers below `root`, and of a live machine what this interpreter would use."""
+    driver_text = sysfs.text(root / "proc/driver/nvidia/version")
+    machine = Software(
+        kernel=sysfs.text(root / "proc/sys/kernel/osrelease"),
         driver=driver_version(driver_text),
         driver_is_open="open kernel module" in (driver_text or "").lower(),
-        peermem=peermem_version(),
-        firmware={d.name: d.firmware for d in rdma.read_rdma() or () if d.firmware},
+        peermem=peermem_version(root),
+    )
+    if root != Path("/"):
+        return machine
+    return replace(
+        machine,
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        torch=torch_version(),
+        nccl=nccl_version(),
         packages=dict(packages(sys.path)),
-        code=digests,
-        sysctl=kernel_settings(interfaces),
     )
 
 
-def kernel_settings(
-    interfaces: Sequence[str], root: Path = Path("/proc/sys/net")
-) -> dict[str, str]:
+def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
     """Settings that the speed of a network depends on, by name; without those not readable here."""
-    conf = root / "ipv4/conf"
-    try:
-        names = sorted(path.name for path in conf.iterdir())
-    except OSError:
-        names = []
-    chosen = ["all", *(n for n in names if any(fnmatchcase(n, p) for p in interfaces))]
-    wanted = [
+    folder = root / "proc/sys/net"
+    interfaces = [path.name for path in sysfs.entries(folder / "ipv4/conf")]
+    names = [
         *_SETTINGS,
-        *(f"ipv4/conf/{n}/{setting}" for n in chosen for setting in _OF_INTERFACES),
+        *(f"ipv4/conf/{one}/{setting}" for one in interfaces for setting in _OF_INTERFACES),
     ]
-    read = {name: sysfs.text(root / name) for name in wanted}
+    read = {name: sysfs.text(folder / name) for name in names}
     return {
         f"net.{name.replace('/', '.')}": " ".join(text.split())
         for name, text in read.items()

@@ -1,0 +1,247 @@
+"""The model of a machine, and how it is read."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pytest_mnode.logs.kernel_log import Log
+from pytest_mnode.logs.kernel_log import read as read_kernel_log
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cpus import Cpus, read_cpus
+from pytest_mnode.machine.mounts import Mount, read_mounts
+from pytest_mnode.machine.netdev import Interface, read_interfaces, with_addresses
+from pytest_mnode.machine.numa import Numa, read_numa
+from pytest_mnode.machine.nvml import Accelerator, read_nvml
+from pytest_mnode.machine.pci import PciTree, read_pci
+from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
+from pytest_mnode.machine.software import Software, kernel_settings, read_software
+
+PART_LIMIT_S = 10.0
+"""Of one part: a driver in trouble lets its askers hang."""
+_SCHEDULER_LIMIT_S = 5.0
+_LIVE = Path("/")
+_LIMIT = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
+_KB = re.compile(r"^(\w+): +(\d+) kB", re.MULTILINE | re.ASCII)
+_IBV_LINE = re.compile(r"\s*(hca_id|port|active_mtu):\s*(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a process may have: soft limits, which hold unless it asks for more. None: no limit."""
+
+    memlock_bytes: int | None
+    open_files: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of the machine. None for what the kernel does not tell."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine. A part that was not asked for, or cannot be read, is None or empty.
+
+    boot_id: another one after each boot. active_mtus: MTU in bytes that RDMA ports use, by names
+    such as mlx5_0:1, as ibv_devinfo tells. limits: of the reading process. settings: kernel
+    settings that networks depend on, by sysctl's names. scheduler: "slurm" where its controller
+    answers. unread: why a part cannot be read, by the part's name.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    hostname: str | None = None
+    boot_id: str | None = None
+    interfaces: tuple[Interface, ...] | None = None
+    rdma: tuple[RdmaDevice, ...] | None = None
+    active_mtus: Mapping[str, int] | None = None
+    pci: PciTree = field(default_factory=PciTree)
+    accelerators: tuple[Accelerator, ...] | None = None
+    cpus: Cpus = field(default_factory=Cpus)
+    numa: Numa = field(default_factory=Numa)
+    memory: Memory | None = None
+    mounts: tuple[Mount, ...] | None = None
+    limits: Limits | None = None
+    settings: Mapping[str, str] | None = None
+    software: Software | None = None
+    kernel_log: Log | None = None
+    scheduler: str | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        root: Path = _LIVE,
+        parts: Collection[str] | None = None,
+        *,
+        limit_s: float = PART_LIMIT_S,
+    ) -> Self:
+        """The machine below `root`: the running one, or a recorded tree of /sys and /proc.
+
+        parts: names of fields; all where None is given. Parts are read at the same time; one that
+        takes longer than `limit_s` is left behind and named in `unread`.
+        """
+        wanted = PARTS if parts is None else parts
+        results: dict[str, Any] = {}
+        unread: dict[str, str] = {}
+
+        def read_part(name: str) -> None:
+            try:
+                if root != _LIVE and name in _ONLY_LIVE:
+                    raise OSError("a recorded machine does not tell it")
+                results[name] = _READERS[name](root)
+            except Exception as error:  # whatever a driver or a file holds
+                own_words = isinstance(error, OSError) and error.errno is None
+                unread[name] = str(error) if own_words else f"{type(error).__name__}: {error}"
+
+        threads = {
+            name: threading.Thread(target=read_part, args=(name,), daemon=True) for name in wanted
+        }
+        for thread in threads.values():
+            thread.start()
+        end = time.monotonic() + limit_s
+        for name, thread in threads.items():
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                unread[name] = f"no answer within {limit_s:g} s"
+        late = unread.keys() & results.keys()  # it came after its time was over
+        return cls(**{n: v for n, v in results.items() if n not in late}, unread=dict(unread))
+
+    @property
+    def by_name(self) -> dict[str, Interface]:
+        """Network interfaces by name."""
+        return {one.name: one for one in self.interfaces or ()}
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """Ports of all RDMA devices."""
+        return tuple(port for device in self.rdma or () for port in device.ports)
+
+    def device(self, name: str) -> RdmaDevice | None:
+        """The RDMA device of this name."""
+        return next((device for device in self.rdma or () if device.name == name), None)
+
+    def rdma_devices_of(self, interface: str) -> tuple[str, ...]:
+        """Names of the RDMA devices that an interface belongs to."""
+        return tuple(device.name for device in self.rdma or () if interface in device.netdevs)
+
+
+def read_limits(root: Path = _LIVE) -> Limits:
+    """Soft limits of this process. Raises OSError where they cannot be read."""
+    told = dict(_LIMIT.findall((root / "proc/self/limits").read_text()))
+
+    def limit(name: str) -> int | None:
+        return None if told[name] == "unlimited" else int(told[name])
+
+    return Limits(memlock_bytes=limit("Max locked memory"), open_files=limit("Max open files"))
+
+
+def _memory(root: Path) -> Memory:
+    told = {
+        name: int(kb) << 10 for name, kb in _KB.findall(sysfs.text(root / "proc/meminfo") or "")
+    }
+    return Memory(told.get("MemTotal"), told.get("MemAvailable"))
+
+
+def _interfaces(root: Path) -> tuple[Interface, ...]:
+    found = read_interfaces(root)
+    if found is None:
+        raise OSError("/sys/class/net cannot be listed")
+    return with_addresses(found) if root == _LIVE else found
+
+
+def _rdma(root: Path) -> tuple[RdmaDevice, ...]:
+    found = read_rdma(root)
+    if found is None:
+        raise OSError("/sys/class/infiniband cannot be listed")
+    return found
+
+
+def _accelerators(_: Path) -> tuple[Accelerator, ...]:
+    answer = read_nvml()
+    if answer.found is None:
+        raise OSError(answer.why)
+    return answer.found
+
+
+def _active_mtus(_: Path) -> Mapping[str, int]:
+    program = shutil.which("ibv_devinfo")
+    if program is None:
+        return {}
+    return parse_active_mtus(_run([program, "-v"], PART_LIMIT_S).stdout)
+
+
+def parse_active_mtus(printed: str) -> Mapping[str, int]:
+    """MTU in bytes by port, such as mlx5_0:1, of those lines of `ibv_devinfo -v` that make sense.
+
+    Source: ibv_devinfo(1), of rdma-core.
+    """
+    found: dict[str, int] = {}
+    device = port = ""
+    for line in printed.splitlines():
+        match = _IBV_LINE.match(line)
+        if match is None:
+            continue
+        key, value = match.groups()
+        if key == "hca_id":
+            device, port = value, ""
+        elif not (value.isascii() and value.isdigit()):
+            continue
+        elif key == "port":
+            port = value
+        elif device and port:
+            found[f"{device}:{port}"] = int(value)
+    return found
+
+
+def _scheduler(_: Path) -> str | None:
+    """The commands alone say nothing: they may be installed where no controller answers."""
+    program = shutil.which("sinfo")
+    if program is None:
+        return None
+    done = _run([program, "--noheader", "--format=%P"], _SCHEDULER_LIMIT_S)
+    return "slurm" if done.returncode == 0 and done.stdout.strip() else None
+
+
+def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+
+
+_READERS: Mapping[str, Callable[[Path], Any]] = {
+    "hostname": lambda root: sysfs.text(root / "proc/sys/kernel/hostname"),
+    "boot_id": lambda root: sysfs.text(root / "proc/sys/kernel/random/boot_id"),
+    "interfaces": _interfaces,
+    "rdma": _rdma,
+    "active_mtus": _active_mtus,
+    "pci": read_pci,
+    "accelerators": _accelerators,
+    "cpus": read_cpus,
+    "numa": read_numa,
+    "memory": _memory,
+    "mounts": read_mounts,
+    "limits": read_limits,
+    "settings": kernel_settings,
+    "software": read_software,
+    "kernel_log": lambda _: read_kernel_log(),
+    "scheduler": _scheduler,
+}
+PARTS = tuple(_READERS)
+_ONLY_LIVE = ("active_mtus", "accelerators", "kernel_log", "scheduler")

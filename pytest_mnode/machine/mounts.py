@@ -1,0 +1,69 @@
+"""Mounted file systems, from mountinfo. Source: proc(5), mountinfo."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_NETWORK_FILE_SYSTEMS = (
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "smb3"),
+    *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs"),
+    *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs"),
+)
+"""As mountinfo names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One mount. kind: of the file system, such as "nfs4"; source: such as "filer:/data"."""
+
+    path: str
+    kind: str
+    source: str
+    writable: bool
+
+    @property
+    def of_network(self) -> bool:
+        """Whether a file server has its files."""
+        return self.kind in _NETWORK_FILE_SYSTEMS
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.source}"
+
+
+def parse_mounts(table: str) -> tuple[Mount, ...]:
+    """The mounts of mountinfo in its order, in which a later mount hides an earlier one."""
+    found = []
+    for line in table.splitlines():
+        fields, _, tail = line.partition(" - ")
+        words, kinds = fields.split(), tail.split()
+        if len(words) < 6 or len(kinds) < 2:
+            continue
+        writable = "rw" in words[5].split(",")
+        found.append(Mount(_unescaped(words[4]), kinds[0], _unescaped(kinds[1]), writable))
+    return tuple(found)
+
+
+def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
+    """Mounts of this mount namespace. Raises OSError where the table cannot be read."""
+    table = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    return parse_mounts(table)
+
+
+def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that holds a path; None where none does."""
+    real, best = os.path.realpath(path), None
+    for mount in mounts:
+        inside = real == mount.path or real.startswith(mount.path.rstrip("/") + "/")
+        if inside and (best is None or len(mount.path) >= len(best.path)):
+            best = mount
+    return best
+
+
+def _unescaped(word: str) -> str:
+    """The kernel writes blanks as \\040, and likewise tabs, newlines and backslashes."""
+    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), word)

@@ -1,0 +1,161 @@
+"""Versions of what a node would run, kernel settings, mounts, and rates of queues."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mnode.machine import software
+from pytest_mnode.machine.mounts import Mount, mount_of, parse_mounts
+from pytest_mnode.machine.shaping import parse_queues
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(2708, "2.7.8"), (20903, "2.9.3"), (22105, "2.21.5"), (23004, "2.30.4")]
+)
+def test_nccl_numbers(number: int, text: str) -> None:
+    assert software.nccl_text(number) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Mon\nGCC version: 12.3",
+            "535.161.08",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release",
+            "570.86.15",
+        ),
+        (None, None),
+        ("something else", None),
+    ],
+)
+def test_driver_versions(text: str | None, version: str | None) -> None:
+    assert software.driver_version(text) == version
+
+
+def test_packages_are_read_from_their_metadata(tmp_path: Path) -> None:
+    for place, name, version in (
+        ("a", "Some_Thing", "1.0"),
+        ("b", "Some_Thing", "2.0"),
+        ("b", "x", "3"),
+    ):
+        folder = tmp_path / place / f"{name}-0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    (tmp_path / "b" / "bare-7.1.dist-info").mkdir()
+    search = [str(tmp_path / "a"), str(tmp_path / "missing"), str(tmp_path / "b")]
+    assert dict(software.packages(search)) == {"some-thing": "1.0", "bare": "7.1", "x": "3"}
+
+
+def test_versions_of_this_environment_are_those_that_it_imports() -> None:
+    import numpy as np
+
+    found = software.read_software()
+    assert found.packages["numpy"] == np.__version__
+    assert found.torch is not None
+    # The package's metadata may lack what the build adds, such as +cu130.
+    assert found.torch.split()[0].split("+")[0] == found.packages["torch"].split("+")[0]
+    assert found.kernel == os.uname().release
+
+
+def test_code_is_digested_file_by_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_text("2")
+    (tmp_path / "notes.txt").write_text("3")
+    before = software.code_digests(tmp_path, "code")
+    assert set(before) == {"code/a.py"}
+    (tmp_path / "a.py").write_text("2")
+    assert software.code_digests(tmp_path, "code") != before
+    assert software.code_digests(tmp_path / "missing", "code") == {"code": "not there"}
+
+
+def test_settings_of_the_network(tmp_path: Path) -> None:
+    for name, text in (
+        ("core/rmem_max", "212992"),
+        ("ipv4/tcp_rmem", "4096\t131072\t6291456"),
+        ("ipv4/conf/all/rp_filter", "1"),
+        ("ipv4/conf/eth0.100/rp_filter", "2"),
+    ):
+        path = tmp_path / "proc/sys/net" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert software.kernel_settings(tmp_path) == {
+        "net.core.rmem_max": "212992",
+        "net.ipv4.tcp_rmem": "4096 131072 6291456",
+        "net.ipv4.conf.all.rp_filter": "1",
+        "net.ipv4.conf.eth0.100.rp_filter": "2",
+    }
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+41 22 0:36 / /data rw,relatime shared:9 - nfs4 filer:/export/data rw,vers=4.2
+42 22 0:37 / /a\\040place ro,relatime - lustre 10.0.0.1@tcp:/fs rw
+cut short
+44 22
+"""
+
+
+def test_mounts() -> None:
+    mounts = parse_mounts(MOUNTS)
+    assert mounts == (
+        Mount("/", "ext4", "/dev/sda1", writable=True),
+        Mount("/data", "nfs4", "filer:/export/data", writable=True),
+        Mount("/a place", "lustre", "10.0.0.1@tcp:/fs", writable=False),
+    )
+    assert [mount.of_network for mount in mounts] == [False, True, True]
+    found = {path: str(mount_of(path, mounts)) for path in ("/data/x", "/a place/x", "/database")}
+    assert found == {
+        "/data/x": "nfs4 filer:/export/data",
+        "/a place/x": "lustre 10.0.0.1@tcp:/fs",
+        "/database": "ext4 /dev/sda1",
+    }
+    assert mount_of("/x", ()) is None
+
+
+@pytest.mark.parametrize("kind", ["fuse.ceph-fuse", "fuse.daos", "smb3", "virtiofs", "beegfs"])
+def test_file_systems_of_the_network_by_the_names_that_the_kernel_writes(kind: str) -> None:
+    [mount] = parse_mounts(f"36 22 0:36 / /x rw,nosuid shared:9 - {kind} source rw\n")
+    assert mount.of_network
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    body = struct.pack("=HH", 4 + len(data), kind) + data
+    return body + bytes(-len(body) % 4)
+
+
+def _queue(index: int, kind: bytes, parent: int, rate: int, wide: int | None = None) -> bytes:
+    options = _attribute(1, struct.pack("=8xI24x", rate))
+    options += _attribute(4, struct.pack("=Q", wide)) if wide is not None else b""
+    body = struct.pack("=B3xiIII", 0, index, 0x10000, parent, 0)
+    body += _attribute(1, kind + b"\0") + _attribute(2, options)
+    return struct.pack("=IHHII", 16 + len(body), 36, 2, 1, 0) + body
+
+
+def test_rates_of_queues() -> None:
+    root, done = 0xFFFFFFFF, struct.pack("=IHHII", 16, 3, 2, 1, 0)
+    data = (
+        _queue(2, b"tbf", root, 25_000_000)
+        + _queue(3, b"noqueue", root, 1)
+        + _queue(4, b"tbf", 0x10001, 1)
+        + _queue(5, b"tbf", root, 0xFFFFFFFF, 12_500_000_000)
+    )
+    assert parse_queues(data) == ({2: 200.0, 5: 100_000.0}, False)
+    assert parse_queues(data + done)[1]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_queues_or_nothing(data: bytes) -> None:
+    found, _ = parse_queues(data)
+    assert isinstance(found, dict)
