@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 from pytest_mnode.errors import MnodeError, RankError, UsageError
-from pytest_mnode.jobs import Job, LaunchedJob, started
+from pytest_mnode.jobs import Job, LaunchedJob, launch
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.options import RUN
@@ -112,7 +112,7 @@ class Cluster(Nodes):
         """
         if not isinstance(job, Job):
             job = Job(job)
-        running = started(self, job)
+        running = launch(self, job)
         self._jobs.append(running)
         return running
 

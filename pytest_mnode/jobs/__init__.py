@@ -1,16 +1,15 @@
-"""Real torchrun jobs on the nodes of a controller-side test: started, watched, killed, requeued.
+"""Real torchrun jobs on the nodes of a controller-side test: started, killed, preempted, requeued.
 
-What to run is `Job`, a value; how torchrun is called for it and what a scheduler would do when it
-ends are functions from values to values (`torchrun`, `requeue`); `processes` finds and ends what
-runs on nodes. `RunningJob` starts the parts itself, waits and keeps count; a job that a scheduler
-starts is in `slurm`. Runs in the controller.
+`Job` is a value. `RunningJob` starts torchrun on nodes itself; `slurm.SubmittedJob` submits the
+job, and Slurm starts it. Both are a `LaunchedJob`, which is what a test uses. Runs in the
+controller; only `node_processes` and `slurm.on_node` run on nodes.
 """
 
 from __future__ import annotations
 
-from pytest_mnode.jobs.described import Job, JobEvent, JobResult
+from pytest_mnode.jobs.job import Job, JobEvent, JobResult
+from pytest_mnode.jobs.launch import launch
 from pytest_mnode.jobs.launched import LaunchedJob
 from pytest_mnode.jobs.running import RunningJob
-from pytest_mnode.jobs.starting import started
 
-__all__ = ["Job", "JobEvent", "JobResult", "LaunchedJob", "RunningJob", "started"]
+__all__ = ["Job", "JobEvent", "JobResult", "LaunchedJob", "RunningJob", "launch"]

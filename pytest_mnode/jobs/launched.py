@@ -1,4 +1,4 @@
-"""What a test holds of a job that it launched, whoever starts the job's parts."""
+"""A launched job as a test uses it, whether this run or a scheduler starts its torchruns."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import signal as signals
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
 from pytest_mnode.jobs import processes
-from pytest_mnode.jobs.described import Job, JobEvent, JobResult
-
-if TYPE_CHECKING:
-    from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.jobs.job import Job, JobEvent, JobResult
+from pytest_mnode.launchers.nodes import Nodes
 
 POLL_S = 0.02
 
 
 class LaunchedJob(ABC):
-    """A torchrun job, one torchrun a node. Ends with its test."""
+    """A torchrun job with one torchrun per node. It ends with its test."""
 
     def __init__(self, cluster: Nodes, job: Job) -> None:
         self._cluster = cluster
         self._job = job
-        self._id = uuid.uuid4().hex  # marks its processes
+        self._id = uuid.uuid4().hex  # MNODE_JOB in the environment of its processes
+        self._result: JobResult | None = None
+        self._preempted = False
         self._events: list[JobEvent] = []
         self._requeue = 0
 
     @property
     @abstractmethod
     def nodes(self) -> tuple[str, ...]:
-        """The nodes it runs on now, or ran on last."""
+        """The nodes of its current or last start."""
 
     @property
     def requeue(self) -> int:
@@ -41,7 +40,7 @@ class LaunchedJob(ABC):
 
     @property
     def events(self) -> tuple[JobEvent, ...]:
-        """What happened to it so far, in order."""
+        """What happened to it until now, in order."""
         return tuple(self._events)
 
     def kill(
@@ -51,15 +50,17 @@ class LaunchedJob(ABC):
         rank: int | None = None,
         signal: signals.Signals = signals.SIGKILL,
     ) -> list[int]:
-        """Send a signal to a rank, or to all processes of the job on a node; pids on that node.
+        """Send a signal to one rank, or to all processes of the job on a node; their pids there.
 
-        Raises UsageError for neither or both, ClusterError where there is no such process.
+        Raises UsageError unless one of node and rank is given, ClusterError where there is no such
+        process.
         """
         if (node is None) == (rank is None):
-            raise UsageError("kill needs node= or rank=, one of them")
-        if rank is not None and not 0 <= rank < len(self.nodes) * self._job.procs_per_node:
-            raise UsageError(f"rank={rank}: the job has {self._size}")
-        # With the c10d rendezvous it is torchrun that gives ranks to nodes: look on all.
+            raise UsageError("kill needs either node= or rank=")
+        size = len(self.nodes) * self._job.procs_per_node
+        if rank is not None and not 0 <= rank < size:
+            raise UsageError(f"rank={rank}: the job has {size}")
+        # With the c10d rendezvous, torchrun assigns ranks to nodes: look on all nodes.
         on = processes.living(self._cluster, self.nodes) if node is None else [node]
         wanted = "all" if rank is None else str(rank)
         done = self._signal(on, wanted, signal)
@@ -70,28 +71,29 @@ class LaunchedJob(ABC):
 
     @abstractmethod
     def preempt(self, grace_s: float) -> list[str]:
-        """As a scheduler that wants the nodes back: SIGTERM to the job on all nodes at once, and
-        SIGKILL to whatever is left `grace_s` seconds later. Names of the nodes that had to be
-        killed. Requeued where it may be.
+        """Preempt it as a scheduler does: SIGTERM on all nodes at once, and SIGKILL for what is
+        left `grace_s` seconds later. Names of the nodes that needed SIGKILL.
+
+        The job is requeued where `Job.requeues` allows it.
         """
 
     def pids(self, node: str, rank: int | None = None) -> list[int]:
-        """Pids, as the node sees them, of one rank or of all the job's processes there."""
+        """Pids on the node of one rank, or of all processes of the job there."""
         wanted = "all" if rank is None else str(rank)
         return list(processes.pids(self._cluster, [node], self._id, wanted)[node])
 
     @abstractmethod
     def output(self, node: str) -> str:
-        """What the job has printed on a node so far, over all its starts."""
+        """What all starts of the job have printed on a node until now."""
 
     @abstractmethod
     def poll(self) -> JobResult | None:
-        """See how it is; its result once it is over."""
+        """Look at it once; its result where it is over, else None."""
 
     def wait(self, timeout: float) -> JobResult:
-        """Wait for torchrun on every node, and for that of requeues, `timeout` seconds at most.
+        """Wait until torchrun has ended on every node and no requeue follows, `timeout` s at most.
 
-        Raises TimeLimitError naming the nodes on which it still runs.
+        Raises TimeLimitError that names the nodes on which the job still runs.
         """
         end = time.monotonic() + timeout
         while (result := self.poll()) is None:
@@ -102,18 +104,14 @@ class LaunchedJob(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Kill what is left of it and remove its logs. Raises ClusterError if some is left."""
+        """Kill its processes, remove its logs. Raises ClusterError where SIGKILL is not enough."""
 
     @abstractmethod
     def _where(self) -> str:
-        """Where it is, for a wait that is over: "the job still runs on node0"."""
-
-    @property
-    def _size(self) -> int:
-        return len(self.nodes) * self._job.procs_per_node
+        """Why a wait is not over, such as "the job still runs on node0"."""
 
     def _signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
-        """Signal processes, noted by node and time; their pids."""
+        """Signal processes and note it by node and time; their pids."""
         done = processes.signal(self._cluster, on, self._id, wanted, int(number))
         for name, sent in done.items():
             if sent:
@@ -121,16 +119,20 @@ class LaunchedJob(ABC):
                 self._note("signalled", name, pids, number.name, sent[0][1])
         return [pid for sent in done.values() for pid, _ in sent]
 
-    def _kill(self, on: Sequence[str]) -> None:
-        """SIGKILL whatever is marked as the job's. Raises ClusterError where that is not enough."""
-        left = []
+    def _kill(self, on: Iterable[str]) -> None:
+        """SIGKILL all processes of the job. Raises ClusterError where that is not enough."""
         there = processes.living(self._cluster, on)
-        for name, ended in processes.end(self._cluster, there, self._id).items():
-            if ended.killed:
-                self._note("killed", name, ended.killed)
-            left += [f"pid {pid} on {name}" for pid in ended.left]
+        killed, left = processes.end(self._cluster, there, self._id)
+        for name, pids in killed.items():
+            if pids:
+                self._note("killed", name, pids)
         if left:
             raise ClusterError(f"SIGKILL did not end {', '.join(left)}")
+
+    def _note_preempted(self, killed: Sequence[str], grace_s: float) -> None:
+        self._preempted = True
+        detail = f"{', '.join(killed)} killed after {grace_s:g} s" if killed else ""
+        self._note("preempted", detail=detail)
 
     def _note(
         self,

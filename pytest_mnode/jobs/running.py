@@ -1,40 +1,44 @@
-"""A job as it runs: started, watched, killed, preempted, requeued, ended."""
+"""A job whose torchruns are commands that this run starts on nodes, and requeues itself."""
 
 from __future__ import annotations
 
+import contextlib
 import signal as signals
+import subprocess
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from pytest_mnode.jobs import processes
-from pytest_mnode.jobs.described import Job, JobResult
+from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
-from pytest_mnode.jobs.parts import Parts
-from pytest_mnode.jobs.requeue import Seen, decide
-from pytest_mnode.jobs.torchrun import was_preempted
-
-if TYPE_CHECKING:
-    from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.jobs.torchrun import Start, was_preempted
+from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.nodes import Nodes
 
 _ASK_AGAIN_S = 0.5
-"""Between two questions whether a lost node is back."""
+"""Pause between two questions whether a lost node is back."""
+_FOLLOW_S = 1.0
+_REAP_S = 5.0
 
 
 class RunningJob(LaunchedJob):
-    """A torchrun job whose parts are commands on nodes. Ends with its test.
+    """A torchrun job whose torchruns are commands on nodes. It ends with its test.
 
     Requeues happen in `poll` and `wait`, in the caller's thread; nothing watches in between.
     """
 
     def __init__(self, cluster: Nodes, job: Job, note: str = "") -> None:
         super().__init__(cluster, job)
-        self._how = note
-        self._parts = Parts(cluster, job, self._id, self._note)
+        self._started_how = note
+        self._nodes: tuple[str, ...] = ()
+        self._used: dict[str, None] = {}
+        self._torchruns: dict[str, subprocess.Popen[str]] = {}
+        self._logs = tempfile.TemporaryDirectory(prefix="job-", dir=cluster.scratch)
         self._ended: dict[str, int] = {}
         self._lost: tuple[str, ...] = ()
         self._first_size = 0
-        self._preempted = False
-        self._result: JobResult | None = None
         self._waiting_since: float | None = None
         self._asked_at = -1.0
 
@@ -42,12 +46,12 @@ class RunningJob(LaunchedJob):
     def start(cls, cluster: Nodes, job: Job, note: str = "") -> RunningJob:
         """Start it. Raises UsageError for nodes that this test does not have, ClusterError.
 
-        note: for its first event, how it is started where that could have been otherwise.
+        note: detail of its first event, such as why it was not submitted to a scheduler.
         """
         nodes = job.placed_on(cluster.nodes)
         running = cls(cluster, job, note)
         try:
-            running._begin(nodes)
+            running._launch(nodes)
         except BaseException:
             running.close()
             raise
@@ -55,75 +59,120 @@ class RunningJob(LaunchedJob):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes it runs on now, or ran on last."""
-        return self._parts.nodes
+        """The nodes of its current or last start."""
+        return self._nodes
 
     def preempt(self, grace_s: float) -> list[str]:
-        """As a scheduler that wants the nodes back: SIGTERM to torchrun on all nodes at once, and
-        SIGKILL to whatever is left `grace_s` seconds later. Requeued, where it may be, by `wait`.
+        """Preempt it as a scheduler does: SIGTERM to torchrun on all nodes at once, and SIGKILL for
+        what is left `grace_s` seconds later. Names of the nodes that needed SIGKILL.
 
-        Names of the nodes that had to be killed.
+        `wait` requeues it where `Job.requeues` allows it.
         """
-        self._signal(self._parts.living(), "torchrun", signals.SIGTERM)
+        on = processes.living(self._cluster, self.nodes)
+        self._signal(on, "torchrun", signals.SIGTERM)
         end = time.monotonic() + grace_s
-        while time.monotonic() < end and self._parts.running():
+        while time.monotonic() < end and self._still_running():
             time.sleep(POLL_S)
-        late = self._parts.running()
-        self._preempted = True
-        self._note("preempted", detail=f"{', '.join(late)} killed after {grace_s:g} s" * bool(late))
+        late = self._still_running()
+        self._note_preempted(late, grace_s)
         if late:
-            self._parts.end()
+            self._end(self.nodes)
         return late
 
     def output(self, node: str) -> str:
-        """What the job has printed on a node so far, over all its starts."""
-        return self._parts.output(node)
+        """What all starts of the job have printed on a node until now."""
+        return "".join(self._printed(node, requeue) for requeue in range(self._requeue + 1))
 
     def poll(self) -> JobResult | None:
-        """See how it is, and requeue it where that is due; its result once it is over.
+        """Look at it once, and requeue it where that is due; its result where it is over.
 
         Raises ClusterError where processes of a start outlive SIGKILL: it is not started again.
         """
         if self._result is not None:
             return self._result
-        ended = self._parts.ended()
+        ended = self._exit_statuses()
         fresh = ended.keys() - self._ended.keys()
         for name in sorted(fresh):
             self._note("ended", name, detail=f"status {ended[name]}")
         self._ended = ended
-        if not fresh and not self._due_to_ask():
+        waits = self._waiting_since is not None
+        if not fresh and not (waits and time.monotonic() - self._asked_at > _ASK_AGAIN_S):
             return None
-        seen = self._seen()
-        todo = decide(self._job, seen)
-        if todo.final:
-            if todo.why:
-                self._note("gave up", detail=f"{todo.why}, after {self._requeue} requeues")
+        decision = decide(self._job, self._snapshot())
+        if decision.final:
+            if decision.why:
+                self._note("gave up", detail=f"{decision.why}, after {self._requeue} requeues")
             return self._finish()
-        if todo.nodes:
-            self._again(todo.nodes, todo.why)
-        elif todo.why and self._gave_up_waiting():
+        if decision.nodes:
+            self._requeue_on(decision.nodes, decision.why)
+        elif decision.why and self._gave_up_waiting():
             return self._finish()
         return None
 
     def close(self) -> None:
-        """Kill what is left of the job and remove its logs. Raises ClusterError if some is left."""
-        self._parts.close()
+        """Kill its processes, remove its logs. Raises ClusterError where SIGKILL is not enough."""
+        try:
+            self._end(self._used)
+        finally:
+            self._logs.cleanup()
 
-    def _begin(self, nodes: tuple[str, ...]) -> None:
-        self._ended, self._lost, self._preempted = {}, (), False
+    def _launch(self, nodes: tuple[str, ...]) -> None:
+        """Start torchrun on these nodes."""
+        cluster, job = self._cluster, self._job
         self._first_size = self._first_size or len(nodes)
-        self._parts.launch(nodes, self._requeue)
-        how = f" ({self._how})" * bool(self._how and not self._requeue)
+        self._ended, self._lost, self._preempted = {}, (), False
+        self._nodes, self._torchruns = nodes, {}
+        start = Start(
+            self._id,
+            nodes,
+            self._requeue,
+            cluster.address(nodes[0]),
+            cluster.free_port(nodes[0]),
+            cluster.python,
+        )
+        given = {**for_nodes(), **job.env}
+        for name in nodes:
+            self._used[name] = None
+            log = self._log(name, self._requeue)
+            argv = start.argv(job, name, cluster.address(name), f"{log}-ranks")
+            env = start.env(job, name, cluster.fabric_interface(name), given)
+            if cluster.share_files:
+                # Temporary files that killed processes leave are removed with the job.
+                env.setdefault("TMPDIR", self._logs.name)
+            with log.open("w") as output:
+                self._torchruns[name] = cluster.start(argv, name, env=env, output=output)
+        how = f" ({self._started_how})" if self._started_how and not self._requeue else ""
         self._note("started", detail=", ".join(nodes) + how)
 
-    def _again(self, nodes: tuple[str, ...], why: str) -> None:
-        self._parts.end()
+    def _requeue_on(self, nodes: tuple[str, ...], why: str) -> None:
+        self._end(self.nodes)
         self._requeue += 1
         self._waiting_since = None
         self._note("requeued", detail=why)
-        self._begin(nodes)
+        self._launch(nodes)
 
-    def _seen(self) -> Seen:
+    def _end(self, on: Iterable[str]) -> None:
+        """Kill all processes on these nodes. Raises ClusterError where SIGKILL is not enough."""
+        try:
+            self._kill(on)
+        finally:
+            until = time.monotonic() + _FOLLOW_S
+            for process in self._torchruns.values():
+                # The local command ends with the one on its node, unless the node is gone.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+                process.kill()
+                process.wait(_REAP_S)
+
+    def _exit_statuses(self) -> dict[str, int]:
+        """Of torchrun by node, where it has ended."""
+        return {n: p.returncode for n, p in self._torchruns.items() if p.poll() is not None}
+
+    def _still_running(self) -> list[str]:
+        """Nodes on which torchrun has not ended."""
+        return [name for name, process in self._torchruns.items() if process.poll() is None]
+
+    def _snapshot(self) -> JobSnapshot:
         suspects = [name for name in self.nodes if self._ended.get(name)]
         asked = dict.fromkeys((*suspects, *(self._job.spares if suspects else ())))
         self._asked_at = time.monotonic()
@@ -133,27 +182,22 @@ class RunningJob(LaunchedJob):
                 self._lost += (name,)
                 self._note("node lost", name)
         over = len(self._ended) == len(self.nodes)
-        told = over and was_preempted([self._parts.printed(name) for name in self.nodes])
-        return Seen(
+        outputs = [self._printed(name, self._requeue) for name in self.nodes] if over else []
+        return JobSnapshot(
             nodes=self.nodes,
             first_size=self._first_size,
             ended=self._ended,
             there=[name for name in self._cluster.nodes if name not in gone],
             lost=self._lost,
             requeue=self._requeue,
-            preempted=self._preempted or told,
+            preempted=self._preempted or was_preempted(outputs),
         )
-
-    def _due_to_ask(self) -> bool:
-        """Whether it waits for a node, and has not asked for a while."""
-        waits = self._waiting_since is not None
-        return waits and time.monotonic() - self._asked_at > _ASK_AGAIN_S
 
     def _gave_up_waiting(self) -> bool:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-            self._parts.end()
+            self._end(self.nodes)
         if now - self._waiting_since < self._job.back_within_s:
             return False
         text = f"{', '.join(self._lost)} not back within {self._job.back_within_s:g} s"
@@ -161,12 +205,19 @@ class RunningJob(LaunchedJob):
         return True
 
     def _finish(self) -> JobResult:
-        self._result = JobResult(
-            self._parts.ended(), {name: self.output(name) for name in self.nodes}
-        )
+        output = {name: self.output(name) for name in self.nodes}
+        self._result = JobResult(self._exit_statuses(), output)
         return self._result
 
     def _where(self) -> str:
         if self._waiting_since is not None:
             return f"the job waits for {', '.join(self._lost)} to be there again"
-        return f"the job still runs on {', '.join(self._parts.running())}"
+        return f"the job still runs on {', '.join(self._still_running())}"
+
+    def _printed(self, node: str, requeue: int) -> str:
+        """What one start printed on a node."""
+        path = self._log(node, requeue)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _log(self, node: str, requeue: int) -> Path:
+        return Path(self._logs.name) / (f"{node}.{requeue}" if requeue else node)

@@ -31,8 +31,8 @@ HELPERS = """
     from pytest_mnode import Job
     from pytest_mnode.criteria import launching
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
-    from pytest_mnode.jobs import starting
-    from pytest_mnode.jobs.slurm import SubmittedJob
+    from pytest_mnode.jobs.slurm import sbatch
+    from pytest_mnode.jobs.slurm.submitted import SubmittedJob
     from pytest_mnode.criteria.launching.contract import leaked
     from pytest_mnode.criteria.launching.described import LaunchJob, read_job
     from pytest_mnode.launchers.slurm import Slurm
@@ -125,7 +125,7 @@ TESTS = (
         first = cluster.launch(quick(argv, nodes=1))
         until(first, " 0 0 1 fab0")
         # Where Slurm foretells that it would wait, it is not submitted.
-        monkeypatch.setattr(starting, "why_not_submitted", lambda *_: "")
+        monkeypatch.setattr(sbatch, "why_not_submitted", lambda *_: "")
         job = cluster.launch(quick(argv, nodes=1))
         assert job.poll() is None and Slurm().job(job.number).state == "PENDING"
         job.close()
@@ -139,7 +139,7 @@ TESTS = (
         assert not isinstance(job, SubmittedJob)
         said = job.events[0].detail
         assert said.startswith(f"node0, node1 (as steps of allocation {cluster.allocation}: ")
-        assert "this run holds the nodes whole: submitted, it would start at" in said
+        assert "this run holds the nodes: a submitted job would start at" in said
         until(job, " 0 0 4 fab0")
         (tmp_path / "done").touch()
         assert job.wait(40).ok and queued() == []

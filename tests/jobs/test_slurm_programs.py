@@ -1,4 +1,4 @@
-"""What talks to Slurm's commands, beside commands of the same names that do as they are told."""
+"""What talks to Slurm's commands, with fake commands of the same names first in PATH."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from pytest_mnode.jobs.described import Job
-from pytest_mnode.jobs.slurm import files, guarding, queue, queued
-from pytest_mnode.jobs.slurm.guard import Guard
-from pytest_mnode.jobs.slurm.names import Names
+from pytest_mnode.jobs import queue_cleanup
+from pytest_mnode.jobs.job import Job
+from pytest_mnode.jobs.queue_cleanup import ANSWERED, SlurmCleanup, clean_up
+from pytest_mnode.jobs.slurm import files, queued, sbatch
+from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
-from pytest_mnode.jobs.slurm.room import Foretold
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 
-QUEUED = """#!/bin/sh
-cat "$0.jobs" 2>/dev/null
+# Like squeue: it shows jobs of hidden partitions with --all only, and filters by the user's
+# variables.
+SQUEUE = """#!/bin/sh
+case " $* " in *" --all "*) [ -z "$SQUEUE_PARTITION$SQUEUE_STATES" ] && cat "$0.jobs";; esac
 exit 0
 """
-CANCEL = """#!/bin/sh
-echo "$*" >>"$0.said"
+SCANCEL = """#!/bin/sh
+echo "$*$SCANCEL_INTERACTIVE$SCANCEL_STATE" >>"$0.args"
 rm -f "$(dirname "$0")/squeue.jobs"
 """
+CANCELLED = "--full --name=mnode-1\n"
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that comes first in PATH."""
+    """A directory that comes first in PATH, with a queue of one running job."""
     directory = tmp_path / "a 'b"
     directory.mkdir()
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
-    for name, text in {"squeue": QUEUED, "scancel": CANCEL}.items():
+    for name, text in {"squeue": SQUEUE, "scancel": SCANCEL}.items():
         program(directory, name, text)
+    (directory / "squeue.jobs").write_text("12 RUNNING\n")
     return directory
 
 
@@ -45,91 +48,103 @@ def program(directory: Path, name: str, text: str) -> None:
     (directory / name).chmod(0o755)
 
 
-def start(name: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-I", "-S", guarding.__file__, name]
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, text=True)
+def cancelled(programs: Path) -> int:
+    """How often scancel ran, each time with the right arguments."""
+    path = programs / "scancel.args"
+    text = path.read_text() if path.exists() else ""
+    assert text == CANCELLED * text.count("\n")
+    return text.count("\n")
 
 
-def test_a_guard_cancels_by_name_when_its_owner_is_gone(programs: Path) -> None:
-    (programs / "squeue.jobs").write_text("12 RUNNING\n")
-    guard = start("mnode-1")
-    time.sleep(0.3)
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(queue_cleanup, name, 0.01)
+    for name in ("SOON_S", "LIMIT_S"):
+        monkeypatch.setattr(queue_cleanup, name, 0.2)
+    monkeypatch.setattr(queue_cleanup, "_LATE_S", 0.1)
+
+
+SHOW = "squeue --noheader --all --format='%A %T' --name=mnode-1"
+END = "scancel --full --name=mnode-1"
+
+
+def test_jobs_are_cancelled_when_their_owner_is_gone(programs: Path) -> None:
+    cleanup = SlurmCleanup("mnode-1")
+    process = cleanup._process
+    while signal.SIGTERM not in _ignored(process.pid):
+        assert process.poll() is None
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        guard.send_signal(number)
-    assert guard.poll() is None
-    assert guard.stdin is not None
-    began = time.monotonic()
-    guard.stdin.close()
-    assert guard.wait(30) == 0
-    # At once, and once more before the empty list is believed.
-    assert (programs / "scancel.said").read_text() == "--name mnode-1\n" * 2
-    assert time.monotonic() - began > 2.5, "a submission that is under way is waited for"
+        process.send_signal(number)
+    cleanup.close(done=False)
+    assert process.wait(30) == 0
+    # At once, and once more before an empty list is believed: a submission may be under way.
+    assert cancelled(programs) == 2
 
 
-def test_a_guard_of_a_job_that_is_taken_care_of_cancels_nothing(programs: Path) -> None:
-    (programs / "squeue.jobs").write_text("12 RUNNING\n")
-    guard = Guard("mnode-1")
-    guard.close()
-    guard.close()
-    assert not (programs / "scancel.said").exists()
+def _ignored(pid: int) -> set[signal.Signals]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    return {number for number in signal.Signals if mask >> (number - 1) & 1}
 
 
-def test_what_slurm_did_not_do_is_left_to_the_guard(programs: Path) -> None:
-    (programs / "squeue.jobs").write_text("12 RUNNING\n")
-    guard = Guard("mnode-1")
-    guard.close(done=False)
-    assert guard._process.wait(30) == 0
-    assert (programs / "scancel.said").read_text() == "--name mnode-1\n" * 2
+def test_nothing_is_cancelled_for_a_job_that_has_ended(programs: Path) -> None:
+    cleanup = SlurmCleanup("mnode-1")
+    cleanup.close(done=True)
+    cleanup.close(done=True)
+    assert cancelled(programs) == 0
 
 
-def test_what_is_being_taken_down_already_is_not_cancelled_again(programs: Path) -> None:
-    (programs / "squeue.jobs").write_text("12 COMPLETING\n")
-    guard = start("mnode-1")
-    assert guard.stdin is not None
-    guard.stdin.close()
-    time.sleep(1)
-    assert not (programs / "scancel.said").exists()
-    (programs / "squeue.jobs").unlink()
-    assert guard.wait(30) == 0
-
-
-# As squeue does: jobs of hidden partitions with --all only, and what the user likes to see.
-HIDING = """#!/bin/sh
-case " $* " in *" --all "*) [ -z "$SQUEUE_PARTITION$SQUEUE_STATES" ] && cat "$0.jobs";; esac
-exit 0
-"""
-ASKING = """#!/bin/sh
-echo "$* $SCANCEL_INTERACTIVE$SCANCEL_STATE" >>"$0.said"
-rm -f "$(dirname "$0")/squeue.jobs"
-"""
-
-
-def test_a_guard_sees_jobs_whatever_its_user_likes_to_see(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("last", "jobs", "times"),
+    [
+        (b"", "12 RUNNING\n", 2),
+        (b"", "", 1),  # an empty list is believed only after scancel
+        (ANSWERED, "12 RUNNING\n", 1),
+        (ANSWERED, "", 0),
+        (ANSWERED, "12 COMPLETING\n", 0),
+    ],
+)
+def test_how_often_jobs_are_cancelled(
+    programs: Path, tmp_path: Path, last: bytes, jobs: str, times: int
 ) -> None:
+    (programs / "squeue.jobs").write_text(jobs)
+    directory = tmp_path / "beats"
+    directory.mkdir()
+    assert clean_up(last, SHOW, END, str(directory))
+    assert cancelled(programs) == times
+    assert not directory.exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_users_own_filters_hide_no_job(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SQUEUE_PARTITION", "SQUEUE_STATES", "SCANCEL_INTERACTIVE", "SCANCEL_STATE"):
         monkeypatch.setenv(name, "x")
-    program(programs, "squeue", HIDING)
-    program(programs, "scancel", ASKING)
-    (programs / "squeue.jobs").write_text("12 RUNNING\n")
-    guard = start("mnode-1")
-    assert guard.stdin is not None
-    guard.stdin.close()
-    assert guard.wait(30) == 0
-    assert (programs / "scancel.said").read_text() == "--name mnode-1 \n" * 2
+    assert clean_up(ANSWERED, SHOW, END)
+    assert cancelled(programs) == 1
 
 
-def test_a_guard_believes_an_empty_list_only_when_it_has_cancelled(programs: Path) -> None:
-    program(programs, "squeue", "#!/bin/sh\nexit 0\n")
-    guard = start("mnode-1")
-    assert guard.stdin is not None
-    guard.stdin.close()
-    assert guard.wait(30) == 0
-    assert (programs / "scancel.said").read_text() == "--name mnode-1\n"
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", ["exit 1", "echo 12 RUNNING"])
+def test_a_scheduler_that_is_away_is_tried_again(programs: Path, text: str) -> None:
+    """Until the limit; the directory goes in any case."""
+    program(programs, "squeue", f"#!/bin/sh\n{text}\n")
+    directory = programs / "beats"
+    directory.mkdir()
+    assert not clean_up(ANSWERED, SHOW, END, str(directory))
+    assert cancelled(programs) > 2
+    assert not directory.exists()
+
+
+def test_no_commands_of_a_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "beats").mkdir()
+    assert not clean_up(b"", "no-such-squeue", "no-such-scancel", str(tmp_path / "beats"))
+    assert not (tmp_path / "beats").exists()
 
 
 SBATCH = """#!/bin/sh
-echo "$*" >"$0.said"
+echo "$*" >"$0.args"
 cat >"$0.script"
 env >"$0.env"
 printf '%s' "$ANSWER"
@@ -146,8 +161,8 @@ def answers(status: int, answer: str = "", complaint: str = "") -> dict[str, str
 def test_a_script_is_submitted_with_the_environment_of_the_job(programs: Path) -> None:
     program(programs, "sbatch", SBATCH)
     env = answers(0, "12;cluster\n")
-    assert queue.submit("#!/bin/sh\ntrue\n", env, ["--job-name=x"]) == 12
-    assert (programs / "sbatch.said").read_text() == "--parsable --job-name=x\n"
+    assert sbatch.submit("#!/bin/sh\ntrue\n", env, ["--job-name=x"]) == 12
+    assert (programs / "sbatch.args").read_text() == "--parsable --job-name=x\n"
     assert (programs / "sbatch.script").read_text() == "#!/bin/sh\ntrue\n"
     assert "LC_ALL" not in (programs / "sbatch.env").read_text()
 
@@ -156,37 +171,50 @@ def test_what_sbatch_refuses_is_one_line(programs: Path) -> None:
     program(programs, "sbatch", SBATCH)
     env = answers(1, "", "sbatch: error: Batch job submission failed: Invalid account\n")
     with pytest.raises(SlurmError, match=r"^sbatch: Batch job submission failed: Invalid account$"):
-        queue.submit("", env, [])
+        sbatch.submit("", env, [])
     with pytest.raises(SlurmError, match=r"^sbatch: "):
-        queue.submit("", answers(0, "Submitted, I think"), [])
+        sbatch.submit("", answers(0, "Submitted, I think"), [])
 
 
-def test_a_start_is_foretold_whatever_the_exit_status(programs: Path) -> None:
+def test_slurm_is_asked_when_a_job_would_start(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(programs, "sbatch", SBATCH)
-    found = queue.ask(answers(1, "", "allocation failure: Invalid node name specified"), ["-N2"])
-    assert found == Foretold(None, "allocation failure: Invalid node name specified")
-    assert (programs / "sbatch.said").read_text() == "--test-only -N2\n"
+    complaint = "allocation failure: Invalid node name specified"
+    for name, value in answers(1, "", complaint).items():
+        monkeypatch.setenv(name, value)
+    request = sbatch.Request("mnode-1", 2, output="/dev/null", directory="/")
+    why = sbatch.why_not_submitted(request, 12)
+    assert why == f"Slurm would not start it beside allocation 12 of this run ({complaint})"
+    asked = (programs / "sbatch.args").read_text()
+    assert asked == " ".join(["--test-only", *request.options()]) + "\n"
 
 
 def test_no_sbatch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match=r"^sbatch: cannot be run: No such file"):
-        queue.submit("", {"PATH": str(tmp_path)}, [])
+        sbatch.submit("", {"PATH": str(tmp_path)}, [])
 
 
-def lead(programs: Path, address: str, nodes: str) -> subprocess.CompletedProcess[str]:
-    """The batch script's program, where Slurm says that these are the job's nodes."""
+def batch(programs: Path, address: str, nodes: str) -> subprocess.CompletedProcess[str]:
+    """The program of the batch script; nodes: what scontrol does."""
     program(programs, "scontrol", f"#!/bin/sh\n{nodes}\n")
     program(programs, "srun", "#!/bin/sh\nexit 0\n")
-    plan = files.Plan("abc", Job(["t.py"]), {"n0": files.Place("node0", address, None)})
-    argv = [sys.executable, "-m", "pytest_mnode.jobs.slurm.lead", str(plan.write(programs))]
+    plan = files.Plan("abc", Job(["t.py"]), {"n0": files.JobNode("node0", address, None)})
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest_mnode.jobs.slurm.on_node",
+        "batch",
+        str(plan.write(programs)),
+    ]
     env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n0"}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: str) -> None:
-    done = lead(programs, address, "echo n0")
+    done = batch(programs, address, "echo n0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     start = files.read_start(programs / "start.0.json")
     assert (start.nodes, start.address) == (("node0",), address)
@@ -194,7 +222,7 @@ def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: s
 
 
 def test_a_job_that_cannot_learn_its_nodes_says_so(programs: Path) -> None:
-    done = lead(programs, "127.0.0.1", "echo no controller >&2; exit 1")
+    done = batch(programs, "127.0.0.1", "echo no controller >&2; exit 1")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == [
         "scontrol show hostnames n0: no controller",

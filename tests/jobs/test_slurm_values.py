@@ -1,4 +1,4 @@
-"""What is asked of sbatch, what the queue says, and when a job goes again: values."""
+"""Submitted jobs: requests, states of the queue, files, requeues. Values only."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.jobs.described import Job
+from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm import files
-from pytest_mnode.jobs.slurm.following import (
+from pytest_mnode.jobs.slurm.nodes import Names, names_of
+from pytest_mnode.jobs.slurm.on_node import is_requeued, step
+from pytest_mnode.jobs.slurm.queued import (
     Change,
-    Course,
+    JobHistory,
     changes,
     never_starts,
     why_over,
     why_requeued,
 )
-from pytest_mnode.jobs.slurm.lead import goes_again, step
-from pytest_mnode.jobs.slurm.names import Names, names_of
-from pytest_mnode.jobs.slurm.request import (
+from pytest_mnode.jobs.slurm.sbatch import (
     Request,
     Site,
+    no_room,
     request_of,
     script,
     site_of,
     submitting,
 )
-from pytest_mnode.jobs.slurm.room import Foretold, foretold, no_room
-from pytest_mnode.jobs.slurm.traces import Traces
 from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.slurm import JobState, NodeState
 
@@ -47,7 +46,7 @@ def _request(**given: Any) -> Request:
     return Request("mnode-1", 2, output="/shared/slurm.out", directory="/home/u", **given)
 
 
-def test_options_say_what_is_asked_and_nothing_else() -> None:
+def test_options_of_sbatch() -> None:
     assert _request().options() == [
         *("--job-name=mnode-1", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1"),
         *("--output=/shared/slurm.out", "--open-mode=append", "--chdir=/home/u", "--no-requeue"),
@@ -94,7 +93,7 @@ def test_a_job_that_may_move_is_kept_from_nodes_that_are_not_its_own() -> None:
     assert (once.again, once.moves, once.never_on) == (False, False, ())
 
 
-def test_slurms_names_of_nodes_and_the_runs() -> None:
+def test_names_of_nodes_in_slurm_and_in_the_run() -> None:
     nodes = [NodeState("n0", "IDLE", hostname="node0"), NodeState("n1", "IDLE", hostname="b.lab")]
     names = names_of([*nodes, NodeState("n9", "DOWN")], ["node0", "n1", "n9.lab"])
     assert names.slurm == {"node0": "n0", "n1": "n1", "n9.lab": "n9"}
@@ -105,7 +104,7 @@ def test_slurms_names_of_nodes_and_the_runs() -> None:
         names_of(nodes, ["node7"])
 
 
-def test_names_that_the_launcher_knows_already_are_not_guessed() -> None:
+def test_names_that_the_launcher_knows() -> None:
     nodes = [NodeState("gpu1", "IDLE", hostname="gpu1"), NodeState("gpu2", "IDLE")]
     known = {"ip-10-0-0-1": "gpu1", "gpu1": "gpu2", "gone": "gpu9"}
     names = names_of(nodes, ["ip-10-0-0-1", "gpu1"], known)
@@ -129,7 +128,7 @@ def test_a_short_name_stands_for_the_one_node_that_has_it() -> None:
         names_of(nodes, ["gpu1.b.org"])
 
 
-def test_what_an_allocation_was_given() -> None:
+def test_site_of_an_allocation() -> None:
     text = (
         "JobId=12 JobName=x UserId=u(1) QOS=normal Account=(null) JobState=RUNNING "
         "Partition=gpu AllocNode:Sid=login:1 Reservation=tonight\n"
@@ -146,45 +145,55 @@ def test_facts_of_the_runs_own_allocation_are_not_submitted() -> None:
 @pytest.mark.parametrize(
     ("before", "state", "after", "expected"),
     [
-        (Course(nodes=NODES), _state("PENDING", reason="Resources"), Course(0, NODES, 0), []),
         (
-            Course(nodes=NODES),
+            JobHistory(nodes=NODES),
+            _state("PENDING", reason="Resources"),
+            JobHistory(0, NODES, 0),
+            [],
+        ),
+        (
+            JobHistory(nodes=NODES),
             _state("RUNNING", nodes=("node1", "node2"), restarts=0),
-            Course(1, ("node1", "node2"), 0),
+            JobHistory(1, ("node1", "node2"), 0),
             [Change("started", 0, ("node1", "node2"))],
         ),
-        (Course(nodes=NODES), _state("CONFIGURING", nodes=NODES), Course(0, NODES, 0), []),
-        (Course(1, NODES), _state("RUNNING", nodes=NODES, restarts=0), Course(1, NODES), []),
+        (JobHistory(nodes=NODES), _state("CONFIGURING", nodes=NODES), JobHistory(0, NODES, 0), []),
         (
-            Course(1, NODES),
+            JobHistory(1, NODES),
+            _state("RUNNING", nodes=NODES, restarts=0),
+            JobHistory(1, NODES),
+            [],
+        ),
+        (
+            JobHistory(1, NODES),
             _state("PENDING", flags=frozenset(["COMPLETING"]), restarts=1),
-            Course(1, NODES, 1),
+            JobHistory(1, NODES, 1),
             [Change("requeued", 1)],
         ),
         (
-            Course(1, NODES, 1),
+            JobHistory(1, NODES, 1),
             _state("RUNNING", nodes=("node0", "node3"), restarts=1),
-            Course(2, ("node0", "node3"), 1),
+            JobHistory(2, ("node0", "node3"), 1),
             [Change("started", 1, ("node0", "node3"))],
         ),
         (  # requeued and started between two looks
-            Course(1, NODES),
+            JobHistory(1, NODES),
             _state("RUNNING", nodes=NODES, restarts=1),
-            Course(2, NODES, 1),
+            JobHistory(2, NODES, 1),
             [Change("requeued", 1), Change("started", 1, NODES)],
         ),
-        (Course(1, NODES), _state("RUNNING", nodes=NODES), Course(1, NODES), []),
+        (JobHistory(1, NODES), _state("RUNNING", nodes=NODES), JobHistory(1, NODES), []),
         (  # the last start is being taken down
-            Course(1, NODES, 1),
+            JobHistory(1, NODES, 1),
             _state("COMPLETING", nodes=("node0",), restarts=1),
-            Course(1, NODES, 1),
+            JobHistory(1, NODES, 1),
             [],
         ),
-        (Course(1, NODES), _state("WHATEVER"), Course(1, NODES), []),
+        (JobHistory(1, NODES), _state("WHATEVER"), JobHistory(1, NODES), []),
     ],
 )
-def test_what_happened_between_two_looks(
-    before: Course, state: JobState, after: Course, expected: list[Change]
+def test_changes_between_two_looks(
+    before: JobHistory, state: JobState, after: JobHistory, expected: list[Change]
 ) -> None:
     assert changes(before, state) == (after, expected)
 
@@ -192,20 +201,20 @@ def test_what_happened_between_two_looks(
 def test_the_last_start_of_a_job_that_ended_unseen() -> None:
     moved = ("node1", "node2")
     over = _state("COMPLETED", nodes=moved, restarts=2)
-    assert changes(Course(1, NODES, 0), over) == (
-        Course(3, moved, 2),
+    assert changes(JobHistory(1, NODES, 0), over) == (
+        JobHistory(3, moved, 2),
         [Change("requeued", 2), Change("started", 2, moved)],
     )
     # Cancelled before it started again: nothing of that start is on any node.
     cancelled = _state("CANCELLED", restarts=1)
-    assert changes(Course(1, NODES, 0), cancelled) == (
-        Course(1, NODES, 1),
+    assert changes(JobHistory(1, NODES, 0), cancelled) == (
+        JobHistory(1, NODES, 1),
         [Change("requeued", 1)],
     )
     # A first start that was not seen is told by how it ended, on the nodes that it had.
     short = _state("COMPLETED", nodes=NODES[:1], restarts=0)
-    assert changes(Course(0, NODES, 0), short) == (Course(1, NODES[:1], 0), [])
-    seen = Course(1, NODES, 0)
+    assert changes(JobHistory(0, NODES, 0), short) == (JobHistory(1, NODES[:1], 0), [])
+    seen = JobHistory(1, NODES, 0)
     assert changes(seen, _state("FAILED", nodes=NODES[:1], restarts=0)) == (seen, [])
 
 
@@ -236,7 +245,7 @@ def test_the_last_start_of_a_job_that_ended_unseen() -> None:
         ("RUNNING", "JobHeldUser", ""),
     ],
 )
-def test_what_waits_in_vain(state: str, reason: str | None, why: str) -> None:
+def test_pending_reasons_that_never_pass(state: str, reason: str | None, why: str) -> None:
     found = never_starts(_state(state, reason=reason))
     assert found.startswith(why)
     assert bool(found) == bool(why)
@@ -273,109 +282,105 @@ NOW = datetime(2026, 11, 21, 12, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "why"),
     [
+        ("sbatch: Job 5 to start at 2026-11-21T12:00:03 using 2 processors on nodes n[0-1]\n", ""),
+        ("sbatch: Job 5 to start at 2026-11-21T11:00:00 using 2 processors\n", ""),
         (
-            "sbatch: Job 5 to start at 2026-11-21T12:00:03 using 2 processors on nodes "
-            "node[0-1] in partition all\n",
-            Foretold(datetime(2026, 11, 21, 12, 0, 3)),
+            "sbatch: Job 5 to start at 2026-11-21T14:00:00 using 2 processors\n",
+            "allocation 12 of this run holds the nodes: a submitted job would start at "
+            "2026-11-21 14:00:00 only",
         ),
-        (
-            "allocation failure: Requested node configuration is not available\n",
-            Foretold(None, "allocation failure: Requested node configuration is not available"),
+        *(
+            (text, f"Slurm would not start it beside allocation 12 of this run ({reason})")
+            for text, reason in (
+                ("allocation failure: Not available\n", "allocation failure: Not available"),
+                (
+                    "sbatch: error: Batch job submission failed: Invalid account\n",
+                    "Batch job submission failed: Invalid account",
+                ),
+                ("", "no output"),
+            )
         ),
-        (
-            "sbatch: error: Batch job submission failed: Invalid account\n",
-            Foretold(None, "Batch job submission failed: Invalid account"),
-        ),
-        ("", Foretold(None, "it said nothing")),
     ],
 )
-def test_what_the_scheduler_foretells(text: str, found: Foretold) -> None:
-    assert foretold(text) == found
+def test_whether_a_job_would_start_now(text: str, why: str) -> None:
+    assert no_room(text, NOW, 12) == why
 
 
-def test_a_job_that_would_start_late_or_never_has_no_room() -> None:
-    assert no_room(Foretold(NOW.replace(second=3)), NOW, "12") == ""
-    assert no_room(Foretold(NOW.replace(hour=11)), NOW, "12") == ""
-    late = no_room(Foretold(NOW.replace(hour=14)), NOW, "12")
-    assert late.startswith("allocation 12 of this run holds the nodes whole: submitted, it would")
-    assert late.endswith("start at 2026-11-21 14:00:00 only")
-    never = no_room(Foretold(None, "Invalid account"), NOW, "12")
-    assert never == "Slurm would not start it beside allocation 12 of this run (Invalid account)"
-
-
-WELL, TOLD = files.Status(0, False, False), files.Status(143, False, True)
+WELL, SIGTERM = files.Status(0, False, False), files.Status(143, False, True)
 
 
 @pytest.mark.parametrize(
     ("statuses", "requeue", "allowed", "again"),
     [
         ([WELL, WELL], 0, 3, False),
-        ([TOLD, TOLD], 0, 1, True),
-        ([TOLD, TOLD], 1, 1, False),
-        ([TOLD, None], 0, 1, True),
+        ([SIGTERM, SIGTERM], 0, 1, True),
+        ([SIGTERM, SIGTERM], 1, 1, False),
+        ([SIGTERM, None], 0, 1, True),
         ([files.Status(1, True, False), WELL], 0, 1, True),
         ([files.Status(1, False, False), WELL], 0, 1, False),
         ([files.Status(0, False, True), WELL], 0, 1, False),
         ([None, files.Status(1, False, False)], 0, 1, False),
     ],
 )
-def test_when_the_job_asks_to_be_started_again(
+def test_when_a_job_requeues_itself(
     statuses: list[files.Status | None], requeue: int, allowed: int, again: bool
 ) -> None:
-    assert goes_again(statuses, requeue, allowed) is again
+    assert is_requeued(statuses, requeue, allowed) is again
 
 
-def test_one_task_a_node_that_outlives_the_failure_of_another() -> None:
+def test_one_task_per_node_that_outlives_a_failed_one() -> None:
     argv = list(step(3, {"SLURM_CPUS_PER_TASK": "4"}, "python9", Path("/s/p"), Path("/s/q")))
     assert argv[:4] == ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
     assert {"--cpus-per-task=4", "--kill-on-bad-exit=0", "--wait=0"} <= set(argv)
-    assert argv[-5:] == ["python9", "-m", "pytest_mnode.jobs.slurm.onnode", "/s/p", "/s/q"]
+    assert argv[-6:-2] == ["python9", "-m", "pytest_mnode.jobs.slurm.on_node", "task"]
+    assert argv[-2:] == ["/s/p", "/s/q"]
 
 
 def test_files_of_a_job_come_back_as_they_were_written(tmp_path: Path) -> None:
     job = Job(["t.py", "a b"], procs_per_node=2, env={"A": "1"}, restarts=1, requeues=2)
-    plan = files.Plan("abc", job, {"node0": files.Place("n0.lab", "10.0.0.1", "fab0")})
-    assert files.Plan.read(plan.write(tmp_path)) == plan
+    plan = files.Plan("abc", job, {"node0": files.JobNode("n0.lab", "10.0.0.1", "fab0")})
+    again = files.Plan.read(plan.write(tmp_path))
+    assert (again.job_id, again.nodes) == (plan.job_id, plan.nodes)
+    assert (again.job.argv, again.job.torchrun, again.job.env) == (job.argv, [], {"A": "1"})
+    assert (again.job.procs_per_node, again.job.restarts, again.job.requeues) == (2, 1, 2)
     start = Start("abc", NODES, 1, "10.0.0.1", 4711)
     assert files.read_start(files.write_start(tmp_path, start)) == start
     assert files.read_status(tmp_path, "node0", 1) is None
-    files.write_status(tmp_path, "node0", 1, TOLD)
-    assert files.read_status(tmp_path, "node0", 1) == TOLD
-    assert files.read_told(tmp_path, "node0", 1) is None
-    files.write_told(tmp_path, "node0", 1, 42, 12.5)
-    assert files.read_told(tmp_path, "node0", 1) == (42, 12.5)
+    files.write_status(tmp_path, "node0", 1, SIGTERM)
+    assert files.read_status(tmp_path, "node0", 1) == SIGTERM
+    assert files.read_sigterm(tmp_path, "node0", 1) is None
+    files.write_sigterm(tmp_path, "node0", 1, 42, 12.5)
+    assert files.read_sigterm(tmp_path, "node0", 1) == (42, 12.5)
     assert json.loads((tmp_path / "plan.json").read_text())["job_id"] == "abc"
     assert not list(tmp_path.glob(".*"))
 
 
-def test_what_a_job_left_is_told_by_node_and_start(tmp_path: Path) -> None:
-    traces = Traces(tmp_path)
-    assert traces.running(NODES, 0) == ["node0", "node1"]
-    files.write_status(tmp_path, "node0", 0, TOLD)
-    files.write_told(tmp_path, "node0", 0, 42, 12.5)
-    assert (traces.running(NODES, 0), traces.told(NODES, 0)) == (["node1"], {"node0": (42, 12.5)})
-    assert traces.codes(NODES, 0) == {"node0": 143, "node1": 137}
-    assert (traces.preempted(NODES, 0), traces.preempted(NODES, 1)) == (True, False)
+def test_reading_the_files_of_a_job(tmp_path: Path) -> None:
+    read = files.JobFiles(tmp_path)
+    assert read.running(NODES, 0) == ["node0", "node1"]
+    files.write_status(tmp_path, "node0", 0, SIGTERM)
+    files.write_sigterm(tmp_path, "node0", 0, 42, 12.5)
+    assert (read.running(NODES, 0), read.sigterms(NODES, 0)) == (["node1"], {"node0": (42, 12.5)})
+    assert read.codes(NODES, 0) == {"node0": 143, "node1": 137}
+    assert (read.preempted(NODES, 0), read.preempted(NODES, 1)) == (True, False)
     for requeue, text in enumerate(["a\n", "b\n"]):
         files.log_of(tmp_path, "node0", requeue).write_text(text)
     (tmp_path / files.OUTPUT).write_text("srun: …\n")
-    assert traces.output("node0", 1, True) == "a\nb\nsrun: …\n"
-    assert traces.output("node0", 0, False) == "a\n"
-    assert traces.output("node9", 1, False) == ""
+    assert read.output("node0", 1, True) == "a\nb\nsrun: …\n"
+    assert read.output("node0", 0, False) == "a\n"
+    assert read.output("node9", 1, False) == ""
 
 
-def test_what_is_not_there_yet_is_not_looked_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS remembers for half a minute that a name was not there; a directory it reads anew."""
+def test_missing_files_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client caches a failed lookup of a name for half a minute."""
     asked: list[str] = []
-    read, there = Path.read_text, Path.exists
+    read_text, there = Path.read_text, Path.exists
 
     def noted(path: Path, *args: Any, **options: Any) -> str:
         asked.append(path.name)
-        return read(path, *args, **options)
+        return read_text(path, *args, **options)
 
     def looked(path: Path) -> bool:
         asked.append(path.name)
@@ -383,22 +388,22 @@ def test_what_is_not_there_yet_is_not_looked_up(
 
     monkeypatch.setattr(Path, "read_text", noted)
     monkeypatch.setattr(Path, "exists", looked)
-    traces = Traces(tmp_path)
+    read = files.JobFiles(tmp_path)
     for _ in range(2):
-        assert traces.running(NODES, 0) == list(NODES)
-        assert traces.told(NODES, 0) == {}
-        assert traces.output("node0", 1, True) == ""
+        assert read.running(NODES, 0) == list(NODES)
+        assert read.sigterms(NODES, 0) == {}
+        assert read.output("node0", 1, True) == ""
     assert asked == []
     files.write_status(tmp_path, "node0", 0, WELL)
     files.log_of(tmp_path, "node0", 0).write_text("a\n")
-    assert traces.running(NODES, 0) == ["node1"]
-    assert traces.output("node0", 1, True) == "a\n"
+    assert read.running(NODES, 0) == ["node1"]
+    assert read.output("node0", 1, True) == "a\n"
     assert asked == ["node0.0.status", "node0.0"]
 
 
-def test_far_programs_do_without_torch_and_pytest() -> None:
+def test_the_program_on_nodes_needs_neither_torch_nor_pytest() -> None:
     code = (
-        "import sys, pytest_mnode.jobs.slurm.lead, pytest_mnode.jobs.slurm.onnode\n"
+        "import sys, pytest_mnode.jobs.slurm.on_node\n"
         "print(*sorted({'torch', 'pytest', 'pydantic', 'zmq'} & set(sys.modules)))"
     )
     import sys

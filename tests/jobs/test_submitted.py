@@ -1,4 +1,4 @@
-"""What a submitted job makes of its end: values in place of queue and nodes."""
+"""The end of a submitted job, with values in place of queue and nodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.jobs.described import Job
-from pytest_mnode.jobs.slurm import files, submitted, traces
-from pytest_mnode.jobs.slurm.following import Course
+from pytest_mnode.jobs.job import Job
+from pytest_mnode.jobs.slurm import files, submitted
+from pytest_mnode.jobs.slurm.queued import JobHistory
 from pytest_mnode.jobs.slurm.submitted import SubmittedJob
-from pytest_mnode.jobs.slurm.traces import Late, Traces
 from pytest_mnode.launchers.slurm import JobState
 
 NODES = ("node0", "node1")
@@ -22,7 +21,7 @@ COMPLETED = JobState(7, "x", "COMPLETED", nodes=NODES, restarts=0)
 
 @pytest.fixture
 def job(tmp_path: Path) -> SubmittedJob:
-    """A job that was seen to run; of the queue only what is put there is known."""
+    """A job that was seen to run, with a queue that the test fills."""
     made = SubmittedJob.__new__(SubmittedJob)
     parts: dict[str, Any] = {
         "_events": [],
@@ -32,21 +31,21 @@ def job(tmp_path: Path) -> SubmittedJob:
         "_looked_at": -10.0,
         "_preempted": False,
         "_job": Job(["t.py"]),
-        "_course": Course(1, NODES, 0),
-        "_traces": Traces(tmp_path),
+        "_history": JobHistory(1, NODES, 0),
+        "_read": files.JobFiles(tmp_path),
         "_losses": SimpleNamespace(look=lambda _: {}, lost=()),
         "_queued": SimpleNamespace(answers=lambda: True, number=7, state=COMPLETED),
-        "_late": Late(),
+        "_nfs_delay": files.NfsDelay(),
     }
     for name, value in parts.items():
         setattr(made, name, value)
     return made
 
 
-def test_what_a_node_wrote_last_may_be_seen_late(
+def test_status_files_may_arrive_late(
     job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm's word that all tasks ended well comes before their files do."""
+    """Slurm reports the end of all tasks before their files are seen."""
     monkeypatch.setattr(submitted, "LOOK_S", 0.0)
     files.write_status(tmp_path, "node0", 0, WELL)
     assert job.poll() is None
@@ -58,18 +57,18 @@ def test_what_a_node_wrote_last_may_be_seen_late(
     assert [event.what for event in job.events] == ["ended", "ended"]
 
 
-def test_what_never_comes_is_not_waited_for_without_end(
+def test_a_status_file_that_never_arrives(
     job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submitted, "LOOK_S", 0.0)
-    monkeypatch.setattr(traces, "LATE_S", 0.0)
+    monkeypatch.setattr(files, "NFS_DELAY_S", 0.0)
     files.write_status(tmp_path, "node0", 0, WELL)
     result = job.poll()
     assert result is not None
     assert result.returncodes == {"node0": 0, "node1": 137}
 
 
-def test_a_job_that_slurm_ended_wrote_nothing_more(job: SubmittedJob) -> None:
+def test_no_wait_for_files_of_a_job_that_slurm_ended(job: SubmittedJob) -> None:
     job._queued.state = JobState(7, "x", "NODE_FAIL", nodes=NODES, restarts=0)
     result = job.poll()
     assert result is not None

@@ -1,4 +1,4 @@
-"""How torchrun is called, what it reports, and when a job is requeued: values."""
+"""The Job value, decisions about requeues, and torchrun's command line and output."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.jobs.described import Job, JobEvent
-from pytest_mnode.jobs.requeue import WAIT, Decision, Seen, decide
+from pytest_mnode.jobs.job import WAIT, Decision, Job, JobEvent, JobSnapshot, decide
 from pytest_mnode.jobs.torchrun import Start, exit_codes, was_preempted
 from pytest_mnode.launchers.nodes import FREE_PORT
 
@@ -34,7 +33,7 @@ Root Cause (first observed failure):
 """
 
 
-def _seen(**given: Any) -> Seen:
+def _snapshot(**given: Any) -> JobSnapshot:
     known: dict[str, Any] = {
         "nodes": ALL[:3],
         "first_size": 3,
@@ -43,7 +42,7 @@ def _seen(**given: Any) -> Seen:
         "lost": (),
         "requeue": 0,
     }
-    return Seen(**(known | given))
+    return JobSnapshot(**(known | given))
 
 
 def _gone(*names: str) -> dict[str, Any]:
@@ -102,13 +101,13 @@ FAILED = dict.fromkeys(ALL[:3], 1)
         ({}, {**_gone("node1"), "ended": FAILED}, Decision(final=True, why="node1 is gone")),
     ],
 )
-def test_what_is_done_with_a_job(
+def test_decision_about_a_job(
     given: dict[str, Any], seen: dict[str, Any], decision: Decision
 ) -> None:
-    assert decide(Job(["x"], **given), _seen(**seen)) == decision
+    assert decide(Job(["x"], **given), _snapshot(**seen)) == decision
 
 
-def test_nodes_that_a_job_begins_on() -> None:
+def test_nodes_of_the_first_start() -> None:
     assert Job(["x"]).placed_on(ALL) == ALL
     assert Job(["x"], spares=["node1"]).placed_on(ALL) == ("node0", "node2", "node3")
     assert Job(["x"], nodes=2, spares=["node0"]).placed_on(ALL) == ("node1", "node2")
@@ -134,7 +133,7 @@ def test_torchrun_of_a_job_that_restarts_and_of_one_that_does_not() -> None:
     assert "is_host=1" in start.argv(Job(["x.py"], restarts=3), "node2", "10.78.0.3", "/logs")
 
 
-def test_the_environment_and_whose_pins_win() -> None:
+def test_environment_of_a_start() -> None:
     start = Start("abc", ("node0",), 2, "10.78.0.1", 4711)
     env = start.env(Job(["x"], env={"A": "1", "MNODE_JOB": "no"}), "node0", "fab0", {"A": "1"})
     assert env == {
@@ -156,7 +155,7 @@ def test_exit_codes_of_ranks_are_read_from_what_torchrun_says() -> None:
 
 
 @pytest.mark.parametrize("code", [1, -11])
-def test_who_failed_while_others_were_told_to_end_was_not_preempted(code: int) -> None:
+def test_a_failure_beside_a_preempted_rank_is_no_preemption(code: int) -> None:
     assert not was_preempted([REPORT, f"  exitcode  : {code} (pid: 12)\n"])
 
 
@@ -167,6 +166,10 @@ def test_who_failed_while_others_were_told_to_end_was_not_preempted(code: int) -
         ({"nodes": []}, "nodes: none; give one or more"),
         ({"spares": ["node3", "node3"]}, "spares: node3 is named twice"),
         ({"procs_per_node": 0}, "procs_per_node=0: give 1 or more"),
+        ({"restarts": -1}, "restarts=-1: give 0 or more"),
+        ({"requeues": -1}, "requeues=-1: give 0 or more"),
+        ({"fewest_nodes": 0}, "fewest_nodes=0: give 1 or more"),
+        ({"nodes": ["n"], "spares": ["n"]}, "the job runs on n; give nodes that it does not use"),
     ],
 )
 def test_a_job_that_could_never_run_is_refused(given: dict[str, Any], message: str) -> None:

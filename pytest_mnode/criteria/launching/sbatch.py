@@ -20,11 +20,10 @@ from pytest_mnode.criteria.launching.direct import Direct, pins_of
 from pytest_mnode.criteria.launching.paths import Outcome, Submission, SubmissionPath, Submitted
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
 from pytest_mnode.errors import UsageError
-from pytest_mnode.jobs.slurm.following import in_queue, never_starts
-from pytest_mnode.jobs.slurm.names import Names, names_of
-from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued
-from pytest_mnode.jobs.slurm.request import Request, script, site_of, submitting
-from pytest_mnode.jobs.starting import NO_SHARED_DIR, why_not_submitted
+from pytest_mnode.jobs.launch import NO_SHARED_DIR
+from pytest_mnode.jobs.slurm.nodes import Names, names_of
+from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued, in_queue, never_starts
+from pytest_mnode.jobs.slurm.sbatch import Request, script, site_of, submitting, why_not_submitted
 from pytest_mnode.launchers.slurm import Slurm
 
 if TYPE_CHECKING:

@@ -1,36 +1,40 @@
-"""What a submitted job's own programs are told: a value, and files in the job's directory.
+"""The directory of a submitted job, which all nodes see: who writes what, and how it is read.
 
-The directory is one that all nodes see. In it, for start number R of the job, from 0:
+For start number R of the job, from 0:
 
     plan.json       what to run
-    start.R.json    where: nodes in the order of ranks, and where they meet
-    NODE.R          what torchrun and the ranks printed on a node
-    NODE.R.told     "PID TIME": torchrun was told to end (SIGTERM), by the node's clock
+    start.R.json    where: nodes in the order of ranks, and their rendezvous
+    NODE.R          output of torchrun and the ranks of a node
+    NODE.R.sigterm  "PID TIME": when torchrun got SIGTERM, by the node's clock
     NODE.R.status   how torchrun ended there
-    slurm.out       what Slurm, and the job's own programs, have to say
+    slurm.out       output of Slurm and of the batch script
 
-Whoever waits for a file reads the directory, and opens only what it lists: NFS remembers of a name
-that was looked up in vain that it is not there, for half a minute and more.
+A reader lists the directory and opens only what it lists: an NFS client caches a failed lookup of a
+name for half a minute and more.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pytest_mnode.jobs.described import Job
+from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.torchrun import Start
 
 PLAN, OUTPUT = "plan.json", "slurm.out"
+LOST = 128 + 9
+"""Exit status of torchrun on a node that was lost, or killed by Slurm, before it wrote one."""
+NFS_DELAY_S = 35.0
+"""After which a file of one machine is seen on all others: NFS revalidates after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A node that the job may run on: its name in the run, its address for the others, and the
-    fabric's interface."""
+class JobNode:
+    """A node that the job may run on, by its name in the run."""
 
     name: str
     address: str
@@ -39,82 +43,65 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, and on which nodes it may be, by Slurm's names. `job_id` marks its processes."""
+    """What to run, and the nodes it may run on by Slurm's names. `job_id` is MNODE_JOB."""
 
     job_id: str
     job: Job
-    places: Mapping[str, Place]
+    nodes: Mapping[str, JobNode]
 
     def write(self, directory: Path) -> Path:
-        """Into its file there; the path."""
         path = directory / PLAN
-        told = {
-            "job_id": self.job_id,
-            "argv": list(self.job.argv),
-            "procs_per_node": self.job.procs_per_node,
-            "env": dict(self.job.env),
-            "torchrun": list(self.job.torchrun),
-            "restarts": self.job.restarts,
-            "requeues": self.job.requeues,
-            "places": {name: asdict(place) for name, place in self.places.items()},
-        }
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(asdict(self), default=dict))
         return path
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """From its file."""
-        told = json.loads(path.read_text())
-        places = {name: Place(**place) for name, place in told.pop("places").items()}
-        job_id = told.pop("job_id")
-        job = Job(**{**told, "torchrun": tuple(told["torchrun"])})
-        return cls(job_id, job, places)
+        data = json.loads(path.read_text())
+        nodes = {name: JobNode(**node) for name, node in data["nodes"].items()}
+        return cls(data["job_id"], Job(**data["job"]), nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How torchrun ended on a node: exit status (128 + signal), and whether it was preempted.
+    """How torchrun ended on a node.
 
-    told: it had been sent SIGTERM.
+    code: exit status; 128 + signal. preempted: a rank exited because it was preempted.
+    sigterm: torchrun got SIGTERM.
     """
 
     code: int
     preempted: bool
-    told: bool
+    sigterm: bool
 
 
 def write_start(directory: Path, start: Start) -> Path:
-    """Where a start of the job is; the path."""
     path = directory / f"start.{start.requeue}.json"
     _write(path, json.dumps(asdict(start)))
     return path
 
 
 def read_start(path: Path) -> Start:
-    """From its file."""
-    told = json.loads(path.read_text())
-    return Start(**{**told, "nodes": tuple(told["nodes"])})
+    data = json.loads(path.read_text())
+    return Start(**{**data, "nodes": tuple(data["nodes"])})
 
 
 def write_status(directory: Path, node: str, requeue: int, status: Status) -> None:
-    """How torchrun ended on a node."""
     _write(directory / f"{node}.{requeue}.status", json.dumps(asdict(status)))
 
 
 def read_status(directory: Path, node: str, requeue: int) -> Status | None:
-    """None where it has not ended, or went with its node."""
+    """None where torchrun has not ended, or was lost with its node."""
     text = read(directory, f"{node}.{requeue}.status")
     return None if text is None else Status(**json.loads(text))
 
 
-def write_told(directory: Path, node: str, requeue: int, pid: int, time_s: float) -> None:
-    """That torchrun, which is that process, was told to end."""
-    _write(directory / f"{node}.{requeue}.told", f"{pid} {time_s:.6f}")
+def write_sigterm(directory: Path, node: str, requeue: int, pid: int, time_s: float) -> None:
+    _write(directory / f"{node}.{requeue}.sigterm", f"{pid} {time_s:.6f}")
 
 
-def read_told(directory: Path, node: str, requeue: int) -> tuple[int, float] | None:
-    """(pid of torchrun, when it was told to end); None: it was not."""
-    text = read(directory, f"{node}.{requeue}.told")
+def read_sigterm(directory: Path, node: str, requeue: int) -> tuple[int, float] | None:
+    """(pid of torchrun, time of its SIGTERM); None: it got none."""
+    text = read(directory, f"{node}.{requeue}.sigterm")
     if text is None:
         return None
     pid, at = text.split()
@@ -122,7 +109,7 @@ def read_told(directory: Path, node: str, requeue: int) -> tuple[int, float] | N
 
 
 def log_of(directory: Path, node: str, requeue: int) -> Path:
-    """What the job printed on a node."""
+    """Output of the job on a node."""
     return directory / f"{node}.{requeue}"
 
 
@@ -134,7 +121,56 @@ def read(directory: Path, name: str) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, for whoever looks at the same time."""
+    """A reader at the same time sees the whole file or none."""
     made = path.with_name(f".{path.name}")
     made.write_text(text)
     made.replace(path)
+
+
+class NfsDelay:
+    """How long to wait for the files of nodes on which the job ended well, as Slurm says."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def may_come(self, missing: Sequence[str]) -> bool:
+        """Whether to look again for the files of these nodes."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return bool(missing) and now - self._since < NFS_DELAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """Reads what the programs of a job wrote. Each question is about nodes of start `requeue`."""
+
+    directory: Path
+
+    def statuses(self, nodes: Sequence[str], requeue: int) -> dict[str, Status | None]:
+        """How torchrun ended on each; None where no status is there."""
+        return {name: read_status(self.directory, name, requeue) for name in nodes}
+
+    def running(self, nodes: Sequence[str], requeue: int) -> list[str]:
+        """Nodes on which torchrun has not ended."""
+        return [name for name, end in self.statuses(nodes, requeue).items() if end is None]
+
+    def sigterms(self, nodes: Sequence[str], requeue: int) -> dict[str, tuple[int, float]]:
+        """Pid of torchrun and the time of its SIGTERM by the node's clock, where it got one."""
+        found = {name: read_sigterm(self.directory, name, requeue) for name in nodes}
+        return {name: sent for name, sent in found.items() if sent is not None}
+
+    def preempted(self, nodes: Sequence[str], requeue: int) -> bool:
+        """Whether torchrun got SIGTERM, or a rank reported that it was preempted."""
+        ends = self.statuses(nodes, requeue).values()
+        return any(end.preempted or end.sigterm for end in ends if end is not None)
+
+    def codes(self, nodes: Sequence[str], requeue: int) -> dict[str, int]:
+        """Exit statuses of a start that is over."""
+        ends = self.statuses(nodes, requeue).items()
+        return {name: LOST if end is None else end.code for name, end in ends}
+
+    def output(self, node: str, requeue: int, first: bool) -> str:
+        """Output of a node in all starts up to this one. first: with the output of Slurm."""
+        logs = [log_of(self.directory, node, number).name for number in range(requeue + 1)]
+        logs += [OUTPUT] if first else []
+        return "".join(read(self.directory, name) or "" for name in logs)

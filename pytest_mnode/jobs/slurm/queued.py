@@ -1,30 +1,127 @@
-"""A job in Slurm's queue, from before it is there until it is out of it."""
+"""A job in Slurm's queue: submitted, watched and cancelled; and what Slurm's states mean.
+
+Names of states and reasons are Slurm's own (squeue(1), JOB STATE CODES and JOB REASON CODES).
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.jobs.slurm import queue
-from pytest_mnode.jobs.slurm.guard import Guard
-from pytest_mnode.jobs.slurm.names import Names
+from pytest_mnode.jobs.queue_cleanup import SlurmCleanup
+from pytest_mnode.jobs.slurm import sbatch
+from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.slurm import JobState, Slurm
 
 LOOK_S = 0.25
-"""Between two questions to the scheduler."""
+"""Between two questions to Slurm."""
 SILENCE_S = 60.0
 """How long Slurm may leave questions unanswered, as it does when it is restarted."""
 _END_S = 90.0
-"""For the scheduler to end a job that was cancelled; KillWait is 30 s where nobody set it."""
+"""Limit for the end of a cancelled job; Slurm's default KillWait is 30 s."""
+_HELD = frozenset(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"))
+_NEVER = frozenset(
+    (
+        *("JobHeldAdmin", "JobHeldUser", "launch failed requeued held", "BadConstraints"),
+        *("PartitionNodeLimit", "PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"),
+        *("InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "PartitionInactive"),
+        *("user env retrieval failed requeued held", "job requeued in held state"),
+    )
+)
+"""Reasons of a pending job that waiting does not remove."""
+_TOO_MUCH = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
+"""The job itself asks for more nodes, time or the like than one job may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """What was seen of a job: starts, the nodes of the last one, and the number of requeues."""
+
+    starts: int = 0
+    nodes: tuple[str, ...] = ()
+    requeue: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened between two looks: "requeued", or "started" on `nodes`."""
+
+    what: Literal["requeued", "started"]
+    requeue: int
+    nodes: tuple[str, ...] = ()
+
+
+def changes(history: JobHistory, state: JobState) -> tuple[JobHistory, list[Change]]:
+    """What happened since the last look, in order. Of starts that began and ended between two
+    looks, only the last is seen, once the job is over."""
+    found: list[Change] = []
+    requeue = max(history.requeue, state.restarts or 0)
+    nodes, starts = history.nodes, history.starts
+    if requeue > history.requeue:
+        found.append(Change("requeued", requeue))
+    if (runs(state) or state.over) and state.nodes and starts <= requeue:
+        nodes, starts = state.nodes, requeue + 1
+        if requeue or not state.over:  # the end of a first start is noted already
+            found.append(Change("started", requeue, nodes))
+    return JobHistory(starts, nodes, requeue), found
+
+
+def runs(state: JobState) -> bool:
+    """Whether its script runs: not while nodes boot for it, and not while it is completing."""
+    return state.runs and not {state.state, *state.flags} & {"CONFIGURING", "COMPLETING"}
+
+
+def never_starts(state: JobState) -> str:
+    """Why a pending job will never start; "" where it may."""
+    if not state.waits:
+        return ""
+    if state.state in _HELD:
+        return f"it is held: {state.state}" + f" ({state.reason})" * bool(state.reason)
+    reason = (state.reason or "").strip("()").replace("_", " ")
+    known = {name.replace("_", " ") for name in _NEVER}
+    never = reason in known or _TOO_MUCH.fullmatch(reason) is not None
+    return f"it would never start: {state.reason}" if never else ""
+
+
+def in_queue(number: int | None, state: JobState | None) -> str:
+    """Number and state of a job that is pending; "" where it is not, or is not known."""
+    if state is None or not state.waits:
+        return ""
+    return f"job {number} waits in the queue: {state.text}"
+
+
+def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
+    """Detail of the event: the lost nodes, the preemption, or Slurm's reason."""
+    if lost:
+        return f"{', '.join(lost)} is gone"
+    if preempted:
+        return "preempted"
+    return "by the scheduler" + f" ({state.reason})" * bool(state.reason and not state.over)
+
+
+def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> str:
+    """Why a job was ended before its own end; "" where it ended by itself, well or not.
+
+    state: None where Slurm does not know the job any more.
+    """
+    if state is not None and state.state == "COMPLETED":
+        return ""
+    if lost:
+        return f"{', '.join(lost)} is gone"
+    if state is not None and state.state != "FAILED":
+        return f"Slurm ended it: {state.state}" + f" ({state.reason})" * bool(state.reason)
+    return "preempted" if preempted else ""
 
 
 class Queued:
-    """At most one job, of a name that no other has, which ends with this process in any case.
+    """At most one job, with a name of its own, that is cancelled when this process is gone.
 
-    number: None until it is submitted. state: as last seen, with the run's names of nodes; None
-    before that, and where Slurm does not know the job any more.
+    number: None until it is submitted. state: the last one seen, with the run's names of nodes;
+    None before that, and where Slurm does not know the job any more.
     """
 
     def __init__(self, slurm: Slurm, names: Names, name: str) -> None:
@@ -33,14 +130,14 @@ class Queued:
         self.number: int | None = None
         self.state: JobState | None = None
         self._names = names
-        self._guard = Guard(name)
+        self._cleanup = SlurmCleanup(name)
         self._tried = False
         self._silent_since: float | None = None
 
     def submit(self, script: str, env: Mapping[str, str], options: Sequence[str]) -> None:
         """Queue it. Raises SlurmError, one line."""
         self._tried = True
-        self.number = queue.submit(script, env, [*options, f"--job-name={self.name}"])
+        self.number = sbatch.submit(script, env, [*options, f"--job-name={self.name}"])
 
     def look(self) -> JobState | None:
         """Its state now. Raises ClusterError where Slurm does not answer."""
@@ -52,7 +149,7 @@ class Queued:
         return state
 
     def answers(self) -> bool:
-        """Look; False where Slurm does not answer now, which leaves `state` as it was.
+        """Look; False where Slurm does not answer now, and `state` is unchanged.
 
         Raises ClusterError where it has been silent for SILENCE_S.
         """
@@ -68,14 +165,14 @@ class Queued:
         return True
 
     def cancel(self) -> None:
-        """Have Slurm begin to end it, unless it is over."""
+        """scancel, unless it is over."""
         if self.number is not None and not (self.state is not None and self.state.over):
             self.slurm.cancel(self.number)
 
     def await_end(self, lost: bool = False) -> None:
         """Wait until it is out of the queue. Raises ClusterError where it stays.
 
-        lost: a node of it went; Slurm may still wait for that one, and the job holds no other.
+        lost: one of its nodes was lost; a job that completes may wait for that node only.
         """
         end = time.monotonic() + _END_S
         while self.number is not None:
@@ -90,7 +187,6 @@ class Queued:
             time.sleep(LOOK_S)
 
     def close(self, done: bool) -> None:
-        """No more is to be done about it; idempotent. Not done: Slurm did not do as it was told,
-        and whatever is left of the job is taken out of the queue when it does."""
-        # A submission that was not answered may have arrived all the same.
-        self._guard.close(done and (self.number is not None or not self._tried))
+        """Idempotent. done: the job has ended; else the clean-up process goes on cancelling it."""
+        # A submission without an answer may have arrived.
+        self._cleanup.close(done and (self.number is not None or not self._tried))

@@ -24,7 +24,7 @@ from pytest_mnode.criteria.launching.scripts import (
     tasks_per_node,
 )
 from pytest_mnode.criteria.launching.variables import wrong_variables
-from pytest_mnode.jobs.slurm.request import Request, script
+from pytest_mnode.jobs.slurm.sbatch import Request, script
 from tests.criteria.launching import made
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"

@@ -1,0 +1,178 @@
+"""A job, its result, its events, and the decision whether it is started again: values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.node import count
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A torchrun job: `argv` is what follows torchrun's own options, such as ["train.py"].
+
+    nodes: their number or their names; None: all nodes but the spares.
+    torchrun: further options of torchrun.
+    env: for every process of the job. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the fabric's
+    interface unless they are set here or in the environment of the run.
+    restarts: how often torchrun restarts all ranks after one failed (--max-restarts). Nodes then
+    meet by torchrun's c10d rendezvous; with the static one, a node would restart its own ranks
+    only, and they would wait for the others in vain.
+    requeues: how often the whole job is started again, as a scheduler does, after a node was lost
+    or the job was preempted. Ranks find their number of the start, from 0, in MNODE_REQUEUE.
+    spares: nodes that replace lost ones. fewest_nodes: the smallest size of a requeued job; None:
+    its first size, so that without spares it waits until the lost node is booted again.
+    back_within_s: the longest such wait.
+
+    Raises UsageError for a number that is too small, a node named twice, an empty list of nodes, or
+    a spare that the job runs on.
+    """
+
+    argv: Sequence[str]
+    nodes: int | Sequence[str] | None = None
+    procs_per_node: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    torchrun: Sequence[str] = ()
+    restarts: int = 0
+    requeues: int = 0
+    spares: Sequence[str] = ()
+    fewest_nodes: int | None = None
+    back_within_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("restarts", "requeues"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)}: give 0 or more")
+        if self.procs_per_node < 1:
+            raise UsageError(f"procs_per_node={self.procs_per_node}: give 1 or more")
+        named = () if isinstance(self.nodes, int | None) else tuple(self.nodes)
+        for what, names in (("nodes", named), ("spares", tuple(self.spares))):
+            twice = [name for number, name in enumerate(names) if name in names[:number]]
+            if twice:
+                raise UsageError(f"{what}: {twice[0]} is named twice; give each node once")
+        if not isinstance(self.nodes, int | None) and not named:
+            raise UsageError("nodes: none; give one or more, or leave it out for all")
+        if self.fewest_nodes is not None and self.fewest_nodes < 1:
+            raise UsageError(f"fewest_nodes={self.fewest_nodes}: give 1 or more")
+        if not isinstance(self.nodes, int | None):
+            for name in set(self.spares) & set(self.nodes):
+                raise UsageError(f"spares: the job runs on {name}; give nodes that it does not use")
+
+    def placed_on(self, there: Sequence[str]) -> tuple[str, ...]:
+        """The nodes of its first start, chosen from `there`. Raises UsageError."""
+        for name in (*self.spares, *(() if isinstance(self.nodes, int | None) else self.nodes)):
+            if name not in there:
+                raise UsageError(f"no node {name!r} in this test; it has {', '.join(there)}")
+        if not isinstance(self.nodes, int | None):
+            return tuple(self.nodes)
+        free = tuple(name for name in there if name not in self.spares)
+        if self.nodes is not None and not 1 <= self.nodes <= len(free):
+            spared = f", {len(self.spares)} of them spares" if self.spares else ""
+            raise UsageError(f"nodes={self.nodes}: this test has {count(len(there))}{spared}")
+        if not free:
+            raise UsageError("spares: all nodes of this test; leave one for the job")
+        return free[: self.nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """Exit status of torchrun and the output of the job, by node of its last start."""
+
+    returncodes: dict[str, int]
+    output: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        return all(code == 0 for code in self.returncodes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job.
+
+    time_s: seconds since 1970, by the node's clock for a signal, else by the controller's.
+    what: "submitted", "started", "signalled", "ended", "node lost", "preempted", "killed",
+    "requeued", "gave up".
+    requeue: number of the start of the job, from 0.
+    """
+
+    time_s: float
+    what: str
+    requeue: int
+    node: str | None = None
+    pids: tuple[int, ...] = ()
+    detail: str = ""
+
+    def __str__(self) -> str:
+        where = f" on {self.node}" if self.node else ""
+        pids = f", pids {' '.join(map(str, self.pids))}" if self.pids else ""
+        return f"{self.time_s:.3f} {self.what}{where}{pids}{': ' * bool(self.detail)}{self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A running job at one moment.
+
+    nodes: of this start, in the order of ranks; first_size: number of nodes of the first start.
+    ended: exit status of torchrun, by node, where it ended. there: all nodes that answer now, with
+    the spares. lost: nodes of this start that were gone at some time, back or not.
+    requeue: number of this start, from 0. preempted: the job got SIGTERM from its scheduler.
+    """
+
+    nodes: tuple[str, ...]
+    first_size: int
+    ended: Mapping[str, int]
+    there: Sequence[str]
+    lost: tuple[str, ...]
+    requeue: int
+    preempted: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether torchrun ended everywhere."""
+        return len(self.ended) == len(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Nothing yet, a new start on `nodes`, or the end of the job (`final`).
+
+    nodes: () while the job waits for enough of them. why: the detail of the event.
+    """
+
+    final: bool = False
+    nodes: tuple[str, ...] = ()
+    why: str = ""
+
+
+WAIT = Decision()
+
+
+def decide(job: Job, snapshot: JobSnapshot) -> Decision:
+    """Whether a scheduler would start this job again now, and on which nodes."""
+    lost = snapshot.lost
+    if not lost and not snapshot.is_over:
+        return WAIT
+    if not lost and (not snapshot.preempted or not any(snapshot.ended.values())):
+        return Decision(final=True)
+    why = f"{', '.join(lost)} is gone" if lost else "preempted"
+    if snapshot.requeue >= job.requeues:
+        # Ranks on other nodes still run: they fail by themselves, or the caller's limit ends them.
+        return Decision(final=True, why=why) if snapshot.is_over else WAIT
+    return Decision(nodes=_nodes_of_next_start(job, snapshot), why=why)
+
+
+def _nodes_of_next_start(job: Job, snapshot: JobSnapshot) -> tuple[str, ...]:
+    """The nodes that are left, with spares in the places of lost ones; () where too few are
+    left."""
+    free = [name for name in job.spares if name in snapshot.there and name not in snapshot.nodes]
+    kept: list[str] = []
+    for name in snapshot.nodes:
+        if name in snapshot.there:
+            kept.append(name)
+        elif free:
+            kept.append(free.pop(0))
+    enough = snapshot.first_size if job.fewest_nodes is None else job.fewest_nodes
+    return tuple(kept) if len(kept) >= enough else ()

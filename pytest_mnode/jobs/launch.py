@@ -1,0 +1,41 @@
+"""Decides who starts a job: this run, or the scheduler that gave it the nodes."""
+
+from __future__ import annotations
+
+import os
+
+from pytest_mnode.jobs.job import Job
+from pytest_mnode.jobs.launched import LaunchedJob
+from pytest_mnode.jobs.running import RunningJob
+from pytest_mnode.launchers.nodes import Nodes
+
+NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
+
+
+def launch(cluster: Nodes, job: Job) -> LaunchedJob:
+    """Submit the job to the scheduler that gave the nodes, where it would start now; else run it.
+
+    Raises UsageError for nodes that this test does not have, ClusterError.
+    """
+    allocation = cluster.allocation
+    if allocation is None:
+        return RunningJob.start(cluster, job)
+    nodes = job.placed_on(cluster.nodes)
+    why = NO_SHARED_DIR
+    if cluster.share_files:
+        from pytest_mnode.jobs.slurm import sbatch
+        from pytest_mnode.jobs.slurm.nodes import names_of
+        from pytest_mnode.jobs.slurm.submitted import SubmittedJob
+        from pytest_mnode.launchers.slurm import Slurm
+
+        slurm = Slurm()
+        wanted = dict.fromkeys((*nodes, *job.spares))
+        names = names_of(slurm.nodes(), wanted, cluster.slurm_names)
+        site = sbatch.site_of(slurm.run("scontrol", "--oneliner", "show", "job", str(allocation)))
+        gpus = cluster.accelerators_per_node
+        here = os.getcwd()  # noqa: PTH109  as text
+        request = sbatch.request_of(job, nodes, names, site, gpus=gpus, directory=here)
+        why = sbatch.why_not_submitted(request, allocation)
+        if not why:
+            return SubmittedJob.start(cluster, job, request, names, slurm)
+    return RunningJob.start(cluster, job, f"as steps of allocation {allocation}: {why}")

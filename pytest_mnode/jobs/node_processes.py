@@ -1,0 +1,116 @@
+"""Finds, signals and ends the processes of a job on one node, by variables in their environment.
+
+A program for `python -S -c`, with nothing but the standard library:
+
+    pids   JOB NODE WANTED           pids in one line
+    signal JOB NODE WANTED NUMBER    "PID TIME" for each, the time right before by the node's clock
+    end    JOB NODE LIMIT_S          SIGKILL until none is left; "killed PIDS", then "left PIDS"
+    alive  PID:TIME …                those pids whose process runs, and ran at that time already
+
+WANTED: a rank's number, "torchrun", or "all".
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+
+def _environ(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  starts faster
+            pairs = file.read().split(b"\0")
+    except OSError:
+        return {}
+    return dict(pair.decode(errors="replace").partition("=")[::2] for pair in pairs if pair)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third, its state, on; a gone process is in state X."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"]
+
+
+def find(job: str, node: str, wanted: str) -> Iterator[int]:
+    """Pids of the job on this node. A child of a rank is no rank: its parent has RANK, too."""
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        pid = int(name)
+        env = _environ(pid)
+        if env.get("MNODE_JOB") != job or env.get("MNODE_JOB_NODE", node) != node:
+            continue
+        if wanted == "all":
+            yield pid
+            continue
+        above = _environ(int(_stat(pid)[1]))
+        if wanted == "torchrun":
+            if "RANK" not in env and above.get("MNODE_JOB") != job:
+                yield pid
+        elif env.get("RANK") == wanted and "RANK" not in above:
+            yield pid
+
+
+def kill(pid: int, number: int) -> bool:
+    """Whether the process was there to be signalled."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def send_signal(job: str, node: str, wanted: str, number: str) -> None:
+    for pid in list(find(job, node, wanted)):
+        at = time.time()
+        if kill(pid, int(number)):
+            print(pid, at)
+
+
+def end(job: str, node: str, limit_s: str) -> None:
+    """What starts meanwhile is found in the next round; a zombie has no environment."""
+    until = time.monotonic() + float(limit_s)
+    killed: set[int] = set()
+    left = set(find(job, node, "all"))
+    while left and time.monotonic() < until:
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        killed |= left
+        time.sleep(0.02)
+        left = set(find(job, node, "all"))
+    print("killed", *sorted(killed))
+    print("left", *sorted(left))
+
+
+def alive(*processes: str) -> None:
+    """A process that started later than its time is another one that got the same pid."""
+    with open("/proc/stat") as file:  # noqa: PTH123
+        boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    for text in processes:
+        pid, _, ran_at = text.partition(":")
+        fields = _stat(int(pid))
+        if fields[0] in "XZ":
+            continue
+        started = boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        if started <= float(ran_at) + 1.0:
+            print(pid)
+
+
+def main(what: str, *words: str) -> None:
+    match what:
+        case "pids":
+            print(*find(*words))
+        case "signal":
+            send_signal(*words)
+        case "end":
+            end(*words)
+        case "alive":
+            alive(*words)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

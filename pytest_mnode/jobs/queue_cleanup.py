@@ -1,0 +1,162 @@
+"""Ends jobs in a scheduler's queue when whoever submitted them is gone, however that happened.
+
+Run by path with `python -I -S`, with nothing but the standard library:
+
+    queue_cleanup.py SHOW END [DIRECTORY]
+
+SHOW prints one line for each job that is left; END ends them all. Both are one argument each, in
+shell syntax. The program waits for the end of its standard input, whose last line says
+
+    done       nothing is left to do
+    answered   every submission was answered, so none can still arrive
+    (nothing)  the controller is gone, and a submission may be under way
+
+Then it ends jobs until none is shown, and removes DIRECTORY after a minute at the latest. A
+scheduler that is away, because it is restarted or upgraded, is tried for an hour, ever more seldom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+DONE, ANSWERED = b"done\n", b"answered\n"
+SOON_S, LIMIT_S = 60.0, 3600.0
+"""Limits for ending jobs: before the directory is removed in any case, and after that."""
+COMMAND_S = 20.0
+_LATE_S = 3.0
+"""How long a submission may still arrive after its sender is gone."""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_END_S = 5.0
+
+
+def main(show: str, end: str, directory: str = "") -> int:
+    """0 where nothing is left."""
+    # Ctrl-C and a closed terminal are the controller's.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    last = sys.stdin.buffer.read()
+    return 0 if last.endswith(DONE) or clean_up(last, show, end, directory) else 1
+
+
+def clean_up(last: bytes, show: str, end: str, directory: str = "") -> bool:
+    """End all jobs and remove the directory; whether none is left. last: the input's last line."""
+    shows, ends = shlex.split(show), shlex.split(end)
+    late_s = 0.0 if last.endswith(ANSWERED) else _LATE_S
+    try:
+        gone = _none_left(shows, ends, late_s, SOON_S)
+    except OSError:  # the scheduler's commands are not installed here
+        _remove(directory)
+        return False
+    _remove(directory)
+    with contextlib.suppress(OSError):
+        return gone or _none_left(shows, ends, 0.0, LIMIT_S)
+    return False
+
+
+def _none_left(shows: list[str], ends: list[str], late_s: float, limit_s: float) -> bool:
+    began = time.monotonic()
+    ended_all = not late_s
+    while time.monotonic() < began + limit_s:
+        asked_at = time.monotonic()
+        left = _run(shows)
+        if left is not None and not _running(left):
+            if asked_at >= began + late_s:
+                if ended_all:
+                    return True
+                # Once more where none is shown: END finds jobs that are shown to nobody.
+                ended_all = _run(ends) is not None
+        else:
+            _run(ends)  # also where it is not known what is left
+        longer_s = (time.monotonic() - began) / 20
+        time.sleep(min(max(_PAUSE_S, longer_s), _LONGEST_PAUSE_S))
+    return False
+
+
+def _running(shown: str) -> list[str]:
+    """Jobs to end: one that completes has no rank, and may stay so while its node is away."""
+    return [line for line in shown.splitlines() if line.strip() and "COMPLETING" not in line]
+
+
+def _remove(directory: str) -> None:
+    """Renamed first, so that nobody adds a file to a directory that is being removed."""
+    if directory:
+        away = f"{directory}.gone"
+        with contextlib.suppress(OSError):
+            os.rename(directory, away)  # noqa: PTH104  starts faster without pathlib
+        shutil.rmtree(away, ignore_errors=True)
+
+
+def _run(argv: list[str]) -> str | None:
+    """Output of a command; None where it failed or reached its limit. Raises OSError."""
+    # By these variables users hide jobs from lists, or are asked before a job is cancelled.
+    hidden = ("SQUEUE_", "SCANCEL_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_S,
+            check=False,
+            env=env,
+        )
+        return done.stdout if done.returncode == 0 else None
+    return None
+
+
+class QueueCleanup:
+    """The program above as a process, which the controller starts before its first submission."""
+
+    def __init__(self, show: str, end: str, directory: str = "") -> None:
+        words = [show, end, *([directory] if directory else [])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for the controller alone
+        )
+
+    def finish(self, last: bytes) -> None:
+        """Write the last line of its input, and close that; idempotent."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(OSError):
+                stdin.write(last)
+                stdin.close()
+
+    def wait(self, limit_s: float) -> int | None:
+        """Its exit status; None where it goes on after the limit."""
+        try:
+            return self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class SlurmCleanup(QueueCleanup):
+    """Ends all of a user's Slurm jobs of one name."""
+
+    def __init__(self, name: str, directory: str = "") -> None:
+        show = f"squeue --noheader --all --format='%A %T' --name={name}"
+        super().__init__(show, f"scancel --full --name={name}", directory)
+
+    def close(self, done: bool) -> None:
+        """Idempotent. done: the job has ended; else the process goes on cancelling it."""
+        self.finish(DONE if done else b"")
+        if done and self.wait(_END_S) is None:
+            self._process.kill()
+            self._process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""sbatch: what a job asks for, how it is submitted, and whether it could start now."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pytest_mnode.jobs.job import Job
+from pytest_mnode.jobs.slurm.nodes import Names
+from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError
+from pytest_mnode.launchers.slurm.commands import said
+from pytest_mnode.launchers.slurm.fields import records, text_of
+
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+"""Variables by which Slurm's commands find their cluster. All other SLURM_ variables are facts of
+an allocation or a step; commands that the job starts would take them for options."""
+_SOON = timedelta(seconds=30)
+"""A job with a later expected start waits for somebody to end: most likely for this run."""
+_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the run's own allocation is, so that its jobs go there too. None: Slurm's default."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+
+
+def site_of(text: str) -> Site:
+    """The site of an allocation, from `scontrol --oneliner show job`."""
+    found = next(records(text, "JobId"), {})
+    names = ("Partition", "Account", "QOS", "Reservation")
+    return Site(*(text_of(found.get(name)) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job for sbatch.
+
+    fewest: the smallest number of nodes it may start on; None: `nodes`. begin_on: nodes of its
+    first start. never_on: nodes that it must not get. gpus_per_node: 0 asks for none.
+    again: Slurm may requeue it; moves: a requeued job may get other nodes.
+    output: file of the batch script, on the first node. export: variables it gets from the
+    environment it is submitted from (--export); None: all.
+    """
+
+    name: str
+    nodes: int
+    output: str
+    directory: str
+    fewest: int | None = None
+    begin_on: Sequence[str] = ()
+    never_on: Sequence[str] = ()
+    tasks_per_node: int = 1
+    cpus_per_task: int = 1
+    gpus_per_node: int = 0
+    again: bool = False
+    moves: bool = False
+    export: str | None = None
+    site: Site = field(default_factory=Site)
+
+    def options(self) -> list[str]:
+        """Long options of sbatch, for its command line or for a script."""
+        most = str(self.nodes)
+        count = most if self.fewest in (None, self.nodes) else f"{self.fewest}-{most}"
+        asked = {
+            "job-name": self.name,
+            "nodes": count,
+            "ntasks-per-node": str(self.tasks_per_node),
+            "cpus-per-task": str(self.cpus_per_task),
+            "gpus-per-node": str(self.gpus_per_node) if self.gpus_per_node else None,
+            "nodelist": ",".join(self.begin_on) or None,
+            "exclude": ",".join(self.never_on) or None,
+            "partition": self.site.partition,
+            "account": self.site.account,
+            "qos": self.site.qos,
+            "reservation": self.site.reservation,
+            "output": self.output,
+            "open-mode": "append",  # keep the output of earlier starts
+            "chdir": self.directory,
+            "export": self.export,
+        }
+        found = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+        return [*found, "--requeue" if self.again else "--no-requeue"]
+
+
+def request_of(
+    job: Job, nodes: Sequence[str], names: Names, site: Site, *, gpus: int, directory: str
+) -> Request:
+    """The request of a job that starts on these nodes; the caller sets its name and output.
+
+    A job that may move to other nodes is kept from nodes that the run does not have.
+    """
+    moves = bool(job.spares) or job.fewest_nodes is not None
+    return Request(
+        name="mnode",
+        nodes=len(nodes),
+        fewest=job.fewest_nodes if job.requeues else None,
+        begin_on=names.for_slurm(nodes),
+        never_on=names.others if moves and job.requeues else (),
+        cpus_per_task=job.procs_per_node,
+        gpus_per_node=gpus,
+        again=job.requeues > 0,
+        moves=moves and job.requeues > 0,
+        output="/dev/null",
+        directory=directory,
+        site=site,
+    )
+
+
+def script(request: Request, lines: Sequence[str]) -> str:
+    """A batch script that a user could submit: options as comments, then the lines."""
+    options = [f"#SBATCH {shlex.quote(option)}" for option in request.options()]
+    return "\n".join(("#!/bin/sh", *options, *lines)) + "\n"
+
+
+def submitting(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment to submit from, without the facts of an allocation that this run is in."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("SLURM_") or name in KEPT
+    }
+
+
+def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
+    """Queue a batch script; the number of the job. Raises SlurmError, one line.
+
+    options: for the command line, where they win over SBATCH_ variables; a script's do not.
+    """
+    done = _run(script, env, "--parsable", *options)
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode or not number.isdigit():
+        raise SlurmError("sbatch", done.returncode, said(done.stderr, done.returncode))
+    return int(number)
+
+
+def why_not_submitted(request: Request, allocation: int) -> str:
+    """Why Slurm would not start this job now beside our own allocation; "" where it would.
+
+    Slurm itself is asked (`sbatch --test-only`): it knows the processors, memory, GPUs, limits and
+    the queue. Raises SlurmError where Slurm does not answer.
+    """
+    done = _run("#!/bin/sh\ntrue\n", submitting(os.environ), "--test-only", *request.options())
+    return no_room(f"{done.stdout}\n{done.stderr}", datetime.now(), allocation)
+
+
+def no_room(text: str, now: datetime, allocation: int) -> str:
+    """Why a job would not start now, from the output of `sbatch --test-only`; "" where it would.
+
+    now: local time, like the times that Slurm prints.
+    """
+    met = _START.search(text)
+    if met is None:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        reason = (
+            lines[-1].removeprefix("sbatch: ").removeprefix("error: ") if lines else "no output"
+        )
+        return f"Slurm would not start it beside allocation {allocation} of this run ({reason})"
+    at = datetime.fromisoformat(met[1])
+    if at <= now + _SOON:
+        return ""
+    return (
+        f"allocation {allocation} of this run holds the nodes: a submitted job would start at "
+        f"{at:%Y-%m-%d %H:%M:%S} only"
+    )
+
+
+def _run(script: str, env: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["sbatch", *options],
+            input=script,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_LIMIT_S,
+            check=False,
+            env=dict(env),
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmError("sbatch", None, f"no answer in {COMMAND_LIMIT_S:g} s") from None
+    except OSError as error:
+        raise SlurmError("sbatch", 127, f"cannot be run: {error.strerror}") from None
