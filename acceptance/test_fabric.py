@@ -9,7 +9,8 @@ import pytest
 from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
 from pytest_mnode.criteria import transport
-from pytest_mnode.measuring import limits, tools
+from pytest_mnode.measuring import limits
+from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
 from pytest_mnode.options import locate_budget_s
 
 if TYPE_CHECKING:
@@ -119,13 +120,13 @@ def test_nccl_tests_reach_the_line_rate(
         not_promised(f"{collective}_busbw")
     if not spec.accelerators.per_node:
         not_promised("accelerators, which nccl-tests needs")
-    how = fabric.nccl_tests or tools.WHERE_FOUND
-    program = tools.program_of(collective, how)
-    if fabric.nccl_tests is None and tools.missing_on(cluster, program):
+    how = fabric.nccl_tests or nccl_tests.DEFAULT
+    program = nccl_tests.program_of(collective, how)
+    if fabric.nccl_tests is None and missing_on(cluster, program):
         not_promised(f"nccl_tests, and {program} is not on the PATH of every node")
-    run = tools.run_nccl_tests(cluster, collective, how, promise, spec.accelerators.per_node)
+    run = nccl_tests.run(cluster, collective, how, promise, spec.accelerators.per_node)
     print(run.output)
-    tools.record_nccl_run(measure, run, spec.fabric, promise)
+    measure.record(nccl_tests.judge(run, spec.fabric, promise))
 
 
 def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measure: Measure) -> None:
@@ -133,13 +134,13 @@ def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measur
     if spec.fabric.kind not in ("infiniband", "roce"):
         not_promised(f"RDMA that perftest can use, on {spec.fabric.kind}")
     promised = spec.criteria.fabric and spec.criteria.fabric.write_bandwidth
-    how = promised or tools.WRITES_WHERE_FOUND
-    if not promised and tools.missing_on(cluster, how.program):
+    how = promised or perftest.DEFAULT
+    if not promised and missing_on(cluster, how.program):
         not_promised(f"write_bandwidth, and {how.program} is not on the PATH of every node")
-    devices = tools.devices_of(cluster, spec.fabric)
-    tools.record_devices(measure, devices, spec.fabric)
-    pairs = tools.write_bandwidths(cluster, devices, how)
-    tools.record_write_bandwidths(measure, pairs, spec.fabric, how)
+    devices = perftest.devices_of(cluster, spec.fabric)
+    measure.record(perftest.judge_devices(devices, spec.fabric))
+    pairs = perftest.write_bandwidths(cluster, devices, how)
+    measure.record(perftest.judge(pairs, spec.fabric, how))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

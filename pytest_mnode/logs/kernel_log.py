@@ -1,4 +1,4 @@
-"""What the kernel logged of failing devices since boot, from /dev/kmsg, dmesg or the journal."""
+"""Failing devices in the kernel log since boot, from /dev/kmsg, dmesg or the journal."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ XIDS = {
     140: "ECC error that was not recovered",
 }
 """Source: NVIDIA, "XID Errors"."""
-OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})
-"""Xids that a program's own mistake or its end leaves, and 63, a row that was remapped rightly."""
+XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})
+"""Xids of mistakes or ends of programs, and 63, a row that was remapped as intended."""
 
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
@@ -40,13 +40,13 @@ _SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
 _PREFIX = re.compile(
     r"(?:<\d+>|\w+ *:\w+ *: )?"  # dmesg --raw, dmesg --decode
     rf"(?:\[ *(?P<uptime>[^\]]+)\] ?|(?P<clock>{_CLOCK}|{_SYSLOG}) )"
-    r"(?:\S+ kernel: )?(?P<text>.*)"  # of another program its name is left, which no rule knows
+    r"(?:\S+ kernel: )?(?P<text>.*)"  # another program's name stays, which no rule matches
 )
 _KMSG = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
 
 
 class Severity(StrEnum):
-    """FAULT: a device failed or gave wrong data. CORRECTED: it made good an error itself.
+    """FAULT: a device failed or gave wrong data. CORRECTED: it corrected an error itself.
 
     LINK_DOWN: a link that had been up went down.
     """
@@ -69,8 +69,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Events of a log, in its order. since: when its oldest line was written, where older ones were
-    overwritten; "" where it begins with the boot."""
+    """Events of a log, in its order.
+
+    since: time of its oldest line, where older lines were overwritten; "" where it begins with the
+    boot.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
     events: tuple[Event, ...]
@@ -86,7 +89,7 @@ _RULES = (
         Severity.FAULT,
         re.compile(
             rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
-            # A command that firmware refuses has a syndrome too: mlx5_cmd_out_err, of monitors.
+            # A command that the firmware refuses has a syndrome too: mlx5_cmd_out_err of monitors.
             r"|not responding|synd 0x(?!0+\b)[0-9a-f]+).*",
             re.IGNORECASE,
         ),
@@ -126,16 +129,16 @@ _FIRST_LINE, _NEAR_THE_TOP = "Linux version ", 20
 def parse(text: str) -> tuple[Event, ...]:
     """Events of a log, in its order: lines of /dev/kmsg, of dmesg or of journalctl, in any mix.
 
-    Lines that others than the kernel wrote are no events, whatever they say.
+    Lines of other writers than the kernel are no events.
     """
     up: set[str] = set()
     return tuple(event for line in text.splitlines() if (event := _event(line, up)) is not None)
 
 
 def _event(line: str, up: set[str]) -> Event | None:
-    if (told := _message(line)) is None:
+    if (found := _message(line)) is None:
         return None
-    when, message = told
+    when, message = found
     if link := next(filter(None, (rule.fullmatch(message) for rule in _LINKS)), None):
         device = link["device"]
         if link["state"].lower() == "up":
@@ -145,15 +148,15 @@ def _event(line: str, up: set[str]) -> Event | None:
             return Event(Severity.LINK_DOWN, when, device, "link down")
         return None
     for severity, rule in _RULES:
-        if found := rule.match(message):
-            judged = severity or _severity(found)
-            what = _meaning(found) or message[:160]
-            return Event(judged, when, found["device"] or "machine", what) if judged else None
+        if match := rule.match(message):
+            judged = severity or _severity(match)
+            what = _meaning(match) or message[:160]
+            return Event(judged, when, match["device"] or "machine", what) if judged else None
     return None
 
 
 def _message(line: str) -> tuple[str, str] | None:
-    """When a line was written, and its text; None for what is no line of a log."""
+    """The time and the text of a line; None where it is no line of a kernel log."""
     if kmsg := _KMSG.fullmatch(line):
         kernel = int(kmsg["priority"]) >> 3 == 0  # facility 0; programs may write there too
         return (_since_boot(int(kmsg["us"])), kmsg["text"]) if kernel else None
@@ -162,28 +165,29 @@ def _message(line: str) -> tuple[str, str] | None:
 
 
 def _since_boot(us: int) -> str:
-    """Where the machine slept in between it is that much too early."""
+    """Wall-clock time; too early by the time that the machine slept since boot."""
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     return datetime.fromtimestamp(booted + us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _severity(found: re.Match[str]) -> Severity | None:
-    told = found.groupdict()
-    if told.get("xid"):
-        return None if int(told["xid"]) in OF_PROGRAMS else Severity.FAULT
-    return Severity.CORRECTED if (told.get("aer") or "").startswith("Correct") else Severity.FAULT
+    groups = found.groupdict()
+    if groups.get("xid"):
+        return None if int(groups["xid"]) in XIDS_OF_PROGRAMS else Severity.FAULT
+    corrected = (groups.get("aer") or "").startswith("Correct")
+    return Severity.CORRECTED if corrected else Severity.FAULT
 
 
 def _meaning(found: re.Match[str]) -> str:
-    told = found.groupdict()
-    if number := told.get("xid"):
+    groups = found.groupdict()
+    if number := groups.get("xid"):
         return f"Xid {number}: {XIDS.get(int(number), 'see NVIDIA XID Errors')}"
-    return f"PCIe AER {aer}" if (aer := told.get("aer")) else ""
+    return f"PCIe AER {aer}" if (aer := groups.get("aer")) else ""
 
 
 def since(text: str) -> str | None:
-    """As of `Log`; None where no line is the kernel's, as of a journal that one may not read."""
-    written = [told for line in text.splitlines() if (told := _message(line)) is not None]
+    """`Log.since`; None where no line is the kernel's, as in a journal without permission."""
+    written = [found for line in text.splitlines() if (found := _message(line)) is not None]
     if not written:
         return None
     whole = any(message.startswith(_FIRST_LINE) for _, message in written[:_NEAR_THE_TOP])
@@ -191,9 +195,9 @@ def since(text: str) -> str | None:
 
 
 def read() -> Log:
-    """Events since boot, or since the kernel's buffer began. Raises OSError that says why not."""
+    """Events since boot, or since the oldest line kept. Raises OSError with the reason."""
     why = []
-    sources: list[Callable[[], str]] = [_kmsg, *(partial(_said, argv) for argv in COMMANDS)]
+    sources: list[Callable[[], str]] = [_kmsg, *(partial(_output, argv) for argv in COMMANDS)]
     for source in sources:
         try:
             if (oldest := since(text := source())) is not None:
@@ -217,7 +221,7 @@ def _kmsg() -> str:
         os.close(file)
 
 
-def _said(argv: tuple[str, ...]) -> str:
+def _output(argv: tuple[str, ...]) -> str:
     done = subprocess.run(
         argv, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
     )

@@ -1,4 +1,4 @@
-"""Lines as a program printed them, out of what launchers and schedulers made of them. Pure."""
+"""Lines as a program printed them, without the prefixes of launchers and schedulers. Pure."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def text_of(output: str | bytes) -> str:
 
 
 def lines_of(output: str | bytes) -> list[str]:
-    """Lines without colours, ends and what was put before them; blank ones are kept."""
+    """Lines without colours, line ends and prefixes; blank lines are kept."""
     return [unprefixed(line) for line in plain_lines(output)]
 
 
 def plain_lines(output: str | bytes) -> list[str]:
-    """Lines without colours and ends, with all that was put before them.
+    """Lines without colours and line ends, with their prefixes.
 
-    Blanks that do not break, as a browser's copy has them, are blanks.
+    Non-breaking blanks, as in a copy from a browser, become blanks.
     """
     plain = _COLOUR.sub("", text_of(output)).replace("\u00a0", " ")
     return plain.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def unprefixed(line: str) -> str:
-    """A line without time stamps and the names of tasks, ranks, hosts or streams before it."""
+    """A line without time stamps and names of tasks, ranks, hosts or streams before it."""
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(line)
         if match is None:

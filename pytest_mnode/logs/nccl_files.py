@@ -1,4 +1,4 @@
-"""Files that NCCL reads its settings from, and those that it writes its log to."""
+"""Files from which NCCL reads its settings, and to which it writes its log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SYSTEM_FILE = "/etc/nccl.conf"
 
 
 def settings_in(text: str) -> dict[str, str]:
-    """NAME=value of each line of an nccl.conf; lines that begin with # are none.
+    """NAME=value of each line of an nccl.conf, without lines that begin with #.
 
-    NCCL takes the name as it stands: one with a blank before or behind it sets nothing. A # behind
-    the value belongs to it. Source: NCCL, src/misc/param.cc, setEnvFile.
+    NCCL takes the name literally: a blank before or behind it makes the line ineffective. A #
+    behind the value is part of the value. Source: NCCL, src/misc/param.cc, setEnvFile.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -49,9 +49,9 @@ def settings_of_files(
 
 
 def log_of_process(pattern: str) -> bytes | None:
-    """What NCCL wrote for this process to NCCL_DEBUG_FILE=`pattern`; None where it cannot be read.
+    """The log of this process in NCCL_DEBUG_FILE=`pattern`; None where it cannot be read.
 
-    %h is the host's name, up to its first dot or whole, and %p the process, as NCCL fills them in.
+    NCCL replaces %h by the host name, up to its first dot or whole, and %p by the process id.
     """
     host = socket.gethostname()
     filled = pattern.replace("%p", str(os.getpid()))

@@ -1,32 +1,29 @@
-"""Reads what nccl-tests (all_reduce_perf and its like, rccl-tests too) print. Pure and total.
+"""Reads the output of nccl-tests (all_reduce_perf and the others; rccl-tests too). Pure and total.
 
-Columns are taken by the names in the table's own heading, so that versions with and without root,
-with an error or a #wrong column, with one or two blocks of results are read alike.
+Columns are identified by the table's own heading, so that versions with and without root, with an
+error or a #wrong column, with one or two blocks of results are all read.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_mnode.logs.lines import lines_of, number
-from pytest_mnode.logs.nccl_table import Row, Timing, heading, row_of
-
-__all__ = ["NcclTest", "Row", "Timing", "read_nccl_tests"]
+from pytest_mnode.logs.lines import lines_of, number, whole
 
 _OURS = re.compile(
     r"#\s*(?=(?:size|bytes|Rank|nThread)\s"
     r"|Out of bounds|Avg bus|Collective test|nccl-tests version)"
 )
-"""Where a line of the program's own begins, whatever was put before it."""
+"""Where a line of the program begins, behind any prefix."""
 _DEVICE = re.compile(
     r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\b"
 )
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
-_AVERAGE = re.compile(r"#?\s*Avg bus bandwidth\s*:\s*(\S+)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
-_CONCLUDED = re.compile(r"#?\s*Collective test concluded\b")
+_CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
 _VERSION = re.compile(r"#?\s*nccl-tests version\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
 _FAULT = re.compile(
@@ -38,22 +35,47 @@ _FAULT = re.compile(
     r"|.*\bsymbol lookup error\b.*|.*error while loading shared libraries.*"
 )
 _EXIT = re.compile(r"(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*")
-"""What a launcher says of ranks that end with a status, as they do after wrong results."""
+"""Launchers print this of ranks that end with a status, as they do after wrong results."""
+_SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
+_NEEDED_COLUMNS = frozenset(("size", "algbw", "busbw"))
+_TIMES = ("time", "cputime")
+_DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Results of one block of a row; None where the table has N/A.
+
+    busbw_gbytes_s: in 10^9 bytes per second. wrong: number of wrong values; None where results
+    were not checked. deviation: the largest of a value, in versions that print it instead.
+    """
+
+    busbw_gbytes_s: float | None
+    wrong: int | None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size. in_place is None where the table has one block only."""
+
+    size_bytes: int
+    out_of_place: Timing
+    in_place: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NcclTest:
-    """One test's table and what stood around it.
+    """One test's table and the lines around it.
 
-    program: such as all_reduce_perf, where the output says so.
-    ranks: as listed under "Using devices", 0 where they are not; hosts: theirs, each once.
-    groups: into how many the ranks were split, each running alone.
-    separate_runs: several processes took themselves for the same rank, as a build without MPI does:
-        each ran alone, and no rate is one of the fabric.
+    program: such as all_reduce_perf. ranks: listed under "Using devices", 0 where the list is
+    missing. hosts: theirs, each once. groups: how many groups of ranks ran independently.
+    separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
+        and no rate is one of the fabric.
     validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
-        where the test did not come so far. failed: that line calls it so.
-    closed: a closing line was printed, so that no row is missing. faults: lines that tell of an
-    abort; not those of a launcher that a test with wrong results ended with a status.
+        where the test did not reach it. failed: that line says FAILED.
+    closed: a closing line was printed, so that no row is missing. faults: lines of an abort,
+        without those of a launcher about the exit status of a test with wrong results.
     """
 
     program: str | None = None
@@ -66,20 +88,19 @@ class NcclTest:
     rows: tuple[Row, ...] = ()
     out_of_bounds: int | None = None
     failed: bool = False
-    average_busbw_gbytes_s: float | None = None
     closed: bool = False
     faults: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether the test came to its closing lines, as one run, with rows and without a fault."""
+        """Whether the test reached its closing lines, as one run, with rows and no fault."""
         return self.why_incomplete is None
 
     @property
     def wrong(self) -> int | None:
         """Wrong values over all rows, in and out of place; None where results were not checked.
 
-        Old versions print a deviation instead of a count: there the closing line decides.
+        Old versions print a deviation instead of a count: their closing line decides.
         """
         if self.failed and not self.out_of_bounds:
             return None
@@ -105,7 +126,7 @@ class NcclTest:
 
     @property
     def why_incomplete(self) -> str | None:
-        """What stands against using the table, in words; None where nothing does."""
+        """Why the table must not be used; None where it can be."""
         if self.faults:
             return f"aborted: {self.faults[0]}"
         if not self.rows:
@@ -118,9 +139,9 @@ class NcclTest:
 
 
 def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
-    """The tests in `output`, in order; none where it holds nothing of nccl-tests.
+    """The tests in `output`, in order; none where it has no output of nccl-tests.
 
-    Takes any text: prefixes of schedulers, doubled lines and other programs' lines are passed over.
+    Reads any text: prefixes of schedulers, doubled lines and other programs' lines are skipped.
 
     Source: nccl-tests, src/common.cu, which prints the table; doc/PERFORMANCE.md for its columns.
     """
@@ -166,37 +187,37 @@ class _Reader:
         self._begin()
 
     def read(self, line: str) -> None:
-        told = line.strip()
-        if not told:
+        text = line.strip()
+        if not text:
             return
-        if ours := _OURS.search(told):
-            told = told[ours.start() :]
-        if match := _STARTING.match(told):
+        if ours := _OURS.search(text):
+            text = text[ours.start() :]
+        if match := _STARTING.match(text):
             if self._test.program not in (None, match[1]) or self._begun():
                 self._end()
             self._note(program=match[1])
-        elif match := _DEVICE.match(told):
+        elif match := _DEVICE.match(text):
             if self._test.closed:
                 self._end()  # another test in the same output
             self._anything = True
             self._devices[match[1], match[2] or "0", match[3], match[4]] = None
-        elif facts := _facts(told):
+        elif facts := _facts_of(text):
             self._note(**facts)
-        elif columns := heading(told):
+        elif columns := _heading(text):
             if self._test.closed:
                 self._end()
             self._anything = True
             self._columns = columns
-        elif row := row_of(told, self._columns):
+        elif row := _row_of(text, self._columns):
             self._anything = True
             self._rows[row] = None  # a scheduler may print a line twice
-        elif _FAULT.fullmatch(told):
-            self._anything = self._anything or "Test " in told
-            ended = self._test.closed and _EXIT.fullmatch(told)
-            (self._exits if ended else self._faults)[told] = None
+        elif _FAULT.fullmatch(text):
+            self._anything = self._anything or "Test " in text
+            ended = self._test.closed and _EXIT.fullmatch(text)
+            (self._exits if ended else self._faults)[text] = None
 
     def _begun(self) -> bool:
-        """Whether more is known of this test than what stands above its first line."""
+        """Whether a line of the test itself was read, not only lines above it."""
         return bool(self._rows or self._devices or self._columns or self._faults)
 
     def _note(self, **facts: Any) -> None:
@@ -204,16 +225,67 @@ class _Reader:
         self._test = replace(self._test, **facts)
 
 
-def _facts(line: str) -> dict[str, Any]:
-    """Fields of the test that a line outside the table tells; empty for any other line."""
+def _facts_of(line: str) -> dict[str, Any]:
+    """Fields of the test in a line outside the table; empty for any other line."""
     if match := _VERSION.match(line):
         return {"version": match[1]}
     if match := _BOUNDS.match(line):
         return {"out_of_bounds": int(match[1]), "failed": match[2] == "FAILED", "closed": True}
-    if match := _AVERAGE.match(line):
-        return {"average_busbw_gbytes_s": number(match[1]), "closed": True}
-    if _CONCLUDED.match(line):
+    if _CLOSING.match(line):
         return {"closed": True}
     if (match := _ITERATIONS.search(line)) and "minBytes" in line:
         return {"validated": match[2] != "0"}
     return {}
+
+
+def _heading(line: str) -> tuple[str, ...]:
+    """Column names of a table's heading; empty for any other line."""
+    names = [_SAME_COLUMN.get(name, name) for name in line.replace("#wrong", " #wrong ").split()]
+    if names[0] == "#":
+        del names[0]
+    timed = not {*_TIMES}.isdisjoint(names)
+    return tuple(names) if names[:1] == ["size"] and {*names} >= _NEEDED_COLUMNS and timed else ()
+
+
+def _row_of(line: str, columns: Sequence[str]) -> Row | None:
+    """A row of the table with these columns; None for a line that is no whole row of it.
+
+    Its cells are the last of the line, because schedulers and collectors put words before them.
+    """
+    cells = _DAY_AND_TIME.sub(r"\1T\2", line).split()
+    if len(cells) == len(columns) - 1 and "redop" in columns:
+        # Some versions leave the operation of a collective that reduces nothing blank.
+        columns = [name for name in columns if name != "redop"]
+        if any(
+            number(cell) is None and cell != "N/A"
+            for name, cell in zip(columns, cells, strict=True)
+            if name not in ("type", "timestamp")
+        ):
+            return None
+    cells = cells[max(0, len(cells) - len(columns)) :]
+    if not columns or len(cells) != len(columns) or not cells[0].isdigit():
+        return None
+    if any(
+        name in ("type", "redop") and cell[:1].isdigit()
+        for name, cell in zip(columns, cells, strict=True)
+    ):
+        return None  # some cells are cut off
+    blocks = list(_blocks(columns, cells))
+    if not blocks or blocks[0] is None:
+        return None
+    return Row(int(cells[0]), blocks[0], blocks[1] if len(blocks) > 1 else None)
+
+
+def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | None]:
+    """The results of each block; None for a block without a time."""
+    starts = [i for i, name in enumerate(columns) if name in _TIMES]
+    for start, end in zip(starts, [*starts[1:], len(columns)], strict=True):
+        block = dict(zip(columns[start:end], cells[start:end], strict=True))
+        if number(cells[start]) is None:
+            yield None
+            continue
+        yield Timing(
+            number(block.get("busbw", "")),
+            whole(block.get("#wrong", "")),
+            number(block.get("error", "")),
+        )

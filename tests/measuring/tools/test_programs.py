@@ -13,11 +13,9 @@ import pytest
 
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.logs.nccl_tests import NcclTest, Row, Timing, read_nccl_tests
-from pytest_mnode.measure import Measure
-from pytest_mnode.measurement import Measurement, Verdict
-from pytest_mnode.measuring import tools
-from pytest_mnode.measuring.tools import rdma
-from pytest_mnode.measuring.tools.nccl import NcclRun
+from pytest_mnode.measurement import Verdict
+from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
+from pytest_mnode.measuring.tools.nccl_tests import NcclRun
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.fabric import BusbwPromise, NcclTestsPromise, WriteBandwidthPromise
 from pytest_mnode.spec.inventory import Fabric
@@ -107,34 +105,26 @@ def program(directory: Path, name: str, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def recorded() -> tuple[Measure, list[Measurement]]:
-    kept: list[Measurement] = []
-    return Measure(kept, ""), kept
-
-
 def test_a_program_is_looked_for_on_every_node(nodes: Local) -> None:
-    assert tools.missing_on(nodes, "ib_write_bw") == ()
-    assert tools.missing_on(nodes, "no_such_program; true") == ("n0", "n1", "n2")
+    assert missing_on(nodes, "ib_write_bw") == ()
+    assert missing_on(nodes, "no_such_program; true") == ("n0", "n1", "n2")
 
 
 def test_devices_are_those_of_the_fabric_in_their_order(nodes: Local, fabric: Fabric) -> None:
-    assert tools.devices_of(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
+    assert perftest.devices_of(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
 
 
 def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) -> None:
     (nodes.directory / "rate-n1-mlx5_9").write_text("211.07")
     (nodes.directory / "rate-n2-mlx5_10").write_text("down")
-    devices = {**tools.devices_of(nodes, fabric), "n0": ("mlx5_9",)}
+    devices = {**perftest.devices_of(nodes, fabric), "n0": ("mlx5_9",)}
     promise = WriteBandwidthPromise.model_validate({})
-    measure, kept = recorded()
-    tools.record_devices(measure, devices, fabric.model_copy(update={"nics_per_node": 2}))
-    assert [(m.culprit, m.verdict) for m in kept][:2] == [
+    found = perftest.judge_devices(devices, fabric.model_copy(update={"nics_per_node": 2}))
+    assert [(m.culprit, m.verdict) for m in found][:2] == [
         ("n0 has mlx5_9", Verdict.FAIL),
         (None, Verdict.PASS),
     ]
-    kept.clear()
-    pairs = tools.write_bandwidths(nodes, devices, promise)
-    tools.record_write_bandwidths(measure, pairs, fabric, promise)
+    kept = perftest.judge(perftest.write_bandwidths(nodes, devices, promise), fabric, promise)
     assert {m.name.removeprefix("ib_write_bw "): (m.value, m.verdict) for m in kept} == {
         "n0→n1 mlx5_9": (387.42, Verdict.PASS),
         "n1→n2 mlx5_9": (211.07, Verdict.FAIL),
@@ -151,8 +141,8 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
         "no device for this rail on n0",
     ]
     # The same with the device there: what the program says of itself is the reason.
-    whole = tools.devices_of(nodes, fabric)
-    [down] = [p for p in tools.write_bandwidths(nodes, whole, promise) if p.gbits_s is None]
+    whole = perftest.devices_of(nodes, fabric)
+    [down] = [p for p in perftest.write_bandwidths(nodes, whole, promise) if p.gbits_s is None]
     assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
 
 
@@ -161,10 +151,10 @@ def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
 ) -> None:
     (nodes.directory / "rate-n0-mlx5_9").write_text("hangs")
     promise = WriteBandwidthPromise.model_validate({"duration": "1 s"})
-    monkeypatch.setattr(rdma, "_SPARE_S", 3.0)
-    pairs = tools.write_bandwidths(nodes, dict.fromkeys(nodes.nodes, ("mlx5_9",)), promise)
+    monkeypatch.setattr(perftest, "_SPARE_S", 3.0)
+    pairs = perftest.write_bandwidths(nodes, dict.fromkeys(nodes.nodes, ("mlx5_9",)), promise)
     assert [(pair.sender, pair.gbits_s, pair.why) for pair in pairs] == [
-        ("n0", None, "ib_write_bw was not over within its time"),
+        ("n0", None, "ib_write_bw did not end within its time"),
         ("n1", 387.42, ""),
         ("n2", 387.42, ""),
     ]
@@ -177,10 +167,7 @@ def test_of_both_directions_one_is_judged(
     monkeypatch.setenv("WAYS", "Bidirectional")
     promise = WriteBandwidthPromise.model_validate({"arguments": ["-b"]})
     devices: dict[str, tuple[str, ...]] = dict.fromkeys(nodes.nodes, ("mlx5_9",))
-    measure, kept = recorded()
-    tools.record_write_bandwidths(
-        measure, tools.write_bandwidths(nodes, devices, promise), fabric, promise
-    )
+    kept = perftest.judge(perftest.write_bandwidths(nodes, devices, promise), fabric, promise)
     assert {(m.value, m.verdict) for m in kept} == {(193.71, Verdict.FAIL)}
 
 
@@ -245,15 +232,13 @@ def test_nccl_tests_are_run_and_read(
         }
     )
     line = fabric.model_copy(update={"nics_per_node": 8})
-    run = tools.run_nccl_tests(nodes, "all_reduce", promise, BUSBW, 8)
+    run = nccl_tests.run(nodes, "all_reduce", promise, BUSBW, 8)
     if "COMMAND" not in env:
         assert run.argv[1:] == (
             *("-np", "24", "-b", str(1 << 30), "-e", str(4 << 30)),
             *("--host", "n0:8,n1:8,n2:8"),
         )
-    measure, kept = recorded()
-    tools.record_nccl_run(measure, run, line, BUSBW)
-    busbw, wrong = kept
+    busbw, wrong = nccl_tests.judge(run, line, BUSBW)
     assert busbw.name == "nccl-tests all_reduce 4 GiB busbw"
     assert {busbw.verdict, wrong.verdict} == (
         {Verdict.PASS, Verdict.FAIL} if verdict is Verdict.FAIL else {verdict}
@@ -280,8 +265,7 @@ def test_a_command_that_cannot_be_filled_in_is_refused(command: str, why: str) -
 
 def test_of_several_cycles_the_middle_row_counts() -> None:
     def row(busbw: float) -> Row:
-        timing = Timing(1.0, busbw, busbw, 0)
-        return Row(1 << 20, 1 << 18, "float", "sum", -1, timing, None)
+        return Row(1 << 20, Timing(busbw, 0))
 
     test = NcclTest(rows=tuple(row(busbw) for busbw in (90.0, 10.0, 50.0)))
     run = NcclRun("all_reduce", 2, 8, ("x",), "", test, "")
@@ -303,8 +287,7 @@ def test_of_several_cycles_the_middle_row_counts() -> None:
     ],
 )
 def test_a_row_of_another_size_is_none(there: int, asked: int, found: bool) -> None:
-    timing = Timing(1.0, 1.0, 1.0, 0)
-    test = NcclTest(rows=(Row(there, None, "float", "sum", -1, timing, None),))
+    test = NcclTest(rows=(Row(there, Timing(1.0, 0)),))
     run = NcclRun("all_gather", 3, 8, ("x",), "", test, "")
     assert (run.row(asked) is not None) is found
 
@@ -329,8 +312,7 @@ def test_wrong_values_fail_however_the_program_ended(
 ) -> None:
     [test] = read_nccl_tests(_HEAD + output)
     run = NcclRun("all_reduce", 2, 8, ("x",), output, test, test.why_incomplete or "")
-    measure, kept = recorded()
-    tools.record_nccl_run(measure, run, fabric, BUSBW)
-    assert kept[1].verdict is (verdict or Verdict.INCONCLUSIVE)
-    assert told in kept[1].note
-    assert verdict is not Verdict.FAIL or kept[1].culprit == "wrong values: 5 of 4 GiB"
+    _, wrong = nccl_tests.judge(run, fabric, BUSBW)
+    assert wrong.verdict is (verdict or Verdict.INCONCLUSIVE)
+    assert told in wrong.note
+    assert verdict is not Verdict.FAIL or wrong.culprit == "wrong values: 5 of 4 GiB"

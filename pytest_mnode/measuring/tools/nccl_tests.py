@@ -1,4 +1,4 @@
-"""nccl-tests over all nodes, started by the spec's own command."""
+"""nccl-tests over all nodes, started by the spec's own command, and judged by the line rate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_mnode.logs.nccl_tests import NcclTest, Row, read_nccl_tests
+from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.spec.bandwidth import busbw_at_line_rate
+from pytest_mnode.spec.fabric import NcclTestsPromise
+from pytest_mnode.spec.quantity import SIZE
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
-    from pytest_mnode.spec.fabric import BusbwPromise, NcclTestsPromise
+    from pytest_mnode.spec.fabric import BusbwPromise
+    from pytest_mnode.spec.inventory import Fabric
+
+DEFAULT = NcclTestsPromise.model_validate({})
+"""How programs on every node's PATH are run where the spec does not mention them."""
 
 PROGRAMS: Mapping[str, str] = {
     "all_reduce": "all_reduce_perf",
@@ -23,15 +31,14 @@ PROGRAMS: Mapping[str, str] = {
     "send_recv": "sendrecv_perf",
 }
 _ROUNDED_BYTES = 128
-"""By which a rank's part of a size may be rounded down. Source: nccl-tests, src/all_gather.cu."""
+"""A rank's part of a size may be rounded down by this. Source: nccl-tests, src/all_gather.cu."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclRun:
-    """What became of one program, over `nodes` × `ranks_per_node` ranks.
+    """The run of one program, over `nodes` × `ranks_per_node` ranks.
 
-    test: None where its output holds no table of it. why: what stands against using the table, in
-    words; empty where nothing does.
+    test: None where the output has no table. why: why the table must not be used; else empty.
     """
 
     collective: str
@@ -45,10 +52,9 @@ class NcclRun:
     def row(self, size_bytes: int) -> Row | None:
         """The row of the largest size up to `size_bytes`; None where there is none.
 
-        Of several, as with `-N`, the middle one by its bandwidth, the lower of two.
-
-        Sizes of all-gather and the like are rounded down to a multiple of the ranks, each with a
-        multiple of 16 bytes or more; what is smaller than that is of another size.
+        Of several (`-N`) the median bandwidth, the lower of two. Sizes of all-gather and similar
+        collectives are rounded down to a multiple of the ranks, each with a multiple of 16 bytes
+        or more; a smaller row is of another size.
         """
         spare_bytes = _ROUNDED_BYTES * self.nodes * self.ranks_per_node
         rows = [r for r in (self.test.rows if self.test else ()) if r.size_bytes <= size_bytes]
@@ -66,7 +72,7 @@ def program_of(collective: str, promise: NcclTestsPromise) -> str:
     return name if promise.directory is None else posixpath.join(promise.directory, name)
 
 
-def run_nccl_tests(
+def run(
     cluster: Nodes,
     collective: str,
     promise: NcclTestsPromise,
@@ -75,7 +81,7 @@ def run_nccl_tests(
 ) -> NcclRun:
     """Run one program from the first node over the sizes of `busbw`, and read its table."""
     nodes = cluster.nodes
-    facts = {
+    values = {
         "program": program_of(collective, promise),
         "ranks": str(len(nodes) * ranks_per_node),
         "nodes": str(len(nodes)),
@@ -85,7 +91,7 @@ def run_nccl_tests(
         "from": str(busbw.sizes_bytes[0]),
         "to": str(busbw.sizes_bytes[-1]),
     }
-    argv = tuple(word.format_map(facts) for word in shlex.split(promise.command))
+    argv = tuple(word.format_map(values) for word in shlex.split(promise.command))
     [done] = cluster.run(argv, nodes[0], timeout=promise.limit_s)
     output = f"{done.stdout}\n{done.stderr}"
     tests = read_nccl_tests(output)
@@ -111,3 +117,40 @@ def _elsewhere(test: NcclTest, nodes: int) -> str | None:
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measurement]:
+    """A measurement for each plateau size of the promise, and one of wrong values."""
+    program = f"{run.test.program or ''} {run.test.version or ''}".strip() if run.test else ""
+    line = busbw_at_line_rate(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
+    found = []
+    for size_bytes in promise.plateau_sizes_bytes:
+        row = None if run.why else run.row(size_bytes)
+        busbw = row.out_of_place.busbw_gbytes_s if row else None
+        part = f"{busbw / line.gbytes_s:.1%} of the line" if busbw else ""
+        found.append(
+            Measurement(
+                f"nccl-tests {run.collective} {SIZE.text(size_bytes)} busbw",
+                busbw,
+                "GB/s",
+                promise.bound_gbytes_s(line),
+                promise.source(line),
+                note="; ".join(filter(None, [run.why or part or "no row of that size", program])),
+            )
+        )
+    # Wrong values that were seen count, however the program ended.
+    wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
+    sizes = run.test.wrong_by_size if run.test else {}
+    where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items())
+    found.append(
+        Measurement(
+            f"nccl-tests {run.collective} #wrong",
+            wrong,
+            "",
+            equals(0),
+            "as nccl-tests checks them",
+            culprit=f"wrong values: {where or wrong}",
+            note=run.why or ("" if wrong is not None else "results were not checked (-c 0)"),
+        )
+    )
+    return found
