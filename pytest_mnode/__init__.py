@@ -6,11 +6,12 @@ They are imported on first use, so that having this package costs other pytest r
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import os
 
+TYPE_CHECKING = False  # typing's, without the milliseconds that its import costs
 if TYPE_CHECKING:
+    from typing import Any
+
     from pytest_mnode.cluster import Cluster, RankWorld
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.launchers.nodes import CommandResult
@@ -61,12 +62,14 @@ _HOME = {
 }
 
 
-if not Path(__path__[0], "acceptance").exists():
+if not os.path.exists(f"{__path__[0]}/acceptance"):  # noqa: PTH110
     # A clone has the suite beside this package: pytest_mnode.acceptance is found there too.
-    __path__.append(str(Path(__path__[0]).parent))
+    __path__.append(os.path.dirname(__path__[0]))  # noqa: PTH120
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -26,10 +26,7 @@ FLOORS = (
 )
 """From the top. A package or module may import those of its own floor, but not in a circle."""
 
-KNOWN_UPWARD = {
-    ("agent", "launchers"),
-    ("rank", "launchers"),
-}
+KNOWN_UPWARD: set[tuple[str, str]] = set()
 """Arrows between folders that still run up."""
 
 KNOWN_CIRCLES = (

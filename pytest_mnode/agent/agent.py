@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.agent import elastic, process
-from pytest_mnode.launchers.rack import namespaces
+from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.threads import native_frames, threads_text
 from pytest_mnode.outcome import calls
 from pytest_mnode.protocol.messages import (

@@ -39,9 +39,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api
 
-from pytest_mnode.launchers.rack import namespaces
-from pytest_mnode.launchers.remote.pidfd import pidfd_open
+from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.cgroup import read_oom_kills
+from pytest_mnode.machine.pidfd import pidfd_open
 from pytest_mnode.protocol.messages import (
     Death,
     GateOrder,

@@ -23,7 +23,7 @@ import pytest
 from pytest_mnode.agent import agent, process
 from pytest_mnode.agent.supervisor import sys_path_here
 from pytest_mnode.errors import WorldError
-from pytest_mnode.launchers.rack import namespaces
+from pytest_mnode.machine import namespaces
 from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.messages import (
     AgentLost,

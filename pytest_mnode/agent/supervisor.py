@@ -24,11 +24,10 @@ import zmq
 
 from pytest_mnode.agent import process
 from pytest_mnode.agent.leftovers import private_directory
-from pytest_mnode.launchers.rack import namespaces
-from pytest_mnode.launchers.remote.far import ListeningClock
-from pytest_mnode.machine import open_files
+from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
     BEAT,
     HUB,

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+from pytest_mnode.launchers.hostlist import compress
 from pytest_mnode.launchers.node import count
-from pytest_mnode.launchers.slurm.hostlist import compress
 
 DEFAULT_VALIDITY = timedelta(days=7)
 _LISTS = ("nodes", "not_covered", "doubts", "cut_short")

@@ -10,5 +10,5 @@ The processes of a run, each the parent of the next:
     rank         a pytest session, already collected, that follows the controller
 
 On the rack and on `local` one gate and one forge serve all nodes: they share a kernel, so torch is
-imported once for all of them. Elsewhere every node has its own.
+imported once for all of them. RemoteOptions every node has its own.
 """

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_mnode.controller.client import Client
-from pytest_mnode.launchers.remote.far import ListeningClock
 from pytest_mnode.machine.threads import GDB_LIMIT_S
 from pytest_mnode.outcome.calls import is_hopeless
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import parse as parse_stack
 from pytest_mnode.outcome.stacks import where_of_rank
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
     BodyDone,
     Death,

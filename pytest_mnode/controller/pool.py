@@ -15,7 +15,7 @@ from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.supervisors import Place
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.choose import Elsewhere, by_ssh, choose
+from pytest_mnode.launchers.choose import RemoteOptions, by_ssh, choose
 from pytest_mnode.launchers.hostfile import read_hostfile, slots_of
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
@@ -65,7 +65,7 @@ class Pool:
         self.kept_logs: Path | None = None
         with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
-            elsewhere = Elsewhere.of(settings, root)
+            elsewhere = RemoteOptions.of(settings, root)
             idle_worlds = 1 if spec.accelerators.per_node else 4
             procs = procs_per_node_of(settings, spec)
             open_files.check(nodes, procs)
@@ -131,7 +131,7 @@ def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
 
 
 def _started(
-    wanted: str, nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere | None = None
+    wanted: str, nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions | None = None
 ) -> tuple[Launcher, str]:
     """A launcher whose nodes are up, and why it was chosen."""
     launcher, reason = choose(wanted, nodes, spec, [run_dir], elsewhere)

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.node_env import for_nodes
-from pytest_mnode.launchers.remote.far import ListeningClock
+from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.channel import Keys
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import RUN, GateOrder, NodeEntry
 from pytest_mnode.rank.traces import gate_log
 
@@ -114,7 +114,7 @@ class Gates:
             command = self.launcher.agent_command(argv)
         else:
             [command] = self.launcher.commands(self.nodes[number], argv)
-        env = {**for_nodes(), "PYTHONUNBUFFERED": "1", _MARK: self._mark}
+        env = {**node_env(), "PYTHONUNBUFFERED": "1", _MARK: self._mark}
         # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.

@@ -13,11 +13,9 @@ import struct
 import sys
 from pathlib import Path
 
-if __package__:
-    from pytest_mnode.launchers.rack import namespaces
-else:  # run by path: the package need not be imported
-    sys.path[0] = str(Path(__file__).resolve().parent.parent / "launchers" / "rack")
-    import namespaces  # type: ignore[import-not-found,no-redef]
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+from pytest_mnode.machine import namespaces
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 STAGE = "/proc/fs"

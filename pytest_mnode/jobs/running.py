@@ -14,7 +14,7 @@ from pytest_mnode.jobs import processes
 from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
 from pytest_mnode.jobs.torchrun import Start, was_preempted
-from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.nodes import Nodes
 
 _ASK_AGAIN_S = 0.5
@@ -130,7 +130,7 @@ class RunningJob(LaunchedJob):
             cluster.free_port(nodes[0]),
             cluster.python,
         )
-        given = {**for_nodes(), **job.env}
+        given = {**node_env(), **job.env}
         for name in nodes:
             self._used[name] = None
             log = self._log(name, self._requeue)

@@ -18,7 +18,7 @@ from pytest_mnode.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteOptions:
     """What the user said of nodes that are other machines.
 
     root: of the tests, where a directory that all nodes see is looked for. The others: as in
@@ -56,13 +56,13 @@ def choose(
     nodes: int,
     spec: Spec,
     cleanup_dirs: Sequence[str],
-    elsewhere: Elsewhere | None = None,
+    elsewhere: RemoteOptions | None = None,
 ) -> tuple[Launcher, str]:
     """A launcher for `nodes` nodes, not started, and the reason for it in a few words.
 
     Raises UsageError where the launcher that was asked for cannot work here.
     """
-    elsewhere = elsewhere or Elsewhere(Path.cwd())
+    elsewhere = elsewhere or RemoteOptions(Path.cwd())
     job = os.environ.get("SLURM_JOB_ID")
     if (unused := _unused(wanted, job is not None, spec, elsewhere)) is not None:
         raise UsageError(unused)
@@ -84,7 +84,7 @@ def choose(
     return Local(nodes), f"no rack: {reason}"
 
 
-def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: Elsewhere) -> str | None:
+def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: RemoteOptions) -> str | None:
     """Which option names nodes that would not be used, and the remedy: others would be certified
     in their place. None where there is none.
 
@@ -110,7 +110,7 @@ def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: Elsewhere) -> str 
     return f"{given}: nothing is asked of Slurm with {by}; leave one of them out"
 
 
-def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launcher:
+def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Launcher:
     from pytest_mnode.launchers.slurm.launcher import Slurm
 
     return Slurm(
@@ -124,7 +124,7 @@ def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launch
     )
 
 
-def _ssh(nodes: int, spec: Spec, run_dir: str, elsewhere: Elsewhere) -> Launcher:
+def _ssh(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Launcher:
     from pytest_mnode.launchers.ssh import Ssh
 
     if elsewhere.hostfile is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.slurm.hostlist import expand
+from pytest_mnode.launchers.hostlist import expand
 
 ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N"
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")

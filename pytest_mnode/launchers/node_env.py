@@ -16,7 +16,7 @@ OF_THE_MACHINE = ("HOSTNAME",)
 OF_THE_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID")
 
 
-def for_nodes(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def node_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, or the one given, without what is true of it alone."""
     whole = os.environ if environ is None else environ
     return {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.asking import ask
 from pytest_mnode.protocol.messages import RUN
 
@@ -119,7 +119,7 @@ class Nodes:
         )
 
     def _env(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        return {**for_nodes(), **(env or {}), RUN: self.mark}
+        return {**node_env(), **(env or {}), RUN: self.mark}
 
     def commands(
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None

@@ -6,7 +6,7 @@ import subprocess
 
 from pytest_mnode.errors import NodeLostError
 from pytest_mnode.launchers.node import Launcher, Node, lacks
-from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.node_env import node_env
 
 ANSWER_S = 10.0
 """Far above what a command takes on a node that is busy; a dead one never answers."""
@@ -37,7 +37,7 @@ def runs_commands(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=for_nodes(),
+            env=node_env(),
             timeout=limit_s,
             check=False,
         )

@@ -20,9 +20,9 @@ from typing import Any
 
 from pytest_mnode.agent.accelerators import homes_of
 from pytest_mnode.agent.cores import Core, Share, shares
-from pytest_mnode.launchers.rack.sockets import this_machine
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import mempolicy
@@ -129,7 +129,7 @@ def _bind(
     order: BindingOrder, local_rank: int, local_size: int, usable: tuple[int, ...]
 ) -> Binding:
     root = Path(order.shown.sysfs_root)
-    cores = {memory.number: memory.cores for memory in this_machine(root, usable)}
+    cores = {memory.number: memory.cores for memory in numa_cores(root, usable)}
     homes = homes_of(order.shown, local_size)
     exclusive = order.mode != "node"
     share = _spoilt(order.wrong, local_rank, homes, cores, exclusive)

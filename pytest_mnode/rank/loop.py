@@ -16,7 +16,7 @@ import cloudpickle
 
 from pytest_mnode.agent import process
 from pytest_mnode.agent.agent import STACK_SIGNAL
-from pytest_mnode.launchers.rack import namespaces
+from pytest_mnode.machine import namespaces
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.messages import (
     HUB,

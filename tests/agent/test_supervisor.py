@@ -16,7 +16,7 @@ import zmq
 
 from pytest_mnode.agent import process
 from pytest_mnode.agent import supervisor as gate
-from pytest_mnode.launchers.remote.far import ListeningClock
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import BEAT, GateAlive, GateFailed, GateOrder
 
 FORGE_PID = 7

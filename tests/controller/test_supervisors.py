@@ -23,7 +23,7 @@ WELL = ["cat"]
 
 
 @dataclass
-class Elsewhere:
+class RemoteOptions:
     """A launcher of other machines; `runs` is what is started on each in place of a gate."""
 
     runs: dict[str, list[str]]
@@ -47,7 +47,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gates]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
     ends = {"n0": "tcp://10.0.0.9:1", "n1": "tcp://10.1.0.9:1"}
     place = Place("ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024)
-    launcher: Any = Elsewhere(runs)
+    launcher: Any = RemoteOptions(runs)
     made = Gates(launcher, Keys("a", "b", "c"), place)
     made.open()
     try:

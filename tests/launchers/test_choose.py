@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.controller import pool
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
-from pytest_mnode.launchers.choose import Elsewhere, choose
+from pytest_mnode.launchers.choose import RemoteOptions, choose
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -79,10 +79,10 @@ def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def _hosts(directory: Path, count: int) -> Elsewhere:
+def _hosts(directory: Path, count: int) -> RemoteOptions:
     path = directory / "hosts"
     path.write_text("".join(f"n{number}\n" for number in range(count)))
-    return Elsewhere(directory, path)
+    return RemoteOptions(directory, path)
 
 
 @pytest.mark.usefixtures("_outside_slurm")
@@ -130,7 +130,7 @@ def test_inside_of_an_allocation_it_is_slurm(
 def test_an_allocation_that_nobody_would_ask_for(
     tmp_path: Path, wanted: str, hostfile: bool, message: str
 ) -> None:
-    elsewhere = Elsewhere(
+    elsewhere = RemoteOptions(
         tmp_path, _hosts(tmp_path, 2).hostfile if hostfile else None, ("--partition=gpu", "-A x")
     )
     with pytest.raises(UsageError, match=f"^--mnode-slurm-args=--partition=gpu -A x: {message}"):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.node_env import node_env
 
 
 def test_which_task_the_controller_is_stays_with_it() -> None:
     kept = {"HOME": "/home/ada", "MASTER_ADDR": "n0", "SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/s"}
     task = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n0"}
     other = {"PMI_RANK": "0", "OMPI_COMM_WORLD_RANK": "0", "OMPI_UNIVERSE_SIZE": "1"}
-    assert for_nodes(kept | task | other | {"HOSTNAME": "n0"}) == kept
+    assert node_env(kept | task | other | {"HOSTNAME": "n0"}) == kept
 
 
 def test_what_the_user_chose_goes_along() -> None:
     chosen = {"CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": "/scratch", "OMPI_MCA_btl": "tcp"}
-    assert for_nodes(chosen) == chosen
+    assert node_env(chosen) == chosen

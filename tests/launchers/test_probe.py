@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.rack import Rack, mounts, namespaces, probe
+from pytest_mnode.launchers.rack import Rack, mounts, probe
+from pytest_mnode.machine import namespaces
 
 
 def deny(number: int, step: str) -> OSError:
@@ -123,7 +124,7 @@ def test_a_start_that_is_refused_names_the_step() -> None:
 BECOME_ORDINARY = """
 import os, sys
 from pathlib import Path
-from pytest_mnode.launchers.rack import namespaces as ns
+from pytest_mnode.machine import namespaces as ns
 ns.unshare(ns.NEWNS)
 ns.mount("none", "/", flags=ns.MS_REC | ns.MS_PRIVATE)
 for place in sorted({sys.base_prefix, sys.prefix, *sys.argv[2:]}, key=len):

@@ -133,7 +133,7 @@ def test_orphans_are_buried(rack: Rack, run_on: RunOn) -> None:
 def test_an_agent_enters_nodes_by_their_doorways(rack: Rack) -> None:
     script = (
         "import os, sys\n"
-        "from pytest_mnode.launchers.rack import namespaces\n"
+        "from pytest_mnode.machine import namespaces\n"
         "for pid in sys.argv[1:]:\n"
         "    child = os.fork()\n"
         "    if not child:\n"

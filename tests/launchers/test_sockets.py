@@ -13,9 +13,10 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.rack import Layout, Rack
 from pytest_mnode.launchers.rack.plan import Link, Plan
 from pytest_mnode.launchers.rack.protocol import Setup, decode, encode
-from pytest_mnode.launchers.rack.shown import accelerator_addresses, tree
-from pytest_mnode.launchers.rack.sockets import Memory, board, this_machine, why_not
+from pytest_mnode.launchers.rack.sockets import board, why_not
+from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses, tree
 from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.numa_cores import NumaCores, numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-def machine(*cpus: int, threads: int = 1) -> list[Memory]:
+def machine(*cpus: int, threads: int = 1) -> list[NumaCores]:
     """NUMA nodes with so many CPUs each; threads of a core are neighbours."""
     first, nodes = 0, []
     for number, count in enumerate(cpus):
         cores = [tuple(range(c, c + threads)) for c in range(first, first + count, threads)]
-        nodes.append(Memory(number, 4 * GIB, tuple(cores)))
+        nodes.append(NumaCores(number, 4 * GIB, tuple(cores)))
         first += count
     return nodes
 
@@ -68,7 +69,7 @@ def test_memory_is_shown_where_it_is() -> None:
     two = board(machine(4, 4), Layout(), 0, 1)
     assert [(s.number, bool(s.size_bytes)) for s in two.sockets] == [(0, True), (1, True)]
     # Only one of the machine's nodes has CPUs for us: the other socket has none of its memory.
-    lone = [Memory(0, 4 * GIB, ()), Memory(1, 4 * GIB, ((4,), (5,)))]
+    lone = [NumaCores(0, 4 * GIB, ()), NumaCores(1, 4 * GIB, ((4,), (5,)))]
     sockets = board(lone, Layout(), 0, 1).sockets
     assert [(s.number, s.cpus, bool(s.size_bytes)) for s in sockets] == [
         (0, (4,), False),
@@ -133,7 +134,7 @@ def test_readers_find_in_the_tree_what_the_board_says(tmp_path: Path) -> None:
     ).resolve().parent
     assert (tmp_path / "sys/class/net/mgmt0/device/numa_node").read_text() == "1\n"
     # What ranks find when they bind themselves is what was shared out.
-    found = this_machine(tmp_path, usable=range(8))
+    found = numa_cores(tmp_path, usable=range(8))
     assert [[cpu for core in m.cores for cpu in core] for m in found] == [
         [0, 1, 2],
         [3, 4, 5],
@@ -152,7 +153,7 @@ def write(root: Path, shown: object) -> None:
 
 
 def test_a_machine_that_tells_no_numa_nodes_is_one(tmp_path: Path) -> None:
-    assert this_machine(tmp_path, usable=[3, 1]) == [Memory(0, 0, ((1,), (3,)))]
+    assert numa_cores(tmp_path, usable=[3, 1]) == [NumaCores(0, 0, ((1,), (3,)))]
 
 
 def test_a_node_shows_its_sockets_and_nobody_else_does(

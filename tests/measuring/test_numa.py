@@ -9,8 +9,8 @@ import pytest
 from pytest_mnode.criteria.placement.facts import Finding, Question, RankFacts, read_machine
 from pytest_mnode.criteria.placement.nics import judge_nics
 from pytest_mnode.launchers.rack import Layout
-from pytest_mnode.launchers.rack.shown import accelerator_addresses
 from pytest_mnode.launchers.rack.sockets import board
+from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
 from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.carriers import carriers

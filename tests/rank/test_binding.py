@@ -14,8 +14,9 @@ import pytest
 
 from pytest_mnode.agent import accelerators as places
 from pytest_mnode.launchers.rack import Layout
-from pytest_mnode.launchers.rack.shown import accelerator_addresses
-from pytest_mnode.launchers.rack.sockets import board, this_machine, why_not
+from pytest_mnode.launchers.rack.sockets import board, why_not
+from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
+from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import binding, mempolicy
@@ -26,7 +27,7 @@ from tests.launchers.test_sockets import write
 @pytest.fixture
 def shown(tmp_path: Path) -> SysfsView:
     """A node of two sockets over the CPUs of this machine, with two places."""
-    machine = this_machine()
+    machine = numa_cores()
     if why_not(machine, Layout()):
         pytest.skip("one CPU")
     node = board(machine, Layout(), 0, 1)
@@ -52,7 +53,7 @@ def bound(
 
 
 def cpus_of(shown: SysfsView, number: int) -> set[int]:
-    nodes = this_machine(Path(shown.sysfs_root))
+    nodes = numa_cores(Path(shown.sysfs_root))
     return {cpu for core in nodes[number].cores for cpu in core}
 
 
@@ -106,7 +107,7 @@ def test_nobody_binds_without_an_order_or_without_knowing_where_to(
 
 
 def test_memory_is_asked_for_where_the_machine_has_it() -> None:
-    numbers = [memory.number for memory in this_machine() if memory.size_bytes]
+    numbers = [memory.number for memory in numa_cores() if memory.size_bytes]
 
     def policy() -> str:
         mempolicy.prefer(numbers[0])

@@ -30,7 +30,7 @@ from pytest_mnode.criteria.preflight.facts import (
     decode,
 )
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.node_env import node_env
 
 if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
@@ -134,7 +134,7 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        env={**for_nodes(), **search_path(nodes.python)},
+        env={**node_env(), **search_path(nodes.python)},
         start_new_session=True,  # Ctrl-C is for the controller alone, which ends it in order
     )
     assert process.stdin is not None

@@ -11,7 +11,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from pytest_mnode.launchers.rack.namespaces import GROUP_PREFIX
+from pytest_mnode.machine.namespaces import GROUP_PREFIX
 
 ROOT = "/sys/fs/cgroup"
 EMPTY_LIMIT_S = 2.0

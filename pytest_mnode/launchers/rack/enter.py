@@ -9,16 +9,16 @@ namespaces cannot be entered. The command dies with this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-if __package__:
-    from pytest_mnode.launchers.rack import namespaces
-else:  # run by path: this folder is sys.path[0], and the package need not be imported
-    import namespaces  # type: ignore[import-not-found,no-redef]
+if not __package__:  # run by its path
+    sys.path[0] = os.path.abspath(f"{__file__}/../../../..")  # noqa: PTH100
+from pytest_mnode.machine import namespaces
 
 PARENT_DIED = signal.SIGALRM
 WATCHED = {
@@ -68,10 +68,13 @@ def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoRet
     if child == 0:
         os.close(alive_write)
         namespaces.die_with_parent()
+        os.read(alive_read, 1)  # its guard has left the process group
         stop_without_parent(alive_read)
         run(command, where, mask)
     os.close(alive_read)
     os.setsid()  # a kill of the whole process group is for the command, not for its guard
+    with contextlib.suppress(BrokenPipeError):  # killed already
+        os.write(alive_write, b"x")
     os._exit(status_of(child, signal.SIGKILL))
 
 

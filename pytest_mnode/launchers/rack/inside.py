@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_mnode.launchers.rack import mounts, namespaces, node_init
+from pytest_mnode.launchers.rack import mounts, node_init
 from pytest_mnode.launchers.rack.protocol import (
     PACKET_BYTES,
     Booted,
@@ -26,6 +26,7 @@ from pytest_mnode.launchers.rack.protocol import (
     decode,
     encode,
 )
+from pytest_mnode.machine import namespaces
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.rack.wiring import Switch

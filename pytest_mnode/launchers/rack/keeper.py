@@ -17,10 +17,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pytest_mnode.launchers.rack import cgroups, namespaces
+from pytest_mnode.launchers.rack import cgroups
 from pytest_mnode.launchers.rack.inside import Inside
 from pytest_mnode.launchers.rack.protocol import PACKET_BYTES, Reply, Setup, decode, encode
-from pytest_mnode.launchers.remote.pidfd import pidfd_open
+from pytest_mnode.machine import namespaces
+from pytest_mnode.machine.pidfd import pidfd_open
 
 
 def main() -> None:

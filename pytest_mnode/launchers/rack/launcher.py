@@ -15,11 +15,13 @@ from typing import Any, Self
 
 from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
 from pytest_mnode.launchers.node import CALLS, Node
-from pytest_mnode.launchers.rack import cgroups, namespaces, probe
+from pytest_mnode.launchers.rack import cgroups, probe
 from pytest_mnode.launchers.rack.line import Line
 from pytest_mnode.launchers.rack.plan import Link, Plan, check_rate
 from pytest_mnode.launchers.rack.protocol import Booted, Lost, Setup
-from pytest_mnode.launchers.rack.sockets import Layout, this_machine
+from pytest_mnode.launchers.rack.sockets import Layout
+from pytest_mnode.machine import namespaces
+from pytest_mnode.machine.numa_cores import numa_cores
 
 ENTER = str(Path(__file__).with_name("enter.py"))
 FABRIC = Link("fab0", 200.0)
@@ -73,7 +75,7 @@ class Rack:
             management = Link("mgmt0", fabric.rate_mbit_s / 10, fabric.mtu)
         if layout is not None and not shown_at:
             raise UsageError("rack: sockets to show, and no directory for it: give shown_at")
-        machine = tuple(this_machine()) if layout is not None else ()
+        machine = tuple(numa_cores()) if layout is not None else ()
         place = str(Path(shown_at).absolute()) if shown_at else ""
         self.plan = Plan(nodes, fabric, management, shm_bytes, layout, machine, place)
         self.nodes: Sequence[Node] = self.plan.members()

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_mnode.launchers.rack import mounts, namespaces
-from pytest_mnode.launchers.rack.namespaces import NEWIPC, NEWNET, NEWNS, NEWUTS
+from pytest_mnode.launchers.rack import mounts
 from pytest_mnode.launchers.rack.plan import Plan
-from pytest_mnode.launchers.rack.shown import tree
+from pytest_mnode.launchers.rack.sysfs_tree import tree
+from pytest_mnode.machine import namespaces
+from pytest_mnode.machine.namespaces import NEWIPC, NEWNET, NEWNS, NEWUTS
 
 READY = "ready"
 FAILED = "failed at "

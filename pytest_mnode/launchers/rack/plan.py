@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.rack.shown import accelerator_addresses
-from pytest_mnode.launchers.rack.sockets import Board, Layout, Memory, board, why_not
+from pytest_mnode.launchers.rack.sockets import Board, Layout, board, why_not
+from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
+from pytest_mnode.machine.numa_cores import NumaCores
 from pytest_mnode.machine.sysfs import SysfsView
 
 MAX_NODES = 254
@@ -60,7 +61,7 @@ class Plan:
     management: Link
     shm_bytes: int
     layout: Layout | None = None
-    machine: tuple[Memory, ...] = ()
+    machine: tuple[NumaCores, ...] = ()
     shown_at: str = ""
 
     def __post_init__(self) -> None:

@@ -10,8 +10,9 @@ import warnings
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.rack import mounts, namespaces
-from pytest_mnode.launchers.remote.pidfd import pidfd_open
+from pytest_mnode.launchers.rack import mounts
+from pytest_mnode.machine import namespaces
+from pytest_mnode.machine.pidfd import pidfd_open
 
 MODES = ("auto", "root", "rootless")
 CAP_SYS_ADMIN = 21

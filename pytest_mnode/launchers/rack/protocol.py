@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_mnode.launchers.rack.plan import Link, Plan
-from pytest_mnode.launchers.rack.sockets import Layout, Memory
+from pytest_mnode.launchers.rack.sockets import Layout
+from pytest_mnode.machine.numa_cores import NumaCores
 
 PACKET_BYTES = 1 << 16
 
@@ -91,7 +92,7 @@ def _setup(fields: dict[str, Any]) -> Setup:
         places = tuple(plan["layout"].pop("accelerators"))
         plan["layout"] = Layout(accelerators=places, **plan["layout"])
     plan["machine"] = tuple(
-        Memory(m["number"], m["size_bytes"], tuple(tuple(core) for core in m["cores"]))
+        NumaCores(m["number"], m["size_bytes"], tuple(tuple(core) for core in m["cores"]))
         for m in plan["machine"]
     )
     fields["cleanup_dirs"] = tuple(fields["cleanup_dirs"])

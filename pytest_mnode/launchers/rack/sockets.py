@@ -9,14 +9,11 @@ socket beyond this machine's own NUMA nodes has none.
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.machine.cpus import read_cpulist
-from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.numa_cores import NumaCores
 
 MOST_SOCKETS = 8
 _OWN_CORES = 2
@@ -53,18 +50,6 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """A NUMA node of this machine: its number, size, and the CPUs of it that may be used.
-
-    cores: CPUs that are threads of one core stay together.
-    """
-
-    number: int
-    size_bytes: int
-    cores: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Socket:
     """One socket of a board, which is one NUMA node. size_bytes is 0 where it has no memory."""
 
@@ -83,7 +68,7 @@ class Board:
     management: int
 
 
-def why_not(machine: Sequence[Memory], layout: Layout) -> str | None:
+def why_not(machine: Sequence[NumaCores], layout: Layout) -> str | None:
     """Why this machine cannot show so many sockets, in one line; None where it can."""
     cpus = sum(len(core) for memory in machine for core in memory.cores)
     if cpus >= layout.sockets:
@@ -91,7 +76,7 @@ def why_not(machine: Sequence[Memory], layout: Layout) -> str | None:
     return f"{layout.sockets} sockets need as many CPUs, and this machine lets us use {cpus}"
 
 
-def board(machine: Sequence[Memory], layout: Layout, node: int, nodes: int) -> Board:
+def board(machine: Sequence[NumaCores], layout: Layout, node: int, nodes: int) -> Board:
     """What node `node` of `nodes` shows. Only for machines where `why_not` has nothing to say.
 
     Sockets are this machine's own NUMA nodes where it has enough with CPUs for us; else its CPUs
@@ -113,7 +98,7 @@ def board(machine: Sequence[Memory], layout: Layout, node: int, nodes: int) -> B
     )
 
 
-def _as_sockets(machine: Sequence[Memory], sockets: int) -> list[Memory]:
+def _as_sockets(machine: Sequence[NumaCores], sockets: int) -> list[NumaCores]:
     real = [memory for memory in machine if memory.cores]
     if len(real) >= sockets:
         return real[:sockets]
@@ -126,7 +111,7 @@ def _as_sockets(machine: Sequence[Memory], sockets: int) -> list[Memory]:
     numbers += [n for n in range(2 * MOST_SOCKETS) if n not in taken][: sockets - len(numbers)]
     sizes = {memory.number: memory.size_bytes for memory in real}
     return [
-        Memory(number, sizes.get(number, 0), share)
+        NumaCores(number, sizes.get(number, 0), share)
         for number, share in zip(sorted(numbers), _shares(cores, sockets), strict=True)
     ]
 
@@ -142,23 +127,3 @@ def _own(cores: Sequence[tuple[int, ...]], node: int, nodes: int) -> tuple[int, 
     if len(cores) // nodes >= _OWN_CORES:
         cores = _shares(cores, nodes)[node]
     return tuple(sorted(cpu for core in cores for cpu in core))
-
-
-def this_machine(root: Path = Path("/"), usable: Iterable[int] | None = None) -> list[Memory]:
-    """NUMA nodes of the machine below `root`, with the CPUs that this process may use.
-
-    A kernel that shows no NUMA nodes is one node, number 0.
-    """
-    cpus = sorted(os.sched_getaffinity(0) if usable is None else usable)
-    numa = read_numa(root)
-    sizes = {node.number: node.memory_bytes or 0 for node in numa.nodes} or {0: 0}
-    homes = {cpu: node.number for node in numa.nodes for cpu in node.cpus or ()}
-    cores: dict[int, dict[int, list[int]]] = {number: {} for number in sizes}
-    for cpu in cpus:
-        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        first = min(read_cpulist(topology / "thread_siblings_list") or (cpu,))
-        cores[homes.get(cpu, min(sizes))].setdefault(first, []).append(cpu)
-    return [
-        Memory(number, sizes[number], tuple(tuple(core) for _, core in sorted(of.items())))
-        for number, of in sorted(cores.items())
-    ]

@@ -15,8 +15,8 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl.tcmsg import plugins as queue_kinds
 
-from pytest_mnode.launchers.rack import namespaces
 from pytest_mnode.launchers.rack.plan import Link, Plan
+from pytest_mnode.machine import namespaces
 
 BURST_BYTES = 256_000
 LEAST_BURST_BYTES = 68_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import count
-from pytest_mnode.launchers.node_env import for_nodes
+from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import looking
 
 LOOK_LIMIT_S = 60.0
@@ -39,7 +39,7 @@ def ask(
     """Run local commands at the same time, each with the node that it is for; results in order.
 
     run_dir: holds their output meanwhile, so that it is removed with the run. env: None for
-    for_nodes(). Raises ClusterError where one cannot be started; all that were started are ended.
+    node_env(). Raises ClusterError where one cannot be started; all that were started are ended.
     """
     running: list[subprocess.Popen[bytes]] = []
     files = "this machine: the output of commands cannot be kept in files"
@@ -61,7 +61,7 @@ def ask(
                             stdin=subprocess.DEVNULL,
                             stdout=out,
                             stderr=err,
-                            env=for_nodes() if env is None else env,
+                            env=node_env() if env is None else env,
                         )
                     )
             what = files

@@ -19,6 +19,9 @@ import signal
 import time
 from collections.abc import Mapping
 
+if __package__:  # on a node the text of that file comes first
+    from pytest_mnode.protocol.listening_clock import ListeningClock
+
 HELLO = b"\0mnode far end 1\n"
 """Comes before all frames, behind whatever a login shell greets with."""
 ORDER, DATA, END, SIGNAL, BEAT, OUT, ERR, TAKEN, EXIT = (bytes([c]) for c in b"ODESBoetX")
@@ -27,7 +30,6 @@ the command has taken, so that the near end sends no more than a ROOM ahead."""
 BEAT_S = 1.0
 SILENCE_S = 6.0
 """Longer than a busy machine leaves a process waiting for its turn."""
-TURN_S = 1.0
 GRACE_S = 6.0
 """For a command to tidy up that ends with its input; a gate takes a second."""
 DRAIN_S = 2.0
@@ -38,24 +40,6 @@ OF_THE_STEP = (
 """Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
 ROOM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
-
-
-class ListeningClock:
-    """Seconds in which this process could listen, to be read at least once in `turn_s`.
-
-    A longer gap between two readings counts as `turn_s`: a process that was stopped, or had no
-    core, reads what has come meanwhile before it calls a peer silent.
-    """
-
-    def __init__(self, turn_s: float = TURN_S) -> None:
-        self._turn_s = turn_s
-        self._read = time.monotonic()
-        self._seconds = 0.0
-
-    def now(self) -> float:
-        before, self._read = self._read, time.monotonic()
-        self._seconds += min(self._read - before, self._turn_s)
-        return self._seconds
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:

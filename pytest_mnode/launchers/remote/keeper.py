@@ -17,6 +17,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +25,9 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
-if __package__:
-    from pytest_mnode.launchers.remote import child, ending
-else:  # run by path: this folder is sys.path[0]
-    import child  # type: ignore[import-not-found,no-redef]
-    import ending  # type: ignore[import-not-found,no-redef]
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+from pytest_mnode.launchers.remote import child, ending
 
 POLL_S = 0.02
 END_S = 1.0

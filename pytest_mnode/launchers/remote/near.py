@@ -19,14 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import PIPE
 
-if __package__:
-    from pytest_mnode.launchers.remote import child, ending, far, pidfd, sending
-else:  # run by path: this folder is sys.path[0]
-    import child  # type: ignore[import-not-found,no-redef]
-    import ending  # type: ignore[import-not-found,no-redef]
-    import far  # type: ignore[import-not-found,no-redef]
-    import pidfd  # type: ignore[import-not-found,no-redef]
-    import sending  # type: ignore[import-not-found,no-redef]
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+from pytest_mnode.launchers.remote import child, ending, far, sending
+from pytest_mnode.machine import pidfd
+from pytest_mnode.protocol.listening_clock import ListeningClock
 
 LOST = 255
 ATOMIC_BYTES = 4096
@@ -60,7 +57,7 @@ class Near:
         self.ahead = 0
         self.status: int | None = None
         self.lost = ""
-        self.clock = far.ListeningClock()
+        self.clock = ListeningClock()
         self.heard = self.clock.now()
         self.beaten = time.monotonic()
         self.wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -11,12 +11,12 @@ import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-if __package__:
-    from pytest_mnode.launchers.remote import far
-else:  # of a program run by path
-    import far  # type: ignore[import-not-found,no-redef]
+from pytest_mnode.launchers.remote import far
+from pytest_mnode.protocol import listening_clock
 
 BOOTSTRAP = 'f=open(0,"rb",0,closefd=False);exec(f.readline())'
+_FUTURE = b"from __future__ import annotations\n"
+"""Python takes it at the beginning of a text only."""
 OF_THE_SESSION = (
     *("SSH_", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
     *("XDG_RUNTIME_DIR", "XDG_SESSION_", "XDG_SEAT", "XDG_VTNR"),
@@ -27,7 +27,9 @@ of the user's choice (XDG_CACHE_HOME)."""
 
 def source() -> bytes:
     """What BOOTSTRAP reads: a line that reads the program, and the program."""
-    text = Path(far.__file__).read_bytes()
+    text = _FUTURE
+    for path in (listening_clock.__file__, far.__file__):
+        text += Path(path or "").read_bytes().replace(_FUTURE, b"")
     read = (
         f"b=b''\nwhile len(b)<{len(text)}:\n c=f.read({len(text)}-len(b))\n"
         " if not c:raise SystemExit\n b+=c\nexec(compile(b,'far','exec'))"

@@ -4,13 +4,13 @@ Readers are pure. Launching commands in an allocation is `cluster.slurm`'s; subm
 those who have something to submit.
 """
 
+from pytest_mnode.launchers.hostlist import compress, expand
 from pytest_mnode.launchers.slurm.commands import (
     COMMAND_LIMIT_S,
     Slurm,
     SlurmError,
     run_slurm,
 )
-from pytest_mnode.launchers.slurm.hostlist import compress, expand
 from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_from_text
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text, shortage
 

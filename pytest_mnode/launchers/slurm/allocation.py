@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.hostlist import expand
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.slurm.commands import Slurm, said
-from pytest_mnode.launchers.slurm.hostlist import expand
 from pytest_mnode.launchers.slurm.nodes import NodeState
 from pytest_mnode.launchers.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.hostlist import expand
 from pytest_mnode.launchers.slurm.fields import moment, number, records, text_of
-from pytest_mnode.launchers.slurm.hostlist import expand
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
                      "RESV_DEL_HOLD", "SPECIAL_EXIT", "STAGE_OUT", "POWER_UP_NODE"})  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.hostlist import expand
 from pytest_mnode.launchers.slurm.fields import records, text_of
-from pytest_mnode.launchers.slurm.hostlist import expand
 
 
 def reserved_nodes(text: str, name: str) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.launchers.remote import far, near
+from pytest_mnode.launchers.remote import far, near, sending
 from pytest_mnode.launchers.remote.far import surroundings
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from tests.launchers.remote.ways import LIMIT_S
 
 SENT = {"HOME": "/home/ada", "CUDA_VISIBLE_DEVICES": "0", "TMPDIR": "/tmp/7"}
@@ -41,11 +42,13 @@ def test_without_slurm_they_are_as_sent() -> None:
 def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
     """What a far end alone answers to an order, read so late."""
     program = subprocess.Popen(
-        [sys.executable, "-I", "-S", far.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert program.stdin is not None
     assert program.stdout is not None
-    program.stdin.write(far.frame(far.ORDER, json.dumps(order).encode()))
+    program.stdin.write(sending.source() + far.frame(far.ORDER, json.dumps(order).encode()))
     program.stdin.flush()
     time.sleep(late_s)
     _, _, data = program.stdout.read().partition(far.HELLO)
@@ -98,7 +101,7 @@ ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], 
 def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str) -> None:
     make, beat, gave_up = ENDS[which]
     end = make()
-    end.clock = far.ListeningClock()
+    end.clock = ListeningClock()
     end.heard = end.clock.now()
     for stopped_s in (far.SILENCE_S + 1.0, 3600.0):
         end.clock._read -= stopped_s
@@ -106,7 +109,7 @@ def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str)
         assert not gave_up(end)
     turns = 0
     while not gave_up(end):
-        end.clock._read -= far.TURN_S
+        end.clock._read -= 1.0
         beat(end)
         turns += 1
     assert turns == far.SILENCE_S - 2 + 1

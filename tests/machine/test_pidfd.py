@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from pytest_mnode.launchers.remote import pidfd
-from pytest_mnode.launchers.remote.pidfd import pidfd_open
+from pytest_mnode.machine import pidfd
+from pytest_mnode.machine.pidfd import pidfd_open
 
 
 @pytest.fixture(params=["Python's own", "the system call"], autouse=True)
