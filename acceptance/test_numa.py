@@ -28,7 +28,7 @@ def test_ranks_run_beside_their_accelerator(
     """May every thread of every rank run only on CPUs beside the rank's accelerator?"""
     found = bench.placement(Question.CPUS, world, device, spec)
     print(found.table())
-    found.record(measure)
+    measure.record(found.over_ranks)
 
 
 @needs_group
@@ -38,7 +38,7 @@ def test_memory_is_beside_the_accelerator(
     """Is the memory of every rank beside its accelerator?"""
     found = bench.placement(Question.MEMORY, world, device, spec)
     print(found.table())
-    found.record(measure)
+    measure.record(found.over_ranks)
 
 
 @needs_group
@@ -48,7 +48,7 @@ def test_ranks_send_over_the_nearest_nic(
     """Does every rank send over the NIC that is nearest to its accelerator?"""
     found = bench.placement(Question.NIC, world, device, spec)
     print(found.table())
-    found.record(measure)
+    measure.record(found.over_ranks)
 
 
 @needs_group
@@ -58,7 +58,7 @@ def test_ranks_have_cores_of_their_own(
     """Has every rank of a node cores that no other may use?"""
     found = bench.placement(Question.CORES, world, device, spec)
     print(found.table())
-    found.record(measure)
+    measure.record(found.over_ranks)
 
 
 @needs_group

@@ -1,119 +1,59 @@
-"""Where the very ranks of this world are placed: facts read in each, judged, the same on all."""
+"""Where the ranks of this world are placed: facts read in each rank, judged, the same on all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.agent.accelerators import accelerator_address
-from pytest_mnode.criteria.placement.facts import (
-    Finding,
-    Machine,
-    Question,
-    RankFacts,
-    placed,
-    read_machine,
-)
-from pytest_mnode.criteria.placement.judge import Promise, judge
-from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
+from pytest_mnode.criteria.placement.facts import PARTS, SOURCES, Question, RankFacts, over_ranks
+from pytest_mnode.criteria.placement.memory import judge_memory
+from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.machine.process import read_process
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.process import bytes_by_node, read_process
 from pytest_mnode.machine.sysfs import SysfsView
-from pytest_mnode.measurement import Verdict
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.carriers import nics_of_this_rank
-from pytest_mnode.measuring.nearest import fabric_nics, near_somebody, sending
 from pytest_mnode.rank import binding
 from pytest_mnode.rank.binding import Binding
 from pytest_mnode.rank.world import World
-from pytest_mnode.skipping import not_promised
+from pytest_mnode.skipping import not_promised, promised
 from pytest_mnode.spec import Spec
 
-if TYPE_CHECKING:
-    from pytest_mnode.measure import Measure
-    from pytest_mnode.spec.devices import NumaCriterion
-
 _WORKING_SET = 1 << 23
-"""float32 values that a rank touches before its memory is looked at: 32 MiB."""
-_NAMED = 4
-_NAMES = {
-    Question.CPUS: "ranks that may run off their accelerator's CPUs",
-    Question.MEMORY: "memory near the accelerator, of the rank with least",
-    Question.NIC: "ranks that send over a NIC that is not the nearest",
-    Question.CORES: "ranks that share a core with another",
-}
-_SOURCES = {
-    Question.CPUS: "numa.cpus near",
-    Question.MEMORY: "numa.memory_near_fraction",
-    Question.NIC: "numa.nic nearest",
-    Question.CORES: "numa.cores own",
-}
+"""float32 values that a rank touches before its memory is read: 32 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """One question, answered for every rank; the same on all of them.
 
-    bindings: how each rank came to its CPUs, in words.
+    bindings: how each rank got its CPUs, in words.
     """
 
     question: Question
-    findings: tuple[Finding, ...]
+    answers: tuple[Measurement, ...]
     bindings: tuple[str, ...]
 
-    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
-        """Findings with this verdict."""
-        return tuple(f for f in self.findings if f.verdict is verdict)
-
-    def record(self, measure: Measure) -> None:
-        """One measurement over all ranks. A rank that could not be judged leaves it open."""
-        wrong, open_ = self.of(Verdict.FAIL), self.of(Verdict.INCONCLUSIVE)
-        named = wrong or open_
-        culprit = "; ".join(map(_blamed, wrong[:_NAMED])) or None
-        if culprit and len(wrong) > _NAMED:
-            culprit += f"; and {len(wrong) - _NAMED} more ranks"
-        note = "; ".join(f.why for f in named[:_NAMED])
-        if self.question is Question.MEMORY:
-            shares = [f.value for f in self.findings if f.value is not None]
-            value = min(shares, default=None) if wrong or not open_ else None
-            measure(
-                _NAMES[self.question],
-                value,
-                self.findings[0].unit,
-                at_least=self.findings[0].limit,
-                source=_SOURCES[self.question],
-                culprit=culprit,
-                note=note,
-            )
-            return
-        measure(
-            _NAMES[self.question],
-            len(wrong) if wrong or not open_ else None,
-            "",
-            equals=0,
-            source=_SOURCES[self.question],
-            culprit=culprit,
-            note=note or f"{len(self.findings)} ranks, each as expected",
-        )
+    @property
+    def over_ranks(self) -> Measurement:
+        """One measurement of all ranks."""
+        return over_ranks(self.question, self.answers)
 
     def table(self) -> str:
-        """A line a rank: what was found, what was expected, how it got there."""
-        lines = [f"{'rank':>4} {'node':<10} {'verdict':<12} found | expected | binding"]
-        for finding, bound in zip(self.findings, self.bindings, strict=True):
-            lines.append(
-                f"{finding.rank:>4} {finding.node:<10} {finding.verdict.value:<12} "
-                f"{finding.found} | {finding.expected} | {bound}"
-            )
-        return "\n".join(lines)
-
-
-def _blamed(finding: Finding) -> str:
-    return f"{finding.culprit} ({finding.found}; expected {finding.expected})"
+        """One line per rank: the verdict, what was found and expected, and the binding."""
+        return "\n".join(
+            f"{answer.verdict or '':<12} {answer.note} | {bound}"
+            for answer, bound in zip(self.answers, self.bindings, strict=True)
+        )
 
 
 def placement(question: Question, world: World, device: torch.device, spec: Spec) -> Placed:
@@ -122,35 +62,33 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     Ends the test as not promised where the spec does not promise the answer, or where the rack's
     nodes cannot show what the question is about, with the reason.
     """
-    promise = _promise(question, spec.criteria.numa)
-    if promise is None:
-        not_promised(_SOURCES[question])
+    promise = promised(spec, SOURCES[question].split()[0])
     if question is Question.NIC and len(world.nodes) < 2:
         not_promised("one node sends nothing over a NIC")
     mine = binding.of_this_rank()
-    # The threads of the backend, and memory of its own, are there only once it has worked.
+    # The backend has its threads and memory only after it has worked.
     working_set = torch.ones(_WORKING_SET, device=device)
     dist.all_reduce(working_set[: 1 << 16])
     nics, why = nics_of_this_rank(world, device) if question is Question.NIC else (None, "")
     facts = _facts(world, device, mine, nics, why)
-    machine = read_machine(Path(mine.shown.sysfs_root))
+    machine = Machine.read(Path(mine.shown.sysfs_root), PARTS)
     del working_set
     machine_id = world.node if mine.shown.emulated else boot_id() or world.node
-    told = (facts, mine, _cannot_show(question, machine, mine), machine_id)
-    every: list[tuple[RankFacts, Binding, str, str]] = [told] * world.size
-    dist.all_gather_object(every, told)
-    if reason := next((reason for _, _, reason, _ in every if reason), ""):
+    known = (facts, _cannot_show(question, machine, mine), machine_id)
+    every: list[tuple[RankFacts, str, str]] = [known] * world.size
+    dist.all_gather_object(every, known)
+    if reason := next((reason for _, reason, _ in every if reason), ""):
         not_promised(reason)
-    here = [replace(f, node=world.node) for f, _, _, place in every if place == machine_id]
-    answer = _answer(promise, machine, facts, here, spec)
+    here = [replace(f, node=world.node) for f, _, place in every if place == machine_id]
+    answer = _answer(question, promise, machine, facts, here, spec)
     if mine.shown.missing:
-        # Not left open: the rack promises it, and on a larger machine would be judged on it.
-        why = f"{facts.name}: on the rack {mine.shown.missing}"
-        answer = replace(answer, verdict=Verdict.INCONCLUSIVE, value=None, why=why)
-    told_of_all: list[tuple[Finding, str]] = [(answer, "")] * world.size
-    dist.all_gather_object(told_of_all, (answer, f"{mine.text}; {_ran()}"))
-    findings, bindings = zip(*told_of_all, strict=True)
-    return Placed(question, findings, bindings)
+        # Inconclusive: the rack promises the answer, and a larger machine would be judged on it.
+        note = f"{facts.name}: on the rack {mine.shown.missing}"
+        answer = replace(answer, value=None, note=note)
+    answers: list[tuple[Measurement, str]] = [(answer, "")] * world.size
+    dist.all_gather_object(answers, (answer, f"{mine.text}; {_ran()}"))
+    found, bindings = zip(*answers, strict=True)
+    return Placed(question, found, bindings)
 
 
 def _ran() -> str:
@@ -159,21 +97,6 @@ def _ran() -> str:
     threads = process.threads if process is not None else None
     ran = {thread.last_cpu for thread in threads or () if thread.last_cpu is not None}
     return f"{len(threads or ())} threads ran last on CPUs {format_cpulist(ran) or 'not known'}"
-
-
-def _promise(question: Question, criterion: NumaCriterion | None) -> Promise | None:
-    if criterion is None:
-        return None
-    match question:
-        case Question.CPUS:
-            return Promise(cpus_near=True) if criterion.cpus else None
-        case Question.MEMORY:
-            least = criterion.memory_near_fraction
-            return None if least is None else Promise(memory_near_fraction=least)
-        case Question.NIC:
-            return Promise(nic_nearest=True) if criterion.nic else None
-        case Question.CORES:
-            return Promise(own_cores=True) if criterion.cores else None
 
 
 def _cannot_show(question: Question, machine: Machine, bound: Binding) -> str:
@@ -188,20 +111,30 @@ def _cannot_show(question: Question, machine: Machine, bound: Binding) -> str:
     return ""
 
 
-def _answer(
-    promise: Promise, machine: Machine, facts: RankFacts, here: Sequence[RankFacts], spec: Spec
-) -> Finding:
-    """This rank's finding; `here` are all ranks of its node."""
-    if not promise.nic_nearest:
-        findings = judge({facts.node: machine}, here, promise)
-        return next(f for f in findings if f.rank == facts.rank)
-    if facts.nics is not None:
-        facts = replace(facts, nics=sending(machine, facts.nics, spec))
-    found = judge_nics(machine, facts, fabric_nics(machine, facts.nics or (), spec))
-    beside = [f.accelerator for f in here]
-    if not binding.of_this_rank().shown.emulated:
-        beside += [f.address for f in machine.pci.accelerators]
-    return near_somebody(machine, found, facts.nics or (), beside)
+def _answer(  # noqa: PLR0917  the question, then what it is judged on
+    question: Question,
+    promise: Any,
+    machine: Machine,
+    facts: RankFacts,
+    here: Sequence[RankFacts],
+    spec: Spec,
+) -> Measurement:
+    """This rank's answer. promise: the spec's value. here: all ranks of its node."""
+    match question:
+        case Question.CPUS:
+            return judge_cpus(machine, facts)
+        case Question.MEMORY:
+            return judge_memory(machine, facts, promise)
+        case Question.CORES:
+            return judge_cores(machine, facts, here)
+        case Question.NIC:
+            if facts.nics is not None:
+                facts = replace(facts, nics=sending_nics(machine, facts.nics, spec))
+            beside = [f.accelerator for f in here]
+            if not binding.of_this_rank().shown.emulated:
+                beside += [f.address for f in machine.pci.accelerators]
+            candidates = fabric_nics(machine, facts.nics or (), spec)
+            return judge_nics(machine, facts, candidates, beside)
 
 
 def boot_id() -> str:
@@ -225,27 +158,25 @@ def _facts(
     why: str,
 ) -> RankFacts:
     process = read_process()
-    if process is not None and process.memory is not None:
+    memory = None if process is None else process.memory
+    if memory is not None:
         inherited = binding.inherited_areas()
-        own = tuple(area for area in process.memory if area.start not in inherited)
-        process = replace(process, memory=own)
-    threads, memory = placed(process) if process is not None else (None, None)
+        memory = tuple(area for area in memory if area.start not in inherited)
     accelerator = address_of(world, device, bound.shown)
     unknown = {"nics": why} if why else {}
     if accelerator is None:
         unknown["accelerator"] = (
             "ranks compute on CPUs, so there is no accelerator to be near to"
             if device.type == "cpu"
-            else f"torch does not tell where {device} is"
+            else f"torch has no PCI address of {device}"
         )
     return RankFacts(
         rank=world.rank,
         node=world.node,
-        local_rank=world.local_rank,
         accelerator=accelerator,
         cpus=None if process is None else process.cpus_allowed,
-        threads=threads,
-        memory_bytes=memory,
+        threads=None if process is None else process.threads,
+        memory_bytes=None if memory is None else bytes_by_node(memory),
         nics=None if nics is None else tuple(nics),
         unknown=unknown,
     )

@@ -26,15 +26,15 @@ MEMORIES_AND_A_STRAY = """
     @pytest.fixture(autouse=True)
     def memory_on_both_sockets(world, monkeypatch):
         # As if this machine had it: pages of ranks on the second socket are then far from it.
-        from pytest_mnode.measuring import numa
-        read = numa.read_machine
+        from pytest_mnode.machine.model import Machine
+        read = Machine.read
 
-        def with_memory(root):
-            machine = read(root)
+        def with_memory(root, parts):
+            machine = read(root, parts)
             nodes = tuple(replace(node, memory_bytes=1 << 30) for node in machine.numa.nodes)
             return replace(machine, numa=replace(machine.numa, nodes=nodes))
 
-        monkeypatch.setattr(numa, "read_machine", with_memory)
+        monkeypatch.setattr(Machine, "read", with_memory)
 
     @pytest.fixture(autouse=True)
     def a_thread_elsewhere(world):

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.placement.facts import read_machine
 from pytest_mnode.machine.cgroup import read_cpu_limits, read_oom_kills
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import read_process
 from tests.trees import Tree, gpu_server
 
+PARTS = ("interfaces", "rdma", "pci", "cpus", "numa")
 _NONSENSE = (b"", b"\n", b"-1\n", b"N/A\n", b"\xff\xfe\x00", b"9" * 5000, b"0x", b"4: ", b"<x>\n")
 
 
@@ -31,7 +32,7 @@ def test_nonsense_in_every_attribute_is_nothing_known(tree: Tree, content: bytes
     for path in tree.root.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.write_bytes(content)
-    machine = read_machine(tree.root)
+    machine = Machine.read(tree.root, PARTS)
     read_process(7, tree.root)
     read_cpu_limits(7, tree.root)
     read_oom_kills(tree.root)
@@ -48,7 +49,7 @@ def test_folders_where_files_belong_are_nothing_known(tmp_path: Path) -> None:
     for path in [p for p in tree.root.rglob("*") if p.is_file() and not p.is_symlink()]:
         path.unlink()
         path.mkdir()
-    machine = read_machine(tree.root)
+    machine = Machine.read(tree.root, PARTS)
     assert machine.cpus.online is None
     assert all(port.active is None for d in machine.rdma or () for port in d.ports)
 
@@ -58,7 +59,7 @@ def test_links_that_lead_in_a_circle_or_nowhere_are_nothing_known(tmp_path: Path
     tree.interface("eth0")
     tree.link("sys/class/net/gone", "sys/devices/nowhere")
     tree.link("sys/class/net/eth0/device", "sys/class/net/eth0/device")
-    machine = read_machine(tmp_path)
+    machine = Machine.read(tmp_path, PARTS)
     assert machine.interfaces is not None
     (eth0,) = machine.interfaces
     assert (eth0.numa_node, eth0.pci_address) == (None, None)

@@ -1,5 +1,6 @@
-"""Judges whether ranks run, allocate and send beside their accelerators. Pure: values to findings.
+"""Judges whether ranks run, allocate and send beside their accelerators. Pure.
 
-`machine` gathers what probes read of a node, `facts` is what a rank tells of itself, `judge` puts
-the questions; each question has a module of its own. What is not known is inconclusive.
+`facts` is what is known of a rank; the machine is `machine.Machine`. `binding` judges CPUs and
+cores, `memory` and `nics` the rest: each returns one measurement per rank, and `facts.over_ranks`
+makes one of all. What is not known is inconclusive.
 """

@@ -1,62 +1,65 @@
-"""Is a rank's own memory really on the NUMA node of its accelerator?"""
+"""Is a rank's own memory on the NUMA node of its accelerator?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_mnode.criteria.placement.facts import Finding, Machine, Question, RankFacts
+from pytest_mnode.criteria.placement.facts import Question, RankFacts
 from pytest_mnode.criteria.placement.near import near
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.measurement import Verdict
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.measurement import Measurement, at_least
 
 _MIB = 1 << 20
 
 
-def judge_memory(machine: Machine, rank: RankFacts, least_fraction: float) -> Finding:
-    """The share of its own pages (heap, stacks, anonymous) that are near, against `least_fraction`.
+def judge_memory(machine: Machine, rank: RankFacts, least_fraction: float) -> Measurement:
+    """The share of a rank's own pages (heap, stacks, anonymous) that are near its accelerator.
 
-    Files and shared memory are left out: they lie where whoever touched them first was.
+    Files and shared memory do not count: they lie where the first process touched them.
     """
-    around = near(machine, rank)
-    if isinstance(around, str):
-        return _unknown(rank, least_fraction, "the NUMA node of its accelerator", around)
-    nodes = around.memory_nodes
+    expected = "the NUMA node of its accelerator"
+
+    def answer(share: float | None, found: str, why: str) -> Measurement:
+        return rank.answer(
+            Question.MEMORY,
+            share,
+            found=found,
+            expected=expected,
+            why=why,
+            blamed="memory binding",
+            bound=at_least(least_fraction),
+        )
+
+    def unknown(reason: str) -> Measurement:
+        why = f"not known where its memory should be or is: {reason}; expected {expected}"
+        return answer(None, "not known", why)
+
+    local = near(machine, rank)
+    if isinstance(local, str):
+        return unknown(local)
+    nodes = local.memory_nodes
     expected = (
         f"at least {least_fraction:.0%} on NUMA node{'s' * (len(nodes) > 1)}"
-        f" {format_cpulist(nodes)}, near {around.place}"
+        f" {format_cpulist(nodes)}, near {local.place}"
     )
-    if not any(_has_memory(machine, n) for n in nodes):
-        reason = "it is not known which NUMA node with memory is nearest"
-        return _unknown(rank, least_fraction, expected, reason)
+    if not any(_has_memory(machine, node) for node in nodes):
+        return unknown("it is not known which NUMA node with memory is nearest")
     memory = rank.memory_bytes
-    total = sum(memory.values()) if memory is not None else 0
-    if memory is None or not total:
-        reason = rank.unknown.get("memory_bytes") or (
-            "its numa_maps could not be read" if memory is None else "it has no page of its own"
-        )
-        return _unknown(rank, least_fraction, expected, reason)
+    if memory is None:
+        return unknown(rank.unknown.get("memory_bytes") or "its numa_maps could not be read")
+    total = sum(memory.values())
+    if not total:
+        return unknown(rank.unknown.get("memory_bytes") or "it has no page of its own")
     share = sum(size for node, size in memory.items() if node in nodes) / total
-    kept = share >= least_fraction
     found = _by_node(memory)
-    why = f"{rank.name}: {share:.1%} of its memory is near: {found}; expected {expected}"
-    if not kept:
+    why = f"{share:.1%} of its memory is near: {found}; expected {expected}"
+    if share < least_fraction:
         why += (
-            f"; start it with its memory bound, such as numactl --membind={around.numa_node}:"
+            f"; start it with its memory bound, such as numactl --membind={local.numa_node}:"
             " binding within the process moves no page that it has already"
         )
-    return Finding(
-        question=Question.MEMORY,
-        rank=rank.rank,
-        node=rank.node,
-        verdict=Verdict.PASS if kept else Verdict.FAIL,
-        value=share,
-        limit=least_fraction,
-        unit="of its memory",
-        found=found,
-        expected=expected,
-        why=why,
-        culprit=f"{rank.name}: memory binding",
-    )
+    return answer(share, found, why)
 
 
 def _has_memory(machine: Machine, number: int) -> bool:
@@ -67,20 +70,4 @@ def _has_memory(machine: Machine, number: int) -> bool:
 def _by_node(memory: Mapping[int, int]) -> str:
     return ", ".join(
         f"{size / _MIB:.1f} MiB on NUMA node {node}" for node, size in sorted(memory.items())
-    )
-
-
-def _unknown(rank: RankFacts, limit: float, expected: str, reason: str) -> Finding:
-    return Finding(
-        question=Question.MEMORY,
-        rank=rank.rank,
-        node=rank.node,
-        verdict=Verdict.INCONCLUSIVE,
-        value=None,
-        limit=limit,
-        unit="of its memory",
-        found="not known",
-        expected=expected,
-        why=f"{rank.name}: not known where its memory should be or is: {reason}",
-        culprit=f"{rank.name}: memory binding",
     )

@@ -1,18 +1,22 @@
-"""What is near a rank's accelerator: CPUs, and the NUMA nodes that its memory should be on."""
+"""CPUs local to a rank's accelerator, and the NUMA nodes on which its memory should be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.placement.facts import Machine, RankFacts
+from pytest_mnode.criteria.placement.facts import RankFacts
 from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.numa import NumaNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
-    """Around an accelerator. place: it in words. numa_node: its own, which may be without CPUs."""
+    """What is near an accelerator.
+
+    place: the accelerator in words. numa_node: its own, which may be without CPUs.
+    """
 
     place: str
     numa_node: int
@@ -26,10 +30,10 @@ class Near:
 
 
 def near(machine: Machine, rank: RankFacts) -> Near | str:
-    """What is near; a sentence's end that says why it is not known instead.
+    """What is near a rank's accelerator; or the reason, in words, why it is not known.
 
-    An accelerator on a node without CPUs, or without memory, has the nearest node by the firmware's
-    distances that has some.
+    For an accelerator on a node without CPUs, or without memory, the nearest node that has some
+    counts, by the firmware's distances.
     """
     number, cpus, what = rank.numa_node, None, "its accelerator"
     if rank.accelerator is not None:
@@ -49,14 +53,14 @@ def near(machine: Machine, rank: RankFacts) -> Near | str:
     if node is None:
         return f"{what} is on NUMA node {number}, which {rank.node} does not show"
     online = machine.cpus.online
-    # Where firmware knows no better, a device's list has all CPUs of the machine.
+    # Without better knowledge, firmware lists all CPUs of the machine as local to a device.
     both = bool(cpus and node.cpus)
     cpus = cpus & node.cpus if cpus and node.cpus else cpus or _cpus(machine, node)
     if cpus is not None and online is not None:
         cpus &= online
     if not cpus:
         return f"the CPUs of NUMA node {number} are not known" + ", or others are local" * both
-    # What a device has on a NUMA node of its own is not where a process keeps its memory.
+    # A process does not keep its memory on the NUMA node of a device's own memory.
     memory = _with(machine, node, lambda other: other.memory_bytes != 0 and bool(other.cpus))
     memory = memory or _with(machine, node, lambda other: other.memory_bytes != 0)
     around = {number, *(other.number for other in memory)}
@@ -66,15 +70,15 @@ def near(machine: Machine, rank: RankFacts) -> Near | str:
         place=f"{what} on NUMA node {number}",
         numa_node=number,
         cpus=cpus,
-        # Memory of the device itself, where it is a node of its own, is as near as can be.
+        # A NUMA node that is the device's own memory is near too.
         memory_nodes=frozenset(around | beside),
     )
 
 
 def _attached_to(machine: Machine, number: int) -> int | None:
-    """The node with CPUs to which memory without CPUs is nearest; None where not known, or many.
+    """The node with CPUs nearest to a node without CPUs; None where not known or not unique.
 
-    Pages of a process move to such memory, that of a GPU on its own NUMA node, when it is used.
+    Pages of a process move to such memory (a GPU's, on its own NUMA node) when the GPU uses them.
     """
     far = {n.number: machine.numa.distance(number, n.number) for n in machine.numa.with_cpus}
     known = {n: distance for n, distance in far.items() if distance is not None}
@@ -93,7 +97,7 @@ def _cpus(machine: Machine, node: NumaNode) -> frozenset[int] | None:
 def _with(
     machine: Machine, node: NumaNode, has: Callable[[NumaNode], bool]
 ) -> tuple[NumaNode, ...]:
-    """The node itself if it has it, else those that have and are nearest; none if not known."""
+    """The node itself where it `has` it, else the nearest nodes that have; none if not known."""
     if has(node):
         return (node,)
     far = {n.number: machine.numa.distance(node.number, n.number) for n in machine.numa.nodes}

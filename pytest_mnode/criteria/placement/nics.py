@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.placement.facts import Finding, Machine, Question, RankFacts
+from pytest_mnode.criteria.placement.facts import Question, RankFacts
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import Distance
-from pytest_mnode.measurement import Verdict
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.spec import Spec
 
 _Key = tuple[int, float]
 _NEAREST: _Key = (0, 0.0)
@@ -29,31 +31,39 @@ class _Far:
 
 
 def judge_nics(
-    machine: Machine, rank: RankFacts, candidates: tuple[str, ...] | None = None
-) -> Finding:
-    """Every NIC that it uses against those it could use: by PCI path first, then NUMA distance.
+    machine: Machine,
+    rank: RankFacts,
+    candidates: tuple[str, ...] | None = None,
+    beside: Sequence[str | None] = (),
+) -> Measurement:
+    """How many NICs a rank uses that are farther than the nearest: PCI path, then NUMA distance.
 
-    Several that are equally near are as good as each other. candidates: names among which to look;
-    None for all of the sort that the rank uses that are up; with no name it is not known which is
-    nearest. A bond or VLAN is what is below it.
+    Several that are equally near are equally good. A bond or VLAN is what is below it.
     A NIC whose NUMA node is not known can be no nearer than another host bridge of the same node:
     where that decides it is decided, else inconclusive.
+
+    candidates: names among which to look; None for all of the kind that the rank uses that are up;
+    with no name it is not known which is nearest. beside: PCI addresses of accelerators of the
+    node: a NIC that is on another socket than each of them is near to none, so it fails.
     """
     reason = _why_unknown(machine, rank, candidates)
     if reason is not None or not rank.nics:
-        return _finding(rank, Verdict.INCONCLUSIVE, reason=reason or "it used no NIC")
-    names = candidates if candidates is not None else _of_the_sort(machine, rank.nics)
+        return _answer(rank, None, reason=reason or "it used no NIC")
+    names = candidates if candidates is not None else _of_the_kind(machine, rank.nics)
     could = [_far(machine, rank, name) for name in dict.fromkeys((*names, *rank.nics))]
     used = [far for far in could if far.name in rank.nics]
     farther = [u for u in used if any(c.most < u.least for c in could)]
     if farther:
-        return _finding(rank, Verdict.FAIL, used=used, could=could, farther=farther)
+        return _answer(rank, len(farther), used=used, could=could, blamed=farther)
     unknown = [far for far in could if far.least != far.most]
     if any(u in unknown or c.least < u.most for u in used for c in unknown):
-        told = ", ".join(f"{far.name} ({far.words})" for far in unknown)
-        reason = f"how far from it is not known of {told}"
-        return _finding(rank, Verdict.INCONCLUSIVE, used=used, could=could, reason=reason)
-    return _finding(rank, Verdict.PASS, used=used, could=could)
+        listed = ", ".join(f"{far.name} ({far.words})" for far in unknown)
+        reason = f"not known how far from it: {listed}"
+        return _answer(rank, None, used=used, could=could, reason=reason)
+    if lonely := [far for far in used if _near_to_none(machine, far.name, beside)]:
+        expected = f"{lonely[0].name} on the socket of an accelerator"
+        return _answer(rank, 1, used=used, blamed=lonely[:1], expected=expected)
+    return _answer(rank, 0, used=used, could=could)
 
 
 def _why_unknown(
@@ -70,7 +80,7 @@ def _why_unknown(
     return None
 
 
-def _of_the_sort(machine: Machine, used: Sequence[str]) -> list[str]:
+def _of_the_kind(machine: Machine, used: Sequence[str]) -> list[str]:
     devices = {device.name: device for device in machine.rdma or ()}
     if any(_device(name) in devices for name in used):
         ports = [port for device in devices.values() for port in device.ports]
@@ -102,7 +112,7 @@ def _far(machine: Machine, rank: RankFacts, name: str) -> _Far:
 
 
 def _places(machine: Machine, name: str) -> list[tuple[str | None, int | None]]:
-    """PCI address and NUMA node of each device below a NIC's name."""
+    """PCI address and NUMA node of each device below a NIC."""
     for device in machine.rdma or ():
         if device.name == _device(name):
             return [(device.pci_address, device.numa_node)]
@@ -140,45 +150,110 @@ def _bounds(
     return (key := (distance.rank, float(numa))), key, f"{distance.value}, NUMA distance {numa}"
 
 
-def _finding(
+def _answer(
     rank: RankFacts,
-    verdict: Verdict,
+    value: int | None,
     *,
     used: Sequence[_Far] = (),
     could: Sequence[_Far] = (),
     reason: str = "",
-    farther: Sequence[_Far] = (),
-) -> Finding:
+    blamed: Sequence[_Far] = (),
+    expected: str = "",
+) -> Measurement:
     what = rank.accelerator or "its accelerator"
     found = _words(used) or ", ".join(rank.nics or ()) or "not known"
-    best = min((far.most for far in could), default=_FARTHEST)
-    nearest = [far for far in could if far.most == best]
-    expected = f"{_words(nearest, ' or ')}, nearest to {what}" if nearest else f"nearest to {what}"
-    if verdict is Verdict.INCONCLUSIVE:
+    if value is None:
         expected = f"the NIC nearest to {what}"
-        why = f"{rank.name}: uses {found}; {reason}"
+        why = f"uses {found}; {reason}"
     else:
-        why = f"{rank.name}: uses {found}; expected {expected}"
-    if verdict is Verdict.FAIL:
+        best = min((far.most for far in could), default=_FARTHEST)
+        nearest = [far for far in could if far.most == best]
+        expected = expected or f"{_words(nearest, ' or ')}, nearest to {what}"
+        why = f"uses {found}; expected {expected}"
+    if value and could:
         why += (
             "; name the NICs of each rank (NCCL_IB_HCA, NCCL_SOCKET_IFNAME), or let NCCL see the"
             " real topology (NCCL_TOPO_FILE in a guest)"
         )
-    named = ", ".join(far.name for far in farther or used)
-    return Finding(
-        question=Question.NIC,
-        rank=rank.rank,
-        node=rank.node,
-        verdict=verdict,
-        value=None if verdict is Verdict.INCONCLUSIVE else float(len(farther)),
-        limit=0.0,
-        unit="NICs farther than the nearest",
+    return rank.answer(
+        Question.NIC,
+        value,
         found=found,
         expected=expected,
         why=why,
-        culprit=f"{rank.name}: {named or 'NIC'}",
+        blamed=", ".join(far.name for far in blamed or used) or "NIC",
     )
 
 
 def _words(those: Sequence[_Far], between: str = ", ") -> str:
     return between.join(f"{far.name} ({far.words})" for far in those)
+
+
+def _near_to_none(machine: Machine, name: str, beside: Sequence[str | None]) -> bool:
+    """Whether a NIC is across sockets from every accelerator in `beside`.
+
+    A socket may have several NUMA nodes: another node of the same socket is near enough. One NIC
+    per node serves ranks on all sockets, and is as near as possible to those on its own socket.
+    """
+    places = {i.name: i.pci_address for i in machine.interfaces or ()}
+    places |= {p.name: d.pci_address for d in machine.rdma or () for p in d.ports}
+    return bool(beside) and all(
+        _across_sockets(machine, places.get(name), address) for address in beside
+    )
+
+
+def _across_sockets(machine: Machine, one: str | None, other: str | None) -> bool:
+    """Whether two functions are known to be on different sockets."""
+    if machine.pci.distance(one, other) is not Distance.SYS:
+        return False
+    a, b = _sockets(machine, one), _sockets(machine, other)
+    return not (a and b) or a.isdisjoint(b)
+
+
+def _sockets(machine: Machine, address: str | None) -> frozenset[int]:
+    """Sockets of the CPUs on a function's NUMA node; empty where not known."""
+    function = machine.pci.function(address)
+    node = machine.numa.node(function.numa_node if function else None)
+    cpus = node.cpus or frozenset() if node else frozenset()
+    return frozenset(n for n, those in machine.cpus.packages.items() if not cpus.isdisjoint(those))
+
+
+def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
+    """NICs of the fabric that are not known to be down: RDMA ports where those are used."""
+    fabric = spec.fabric
+    if any(":" in name for name in used):
+        devices = machine.rdma or ()
+        wanted = [d for d in devices if any(map(fabric.has_interface, (d.name, *d.netdevs)))]
+        return tuple(p.name for d in wanted for p in d.ports if p.active is not False)
+    interfaces = machine.interfaces or ()
+    return tuple(i.name for i in interfaces if fabric.has_interface(i.name) and i.up is not False)
+
+
+def sending_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
+    """Of interfaces that count the same bytes, one: the bond, not its links.
+
+    Where the spec names only one of them, that one.
+    """
+    known = {i.name: i for i in machine.interfaces or ()}
+    named = {name for name in used if spec.fabric.has_interface(name)}
+
+    def below(name: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            one = known.get(waiting.pop())
+            for lower in (*one.slaves, one.parent) if one else ():
+                if lower in known and lower not in found:
+                    found.add(lower)
+                    waiting.append(lower)
+        return found
+
+    lower_devices = {name: below(name) for name in used}
+
+    def counts(name: str) -> bool:
+        above = {other for other in used if name in lower_devices[other]}
+        if name in named:
+            return not above & named
+        return not above and not lower_devices[name] & named
+
+    return tuple(name for name in used if counts(name))

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.placement.facts import (
-    Finding,
-    Machine,
-    RankFacts,
-    ThreadFacts,
-    read_machine,
-)
-from pytest_mnode.criteria.placement.judge import Promise, judge
-from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
+from pytest_mnode.criteria.placement.facts import PARTS, RankFacts
+from pytest_mnode.criteria.placement.memory import judge_memory
+from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
 from pytest_mnode.machine.cpus import parse_cpulist
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.farness import nothing_far, places
-from pytest_mnode.measuring.nearest import fabric_nics, near_somebody, sending
 from tests.criteria.preflight.made import spec_of
 from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
 GIB = 1 << 30
+MEMORY = partial(judge_memory, least_fraction=0.9)
+
+
+def read(root: Path) -> Machine:
+    return Machine.read(root, PARTS)
+
+
+def thread(cpus: frozenset[int] | None) -> Thread:
+    return Thread(tid=1, name="python", cpus_allowed=cpus, mems_allowed=None, last_cpu=None)
 
 
 def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory_kb: int) -> None:
@@ -44,17 +50,11 @@ def rank(machine: str, cpus: str, accelerator: str, **more: object) -> RankFacts
     facts = RankFacts(
         rank=0,
         node=machine,
-        local_rank=0,
         accelerator=accelerator,
         cpus=allowed,
-        threads=(ThreadFacts(tid=1, name="python", cpus=allowed),),
+        threads=(thread(allowed),),
     )
     return replace(facts, **more)  # type: ignore[arg-type]
-
-
-def only(machine: Machine, facts: RankFacts, promise: Promise) -> Finding:
-    (finding,) = judge({facts.node: machine}, [facts], promise)
-    return finding
 
 
 @pytest.fixture
@@ -74,21 +74,21 @@ def nps4(tmp_path: Path) -> Machine:
         path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0"
         tree.pci(path, IB_NIC, MELLANOX, node, lists[node])
         tree.rdma(f"mlx5_{node}", path)
-    return read_machine(tree.root)
+    return read(tree.root)
 
 
 def test_several_nodes_a_socket(nps4: Machine) -> None:
     """The NIC on another NUMA node of the GPU's socket is nearest; the other socket's is not."""
     gpu = "0000:c1:00.0"
     near, far = (rank("a", "12-15", gpu, nics=(nic,)) for nic in ("mlx5_1", "mlx5_5"))
-    assert only(nps4, near, Promise(nic_nearest=True)).verdict is PASS
-    wrong = only(nps4, far, Promise(nic_nearest=True))
+    assert judge_nics(nps4, near).verdict is PASS
+    wrong = judge_nics(nps4, far)
     assert wrong.verdict is FAIL
     assert "uses mlx5_5 (SYS, NUMA distance 32); expected mlx5_1 (SYS, NUMA distance 12)" in (
-        wrong.why
+        wrong.note
     )
-    assert only(nps4, near, Promise(cpus_near=True)).verdict is PASS
-    other = only(nps4, rank("a", "4-7", gpu), Promise(cpus_near=True))
+    assert judge_cpus(nps4, near).verdict is PASS
+    other = judge_cpus(nps4, rank("a", "4-7", gpu))
     assert (other.verdict, other.value) == (FAIL, 4)
 
 
@@ -97,9 +97,10 @@ def test_a_nic_on_another_node_of_the_socket_is_near_to_somebody(nps4: Machine) 
 
     def alone(nic: str, machine: Machine = nps4) -> Verdict:
         facts = rank("a", "12-15", gpu, nics=(f"{nic}:1",))
-        found = judge_nics(machine, facts, (f"{nic}:1",))
-        assert found.verdict is PASS
-        return near_somebody(machine, found, (f"{nic}:1",), [gpu]).verdict
+        assert judge_nics(machine, facts, (f"{nic}:1",)).verdict is PASS
+        found = judge_nics(machine, facts, (f"{nic}:1",), [gpu]).verdict
+        assert found is not None
+        return found
 
     assert alone("mlx5_1") is PASS
     assert alone("mlx5_5") is FAIL
@@ -123,7 +124,7 @@ def superchip(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
         path = f"pci{host}:00/{host}:00:00.0/{host}:01:00.0"
         tree.pci(path, IB_NIC, MELLANOX, node, lists[node])
         tree.rdma(f"mlx5_{node}", path)
-    return read_machine(tree.root)
+    return read(tree.root)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +143,16 @@ def test_memory_of_a_device_that_is_a_node(
     superchip: Machine, memory: Mapping[int, int] | None, verdict: Verdict
 ) -> None:
     facts = rank("a", "0-7", "0009:01:00.0", memory_bytes=memory)
-    assert only(superchip, facts, Promise(memory_near_fraction=0.9)).verdict is verdict
+    assert MEMORY(superchip, facts).verdict is verdict
 
 
 def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> None:
     facts = rank("a", "0-7", "0009:01:00.0", nics=("mlx5_0",))
-    assert only(superchip, facts, Promise(cpus_near=True)).verdict is PASS
-    assert only(superchip, facts, Promise(nic_nearest=True)).verdict is PASS
+    assert judge_cpus(superchip, facts).verdict is PASS
+    assert judge_nics(superchip, facts).verdict is PASS
     wrong = rank("a", "8-15", "0009:01:00.0", nics=("mlx5_1",))
-    assert only(superchip, wrong, Promise(cpus_near=True)).verdict is FAIL
-    assert only(superchip, wrong, Promise(nic_nearest=True)).verdict is FAIL
+    assert judge_cpus(superchip, wrong).verdict is FAIL
+    assert judge_nics(superchip, wrong).verdict is FAIL
     found = places(superchip.numa, None, 0)
     assert not isinstance(found, str)
     assert (found.near, found.far) == (0, 1)  # not the GPU's memory
@@ -160,7 +161,7 @@ def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> Non
 def test_memory_without_cpus_is_no_far_socket(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     nodes(tree, {0: "0-7", 1: ""}, {0: "10 20", 1: "20 10"})
-    machine = read_machine(tree.root).numa
+    machine = read(tree.root).numa
     assert nothing_far(machine, None) == "this machine has memory on one NUMA node, so none is far"
 
 
@@ -171,30 +172,29 @@ def test_a_guest_with_one_node_and_devices_that_know_none(tmp_path: Path) -> Non
     tree.pci("pci0000:00/0000:00:05.0", GPU, NVIDIA, -1, "0-7")
     tree.pci("pci0000:00/0000:00:06.0", NIC, "0x1af4", -1, "0-7")
     tree.interface("eth0", "pci0000:00/0000:00:06.0")
-    machine = read_machine(tree.root)
+    machine = read(tree.root)
     facts = rank("a", "0-7", "0000:00:05.0", nics=("eth0",), memory_bytes={0: GIB})
-    for promise in (Promise(cpus_near=True), Promise(memory_near_fraction=0.9)):
-        assert only(machine, facts, promise).verdict is INCONCLUSIVE
+    for promise in (judge_cpus, MEMORY):
+        assert promise(machine, facts).verdict is INCONCLUSIVE
     # On one host bridge there is nothing nearer than it.
-    assert only(machine, facts, Promise(nic_nearest=True)).verdict is PASS
+    assert judge_nics(machine, facts).verdict is PASS
 
 
 def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
     first = rank("a", "0-3", "0000:c1:00.0")
-    promise = Promise(own_cores=True)
 
-    def verdicts(threads: tuple[ThreadFacts, ...] | None) -> list[Verdict]:
+    def verdicts(threads: tuple[Thread, ...] | None) -> list[Verdict | None]:
         second = replace(first, rank=1, cpus=parse_cpulist("4-7"), threads=threads)
-        return [f.verdict for f in judge({"a": nps4}, [first, second], promise)]
+        return [judge_cores(nps4, one, (first, second)).verdict for one in (first, second)]
 
-    told = ThreadFacts(tid=2, name="python", cpus=parse_cpulist("4-7"))
+    told = thread(parse_cpulist("4-7"))
     assert verdicts((told,)) == [PASS, PASS]
     assert verdicts(None) == [INCONCLUSIVE] * 2
     assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has a thread at least"
     untold = replace(first, cpus=parse_cpulist("12-15"), threads=())
-    assert only(nps4, untold, Promise(cpus_near=True)).verdict is INCONCLUSIVE
-    assert verdicts((told, replace(told, cpus=None))) == [INCONCLUSIVE] * 2
-    assert verdicts((told, replace(told, cpus=parse_cpulist("0")))) == [FAIL] * 2
+    assert judge_cpus(nps4, untold).verdict is INCONCLUSIVE
+    assert verdicts((told, replace(told, cpus_allowed=None))) == [INCONCLUSIVE] * 2
+    assert verdicts((told, replace(told, cpus_allowed=parse_cpulist("0")))) == [FAIL] * 2
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_a_bond_over_two_sockets_is_one_nic(
     tree.interface("bond0")
     tree.interface("bond0.100")
     tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
-    machine = read_machine(tree.root)
+    machine = read(tree.root)
     spec = spec_of(tmp_path, "{interfaces: {}}", "ethernet", named)
-    found = sending(machine, used, spec)
+    found = sending_nics(machine, used, spec)
     assert found == expected
     facts = rank("a", "0-1", "0000:11:00.0", nics=found)
     if found in (("bond0",), ("bond0.100",)) and named != '"*"':
@@ -252,4 +252,4 @@ def test_a_list_of_local_cpus_that_its_node_contradicts(
     tree.numa({0: "0-3", 1: "4-7"})
     tree.pci("pci0000:10/0000:10:01.0", GPU, NVIDIA, 0, listed)
     facts = rank("a", cpus, "0000:10:01.0")
-    assert only(read_machine(tree.root), facts, Promise(cpus_near=True)).verdict is verdict
+    assert judge_cpus(read(tree.root), facts).verdict is verdict
