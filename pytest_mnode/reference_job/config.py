@@ -142,6 +142,11 @@ class JobConfig:
     def checkpoints(self) -> Path:
         return Path(self.directory) / "checkpoints"
 
+    @property
+    def holding(self) -> Path:
+        """There as soon as the checkpoint of `hold_checkpoint` is held open; it stays."""
+        return Path(self.directory) / "HOLDING"
+
     def local_batch(self, ranks: int) -> int:
         """Samples of one pass of one rank. Raises UsageError where they do not divide."""
         if self.global_batch % (ranks * self.accumulation):

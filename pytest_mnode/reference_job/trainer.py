@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,10 @@ from pytest_mnode.reference_job.records import (
 from pytest_mnode.reference_job.schedule import factor_of
 from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
 from pytest_mnode.reference_job.timeline import Timeline
+
+HOLD_S = 60.0
+"""How long a checkpoint is held open (JobConfig.hold_checkpoint)."""
+_HOLD_INTERVAL_S = 0.1
 
 
 class Trainer:
@@ -144,8 +149,8 @@ class Trainer:
                 step=self.finished_steps,
                 world=self.place,
                 group=self.group,
-                hold=self.config.hold_checkpoint,
                 own=random_states(self.device),
+                before_commit=self._hold,
             )
             timeline.lap("checkpoint")
         self._saved_step = saved.step
@@ -245,6 +250,23 @@ class Trainer:
             **{"model": model, "optimiser": optimiser},
             **{"schedule": self.schedule.state_dict(), "feed": self.feed.state_dict()},
         }
+
+    def _hold(self, _path: Path) -> None:
+        """Stay for HOLD_S while the checkpoint is not complete, so that somebody may kill the run.
+
+        Once only, at the step that the config names, and not again after a restart.
+        """
+        if self.finished_steps != self.config.hold_checkpoint:
+            return
+        held: list[bool | None] = [None] * self.ranks
+        dist.all_gather_object(held, self.config.holding.exists(), group=self.group)
+        if held[0]:
+            return
+        if self.rank == 0:
+            self.config.holding.touch()
+        for _ in range(round(HOLD_S / _HOLD_INTERVAL_S)):
+            dist.barrier(group=self.group)  # the others notice at once when a rank is killed
+            time.sleep(_HOLD_INTERVAL_S)
 
     def _settle(self) -> None:
         """One pass that is thrown away: DDP orders its buckets by it, FSDP2 sets itself up.

@@ -25,7 +25,7 @@ TESTS = """
     from pytest_mnode.reference_job.randomness import seed_all
     from pytest_mnode.reference_job.spans import Spans
     from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
-    from pytest_mnode.reference_job.checkpoint import loading, saving
+    from pytest_mnode.reference_job.checkpoint import Store, loading, saving
 
     HERE = pathlib.Path.cwd()
 
@@ -47,6 +47,32 @@ TESTS = """
             end = trainer.end()
             return end.parameters, end.optimiser, end.lr
 
+    def flip_a_bit(checkpoint):
+        file = max(checkpoint.glob("*.distcp"), key=lambda file: file.stat().st_size)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+    def holds(config, *, world):
+        from pytest_mnode.reference_job import trainer
+        barrier, calls = dist.barrier, []
+        def counted(*args, **options):
+            calls.append(1)
+            barrier(*args, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "HOLD_S", 0.2)
+            patch.setattr(dist, "barrier", counted)
+            train(config, 5, world=world)
+        return len(calls)
+
+    def test_a_checkpoint_is_held_open_once(cluster):
+        held = config("held", "ddp", hold_checkpoint=4)
+        with cluster.world(nodes=2) as world:
+            assert world.run(holds, held, group=True) == [2, 2]
+            assert held.holding.exists()
+            shutil.rmtree(held.checkpoints)  # as if the run had been killed there
+            assert world.run(holds, held, group=True) == [0, 0]
+
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_runs(cluster, way):
         told = {}
@@ -58,6 +84,10 @@ TESTS = """
             for ranks in (2, 8):
                 shutil.copytree(HERE / f"{way} cut", HERE / f"{way} to {ranks}")
             told["cut"] = world.run(train, config(f"{way} cut", way), group=True)
+            often = config(f"{way} damaged", way, checkpoint_every=2)
+            world.run(train, often, 5, group=True)
+            flip_a_bit(Store(often.checkpoints).newest().path)
+            told["damaged"] = world.run(train, often, group=True)
         with cluster.world(nodes=2) as world:
             world.run(train, config(f"{way} to 2", way, reshard=True), group=True)
         with cluster.world(procs_per_node=2) as world:
@@ -209,6 +239,22 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(
     assert [one.loaded for one in starts] == [None, resumed] * 4
     twice = [_told([one for one in steps if one.step == resumed + 1][i::2]) for i in (0, 1)]
     assert twice[0] == twice[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
+    inner: tuple[InnerRun, Path], way: str
+) -> None:
+    _, directory = inner
+    starts = [r for r in read_records(directory / f"{way} damaged") if isinstance(r, StartRecord)]
+    assert [one.loaded for one in starts] == [None, 2] * 4
+    for one in starts[1::2]:
+        [reason] = one.refused
+        assert reason.startswith("step-00000004.1-")
+        assert reason.endswith("is not what was written: its SHA-256 differs")
+    assert _told(_steps(directory, way, "damaged")) == _told(_steps(directory, way, "whole"))
+    ends = json.loads((directory / f"{way}.json").read_text())
+    assert ends["damaged"] == ends["whole"], "parameters, optimiser and learning rate"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -34,7 +34,7 @@ json.dump({f.name: f.read_bytes().decode("utf-8", "replace") for f in files}, sy
 # Until so many ranks have started `starts` times and have done `step` since, or the store holds
 # a checkpoint open in the middle of being written. Says after how long it last was not so.
 _AWAIT = r"""
-import glob, json, sys, time
+import glob, json, os, sys, time
 place, ranks, starts, step, limit = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
 def done(path):
     begun, last = 0, -1
@@ -55,7 +55,7 @@ def seen():
     sys.exit(0)
 while time.monotonic() < end:
     if ranks == 0:
-        if glob.glob(glob.escape(place) + "/checkpoints/step-*/HOLDING"):
+        if os.path.exists(place + "/HOLDING"):
             seen()
     elif sum(map(done, glob.glob(glob.escape(place) + "/records/rank*.jsonl"))) >= ranks:
         seen()
@@ -72,7 +72,7 @@ json.dump(found, sys.stdout)
 """
 _FLIP = r"""
 import pathlib, sys
-files = [f for f in pathlib.Path(sys.argv[1]).iterdir() if f.suffix == ".distcp"]
+files = list(pathlib.Path(sys.argv[1]).glob(sys.argv[2] + "*/*.distcp"))
 file = max(files, key=lambda f: f.stat().st_size)
 with file.open("r+b") as it:
     it.seek(file.stat().st_size // 2)
@@ -214,5 +214,5 @@ def copy_run(cluster: Cluster, node: str, source: str, target: str) -> None:
 
 def flip_a_bit(cluster: Cluster, node: str, directory: str, step: int) -> str:
     """Flip one bit in the middle of the largest file of a checkpoint; what was done, in words."""
-    place = f"{directory}/checkpoints/step-{step:08d}"
-    return f"whose file {_ask(cluster, node, _FLIP, place).strip()}"
+    where = f"{directory}/checkpoints"
+    return f"whose file {_ask(cluster, node, _FLIP, where, f'step-{step:08d}').strip()}"

@@ -1,24 +1,24 @@
-"""Checkpoints of a run: written whole or not at all, and used only when proven to be so.
+"""Checkpoints of a run: complete or not used at all, and loaded alike by all ranks.
 
-`Store` saves and loads the state of all ranks by torch.distributed.checkpoint. Here is what that
-leaves open: a manifest with digests, a commit that survives a kill at any moment, ranks that agree
-on what is loaded, and reasons. Importing this needs no torch, and neither does `Store.survey`: a
-controller may look at the checkpoints of a job that it watches.
+`Store` saves and loads the state of all ranks by torch.distributed.checkpoint. This package adds
+what that leaves open: a manifest with digests, a commit that survives a kill at any moment, ranks
+that agree on what is loaded, and reasons. Importing it needs no torch, and neither does
+`Store.survey`, so that a controller can look at the checkpoints of a job that it watches.
 
-A store is a directory that all ranks see, with a directory a checkpoint:
+A store is a directory that all ranks see, with one directory per checkpoint:
 
-    step-00000020                     a checkpoint, once it holds COMPLETE
-        __0_0.distcp … .metadata      what torch.distributed.checkpoint writes, a shard a rank
+    step-00000020.1-1f2e3d4c          step, number of the attempt, random digits
+        __0_0.distcp … .metadata      written by torch.distributed.checkpoint, one shard per rank
         manifest.json                 size and SHA-256 of each of these; step, world size, time
-        COMPLETE                      the SHA-256 of the manifest; comes last, by a rename
-    step-00000030.partial-1f2e3d4c    being written, or what a killed run left
-    step-00000020.replaced-1f2e3d4c   a checkpoint of the same step until the new one is complete
-    step-00000010.removed-1f2e3d4c    being removed
+        COMPLETE                      SHA-256 of the manifest
+    step-00000030.1-9a8b7c6d.partial  being written or removed, or left by a killed run
 
-All else in the directory is left alone.
+COMPLETE is the last file, and the name without `.partial` comes after it: both by a rename. The
+next save removes what is partial. Everything else in the store is left alone.
 """
 
-from pytest_mnode.reference_job.checkpoint.found import Found, Loaded, Refused, Saved
+from pytest_mnode.reference_job.checkpoint.layout import Found
+from pytest_mnode.reference_job.checkpoint.results import Loaded, Refused, Saved
 from pytest_mnode.reference_job.checkpoint.store import Store
 
 __all__ = ["Found", "Loaded", "Refused", "Saved", "Store"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,173 +10,168 @@ from typing import Any
 from torch.distributed.checkpoint.stateful import Stateful
 
 from pytest_mnode.errors import CheckpointError
-from pytest_mnode.reference_job.checkpoint.choose import Choice, Seen, by_rank, choose, shares
-from pytest_mnode.reference_job.checkpoint.found import Found, Loaded, Refused
-from pytest_mnode.reference_job.checkpoint.manifest import Manifest
-from pytest_mnode.reference_job.checkpoint.names import read_name
-from pytest_mnode.reference_job.checkpoint.peers import Peers, StageError
-from pytest_mnode.reference_job.checkpoint.shards import (
-    MisfitError,
-    one_line,
-    plain,
-    read_shards,
+from pytest_mnode.reference_job.checkpoint.dcp import MisfitError, one_line, plain, read_shards
+from pytest_mnode.reference_job.checkpoint.layout import (
+    STALE,
+    Found,
+    Manifest,
+    examine,
+    list_names,
+    order,
+    wrong_files,
 )
-from pytest_mnode.reference_job.checkpoint.survey import survey, wrong_files
+from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
+from pytest_mnode.reference_job.checkpoint.results import OWN, Loaded, Refused
 
-OWN = "own_by_rank"
-"""The key of a state under which each rank has its own."""
 _LOOK_AGAIN_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of loading; `refused` newest first, none of them older than `loaded`."""
+class Loading:
+    """One search for a checkpoint; `refused` newest first, none of them older than the loaded."""
 
-    loaded: Loaded | None
-    refused: tuple[Refused, ...]
+    def __init__(self, directory: Path, ranks: Ranks, settle_s: float, reshard: bool) -> None:
+        self.directory = directory
+        self.ranks = ranks
+        self.settle_s = settle_s
+        self.reshard = reshard
+        self.refused: list[Refused] = []
 
+    def run(self, state: dict[str, Any]) -> Loaded | None:
+        """Fill `state` from the newest checkpoint that may be used; see Store.load."""
+        half_read = False
+        for path in self._paths():
+            found, reason, usable = self._agree_on(path)
+            manifest = found.manifest
+            if reason is None:
+                assert manifest is not None
+                reason = self._other_size(manifest)
+                usable = reason is not None
+            if reason is None and manifest is not None:
+                reason = self._damage(path, manifest)
+            if reason is None and manifest is not None:
+                try:
+                    own = self._read(state, path, manifest)
+                except RuntimeError as error:
+                    reason, half_read = str(error), True
+                else:
+                    self.refused = [one for one in self.refused if one.step >= manifest.step]
+                    return Loaded(
+                        step=manifest.step,
+                        path=path,
+                        saved_at=manifest.saved_at,
+                        world_size=manifest.world_size,
+                        refused=tuple(self.refused),
+                        own=own,
+                    )
+            assert reason is not None
+            self.refused.append(Refused(found.step, path, reason, usable))
+        self._check_nothing_is_lost(half_read)
+        return None
 
-def load(
-    directory: Path, state: dict[str, Any], peers: Peers, reshard: bool, settle_s: float
-) -> Outcome:
-    """Fill `state` from the newest checkpoint that may be used; see Store.load."""
-    began = time.monotonic()
-    found, choice = _agreed(directory, peers, settle_s)
-    refused = [
-        _refused(directory, name, reason, name in choice.disputed)
-        for name, reason in choice.refused.items()
-    ]
-    touched = False
-    for name in choice.candidates:
-        path, manifest = directory / name, found[name].manifest
-        assert manifest is not None
-        reason = None if reshard else _other_size(manifest, peers)
-        if reason is not None:
-            refused.append(_refused(directory, name, reason, True))
-            continue
-        reason = _wrong(path, manifest, peers)
-        if reason is None:
+    def _paths(self) -> list[Path]:
+        """Directories that any rank sees, newest first."""
+
+        def names() -> list[str]:
             try:
-                own = _read(state, path, manifest, peers)
-            except MisfitError as error:
-                raise CheckpointError(
-                    f"{path} is whole, and does not fit this job: {error}; it was written with "
-                    f"torch {manifest.torch}. Give the job that it is of, or another directory"
-                ) from None
-            except StageError as error:
-                raise CheckpointError(
-                    f"{path} cannot be loaded: {by_rank(error.reasons, peers.nodes)}"
-                ) from None
-            except RuntimeError as error:
-                reason, touched = str(error), True
-        if reason is not None:
-            refused.append(_refused(directory, name, reason, False))
-            continue
-        seconds = max(peers.gather(time.monotonic() - began))
-        newer = tuple(r for r in _sorted(refused) if r.step >= manifest.step)
-        loaded = Loaded(
-            manifest.step,
-            path,
-            manifest.saved_at,
-            manifest.world_size,
-            newer,
-            manifest.total_bytes,
-            seconds,
-            own,
-        )
-        return Outcome(loaded, newer)
-    return _nothing(directory, tuple(_sorted(refused)), touched)
+                return list_names(self.directory)
+            except FileNotFoundError:
+                return []
 
-
-def _agreed(directory: Path, peers: Peers, settle_s: float) -> tuple[dict[str, Found], Choice]:
-    """What this rank found, by name, and what all agree on; looks again while they do not."""
-    began = time.monotonic()
-    while True:
-        late = time.monotonic() - began >= settle_s
-        found: dict[str, Found] = {}
         try:
-            answers = peers.stage(
-                partial(_view, directory, found, late),
-                lambda error: f"cannot list {directory}: {getattr(error, 'strerror', error)}",
+            seen = self.ranks.run(
+                names, lambda e: f"cannot list {self.directory}: {getattr(e, 'strerror', e)}"
             )
         except StageError as error:
             raise CheckpointError(
-                f"no checkpoint can be looked for: {by_rank(error.reasons, peers.nodes)}"
+                f"no checkpoint can be looked for: {self.ranks.by_rank(error.reasons)}"
             ) from None
-        choice = choose([view for view, _ in answers], peers.nodes)
-        if choice.settled or answers[0][1]:
-            return found, choice
-        time.sleep(_LOOK_AGAIN_S)
+        every = {name for of_rank in seen for name in of_rank}
+        keys = sorted(filter(None, map(order, every)), reverse=True)
+        return [self.directory / name for _, _, name in keys]
+
+    def _agree_on(self, path: Path) -> tuple[Found, str | None, bool]:
+        """As this rank sees it; why not all see it whole; and whether some do.
+
+        Looks again while some do and others do not.
+        """
+        end = time.monotonic() + self.settle_s
+        while True:
+            found = examine(path)
+            seen = self.ranks.gather((found.reason, found.fingerprint, time.monotonic() >= end))
+            whole = {print_ for reason, print_, _ in seen if reason is None}
+            bad = {rank: reason for rank, (reason, _, _) in enumerate(seen) if reason is not None}
+            if len(whole) + bool(bad) == 1:
+                break
+            if seen[0][2]:
+                break
+            time.sleep(_LOOK_AGAIN_S)
+        if not bad and len(whole) > 1:
+            first = seen[0][1]
+            bad = {
+                rank: f"another manifest than rank 0 on {self.ranks.nodes[0]} sees: {STALE}"
+                for rank, (_, print_, _) in enumerate(seen)
+                if print_ != first
+            }
+        if not bad:
+            return found, None, False
+        alike = not whole and len(set(bad.values())) == 1
+        text = next(iter(bad.values())) if alike else self.ranks.by_rank(bad)
+        return found, text, bool(whole)
+
+    def _other_size(self, manifest: Manifest) -> str | None:
+        saved_by, size = manifest.world_size, self.ranks.size
+        if self.reshard or saved_by == size:
+            return None
+        return f"it is of {saved_by} ranks, and these are {size} (reshard accepts it)"
+
+    def _damage(self, path: Path, manifest: Manifest) -> str | None:
+        """Why the checkpoint is not whole; each rank reads a share of the files."""
+        largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))
+        share = largest_first[self.ranks.rank :: self.ranks.size]
+        by_rank = self.ranks.gather(wrong_files(path, manifest, share))
+        reasons = {rank: ", ".join(wrong) for rank, wrong in enumerate(by_rank) if wrong}
+        return self.ranks.by_rank(reasons) or None
+
+    def _read(self, state: dict[str, Any], path: Path, manifest: Manifest) -> Any:
+        """Fill the state; this rank's own part. Raises RuntimeError where it is half read."""
+        has_own = manifest.own and manifest.world_size == self.ranks.size
+        rank = str(self.ranks.rank)
+        asked: dict[str, Any] = {}
+        try:
+            self.ranks.run(lambda: asked.update(plain(state)), one_line)
+            if has_own:
+                asked[OWN] = {rank: ()}
+            read_shards(asked, path, self.ranks)
+            self.ranks.run(partial(_hand_over, state, asked), one_line)
+        except MisfitError as error:
+            raise CheckpointError(
+                f"{path} is whole, and does not fit this job: {error}; it was written with "
+                f"torch {manifest.torch}. Give the job that it is of, or another directory"
+            ) from None
+        except StageError as error:
+            raise CheckpointError(
+                f"{path} cannot be loaded: {self.ranks.by_rank(error.reasons)}"
+            ) from None
+        return asked[OWN][rank][0] if has_own else None
+
+    def _check_nothing_is_lost(self, half_read: bool) -> None:
+        """Loading nothing is right at the first start, and wrong where a good one is there."""
+        usable = [one for one in self.refused if one.usable]
+        if usable:
+            raise CheckpointError(
+                f"no checkpoint of {self.directory} may be used, and starting anew would lose what "
+                f"is there: {'; '.join(map(str, usable))}"
+            )
+        if half_read:
+            raise CheckpointError(
+                f"no checkpoint of {self.directory} could be read, and the state is no longer as "
+                f"it was: {'; '.join(map(str, self.refused))}"
+            )
 
 
-def _view(directory: Path, found: dict[str, Found], late: bool) -> tuple[dict[str, Seen], bool]:
-    """What this rank sees, to be told to all; `found` gets all of it."""
-    found.update((one.path.name, one) for one in survey(directory))
-    seen = {
-        name: Seen(one.fingerprint if one.complete else None, one.reason)
-        for name, one in found.items()
-    }
-    return seen, late
-
-
-def _other_size(manifest: Manifest, peers: Peers) -> str | None:
-    if manifest.world_size == peers.size:
-        return None
-    return f"it is of {manifest.world_size} ranks, and these are {peers.size} (reshard accepts it)"
-
-
-def _wrong(path: Path, manifest: Manifest, peers: Peers) -> str | None:
-    """Have each rank read its share of the files; why the checkpoint is not whole, or None."""
-    sizes = {name: entry.bytes for name, entry in manifest.files.items()}
-    share = shares(sizes, peers.size)[peers.rank]
-    wrong = peers.gather(wrong_files(path, manifest, share))
-    reasons: dict[int, str | None] = {
-        rank: ", ".join(names) for rank, names in enumerate(wrong) if names
-    }
-    return by_rank(reasons, peers.nodes) or None
-
-
-def _read(state: dict[str, Any], path: Path, manifest: Manifest, peers: Peers) -> Any:
-    """Fill the state; what is this rank's own."""
-    has_own = manifest.own and manifest.world_size == peers.size
-    asked: dict[str, Any] = {}
-    peers.stage(lambda: asked.update(plain(state)), one_line)
-    if has_own:
-        asked[OWN] = {str(peers.rank): ()}
-    read_shards(asked, path, peers)
-
-    def hand_over() -> None:
-        for key, value in state.items():
-            if isinstance(value, Stateful):
-                value.load_state_dict(asked[key])
-            else:
-                state[key] = asked[key]
-
-    peers.stage(hand_over, one_line)
-    return asked[OWN][str(peers.rank)][0] if has_own else None
-
-
-def _nothing(directory: Path, refused: tuple[Refused, ...], touched: bool) -> Outcome:
-    """No checkpoint is loaded: right at the first start, and wrong where a good one is there."""
-    usable = [r for r in refused if r.usable]
-    if usable:
-        raise CheckpointError(
-            f"no checkpoint of {directory} may be used, and starting anew would lose what is "
-            f"there: {'; '.join(str(r) for r in usable)}"
-        )
-    if touched:
-        raise CheckpointError(
-            f"no checkpoint of {directory} could be read, and the state is no longer as it was: "
-            f"{'; '.join(str(r) for r in refused)}"
-        )
-    return Outcome(None, refused)
-
-
-def _refused(directory: Path, name: str, reason: str, usable: bool) -> Refused:
-    read = read_name(name)
-    assert read is not None
-    return Refused(read.step, directory / name, reason, usable)
-
-
-def _sorted(refused: list[Refused]) -> list[Refused]:
-    return sorted(refused, key=lambda r: (r.step, r.path.name), reverse=True)
+def _hand_over(state: dict[str, Any], loaded: dict[str, Any]) -> None:
+    for key, value in state.items():
+        if isinstance(value, Stateful):
+            value.load_state_dict(loaded[key])
+        else:
+            state[key] = loaded[key]

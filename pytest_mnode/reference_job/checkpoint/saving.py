@@ -4,158 +4,207 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_mnode.errors import CheckpointError
-from pytest_mnode.reference_job.checkpoint.choose import by_rank, where
-from pytest_mnode.reference_job.checkpoint.files import (
+from pytest_mnode.reference_job.checkpoint.dcp import plain, write_shards
+from pytest_mnode.reference_job.checkpoint.disk import (
     free_text,
+    make_directory,
+    put_all,
+    remove,
     sync_directory,
-    told,
-    write_synced,
+    write_error,
 )
-from pytest_mnode.reference_job.checkpoint.found import Saved
-from pytest_mnode.reference_job.checkpoint.manifest import FileEntry, Manifest
-from pytest_mnode.reference_job.checkpoint.names import HOLDING, step_name
-from pytest_mnode.reference_job.checkpoint.peers import Peers, StageError
-from pytest_mnode.reference_job.checkpoint.placing import Begun, Order, begin, commit, discard, tidy
-from pytest_mnode.reference_job.checkpoint.shards import ElsewhereError, plain, write_shards
+from pytest_mnode.reference_job.checkpoint.layout import (
+    COMPLETE,
+    MANIFEST,
+    PARTIAL,
+    Found,
+    Manifest,
+    list_names,
+    new_name,
+    seal,
+    survey,
+)
+from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
+from pytest_mnode.reference_job.checkpoint.results import Saved
 
-HOLD_S = 60.0
 SETTLE_S = 5.0
-"""How long a directory that rank 0 made may take to be seen by all: NFS remembers absence."""
+"""How long a directory that rank 0 made may take to be seen: NFS remembers absence."""
 _LOOK_AGAIN_S = 0.1
-_OWN = {True: "with a part of its own", False: "without one"}
-
-
-def save(order: Order, state: dict[str, Any], peers: Peers) -> Saved:
-    """Write a checkpoint. Raises CheckpointError, the same on all ranks; nothing is left then."""
-    began = time.monotonic()
-    begun: Begun | None = None
-    try:
-        begun = _on_first(peers, order, lambda: begin(order))
-        assert begun is not None
-        path = order.directory / begun.name
-        _all_see(peers, order, path)
-        plain_state: dict[str, Any] = {}
-        # An object's own state_dict() may fail on one rank, and torch would leave the others alone.
-        peers.stage(lambda: plain_state.update(plain(state)), lambda e: told(e, order.directory))
-        files = _write(peers, order, plain_state, path)
-        if begun.hold:
-            _hold(peers, order, path)
-        manifest = Manifest(
-            step=order.step,
-            world_size=peers.size,
-            saved_at=time.time(),
-            torch=str(torch.__version__),
-            own=order.own,
-            nodes=tuple(peers.nodes),
-            files=files,
-        )
-        _on_first(peers, order, lambda: commit(order, manifest, path))
-        notes = _on_first(peers, order, lambda: tidy(order))
-    except StageError as error:
-        left = _abandon(peers, order, begun)
-        raise CheckpointError(
-            f"the checkpoint of step {begun.step if begun else order.step} could not be written: "
-            f"{by_rank(error.reasons, peers.nodes)}. {left}"
-        ) from None
-    seconds = max(peers.gather(time.monotonic() - began))
-    final = order.directory / step_name(order.step)
-    return Saved(order.step, final, manifest.total_bytes, seconds, begun.notes + notes)
-
-
-def _on_first(peers: Peers, order: Order, work: Any) -> Any:
-    """Have rank 0 do something; its result on all ranks."""
-    return peers.stage(
-        lambda: work() if peers.rank == 0 else None, lambda error: told(error, order.directory)
-    )[0]
-
-
-def _all_see(peers: Peers, order: Order, path: Path) -> None:
-    """Raises StageError where a rank does not see what rank 0 made, or saves something else."""
-    end = time.monotonic() + SETTLE_S
-    while not path.is_dir() and time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            list(order.directory.iterdir())  # has a network file system look again
-        time.sleep(_LOOK_AGAIN_S)
-
-    def look() -> tuple[int, bool]:
-        if not path.is_dir():
-            raise _NotSharedError(
-                f"{order.directory} is not the directory that rank 0 sees on {peers.nodes[0]} "
-                f"({free_text(order.directory)} in it); checkpoints need one that all nodes share"
-            )
-        return order.step, order.own
-
-    first, *others = peers.stage(look, str)
-    wrong = {
-        rank: f"saves step {step} {_OWN[own]}, and rank 0 step {first[0]} {_OWN[first[1]]}"
-        for rank, (step, own) in enumerate(others, start=1)
-        if (step, own) != first
-    }
-    if wrong:
-        raise StageError(wrong)
 
 
 class _NotSharedError(Exception):
-    pass
+    """A rank does not see the directory that rank 0 made."""
 
 
-def _write(peers: Peers, order: Order, state: dict[str, Any], path: Path) -> dict[str, FileEntry]:
-    """Have every rank write its shard; all files of all ranks, seen by rank 0 as they were made."""
+class Saving:
+    """One checkpoint that is being written. has_own: this rank has a private part to save."""
 
-    def write() -> dict[str, FileEntry]:
-        files = write_shards(state, path, peers)
-        sync_directory(path)
-        return files
+    def __init__(self, directory: Path, step: int, has_own: bool, ranks: Ranks) -> None:
+        self.directory = directory
+        self.step = step
+        self.has_own = has_own
+        self.ranks = ranks
+        self.path: Path | None = None
 
-    def tell(error: Exception) -> str:
-        return "" if isinstance(error, ElsewhereError) else told(error, order.directory)
+    def run(
+        self,
+        state: dict[str, Any],
+        before_commit: Callable[[Path], object],
+        keep: int,
+        damaged: Collection[str],
+    ) -> Saved:
+        """See Store.save. damaged: names of older checkpoints that are known to be."""
+        began = time.monotonic()
+        ranks = self.ranks
+        step = self.step
+        try:
+            name, step, notes = ranks.run_on_first(self._begin, self._error)
+            path = self.path = self.directory / name
+            plain_state = self._prepare(state, path)
+            by_rank = ranks.gather(write_shards(plain_state, path, ranks))
+            ranks.run(lambda: before_commit(path), self._error)
+            manifest = Manifest(
+                step=self.step,
+                world_size=ranks.size,
+                saved_at=time.time(),
+                torch=str(torch.__version__),
+                own=self.has_own,
+                nodes=tuple(ranks.nodes),
+                files={name: entry for files in by_rank for name, entry in files.items()},
+            )
+            text = manifest.text()
+            ranks.run_on_first(lambda: self._commit(path, text), self._error)
+            path = path.with_name(name.removesuffix(PARTIAL))
+        except StageError as error:
+            left = ranks.run_on_first(self._discard, str)
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written: "
+                f"{ranks.by_rank(error.reasons)}. {left}"
+            ) from None
+        notes += ranks.run_on_first(lambda: self._remove_old(path, keep, damaged), str)
+        seconds = max(ranks.gather(time.monotonic() - began))
+        return Saved(self.step, path, manifest.total_bytes, seconds, tuple(notes))
 
-    try:
-        by_ranks = peers.stage(write, tell)
-    except StageError as error:
-        raise StageError({rank: why for rank, why in error.reasons.items() if why}) from None
-    files = {name: entry for of_rank in by_ranks for name, entry in of_rank.items()}
+    def _error(self, error: Exception) -> str:
+        if isinstance(error, _NotSharedError):
+            return str(error)
+        return write_error(error, self.directory)
 
-    def check() -> None:
-        end = time.monotonic() + SETTLE_S
-        for rank, of_rank in enumerate(by_ranks):
-            for name, entry in of_rank.items():
-                while (there := _size(path / name)) != entry.bytes:
-                    if time.monotonic() > end:
-                        raise _NotSharedError(
-                            f"sees {there or 'none'} of the {entry.bytes} bytes that "
-                            f"{where([rank], peers.nodes)} wrote to {path / name}"
-                        )
-                    time.sleep(_LOOK_AGAIN_S)
+    def _begin(self) -> tuple[str, int, list[str]]:
+        """On rank 0: remove what killed runs left; name of the directory to write in, and step."""
+        make_directory(self.directory)
+        names = list_names(self.directory)
+        notes = _removed(self.directory / name for name in names if name.endswith(PARTIAL))
+        name = new_name(self.step, names) + PARTIAL
+        (self.directory / name).mkdir()
+        return name, self.step, notes
 
-    _on_first(peers, order, check)
-    return files
+    def _prepare(self, state: dict[str, Any], path: Path) -> dict[str, Any]:
+        """The plain state. Raises StageError where a rank sees no directory, or saves otherwise.
+
+        An object's own state_dict() may fail on one rank, and torch would leave the others waiting.
+        """
+        plain_state: dict[str, Any] = {}
+
+        def prepare() -> tuple[int, bool]:
+            if not _is_seen(path):
+                raise _NotSharedError(
+                    f"{self.directory} is not the directory that rank 0 sees on "
+                    f"{self.ranks.nodes[0]} ({free_text(self.directory)} in it); checkpoints need "
+                    "one that all nodes share"
+                )
+            plain_state.update(plain(state))
+            return self.step, self.has_own
+
+        first, *others = self.ranks.run(prepare, self._error)
+        wrong = {
+            rank: f"saves {_described(*other)}, and rank 0 {_described(*first)}"
+            for rank, other in enumerate(others, start=1)
+            if other != first
+        }
+        if wrong:
+            raise StageError(wrong)
+        return plain_state
+
+    def _commit(self, path: Path, text: bytes) -> None:
+        """On rank 0: manifest, COMPLETE, and last the name."""
+        put_all(path, {MANIFEST: text, COMPLETE: seal(text)})
+        self.path = path.rename(path.with_name(path.name.removesuffix(PARTIAL)))
+        sync_directory(self.directory)
+
+    def _discard(self) -> str:
+        """On rank 0: remove what was written; says which checkpoint is left."""
+        text = ""
+        if self.path is not None:
+            text = "".join(f"{note}. " for note in _removed([self.path]))
+        with contextlib.suppress(OSError):
+            for found in survey(self.directory):
+                if found.complete:
+                    return f"{text}The one before is kept: {found.path}"
+        return f"{text}There is no other"
+
+    def _remove_old(self, saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
+        """On rank 0: remove checkpoints that are not needed any more; what cannot be removed."""
+        try:
+            found = survey(self.directory)
+        except OSError as error:
+            return [f"old checkpoints stay, {self.directory} cannot be listed: {error.strerror}"]
+        return _removed(outdated(found, saved, keep, damaged))
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def outdated(
+    found: Sequence[Found], saved: Path, keep: int, damaged: Collection[str]
+) -> list[Path]:
+    """Which checkpoints go once `saved` is complete. found: newest first.
+
+    The newest `keep` steps stay that are complete and not known to be damaged, `saved` among them,
+    and all later steps, which are another job's to judge. Others of the same step were replaced;
+    a damaged one goes when it is older than all that stay.
+    """
+    [new] = [one for one in found if one.path == saved]
+    kept_steps = {new.step}
+    gone = []
+    for one in found:
+        if one.step > new.step or one is new:
+            continue
+        if one.step in kept_steps or len(kept_steps) == keep:
+            gone.append(one.path)
+        elif one.complete and one.path.name not in damaged:
+            kept_steps.add(one.step)
+    return gone
 
 
-def _hold(peers: Peers, order: Order, path: Path) -> None:
-    """Stay here, shards written and nothing committed, for somebody to kill the run."""
-    _on_first(peers, order, lambda: write_synced(path / HOLDING, b""))
-    end = time.monotonic() + HOLD_S
-    # Ranks keep in touch: of one that is killed the others hear at once.
-    while peers.gather(time.monotonic() < end)[0]:
+def _removed(paths: Iterable[Path]) -> list[str]:
+    """Remove checkpoints; names those that cannot be, which does no harm but takes room."""
+    notes = []
+    for path in paths:
+        try:
+            remove(path)
+        except FileNotFoundError:
+            continue  # by another run, or as a network file system remembered it
+        except OSError as error:
+            notes.append(f"{path} cannot be removed: {error.strerror}")
+    return notes
+
+
+def _is_seen(path: Path) -> bool:
+    """Whether a directory that rank 0 made is seen here within SETTLE_S."""
+    end = time.monotonic() + SETTLE_S
+    while not path.is_dir():
+        if time.monotonic() > end:
+            return False
+        with contextlib.suppress(OSError):
+            list(path.parent.iterdir())  # has a network file system look again
         time.sleep(_LOOK_AGAIN_S)
-    _on_first(peers, order, (path / HOLDING).unlink)
+    return True
 
 
-def _abandon(peers: Peers, order: Order, begun: Begun | None) -> str:
-    """Remove what was written; says what there is still, the same on all ranks."""
-    text = discard(order, begun) if peers.rank == 0 else ""
-    return peers.gather(text)[0]
+def _described(step: int, has_own: bool) -> str:
+    return f"step {step} {'with a part of its own' if has_own else 'without one'}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.reference_job.checkpoint.found import Found, Loaded, Refused, Saved
-from pytest_mnode.reference_job.checkpoint.names import HOLDING, PARTIAL, read_name
-from pytest_mnode.reference_job.checkpoint.survey import survey
+from pytest_mnode.reference_job.checkpoint.layout import Found, survey
+from pytest_mnode.reference_job.checkpoint.results import OWN, Loaded, Refused, Saved
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 class Store:
     """The checkpoints below a directory that all ranks share; `keep` complete ones are kept.
 
-    settle_s: how long ranks that see different checkpoints look again before the newest that all
-    of them see is taken: a network file system may be some seconds behind.
+    settle_s: how long ranks that see a checkpoint differently look again before they refuse it: a
+    network file system may be some seconds behind.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class Store:
         self.keep = keep
         self.settle_s = settle_s
         self.refused: tuple[Refused, ...] = ()
-        """What the last `load` refused, newest first; there also where it loaded nothing."""
+        """Refused by the last `load`, newest first, also where nothing was loaded."""
 
     def save(
         self,
@@ -41,39 +40,37 @@ class Store:
         step: int,
         world: World,
         group: Any = None,
-        hold: int | None = None,
         own: Any = None,
+        before_commit: Callable[[Path], object] = lambda _: None,
     ) -> Saved:
         """Save the state of all ranks; every rank of `group` (None: of the world) calls this.
 
         state: nested dicts of tensors, DTensors, plain values and objects with state_dict(), such
             as get_state_dict of torch.distributed.checkpoint.state_dict gives; the same keys on
             all ranks. What is not sharded has to be equal on all: one of them writes it.
-        own: what is this rank's alone, such as its random states; can be pickled. Given by all
+        own: this rank's private part, such as its random states; can be pickled. Given by all
             ranks or none, and given back by `load` where the world has the same size.
-        hold: the step at which to stay for 60 s when shards are written and nothing is committed,
-            with a file HOLDING beside them, to be killed there; once only, not after a restart.
+        before_commit: called on every rank with the directory when all shards are written and the
+            checkpoint is not complete yet.
 
         When it returns, the checkpoint is complete and on the disk, and old ones are removed.
         Raises CheckpointError with the same text on all ranks where any cannot write: what was
         written is removed, and all older checkpoints are there. A rank that dies has the others
         raise the error of their process group.
         """
-        from pytest_mnode.reference_job.checkpoint import saving
-        from pytest_mnode.reference_job.checkpoint.loading import OWN
-        from pytest_mnode.reference_job.checkpoint.peers import Peers
-        from pytest_mnode.reference_job.checkpoint.placing import Order
+        from pytest_mnode.reference_job.checkpoint.ranks import Ranks
+        from pytest_mnode.reference_job.checkpoint.saving import Saving
 
         if step < 0:
             raise UsageError(f"step={step}: steps count from 0")
         if OWN in state:
             raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
-        peers = Peers(group, world)
+        ranks = Ranks(group, world)
         if own is not None:
-            state = {**state, OWN: {str(peers.rank): (own,)}}
+            state = {**state, OWN: {str(ranks.rank): (own,)}}
         damaged = frozenset(r.path.name for r in self.refused if not r.usable)
-        order = Order(self.directory, step, self.keep, hold == step, own is not None, damaged)
-        return saving.save(order, state, peers)
+        saving = Saving(self.directory, step, own is not None, ranks)
+        return saving.run(state, before_commit, self.keep, damaged)
 
     def load(
         self,
@@ -88,19 +85,19 @@ class Store:
         A checkpoint is used when all ranks see the same manifest, all of its files have the size
         and SHA-256 that it names (each rank reads a share of them), and it was saved by as many
         ranks, unless `reshard`. Else it is refused with the reason, and the one before is tried.
-        None: there was nothing to load, or nothing whole; `refused` says.
+        None: there was nothing to load, or nothing whole; `refused` says which.
 
         Raises CheckpointError with the same text on all ranks where the store cannot be listed,
-        where a whole checkpoint has not what the state asks for, and where the only whole ones are
+        where a whole checkpoint lacks what the state asks for, and where the only whole ones are
         of another world size or not seen by all: to start anew would lose them.
         """
-        from pytest_mnode.reference_job.checkpoint import loading
-        from pytest_mnode.reference_job.checkpoint.peers import Peers
+        from pytest_mnode.reference_job.checkpoint.loading import Loading
+        from pytest_mnode.reference_job.checkpoint.ranks import Ranks
 
-        peers = Peers(group, world)
-        outcome = loading.load(self.directory, state, peers, reshard, self.settle_s)
-        self.refused = outcome.refused
-        return outcome.loaded
+        loading = Loading(self.directory, Ranks(group, world), self.settle_s, reshard)
+        loaded = loading.run(state)
+        self.refused = tuple(loading.refused)
+        return loaded
 
     def survey(self, verify: bool = False) -> Sequence[Found]:
         """Complete checkpoints and others, newest first, as this process sees them; needs no torch.
@@ -113,15 +110,3 @@ class Store:
     def newest(self) -> Found | None:
         """The newest complete one, as `survey` sees it."""
         return next((found for found in self.survey() if found.complete), None)
-
-    def holding(self) -> Path | None:
-        """The directory of a checkpoint that is held open in the middle of being written."""
-        try:
-            entries = list(self.directory.iterdir())
-        except OSError:
-            return None
-        for entry in entries:
-            name = read_name(entry.name)
-            if name is not None and name.kind == PARTIAL and (entry / HOLDING).exists():
-                return entry
-        return None

@@ -1,16 +1,27 @@
-"""Checkpoints made without torch, and what may happen to one."""
+"""Checkpoints made without torch or by one rank, and damage to them."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.reference_job.checkpoint.files import put
-from pytest_mnode.reference_job.checkpoint.manifest import FileEntry, Manifest, seal
-from pytest_mnode.reference_job.checkpoint.names import COMPLETE, MANIFEST, step_name
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.checkpoint import Store
+from pytest_mnode.reference_job.checkpoint.disk import put_all
+from pytest_mnode.reference_job.checkpoint.layout import (
+    COMPLETE,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    seal,
+)
 
-FILES = {".metadata": b"of all", "__0_0.distcp": b"shard of rank 0" * 20, "__1_0.distcp": b"1" * 99}
+ALONE = World(0, 1, 0, 1, "node0", ("node0",))
+SHARD = "__0_0.distcp"
+FILES = {".metadata": b"of all", SHARD: b"shard of rank 0" * 20, "__1_0.distcp": b"1" * 99}
 
 
 def manifest(step: int = 10, files: dict[str, bytes] | None = None, **changes: Any) -> Manifest:
@@ -29,9 +40,9 @@ def manifest(step: int = 10, files: dict[str, bytes] | None = None, **changes: A
     return Manifest.model_validate(page | changes)
 
 
-def checkpoint(directory: Path, step: int = 10, *, name: str | None = None) -> Path:
+def checkpoint(directory: Path, step: int = 10) -> Path:
     """A complete one, with the files of FILES."""
-    path = directory / (name or step_name(step))
+    path = directory / f"step-{step:08d}"
     path.mkdir(parents=True)
     for file, data in FILES.items():
         (path / file).write_bytes(data)
@@ -41,8 +52,33 @@ def checkpoint(directory: Path, step: int = 10, *, name: str | None = None) -> P
 
 def rewrite(path: Path, text: bytes) -> None:
     """Another manifest, and a COMPLETE that fits it."""
-    put(path / MANIFEST, text)
-    put(path / COMPLETE, seal(text))
+    put_all(path, {MANIFEST: text, COMPLETE: seal(text)})
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Damage: another manifest, properly sealed."""
+
+    def harm(path: Path) -> None:
+        text = (path / MANIFEST).read_bytes()
+        assert old in text
+        rewrite(path, text.replace(old, new))
+
+    return harm
+
+
+def flipped(name: str, offset: int) -> Callable[[Path], None]:
+    """Damage: a bit of one file."""
+    return lambda path: flip(path / name, offset)
+
+
+def truncated(name: str, size: int) -> Callable[[Path], None]:
+    """Damage: a shorter file."""
+    return lambda path: os.truncate(path / name, size)
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    """Damage: a file that is gone."""
+    return lambda path: (path / name).unlink()
 
 
 def flip(path: Path, offset: int, bits: int = 1) -> None:
@@ -50,3 +86,37 @@ def flip(path: Path, offset: int, bits: int = 1) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= bits
     path.write_bytes(data)
+
+
+def state(value: float) -> dict[str, Any]:
+    """What one rank saves."""
+    import torch
+
+    weights = torch.arange(64.0).reshape(8, 8) + value
+    return {"model": {"weight": weights}, "schedule": {"lr": value, "steps": [1, 2]}}
+
+
+def save(store: Store, *steps: int, **more: Any) -> Path:
+    """Save the state of each step, which has the step as its value; the path of the last."""
+    for step in steps:
+        saved = store.save(state(step), step=step, world=ALONE, **more)
+    return saved.path
+
+
+def loaded_value(store: Store) -> tuple[int, float]:
+    """Step and value of what one rank loads; the value is the same in all of the state."""
+    import torch
+
+    target = state(0)
+    loaded = store.load(target, world=ALONE)
+    assert loaded is not None
+    found = float(target["model"]["weight"][0, 0])
+    assert torch.equal(target["model"]["weight"], state(found)["model"]["weight"])
+    assert target["schedule"] == {"lr": found, "steps": [1, 2]}
+    return loaded.step, found
+
+
+def steps_in(directory: Path) -> list[str]:
+    """Names without the random digits, such as "step-00000002.1" and "….partial", sorted."""
+    names = (path.name.partition("-")[2] for path in directory.iterdir())
+    return sorted(name.partition("-")[0] + ".partial" * name.endswith(".partial") for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ import torch.distributed as dist
 from pytest_mnode.errors import CheckpointError, UsageError
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import Found, Store, loading, saving
-from pytest_mnode.reference_job.checkpoint.survey import survey
+from pytest_mnode.reference_job.checkpoint.layout import examine
+from tests.reference_job.checkpoint.made import flip, removed, rewrite, truncated
 from tests.reference_job.checkpoint.saves import load, on_all, refused_on_all, save
 
 STORES = Path(__file__).parent / "stores"
@@ -41,14 +41,17 @@ def test_the_work_is_divided(store: Store, world: World) -> None:
 
 
 def test_damaged_ones_are_refused_alike(store: Store, world: World) -> None:
-    harms: dict[str, tuple[Callable[[Path], object], str]] = {
-        "missing": (lambda p: (p / "__2_0.distcp").unlink(), "__2_0.distcp is missing"),
-        "torn": (lambda p: os.truncate(p / "__1_0.distcp", 9), "__1_0.distcp has 9 of"),
-        "flipped": (flip, "__3_0.distcp is not what was written: its SHA-256 differs"),
-        "unsealed": (lambda p: (p / "COMPLETE").unlink(), "no COMPLETE"),
-    }
+    harms: list[tuple[Callable[[Path], object], str]] = [
+        (removed("__2_0.distcp"), "__2_0.distcp is missing"),
+        (truncated("__1_0.distcp", 9), "__1_0.distcp has 9 of"),
+        (removed("COMPLETE"), "no COMPLETE"),
+        (
+            lambda path: flip(path / "__3_0.distcp", 5000, 4),
+            "__3_0.distcp is not what was written: its SHA-256 differs",
+        ),
+    ]
     save(store, world, 1)
-    for harm, reason in harms.values():
+    for harm, reason in harms:
         path = save(store, world, 2).path
         if world.rank == 0:
             harm(path)
@@ -58,84 +61,92 @@ def test_damaged_ones_are_refused_alike(store: Store, world: World) -> None:
         [refused] = loaded.refused
         assert reason in refused.reason
         assert on_all(loaded.refused) == [loaded.refused] * 4
-        if harm is flip:  # who read it is said, should only that node see it so
-            assert " on node" in refused.reason
-
-
-def flip(path: Path) -> None:
-    data = bytearray((path / "__3_0.distcp").read_bytes())
-    data[5000] ^= 4
-    (path / "__3_0.distcp").write_bytes(data)
+    assert " on node" in refused.reason  # who read it, should only that node see it so
 
 
 def test_a_rank_that_is_behind_is_named(store: Store, world: World) -> None:
-    save(store, world, 1)
-    save(store, world, 2)
+    older, newer = save(store, world, 1).path, save(store, world, 2).path
     behind = Store(f"{store.directory}-behind", settle_s=0.5)
     if world.rank == 0:
-        shutil.copytree(store.directory, behind.directory)
-        shutil.rmtree(behind.directory / "step-00000002")
+        shutil.copytree(older, behind.directory / older.name)
     dist.barrier()
     mine = behind if world.node == "node2" else store
     loaded, found = load(mine, world)
     assert (loaded.step, found) == (1, 1)
     [refused] = loaded.refused
     assert refused.step == 2
-    assert refused.reason.startswith("rank 2 of 4 on node2 does not see it: a file system that is")
+    assert refused.reason.startswith("rank 2 of 4 on node2: it is not there: a file system that is")
     if world.rank == 0:
-        shutil.rmtree(behind.directory / "step-00000001")
+        shutil.rmtree(behind.directory / older.name)
     dist.barrier()
-    with pytest.raises(CheckpointError, match="would lose what is there: step-00000002: rank 2 of"):
+    with pytest.raises(
+        CheckpointError, match=f"would lose what is there: {newer.name}: rank 2 of 4 on node2"
+    ):
         load(mine, world)
+
+
+def test_another_manifest_is_named(store: Store, world: World) -> None:
+    older = save(store, world, 1).path
+    newer = save(store, world, 2).path
+    other = Store(f"{store.directory}-other", settle_s=0.5)
+    if world.rank == 0:
+        shutil.copytree(store.directory, other.directory)
+        text = (other.directory / newer.name / "manifest.json").read_bytes()
+        rewrite(other.directory / newer.name, text.replace(b"node3", b"nodeX"))
+    dist.barrier()
+    loaded, _ = load(other if world.rank == 3 else store, world)
+    assert loaded.path.name == older.name
+    [refused] = loaded.refused
+    said = "rank 3 of 4 on node3: another manifest than rank 0 on node0 sees: a file system that is"
+    assert refused.reason.startswith(said)
+    assert refused.usable
 
 
 def test_a_rank_that_catches_up_is_waited_for(
     store: Store, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(store, world, 1)
-    save(store, world, 2)
+    older, newer = save(store, world, 1).path, save(store, world, 2).path
     late = Store(f"{store.directory}-late", settle_s=60.0)
     if world.rank == 0:
-        shutil.copytree(store.directory / "step-00000001", late.directory / "step-00000001")
+        shutil.copytree(older, late.directory / older.name)
     dist.barrier()
     looks = []
 
-    def look(directory: Path) -> list[Found]:
+    def look(path: Path) -> Found:
         """It comes when the rank has looked once."""
-        found = survey(directory)
-        looks.append(len(found))
+        found = examine(path)
+        looks.append(found.complete)
         if len(looks) == 1:
-            shutil.copytree(store.directory / "step-00000002", late.directory / "step-00000002")
+            shutil.copytree(newer, late.directory / newer.name)
         return found
 
     if world.rank == 1:
-        monkeypatch.setattr(loading, "survey", look)
+        monkeypatch.setattr(loading, "examine", look)
     mine = late if world.rank == 1 else Store(store.directory, settle_s=60.0)
     loaded, found = load(mine, world)
     assert (loaded.step, found, loaded.refused) == (2, 2, ())
-    assert looks == ([1, 2] if world.rank == 1 else [])
+    assert looks == ([False, True] if world.rank == 1 else [])
 
 
 def test_a_directory_of_a_node_is_refused(
     store: Store, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "SETTLE_S", 0.3)
-    save(store, world, 1)
+    kept = save(store, world, 1).path
     own = Store(f"{store.directory}-own")
     text = refused_on_all(own if world.node == "node2" else store, world, 2)
     assert "step 2 could not be written: rank 2 of 4 on node2: " in text
     assert "is not the directory that rank 0 sees on node0" in text
     assert "checkpoints need one that all nodes share" in text
-    assert text.endswith(f"The one before is kept: {store.directory}/step-00000001")
+    assert text.endswith(f"The one before is kept: {kept}")
     dist.barrier()
-    assert [p.name for p in store.directory.iterdir()] == ["step-00000001"]
+    assert list(store.directory.iterdir()) == [kept]
     assert not own.directory.exists()
     assert load(store, world)[1] == 1
 
 
 def test_a_store_that_one_rank_cannot_list_is_no_empty_one(store: Store, world: World) -> None:
-    save(store, world, 1)
-    file = Store(store.directory / "step-00000001" / "COMPLETE")
+    file = Store(save(store, world, 1).path / "COMPLETE")
     with pytest.raises(CheckpointError, match=r"rank 1 of 4 on node1: cannot list .*: Not a direc"):
         load(file if world.rank == 1 else store, world)
 

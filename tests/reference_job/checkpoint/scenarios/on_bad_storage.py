@@ -15,6 +15,7 @@ from pytest_mnode.reference_job.checkpoint import (
     loading,  # noqa: F401  imported once, before ranks are forked
     saving,
 )
+from tests.reference_job.checkpoint.made import steps_in
 from tests.reference_job.checkpoint.saves import load, refused_on_all, save
 
 HERE = Path(__file__).parent
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 
 def the_old_one_is_there(store: Store, world: World, size: int = 100) -> None:
     dist.barrier()
-    assert [path.name for path in store.directory.iterdir()] == ["step-00000001"]
+    assert steps_in(store.directory) == ["00000001.1"]
     loaded, found = load(store, world, size, reshard=True)
     assert (loaded.step, found, loaded.refused) == (1, 1, ())
     dist.barrier()
@@ -37,7 +38,7 @@ def test_a_full_disk(world: World, process_group: Any) -> None:
         assert f"step {step} could not be written: rank" in text
         assert f": cannot write to {store.directory}: No space left on device (0." in text
         assert "MB free); free room there, or give the run another directory. The one" in text
-        assert text.endswith(f"The one before is kept: {store.directory}/step-00000001")
+        assert f"The one before is kept: {store.directory}/step-00000001.1-" in text
         the_old_one_is_there(store, world, 150)
     assert save(store, world, 4).step == 4  # what fits is written
 

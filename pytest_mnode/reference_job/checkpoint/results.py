@@ -1,31 +1,13 @@
-"""What is said of checkpoints."""
+"""What `Store` says of the checkpoints that it saved, loaded and refused."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.reference_job.checkpoint.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint, or what is left of one, as one process sees it.
-
-    reason: why it may not be used, in one line; None where it is complete. fingerprint: SHA-256
-    of its manifest, equal for equal checkpoints.
-    """
-
-    path: Path
-    step: int
-    reason: str | None
-    manifest: Manifest | None = field(default=None, repr=False)
-    fingerprint: str | None = field(default=None, repr=False)
-
-    @property
-    def complete(self) -> bool:
-        return self.reason is None
+OWN = "own_by_rank"
+"""The key of a saved state under which each rank keeps its private part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +28,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that is complete, the same on all ranks.
+    """A complete checkpoint, the same on all ranks.
 
-    bytes: of all files of all ranks. seconds: of the rank that it took longest. notes: what went
-    wrong afterwards and does not matter to it, such as an old one that cannot be removed.
+    bytes: of all files of all ranks. seconds: of the slowest rank. notes: what failed afterwards
+    and does not matter to this checkpoint, such as the removal of an old one.
     """
 
     step: int
@@ -73,6 +55,4 @@ class Loaded:
     saved_at: float
     world_size: int
     refused: tuple[Refused, ...]
-    bytes: int
-    seconds: float
     own: Any = None

@@ -1,0 +1,227 @@
+"""What a store holds on disk: names of checkpoints, manifests, and why one is refused. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+COMPLETE = "COMPLETE"
+CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
+STALE = "a file system that is stale, or not the one that all nodes share"
+PARTIAL = ".partial"
+"""The end of the name of a directory that is being written or removed, or was left by a kill."""
+_NAME = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9})-[0-9a-f]{8}(?:\.partial)?)?", re.ASCII)
+_NFS_PLACEHOLDER = ".nfs"
+"""NFS renames a file that is removed while open to a name that begins so, until it is closed."""
+
+
+class ManifestError(Exception):
+    """A manifest cannot be used; the text is the reason, one line."""
+
+
+class _Page(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class FileEntry(_Page):
+    """A file's size in bytes, and its SHA-256 in hex."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
+class Manifest(_Page):
+    """The files of a checkpoint by name, and where they come from.
+
+    saved_at: seconds since the epoch. own: it holds a private part of each rank. nodes: by rank.
+    """
+
+    format: int = FORMAT
+    step: Annotated[int, Field(ge=0)]
+    world_size: Annotated[int, Field(ge=1)]
+    saved_at: float
+    torch: str
+    own: bool
+    nodes: tuple[str, ...] = Field(strict=False)
+    files: Annotated[dict[str, FileEntry], Field(min_length=1)]
+
+    @field_validator("format")
+    @classmethod
+    def _known_format(cls, value: int) -> int:
+        if value != FORMAT:
+            raise ValueError(f"it is of format {value}, and format {FORMAT} is read here")
+        return value
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files.values())
+
+    def text(self) -> bytes:
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+    @classmethod
+    def read(cls, text: bytes) -> Manifest:
+        """The inverse of `text`. Raises ManifestError."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{part}: " for part in first["loc"])
+            reason = " ".join(first["msg"].removeprefix("Value error, ").split())
+            raise ManifestError(f"{MANIFEST} is not readable: {where}{reason}") from None
+
+
+def fingerprint(manifest_text: bytes) -> str:
+    return hashlib.sha256(manifest_text).hexdigest()
+
+
+def seal(manifest_text: bytes) -> bytes:
+    """The content of COMPLETE, byte for byte, beside a manifest of this text."""
+    return f"sha256 {fingerprint(manifest_text)} {MANIFEST}\n".encode()
+
+
+def order(name: str) -> tuple[int, int, str] | None:
+    """Sort key of a checkpoint's directory: step, attempt, name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if match is None or f"{int(match[1]):08d}" != match[1]:
+        return None
+    return int(match[1]), int(match[2] or 0), name
+
+
+def new_name(step: int, existing: Iterable[str]) -> str:
+    """A name for a new checkpoint of this step, which sorts after the existing ones.
+
+    Its random digits keep a rank of a killed run that still writes away from the new files.
+    """
+    keys = (order(name) for name in existing)
+    attempts = [key[1] for key in keys if key is not None and key[0] == step]
+    return f"step-{step:08d}.{max(attempts, default=0) + 1}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint, or what is left of one, as one process sees it.
+
+    reason: why it may not be used, in one line; None where it is complete. fingerprint: SHA-256
+    of its manifest, equal for equal checkpoints.
+    """
+
+    path: Path
+    step: int
+    reason: str | None
+    manifest: Manifest | None = field(default=None, repr=False)
+    fingerprint: str | None = field(default=None, repr=False)
+
+    @property
+    def complete(self) -> bool:
+        return self.reason is None
+
+
+def list_names(directory: Path) -> list[str]:
+    """Names of all checkpoints, complete or not, newest first. Raises OSError."""
+    keys = (order(path.name) for path in directory.iterdir())
+    return [name for _, _, name in sorted(filter(None, keys), reverse=True)]
+
+
+def survey(directory: Path, verify: bool = False) -> list[Found]:
+    """Every checkpoint, complete or not, newest first; none where there is no directory.
+
+    Compares names, sizes, manifest and COMPLETE; with `verify` also the digest of every file.
+    Raises OSError where the directory cannot be listed.
+    """
+    try:
+        found = [examine(directory / name) for name in list_names(directory)]
+    except FileNotFoundError:
+        return []
+    return [_verified(one) for one in found] if verify else found
+
+
+def examine(path: Path) -> Found:
+    """The checkpoint in this directory, by names, sizes, manifest and COMPLETE; never raises."""
+    key = order(path.name)
+    assert key is not None, path
+    step = key[0]
+    if path.name.endswith(PARTIAL):
+        return Found(path, step, CUT_SHORT)
+    try:
+        manifest, text = _sealed_manifest(path)
+        return Found(path, step, _reason(path, step, manifest), manifest, fingerprint(text))
+    except ManifestError as error:
+        return Found(path, step, str(error))
+    except OSError as error:
+        name = Path(str(error.filename or path)).name
+        return Found(path, step, f"{name} cannot be read: {error.strerror}")
+
+
+def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
+    """Which of these files have another content than was written, with the reason; reads all."""
+    wrong = []
+    for name in names:
+        try:
+            with (path / name).open("rb", buffering=0) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # in pieces of 256 KiB
+        except OSError as error:
+            wrong.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        if digest != manifest.files[name].sha256:
+            wrong.append(f"{name} is not what was written: its SHA-256 differs")
+    return wrong
+
+
+def _verified(found: Found) -> Found:
+    if found.manifest is None or not found.complete:
+        return found
+    wrong = wrong_files(found.path, found.manifest, found.manifest.files)
+    return replace(found, reason=", ".join(wrong)) if wrong else found
+
+
+def _sealed_manifest(path: Path) -> tuple[Manifest, bytes]:
+    """The manifest that COMPLETE proves. Raises ManifestError, OSError."""
+    try:
+        sealed = _read_regular(path / COMPLETE)
+    except FileNotFoundError:
+        raise ManifestError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
+    try:
+        text = _read_regular(path / MANIFEST)
+    except FileNotFoundError:
+        raise ManifestError(f"{MANIFEST} is missing") from None
+    if sealed != seal(text):
+        raise ManifestError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
+    return Manifest.read(text), text
+
+
+def _read_regular(path: Path) -> bytes:
+    """The content of a file; a link, pipe or device may lead elsewhere, or block."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ManifestError(f"{path.name} is not a plain file")
+    return path.read_bytes()
+
+
+def _reason(path: Path, step: int, manifest: Manifest) -> str | None:
+    """Why a checkpoint with a good manifest may not be used, from names and sizes."""
+    if manifest.step != step:
+        return f"it is of step {manifest.step}: moved or renamed"
+    with os.scandir(path) as entries:
+        there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    for name, entry in manifest.files.items():
+        if name not in there:
+            return f"{name} is missing"
+        if not stat.S_ISREG(there[name].st_mode):
+            return f"{name} is not a plain file"
+        if there[name].st_size != entry.bytes:
+            return f"{name} has {there[name].st_size} of {entry.bytes} bytes"
+    for name in sorted(there.keys() - manifest.files.keys() - {MANIFEST, COMPLETE}):
+        if not name.startswith(_NFS_PLACEHOLDER):
+            return f"it holds {name}, which {MANIFEST} does not name"
+    return None

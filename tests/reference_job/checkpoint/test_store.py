@@ -1,0 +1,343 @@
+"""One rank saves and loads: what is written, refused, removed and reported."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.errors import CheckpointError, UsageError
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.checkpoint import Found, Store, saving
+from pytest_mnode.reference_job.checkpoint.layout import Manifest
+from pytest_mnode.reference_job.checkpoint.saving import outdated
+from tests.reference_job.checkpoint.made import (
+    ALONE,
+    SHARD,
+    flip,
+    flipped,
+    loaded_value,
+    removed,
+    replaced,
+    rewrite,
+    save,
+    state,
+    steps_in,
+    truncated,
+)
+
+other_size = replaced(b'"world_size": 1', b'"world_size": 4')
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a" / "b")
+    saved = store.save(state(7), step=7, world=ALONE, own={"seed": (1, 2)})
+    names = {path.name: path.stat().st_size for path in saved.path.iterdir()}
+    assert names.keys() == {".metadata", SHARD, "manifest.json", "COMPLETE"}
+    assert saved.bytes == names[".metadata"] + names[SHARD]
+    assert saved.seconds > 0
+    assert saved.notes == ()
+    loaded = Store(tmp_path / "a" / "b").load(state(0), world=ALONE)
+    assert loaded is not None
+    assert (loaded.step, loaded.path, loaded.world_size) == (7, saved.path, 1)
+    assert (loaded.own, loaded.refused) == ({"seed": (1, 2)}, ())
+    assert loaded.saved_at == Manifest.read((saved.path / "manifest.json").read_bytes()).saved_at
+    assert loaded_value(store) == (7, 7)
+
+
+def test_an_object_with_a_state_of_its_own(tmp_path: Path) -> None:
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    Store(tmp_path).save({"model": first}, step=1, world=ALONE)
+    Store(tmp_path).load({"model": second}, world=ALONE)
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    store = Store(tmp_path / "none")
+    assert store.load(state(0), world=ALONE) is None
+    assert store.refused == ()
+
+
+def test_bad_calls_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keep=0: at least the newest checkpoint is kept"):
+        Store(tmp_path, keep=0)
+    with pytest.raises(UsageError, match="step=-1: steps count from 0"):
+        save(Store(tmp_path), -1)
+    with pytest.raises(UsageError, match="the key 'own_by_rank' of a state is taken"):
+        Store(tmp_path).save({"own_by_rank": 1}, step=1, world=ALONE)
+    four = World(0, 4, 0, 4, "node0", ("node0",))
+    with pytest.raises(UsageError, match="of 4 ranks needs a process group"):
+        Store(tmp_path).save(state(1), step=1, world=four)
+
+
+def test_old_ones_leftovers_and_replaced_ones_go_and_all_else_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    partial = tmp_path / "step-00000001.1-0123abcd.partial"
+    partial.mkdir()
+    (partial / SHARD).write_bytes(b"torn")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "notes.txt").touch()
+    store = Store(tmp_path, keep=2)
+    save(store, 2, 3)
+    save(store, 3, 4)
+    (tmp_path / "elsewhere").rmdir()
+    (tmp_path / "notes.txt").unlink()
+    assert steps_in(tmp_path) == ["00000003.2", "00000004.1"]
+    save(Store(tmp_path, keep=1), 5)
+    assert steps_in(tmp_path) == ["00000005.1"]
+
+
+def test_the_directory_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "store").touch()
+    store = Store(tmp_path / "store")
+    with pytest.raises(CheckpointError, match="File exists; give the run a directory"):
+        save(store, 1)
+    with pytest.raises(CheckpointError, match=f"cannot list {store.directory}: Not a directory"):
+        store.load(state(0), world=ALONE)
+
+
+def test_what_cannot_be_pickled_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    save(store, 1)
+    with pytest.raises(CheckpointError, match=r"step 2 could not be written: .*[Pp]ickle"):
+        save(store, 2, own=lambda: 0)
+    assert steps_in(tmp_path) == ["00000001.1"]
+
+
+def test_before_the_commit_all_shards_are_there_and_nothing_is_complete(tmp_path: Path) -> None:
+    seen: list[Path] = []
+
+    def look(path: Path) -> None:
+        seen.append(path)
+        assert (path / SHARD).stat().st_size > 0
+        assert not (path / "COMPLETE").exists()
+
+    path = save(Store(tmp_path), 1, before_commit=look)
+    assert [one.name for one in seen] == [f"{path.name}.partial"]
+
+
+def test_every_byte_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, then their names, the manifest, COMPLETE, and last the name of the checkpoint."""
+    done: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(number: int) -> None:
+        path = Path(f"/proc/self/fd/{number}").readlink()
+        size = path.stat().st_size if path.is_file() else ""
+        done.append(f"sync {path.relative_to(tmp_path)} {size}")
+        sync(number)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append(f"{self.relative_to(tmp_path)} is {target.relative_to(tmp_path)}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    path = save(Store(tmp_path), 1)
+    sizes = {p.name: p.stat().st_size for p in path.iterdir()}
+    assert [line.replace(path.name, "NEW").strip() for line in done] == [
+        f"sync NEW.partial/{SHARD} {sizes[SHARD]}",
+        "sync NEW.partial",
+        f"sync NEW.partial/.metadata.tmp {sizes['.metadata']}",
+        f"sync NEW.partial/.manifest.json.tmp {sizes['manifest.json']}",
+        f"sync NEW.partial/.COMPLETE.tmp {sizes['COMPLETE']}",
+        "NEW.partial/.manifest.json.tmp is NEW.partial/manifest.json",
+        "sync NEW.partial",
+        "NEW.partial/.COMPLETE.tmp is NEW.partial/COMPLETE",
+        "sync NEW.partial",
+        "NEW.partial is NEW",
+        "sync .",
+    ]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_commit_that_fails_in_the_middle_is_undone(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest, COMPLETE, the name: each rename fails in turn."""
+    store = Store(tmp_path)
+    before = save(store, 1, 2) / "COMPLETE"
+    sealed = before.read_bytes()
+    rename, calls = Path.rename, 0
+
+    def fail(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls - 1 == failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match=r"Input/output error; the storage fails.*kept: "):
+        store.save(state(5), step=2, world=ALONE)
+    monkeypatch.undo()
+    assert calls > failing
+    assert steps_in(tmp_path) == ["00000001.1", "00000002.1"]
+    assert before.read_bytes() == sealed
+    assert loaded_value(store) == (2, 2)
+
+
+def test_an_old_one_that_cannot_be_removed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path, keep=1)
+    old = save(store, 1)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(saving, "remove", refuse)
+    saved = store.save(state(2), step=2, world=ALONE)
+    assert saved.notes == (f"{old} cannot be removed: Permission denied",)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (removed("COMPLETE"), "no COMPLETE: writing it was cut short"),
+        (truncated(SHARD, 100), f"{SHARD} has 100 of"),
+        (
+            flipped(SHARD, 99),
+            f"rank 0 of 1 on node0: {SHARD} is not what was written: its SHA-256 differs",
+        ),
+        (flipped(".metadata", 99), ".metadata is not what was written"),
+        (flipped("manifest.json", 9), "manifest.json is not the one that COMPLETE"),
+        (removed(SHARD), f"{SHARD} is missing"),
+        (lambda p: (p / "__1_0.distcp").touch(), "it holds __1_0.distcp, which manifest.json"),
+        (lambda p: rewrite(p, b"{"), "manifest.json is not readable: "),
+        (replaced(b'"format": 1', b'"format": 2'), "it is of format 2, and format 1 is read here"),
+        (other_size, "it is of 4 ranks, and these are 1 (reshard accepts it)"),
+    ],
+)
+def test_refused_with_its_reason_and_the_one_before_is_used(
+    harm: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    damaged = save(store, 1, 2)
+    harm(damaged)
+    assert loaded_value(store) == (1, 1)
+    [refused] = store.refused
+    assert (refused.step, refused.path) == (2, damaged)
+    assert reason in refused.reason
+    assert str(refused) == f"{damaged.name}: {refused.reason}"
+    assert "\n" not in refused.reason
+    # The next one of that step takes the place of the refused one.
+    save(store, 2)
+    assert [(f.step, f.reason) for f in store.survey(verify=True)] == [(2, None), (1, None)]
+
+
+def test_what_was_refused_is_not_counted_as_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep=2)
+    flip(save(store, 1, 2) / SHARD, 99)
+    assert loaded_value(store) == (1, 1)
+    save(store, 3)
+    assert [f.step for f in store.survey()] == [3, 2, 1]
+    save(store, 4)
+    assert [f.step for f in store.survey()] == [4, 3]
+
+
+def test_a_start_after_nothing_but_damage_is_a_first_start(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    truncated(SHARD, 100)(save(store, 1))
+    target = state(0)
+    assert store.load(target, world=ALONE) is None
+    assert [r.step for r in store.refused] == [1]
+    assert target["schedule"] == state(0)["schedule"]
+
+
+def test_what_is_whole_is_not_started_over(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    other_size(save(store, 1))
+    with pytest.raises(
+        CheckpointError, match=r"starting anew would lose what is there: .* 4 ranks"
+    ):
+        store.load(state(0), world=ALONE)
+    assert store.load(state(0), world=ALONE, reshard=True) is not None
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    save(store, 1)
+    wide: dict[str, Any] = {"model": {"weight": torch.zeros(8, 9)}}
+    with pytest.raises(CheckpointError, match="whole, and does not fit this job: Size mismatch"):
+        store.load(wide, world=ALONE)
+    other: dict[str, Any] = {"model": {"bias": torch.zeros(8)}}
+    with pytest.raises(CheckpointError, match=r"Missing key in checkpoint state_dict: model\.bias"):
+        store.load(other, world=ALONE)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_damage_to_any_file_is_refused(data: st.DataObject, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    store = Store(tmp_path / "store")
+    path = save(store, 1, 2)
+    file = path / data.draw(st.sampled_from(sorted(p.name for p in path.iterdir())))
+    # Sizes differ by a few bytes from one to the next.
+    offset = data.draw(st.integers(0, 1 << 20)) % file.stat().st_size
+    bits = data.draw(st.integers(1, 255))
+    how = data.draw(st.sampled_from(["flip", "truncate", "remove"]))
+    if how == "flip":
+        flip(file, offset, bits)
+    elif how == "truncate":
+        os.truncate(file, offset)
+    else:
+        file.unlink()
+    assert loaded_value(store) == (1, 1)
+    assert [r.step for r in store.refused] == [2]
+
+
+def found_of(complete: set[int], damaged: set[int]) -> list[Found]:
+    return [Found(Path(f"{s}"), s, None) for s in sorted(complete | damaged, reverse=True)]
+
+
+@pytest.mark.parametrize(
+    ("complete", "damaged", "keep", "gone"),
+    [
+        ({10, 20, 30}, set(), 2, [10]),
+        ({10, 20, 30}, set(), 1, [20, 10]),
+        ({10, 20, 30}, set(), 3, []),
+        ({30}, set(), 1, []),
+        ({10, 20, 30}, {20}, 2, []),  # 10 is the last good one before
+        ({5, 10, 20, 30}, {20}, 2, [5]),
+        ({10, 20, 30}, {20}, 1, [20, 10]),
+        ({20, 30}, {10}, 2, [10]),  # damaged and older than all that are kept
+        ({20, 30}, {10}, 3, []),
+        ({10, 30, 40, 50}, set(), 1, [10]),  # later steps are another job's to judge
+        ({10, 30}, {40}, 2, []),
+    ],
+)
+def test_old_ones_go_and_the_last_good_one_never(
+    complete: set[int], damaged: set[int], keep: int, gone: list[int]
+) -> None:
+    names = {str(step) for step in damaged}
+    paths = outdated(found_of(complete, damaged), Path("30"), keep, names)
+    assert [int(path.name) for path in paths] == gone
+
+
+@given(
+    st.sets(st.integers(0, 9), max_size=8),
+    st.sets(st.integers(0, 9), max_size=4),
+    st.integers(0, 9),
+    st.integers(1, 4),
+)
+def test_always_kept(complete: set[int], damaged: set[int], saved: int, keep: int) -> None:
+    damaged -= {saved}
+    found = found_of(complete | {saved}, damaged)
+    paths = outdated(found, Path(str(saved)), keep, {str(step) for step in damaged})
+    left = (complete | {saved}) - {int(path.name) for path in paths} - damaged
+    had = len({step for step in complete - damaged if step < saved})
+    assert saved in left
+    assert len([step for step in left if step <= saved]) == 1 + min(had, keep - 1)
+    assert len(set(paths)) == len(paths)
