@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,16 @@ class Recorder:
 
 
 def _stamp_deaths() -> None:
-    from pytest_mnode.controller.conductor import Conductor
+    from pytest_mnode.controller.hearing import Hearing
     from pytest_mnode.protocol.messages import Death
 
-    learn = Conductor._died
+    hear = Hearing.hear_death
 
-    def died(self: Conductor, death: Death, now: float) -> None:
+    def heard(self: Hearing, death: Death, now: float) -> Iterable[int]:
         _write({"death_seen": time.time()})
-        learn(self, death, now)
+        return hear(self, death, now)
 
-    Conductor._died = died  # type: ignore[method-assign]
+    Hearing.hear_death = heard  # type: ignore[method-assign]
 
 
 def _write(data: dict[str, Any]) -> None:

@@ -1,26 +1,28 @@
-"""Drives one test through the ranks of a world, and keeps what each of them said.
+"""Drives one test, or one function, through the ranks of a world.
 
-Setup and body run in all ranks at once; teardown starts when all have ended their bodies, and the
-test is over when each has torn down and then still answers. A first failure starts a short grace,
-in which the others may end by themselves; whoever has not by then is asked for its stacks.
+Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies, and
+the test is over when each rank has torn down and then still answers. A first failure starts a short
+grace in which the other ranks may end by themselves; the ranks that have not ended by then are
+asked for their stacks.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.hearing import Hearing, waited_for
 from pytest_mnode.machine.threads import GDB_LIMIT_S
 from pytest_mnode.outcome.calls import is_hopeless
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.stacks import parse as parse_stack
-from pytest_mnode.outcome.stacks import where_of_rank
+from pytest_mnode.outcome.stacks import where_of_dump
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
     BodyDone,
+    CallFunction,
     Death,
     Limit,
     PartLost,
@@ -38,15 +40,19 @@ from pytest_mnode.protocol.messages import (
 GRACE_S = 0.7
 """How long other ranks may go on after the first failure."""
 DEATH_GRACE_S = 0.3
-"""The same after a death, which the others either feel at once or not at all."""
+"""The same after a death, which the other ranks either feel at once or not at all."""
 LOOK_S = 0.5
-"""When the calls of ranks that do not end are compared; each later time after twice as long."""
+"""When the calls of ranks that do not end are first compared; the wait doubles each time."""
 MOST_LOOK_S = 16.0
 STACKS_LIMIT_S = 0.9
+"""How long to wait for stacks; longer where there are many ranks."""
+STACKS_RANKS_PER_S = 1000
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
 _TURN_S = 0.1
 """Counts for a longer time in which this process was stopped, or had no core."""
+
+Settled = Callable[[RankState], Any]
 
 
 class Conductor:
@@ -54,7 +60,7 @@ class Conductor:
 
     def __init__(self, client: Client, world: WorldInfo, timeout_s: float) -> None:
         self.client = client
-        # What was said while this process was stopped is read before anybody is judged.
+        # What was sent while this process was stopped is read before any rank is judged.
         self._now = ListeningClock(_TURN_S).now
         self.world = world
         self.timeout_s = timeout_s
@@ -62,21 +68,29 @@ class Conductor:
         self.outcome = Outcome(world, states, timeout_s)
         self.states = states
         self.ordinal = next(client.ordinals)
+        self._hearing = Hearing(
+            self.outcome,
+            self.ordinal,
+            on_failure=lambda: self._start_grace(GRACE_S),
+            on_death=lambda: self._start_grace(DEATH_GRACE_S),
+        )
         self._grace_end: float | None = None
         self._limit: tuple[float, Limit] | None = None
         """The least that ranks asked for beside `timeout_s`, and when it ends."""
         self._look_at, self._look_s = math.inf, LOOK_S
-        self._looked: dict[int, str | None] = {}
-        self._ended: set[int] = set()
-        self._asked: set[str] = set()
         self._look_number = 0
+        self._looked: dict[int, str | None] = {}
+        """The calls of each rank at the last look."""
+        self._unanswered: set[str] = set()
+        """Nodes that have not answered the last look."""
+        self._ended: set[int] = set()
+        """Ranks that had ended the test before the last look."""
 
     def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
-        self.client.tell_ranks(
-            self.world,
-            RunItem(self.ordinal, self.client.name, nodeid, next_nodeid, keep_group),
-        )
-        self._hear_aside()
+        """Run a test from setup to teardown; keep_group: with the process group as it is."""
+        order = RunItem(self.ordinal, self.client.name, nodeid, next_nodeid, keep_group)
+        self.client.tell_ranks(self.world, order)
+        self._hear_earlier()
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
         if self.outcome.stillborn:
             return self.outcome
@@ -95,17 +109,18 @@ class Conductor:
         self.outcome.stopped = time.time()
         return self.outcome
 
-    def run_function(self, message: Any) -> Outcome:
+    def run_function(self, message: CallFunction) -> Outcome:
+        """Call a function in all ranks."""
         self.client.tell_ranks(self.world, message)
-        self._hear_aside()
+        self._hear_earlier()
         self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
         self._learn_calls()
         self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
 
-    def _hear_aside(self) -> None:
-        """What came of this world while another of this client's was waited for."""
+    def _hear_earlier(self) -> None:
+        """What came of this world while another world of this client was waited for."""
         for message in self.client.take_aside(self.world.id):
             self._take(message)
 
@@ -120,13 +135,13 @@ class Conductor:
         """Ranks that are there and not stuck."""
         return [s for s in self.states.values() if not s.gone and not s.stuck_in]
 
-    def _wait(self, settled: Callable[[RankState], bool], limit_s: float, phase: str) -> None:
+    def _wait(self, settled: Settled, limit_s: float, phase: str) -> None:
         """Until all living ranks are settled, or the limit or the grace is over."""
         deadline = self._now() + limit_s
         self._look_at, self._look_s = self._now() + LOOK_S, LOOK_S
+        waiting = waited_for(self.states.values(), settled)
         while True:
-            open_ranks = [s for s in self._alive() if not settled(s)]
-            if not open_ranks or self.outcome.stillborn:
+            if not waiting or self.outcome.stillborn:
                 return
             if self._limit is not None and self._limit[0] < deadline:
                 deadline, limit_s = self._limit[0], self._limit[1].timeout_s
@@ -136,19 +151,68 @@ class Conductor:
                 break
             if now >= self._look_at and self._grace_end is None:
                 self._look()
-            self._listen(min(end, self._look_at))
+            self._listen(min(end, self._look_at), waiting, settled)
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
+        open_ranks = [self.states[rank] for rank in sorted(waiting)]
         for state in open_ranks:
             state.stuck_in = state.phase
         self._collect_stacks(open_ranks)
 
+    def _wait_for(self, waiting: set[int], settled: Settled, limit_s: float) -> None:
+        """Until these ranks are settled or gone, or the limit is over."""
+        deadline = self._now() + limit_s
+        while waiting and self._now() < deadline:
+            self._listen(deadline, waiting, settled)
+
+    def _listen(self, until: float, waiting: set[int], settled: Settled) -> None:
+        """Take the next message and strike the ranks that it settles; return after half a turn
+        where none comes."""
+        wait_s = min(until - self._now(), _TURN_S / 2)
+        for rank in self._take(self.client.next_message(max(0.0, wait_s))):
+            state = self.states[rank]
+            if state.gone or settled(state):
+                waiting.discard(rank)
+
+    def _take(self, message: Any) -> Iterable[int]:
+        """Apply a message; the ranks that it is about."""
+        now = self._now()
+        match message:
+            case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
+                if message.ordinal == self.ordinal:
+                    return (self._hearing.hear_rank(message, now),)
+            case Death(world=world) if world == self.world.id:
+                return self._hearing.hear_death(message, now)
+            case PartLost(world=world) if world == self.world.id:
+                return self._hearing.hear_lost(message, now)
+            case StackTexts(world=world) if world == self.world.id:
+                if message.look in (None, self._look_number):  # else of a test before
+                    ranks = self._hearing.hear_stacks(message)
+                    if message.look is not None:
+                        self._unanswered.discard(message.node)
+                        self._end_if_hopeless(now)
+                    return ranks
+            case Limit(ordinal=ordinal) if ordinal == self.ordinal:
+                end = now + message.timeout_s
+                if self._limit is None or end < self._limit[0]:
+                    self._limit = end, message
+            case Death() | PartLost():
+                self.client.set_aside(message)
+        return ()
+
+    def _start_grace(self, grace_s: float) -> None:
+        now = self._now()
+        if self._grace_end is None or now + grace_s < self._grace_end:
+            self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
+
+    # Calls, compared while ranks do not end.
+
     def _look(self) -> None:
-        """Ask for the records; who ended was settled before they are read."""
+        """Ask for the records of calls; which ranks have ended is settled before they are read."""
         self._look_at = self._now() + self._look_s
         self._look_s = min(2 * self._look_s, MOST_LOOK_S)
         self._ended = self.outcome.ended
-        self._asked = {s.node for s in self.states.values() if not s.lost}
+        self._unanswered = {s.node for s in self.states.values() if not s.lost}
         self._look_number = next(self.client.ordinals)
         self.client.take_stacks(self.world, self._look_number)
 
@@ -157,7 +221,7 @@ class Conductor:
 
         Two equal answers show that no rank went on in between.
         """
-        if self._asked:
+        if self._unanswered:
             return
         self._compare()
         if self._grace_end is None and is_hopeless(self.outcome.calls, self._ended):
@@ -172,147 +236,56 @@ class Conductor:
         self.outcome.still, self._looked = seen == self._looked, seen
 
     def _learn_calls(self) -> None:
-        """Of a test that failed, unless they came with the stacks."""
+        """Ask for the calls of a test that failed, unless they came with the stacks."""
         if all(s.failed_at is None or s.stuck_in for s in self.states.values()):
             return
         self._look()
-        deadline = self._now() + STACKS_LIMIT_S
-        while self._asked and self._now() < deadline:
-            self._listen(deadline)
+        deadline = self._now() + self._stacks_limit_s
+        while self._unanswered and self._now() < deadline:
+            self._listen(deadline, set(), _never)
+
+    # The end.
 
     def _last_words(self) -> None:
         """A rank that ended after its last report must not have passed."""
         self._tell(self._alive(), Ping(self.ordinal))
-        deadline = self._now() + PONG_LIMIT_S
         self._grace_end = None
-        while self._now() < deadline and any(not s.pong for s in self._alive()):
-            self._listen(deadline)
-        silent = [s for s in self._alive() if not s.pong]
-        for state in silent:
-            state.stuck_in = "teardown"
-        if silent:
-            if not self.outcome.timed_out:
-                self.outcome.timed_out, self.outcome.limit_s = "teardown", PONG_LIMIT_S
-            self._collect_stacks(silent)
+        silent = waited_for(self.states.values(), _has_answered)
+        self._wait_for(silent, _has_answered, PONG_LIMIT_S)
+        if not silent:
+            return
+        for rank in silent:
+            self.states[rank].stuck_in = "teardown"
+        if not self.outcome.timed_out:
+            self.outcome.timed_out, self.outcome.limit_s = "teardown", PONG_LIMIT_S
+        self._collect_stacks([self.states[rank] for rank in sorted(silent)])
 
     def _collect_stacks(self, wanted: list[RankState]) -> None:
         self.client.take_stacks(self.world)
-        deadline = self._now() + STACKS_LIMIT_S
-        while self._now() < deadline and any(s.stack is None and not s.gone for s in wanted):
-            self._listen(deadline)
+        waiting = {s.rank for s in wanted if s.stack is None and not s.gone}
+        self._wait_for(waiting, lambda s: s.stack is not None, self._stacks_limit_s)
         self._compare()
         self._collect_native(wanted)
 
     def _collect_native(self, wanted: list[RankState]) -> None:
         """C stacks of ranks that hang where their Python stacks have no line of the test."""
-        dark = [s for s in wanted if s.stack and where_of_rank(parse_stack(s.stack)).frame is None]
-        for node in dict.fromkeys(s.node for s in dark):
-            ranks = tuple(s.rank for s in dark if s.node == node)
-            self.client.take_native_stacks(self.world, node, ranks)
-        deadline = self._now() + GDB_LIMIT_S + STACKS_LIMIT_S
-        while self._now() < deadline and any(not s.native and not s.gone for s in dark):
-            self._listen(deadline)
+        dark = [s for s in wanted if s.stack and where_of_dump(s.stack).frame is None]
+        by_node: dict[str, list[int]] = {}
+        for state in dark:
+            by_node.setdefault(state.node, []).append(state.rank)
+        for node, ranks in by_node.items():
+            self.client.take_native_stacks(self.world, node, tuple(ranks))
+        waiting = {s.rank for s in dark if not s.native and not s.gone}
+        self._wait_for(waiting, lambda s: s.native, GDB_LIMIT_S + self._stacks_limit_s)
 
-    def _listen(self, until: float) -> None:
-        """Take the next message; return after half a turn where none comes."""
-        wait_s = min(until - self._now(), _TURN_S / 2)
-        self._take(self.client.next_message(max(0.0, wait_s)))
-
-    def _take(self, message: Any) -> None:
-        now = self._now()
-        match message:
-            case Death(world=world) if world == self.world.id:
-                self._died(message, now)
-            case PartLost(world=world, text=text) if world == self.world.id:
-                for state in self.states.values():
-                    if not state.gone and message.node in ("", state.node):
-                        state.lost, state.failed_at = text, state.failed_at or now
-                self._start_grace(now)
-            case StackTexts(world=world) if world == self.world.id:
-                self._hear_stacks(message, now)
-            case Limit(ordinal=ordinal) if ordinal == self.ordinal:
-                end = now + message.timeout_s
-                if self._limit is None or end < self._limit[0]:
-                    self._limit = end, message
-            case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
-                if message.ordinal == self.ordinal:
-                    self._said(self.states[message.rank], message, now)
-            case Death() | PartLost():
-                self.client.set_aside(message)
-
-    def _hear_stacks(self, message: StackTexts, now: float) -> None:
-        if message.look not in (None, self._look_number):
-            return  # of a test before
-        for rank, record in message.calls.items():
-            self.states[rank].calls = record
-        for rank, text in message.native.items():
-            self.states[rank].native = text
-        for rank, text in message.texts.items():
-            state = self.states[rank]
-            state.stack = text
-            state.output = message.outputs.get(rank, "")
-            state.state = message.states.get(rank, "")
-            state.kernel = message.kernel.get(rank, "")
-            place = message.places.get(rank)
-            if state.stuck_in == "setup" and place and place.ordinal == self.ordinal:
-                # A process that is stopped does not even send what it said before.
-                state.stuck_in = "call" if place.phase == "call" else state.stuck_in
-        if message.look is not None:
-            self._asked.discard(message.node)
-            self._end_if_hopeless(now)
-
-    def _died(self, death: Death, now: float) -> None:
-        state = self.states.get(death.rank)
-        if state is not None and state.death is None:
-            state.death, state.failed_at = death, state.failed_at or now
-            state.early = death.ordinal is not None and death.ordinal != self.ordinal
-            self._start_grace(now, DEATH_GRACE_S)
-
-    def _said(self, state: RankState, message: Any, now: float) -> None:
-        match message:
-            case PhaseReport(partial=True):  # the test goes on: this starts no grace
-                state.partial.append((now, message))
-                if message.outcome == "failed":
-                    state.failed_at = state.failed_at or now
-            case PhaseReport():
-                state.reports[message.when], state.at[message.when] = message, now
-                if message.outcome == "failed":
-                    state.failed_at = state.failed_at or now
-                    self._start_grace(now)
-                elif _is_xfailed(message) or self._skipped_on_some(message.when):
-                    self._start_grace(now)
-            case BodyDone():
-                self._hear_reports(state, message, now)
-                state.body_done = True
-            case TornDown():
-                self._hear_reports(state, message, now)
-                state.torn = message
-                if message.problem or message.leaks:
-                    state.failed_at = state.failed_at or now
-                if message.problem:
-                    self._start_grace(now)
-            case Pong():
-                state.pong = True
-            case Returned():
-                state.returned = message
-                if message.value is None:
-                    state.failed_at = state.failed_at or now
-                    self._start_grace(now)
-
-    def _hear_reports(self, state: RankState, message: BodyDone | TornDown, now: float) -> None:
-        for report in message.reports:
-            self._said(state, report, now)
-
-    def _skipped_on_some(self, when: str) -> bool:
-        reports = [s.reports[when] for s in self.states.values() if when in s.reports]
-        skipped = [r for r in reports if r.outcome == "skipped" and not _is_xfailed(r)]
-        return 0 < len(skipped) < len(reports)
-
-    def _start_grace(self, now: float, grace_s: float | None = None) -> None:
-        grace_s = GRACE_S if grace_s is None else grace_s
-        if self._grace_end is None or now + grace_s < self._grace_end:
-            self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
+    @property
+    def _stacks_limit_s(self) -> float:
+        return STACKS_LIMIT_S + len(self.states) / STACKS_RANKS_PER_S
 
 
-def _is_xfailed(report: PhaseReport) -> bool:
-    return report.outcome == "skipped" and "wasxfail" in report.data
+def _has_answered(state: RankState) -> bool:
+    return state.pong
+
+
+def _never(_: RankState) -> bool:
+    return False

@@ -119,10 +119,8 @@ class Hub(threading.Thread):
         """Do what is to be done now; limits last, after all that is there was read."""
         while self._calls:
             self._calls.popleft()()
-        while self._running and self.switchboard.waiting:
-            received = self.switchboard.receive()
-            if received is not None:
-                self._route(*received)
+        while self._running and (received := self.switchboard.receive()) is not None:
+            self._route(*received)
         self._check_limits()
 
     def _close(self) -> None:

@@ -14,6 +14,7 @@ from pytest_mnode import marks
 from pytest_mnode.other_plugins import other_loops
 
 if TYPE_CHECKING:
+    from pytest_mnode.controller.item_runner import ItemRunner
     from pytest_mnode.controller.session import Run
     from pytest_mnode.stop_rules import Needs
 
@@ -24,6 +25,7 @@ class RankTests:
     def __init__(self, run: Run, needs: Needs) -> None:
         self.run = run
         self.needs = needs
+        self._runner: ItemRunner | None = None
 
     def pytest_report_collectionfinish(
         self, config: pytest.Config, items: Sequence[pytest.Item]
@@ -40,15 +42,24 @@ class RankTests:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         if item.config.getoption("setupshow", False):
             _show_fixtures(item)
+        from pytest_mnode.report_record import error_report
+
         missing = self.needs.missing_for(item)
-        run = self.run
-        for report in run.not_tried(item, missing) if missing else run.run_item(item, nextitem):
+        reports = [error_report(item, missing)] if missing else self._run_item(item, nextitem)
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
             if item.config.getoption("capture", None) == "no":
                 _show_output(item.config, report)
         _end_what_is_over(item, nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def _run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        from pytest_mnode.controller.item_runner import ItemRunner
+
+        if self._runner is None:
+            self._runner = ItemRunner(self.run)
+        return self._runner.run(item, nextitem)
 
 
 class Guard:

@@ -1,35 +1,31 @@
-"""A run as one pytest process sees it: its settings, its way to the hub, tests sent to ranks."""
+"""A run as one pytest process sees it: its settings, its way to the hub, its nodes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from pytest_mnode.cluster import Cluster
 from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.collect_order import collect_order
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.marks import FEWEST_NODES, Need, need_of, runs_in_ranks
-from pytest_mnode.measure import curves_of, summed_up
+from pytest_mnode.marks import FEWEST_NODES, Need, need_of
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.messages import CallFunction, Collect, Death, Lease, WorldInfo
-from pytest_mnode.report_record import Warner, describe, error_report
+from pytest_mnode.protocol.messages import CallFunction, Lease, WorldInfo
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
 ENDED = "mnode_ended"
 """Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
 _BOOT_AGAIN = 2
-_BEGIN_AGAIN = 2
 _UNKNOWN_NODES = (
     "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
 )
@@ -71,8 +67,6 @@ class Run:
         self.reason = ""
         self.backend = backend_of(settings, self.spec)
         self.procs_per_node = procs_per_node_of(settings, self.spec)
-        self._warner = Warner(config)
-        self._ran: dict[str, str] = {}
         self._collect_sent = False
         self._postponed: list[pytest.Item] = []
         self._not_had = ""
@@ -95,7 +89,7 @@ class Run:
         """Have the pool made for the first of these that runs."""
         self._postponed = list(items)
 
-    def _have_client(self) -> Client:
+    def have_client(self) -> Client:
         """The way to the hub, of a pool that is made now where it was postponed."""
         if self._not_had:
             raise ClusterError(self._not_had)
@@ -148,26 +142,9 @@ class Run:
     def send_collect(self, items: Sequence[pytest.Item]) -> None:
         """Have the ranks collect the files of these tests as this process did."""
         assert self.client is not None
-        if self._collect_sent:
-            return
-        self._collect_sent = True
-        files = dict.fromkeys(item.path for item in items)
-        root, asked = self.config.rootpath, items[0].session._initialpaths
-        args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
-        factory = getattr(self.config, "_tmp_path_factory", None)  # None: -p no:tmpdir
-        self.client.tell(
-            Collect(
-                args=tuple(args),
-                files=frozenset(map(str, files)),
-                options=_picklable(vars(self.config.option)),
-                inifile=str(self.config.inipath) if self.config.inipath else None,
-                rootdir=str(self.config.rootpath),
-                cwd=str(self.config.invocation_params.dir),
-                sys_path=_sys_path(),
-                markers=tuple(self.config.getini("markers")),
-                basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
-            )
-        )
+        if not self._collect_sent:
+            self._collect_sent = True
+            self.client.tell(collect_order(self.config, items))
 
     def header(self) -> str:
         """What a reader must know to judge the results that follow."""
@@ -190,45 +167,7 @@ class Run:
             self.client.close()
         self.client = None
 
-    # Tests in ranks.
-
-    def run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        """Run a test in the ranks it asks for: its reports, merged."""
-        need = need_of(item, self.settings)
-        following = self._follows(need, nextitem)
-        try:
-            outcome = self._conduct(item, need, following)
-        except MnodeError as error:
-            self._repair(error)
-            return [error_report(item, str(error))]
-        except pytest.fail.Exception as error:  # another plugin's limit went off in this process
-            return [error_report(item, str(error))]
-        reports = self._reports(item, outcome)
-        self._after(outcome)
-        return reports
-
-    def not_tried(self, item: pytest.Item, why: str) -> list[pytest.TestReport]:
-        """Reports of a test that is not sent to ranks."""
-        return [error_report(item, why)]
-
-    def _conduct(self, item: pytest.Item, need: Need, following: str | None) -> Outcome:
-        client = self._have_client()
-        lease = self._lease(need, item.nodeid)
-        try:
-            fresh = need.reuse == "fresh"
-            for _ in range(_BEGIN_AGAIN):
-                world = client.open_world(lease, self.procs_of(need), fresh)
-                conductor = Conductor(client, world, self.limit_s_of(need))
-                keep_group = need.reuse == "warm" and not world.fresh
-                outcome = conductor.run_item(item.nodeid, following, keep_group)
-                client.close_world(world, outcome.clean and not fresh)
-                if not outcome.stillborn:
-                    break
-                self._tell_late_deaths(outcome.stillborn, world)
-            self._ran[world.id] = item.nodeid
-        finally:
-            client.release(lease)
-        return outcome
+    # Nodes for tests.
 
     def limit_s_of(self, need: Need) -> float:
         """Limit of a test: what its mark says, or what follows from the spec where that is less."""
@@ -245,71 +184,19 @@ class Run:
         on_cpus = self.backend == "gloo" and not self.spec.accelerators.per_node
         return max(procs, need.min_procs_per_node) if on_cpus else procs
 
-    def _tell_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
-        """A rank died after the end of the test that killed it, and before the next began."""
-        from pytest_mnode.outcome.describe import death_line
-
-        nodeid = self._ran.get(world.id, "")
-        for death in deaths:
-            text = f"{death_line(death)} after {nodeid or 'a test'} had ended in it"
-            self._warner.warn(b"", text, str(self.config.rootpath), 0, "runtest", nodeid, None)
-
-    def _lease(self, need: Need, label: str) -> Lease:
-        assert self.client is not None
+    def lease(self, need: Need, label: str) -> Lease:
+        """Nodes for a test; a lost node is booted again once."""
+        client = self.have_client()
         for attempt in range(_BOOT_AGAIN):
             try:
-                return self.client.lease(need.nodes, need.exclusive, label)
+                return client.lease(need.nodes, need.exclusive, label)
             except NodeLostError as error:
                 if attempt or (why := self._not_booted(error.node)):
                     self._gone[error.node] = "" if attempt else why
                     raise
         raise AssertionError
 
-    def _follows(self, need: Need, nextitem: pytest.Item | None) -> str | None:
-        """The next test's id where it will share this one's ranks and fixtures of wide scope."""
-        if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
-            return None
-        other = need_of(nextitem, self.settings)
-        same = (need.nodes, self.procs_of(need)) == (other.nodes, self.procs_of(other))
-        return nextitem.nodeid if same and other.reuse != "fresh" else None
-
-    def _reports(self, item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
-        from pytest_mnode.outcome.merge import merge
-
-        own = {
-            rank: {when: self._deserialize(r.data) for when, r in state.reports.items()}
-            for rank, state in outcome.states.items()
-        }
-        partial = {
-            rank: [self._deserialize(r.data) for _, r in state.partial]
-            for rank, state in outcome.states.items()
-        }
-        keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
-        reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
-        torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
-        measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
-        curves = curves_of(t.curves for t in torn.values())
-        describe(reports[-1], item, measurements, outcome.world.nodes, curves)
-        return reports
-
-    def _deserialize(self, data: dict[str, Any]) -> pytest.TestReport:
-        """A rank's report; a plain one where its class is not known in this process."""
-        hook = self.config.hook.pytest_report_from_serializable
-        try:
-            report = hook(config=self.config, data=dict(data))
-        except Exception:  # of a plugin's class, read by pytest or by the plugin
-            report = None
-        if not isinstance(report, pytest.TestReport):
-            report = hook(config=self.config, data={**data, "$report_type": "TestReport"})
-            assert isinstance(report, pytest.TestReport)
-        return report
-
-    def _after(self, outcome: Outcome) -> None:
-        for state in outcome.states.values():
-            for warning in state.torn.warnings if state.torn else ():
-                self._warner.warn(*warning)
-
-    def _repair(self, error: MnodeError) -> None:
+    def repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""
         why = ""
         if isinstance(error, NodeLostError):  # which may have been tried just now, for minutes
@@ -341,13 +228,12 @@ class Run:
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
         need = need_of(item, self.settings)
-        self._have_client()
-        lease = self._lease(need, item.nodeid)
+        lease = self.lease(need, item.nodeid)
         return Cluster(self, lease, self.procs_of(need), self.limit_s_of(need))
 
     def all_nodes(self) -> Nodes:
         """All nodes by name, without a lease: there are some even where no rank can be."""
-        names = self._have_client().ask_launcher("node_names")
+        names = self.have_client().ask_launcher("node_names")
         return Nodes(self.ask_launcher, names, self.spec.accelerators.per_node)
 
     def ask_launcher(self, method: str, *args: Any) -> Any:
@@ -381,30 +267,6 @@ class Run:
         conductor = Conductor(self.client, world, timeout_s)
         call = CallFunction(conductor.ordinal, self.client.name, blob, group)
         return conductor.run_function(call)
-
-
-def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:
-    """What to collect `file` from, so that its node ids come out the same in another process.
-
-    They are relative to the root directory or, outside of it, to what pytest was asked to collect.
-    """
-    below = () if file.is_relative_to(root) else asked
-    return next((path for path in below if file.is_relative_to(path)), file)
-
-
-def _picklable(options: dict[str, Any]) -> dict[str, Any]:
-    kept = {}
-    for name, value in options.items():
-        with contextlib.suppress(Exception):
-            pickle.dumps(value)
-            kept[name] = value
-    return kept
-
-
-def _sys_path() -> tuple[str, ...]:
-    import sys
-
-    return tuple(sys.path)
 
 
 def _shown(path: Path, config: pytest.Config) -> str:

@@ -69,6 +69,8 @@ class Outcome:
     """No rank made a call between the last two times that they were compared."""
     hopeless: bool = False
     """The test was ended before its limit, because calls of ranks differ."""
+    stillborn: list[Death] = field(default_factory=list)
+    """Deaths that are no fault of this test: it had not begun in these ranks."""
     started: float = field(default_factory=time.time)
     stopped: float = 0.0
 
@@ -106,8 +108,3 @@ class Outcome:
             and not (s.stuck_in or s.gone or s.failed_at is not None)
             and all(report.outcome == "passed" for report in s.reports.values())
         }
-
-    @property
-    def stillborn(self) -> list[Death]:
-        """Deaths that are no fault of this test: it had not begun there."""
-        return [s.death for s in self.states.values() if s.death is not None and s.early]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 from collections.abc import Sequence
@@ -134,6 +135,12 @@ def where_of_rank(threads: Sequence[Thread]) -> Where:
             if (collective := where(thread).collective) is not None:
                 return Where(main.frame, collective)
     return main
+
+
+@functools.lru_cache(4096)
+def where_of_dump(text: str) -> Where:
+    """Where a rank is by its dump; equal dumps of many ranks are read once."""
+    return where_of_rank(parse(text))
 
 
 def _awaited(frame: Frame, torch_frame: Frame | None, called_directly: bool) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.outcome.describe import ranks_text
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.outcome.stacks import WAIT, Where, parse, tidy, where_of_rank
+from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -29,7 +29,7 @@ def stuck_groups(outcome: Outcome, explained: bool) -> list[Stuck]:
 
     explained: something else went wrong before, so that whoever is stuck is so because of it.
     """
-    at = {r: where_of_rank(parse(s.stack or "")) for r, s in outcome.states.items() if s.stuck_in}
+    at = {r: where_of_dump(s.stack or "") for r, s in outcome.states.items() if s.stuck_in}
     waiting = [rank for rank in at if at[rank].collective]
     absent = [rank for rank in at if not at[rank].collective]
     left = [] if explained else _left(outcome)

@@ -100,18 +100,20 @@ class Switchboard:
                     self.socket.unbind(one)
         raise ClusterError(f"cannot listen at {', '.join(addresses)}: {problem}")
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a message is there."""
-        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
-
     def receive(self) -> tuple[str, str, bytes] | None:
-        """(source, destination, payload) of the next message; None where it is malformed."""
-        frames = self.socket.recv_multipart()
-        if len(frames) != 3:
-            return None
-        source, destination, payload = frames
-        return source.decode(errors="replace"), destination.decode(errors="replace"), payload
+        """(source, destination, payload) of the next message; None where there is none."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(frames) == 3:  # else it is malformed
+                source, destination, payload = frames
+                return (
+                    source.decode(errors="replace"),
+                    destination.decode(errors="replace"),
+                    payload,
+                )
 
     def send(self, destination: str, source: str, payload: bytes) -> None:
         self.socket.send_multipart([destination.encode(), source.encode(), payload])
@@ -159,12 +161,18 @@ class LocalLine:
 
 
 class Line:
-    """A peer's end. Made after a fork, never before: zmq contexts do not survive one."""
+    """A peer's end. Made after a fork, never before: zmq contexts do not survive one.
 
-    def __init__(self, name: str, endpoint: str, keys: Keys) -> None:
+    context: shared with other peers in this process; None for a context of its own.
+    """
+
+    def __init__(
+        self, name: str, endpoint: str, keys: Keys, context: zmq.Context[Any] | None = None
+    ) -> None:
         self.name = name
         self._pid = os.getpid()
-        self._context = zmq.Context(io_threads=1)
+        self._own_context = context is None
+        self._context = zmq.Context(io_threads=1) if context is None else context
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self.socket.identity = name.encode()
         self.socket.curve_serverkey = keys.server_public.encode()
@@ -196,4 +204,5 @@ class Line:
     def close(self) -> None:
         if os.getpid() == self._pid:
             self.socket.close(linger=500)
-            self._context.term()
+            if self._own_context:
+                self._context.term()

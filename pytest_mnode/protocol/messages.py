@@ -1,4 +1,8 @@
-"""What the processes of a run say to each other: frozen values, pickled, authenticated before."""
+"""The messages between controller, agents and ranks: frozen values, pickled.
+
+Pickles are read only after their sender was authenticated. The classes have no slots: thousands of
+messages arrive per test, and a frozen class with slots is slow to unpickle.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ RUN = "MNODE_RUN"
 """Variable of what is started on nodes; its value is the directory of the run it goes with."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """How large a world is: `nodes` × `procs_per_node` ranks."""
 
@@ -31,7 +35,7 @@ class Shape:
         return f"{self.nodes}×{self.procs_per_node}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorldInfo:
     """A world as the controller knows it. `nodes` holds one name a group rank."""
 
@@ -48,7 +52,7 @@ class WorldInfo:
         return f"rank {rank} on {self.node_of(rank)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lease:
     """Nodes that are a client's own until it gives them back."""
 
@@ -59,12 +63,12 @@ class Lease:
 # Controller to hub.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StartPool:
     """Bring nodes, gates and torch up, before anything asks for a world."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Collect:
     """How the controller's pytest was configured, so that forges collect the same items.
 
@@ -82,7 +86,7 @@ class Collect:
     markers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeaseNodes:
     """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`."""
 
@@ -92,12 +96,12 @@ class LeaseNodes:
     label: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReleaseNodes:
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenWorld:
     """Ask for a world on nodes of a lease (None: all of them in order)."""
 
@@ -108,13 +112,13 @@ class OpenWorld:
     nodes: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CloseWorld:
     world: str
     reusable: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AskLauncher:
     """Call a method of the launcher: power, link rates, commands."""
 
@@ -123,21 +127,21 @@ class AskLauncher:
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Withdraw:
     """Nobody waits for the answer to this client's request `seq` any more."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientGone:
     """A pytest-xdist worker ended; what it held is free."""
 
     client: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StopHub:
     pass
 
@@ -145,26 +149,26 @@ class StopHub:
 # Hub to controller.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Granted:
     seq: int
     lease: int
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opened:
     seq: int
     world: WorldInfo
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     seq: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Refused:
     """`kind` is the name of the class in errors.py to raise."""
 
@@ -177,7 +181,7 @@ class Refused:
 # Hub to gate, forge, agent.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeEntry:
     """A node as its agent needs it; `doorway` is the pid whose namespaces it is."""
 
@@ -188,12 +192,12 @@ class NodeEntry:
     doorway: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BootAgent:
     entry: NodeEntry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BindingOrder:
     """How the ranks of a node are to be bound.
 
@@ -206,7 +210,7 @@ class BindingOrder:
     wrong: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Launch:
     """Start the ranks of one node of a world. accelerators: that the spec promises of it."""
 
@@ -221,13 +225,13 @@ class Launch:
     binding: BindingOrder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StopWorld:
     node: str
     world: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TakeStacks:
     """`look` is for the answer, which then has only what the ranks recorded of their calls.
 
@@ -243,13 +247,13 @@ class TakeStacks:
 # Gate, forge, agent to hub.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GateAlive:
     gate: int
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GateFailed:
     """A gate's forge ended or could not do its work; `text` is for the user."""
 
@@ -258,7 +262,7 @@ class GateFailed:
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AgentUp:
     """An agent is ready; `store_port` is where the next world led from here has its store."""
 
@@ -267,7 +271,7 @@ class AgentUp:
     store_port: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AgentLost:
     """`text` is for the user; empty from below, where only the end of the agent is known."""
 
@@ -275,13 +279,13 @@ class AgentLost:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StorePort:
     node: str
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartLost:
     """A node's part of a world is not there: it could not start, or it went. "" is all nodes."""
 
@@ -290,7 +294,7 @@ class PartLost:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RanksStarted:
     """Pids by local rank, in the node's PID namespace."""
 
@@ -299,7 +303,7 @@ class RanksStarted:
     pids: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Death:
     """A rank ended. Exactly one of `code` and `signal` is not None.
 
@@ -325,7 +329,7 @@ class Death:
     phase: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Progress:
     """`ordinal` of the test that a rank began last, None before its first; "after" is its end."""
 
@@ -333,7 +337,7 @@ class Progress:
     phase: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StackTexts:
     """Raw faulthandler dumps by rank; "" where a rank gave none in time.
 
@@ -358,13 +362,13 @@ class StackTexts:
 # Rank to hub, controller.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hello:
     world: str
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PhaseReport:
     """A serialised pytest report.
 
@@ -380,7 +384,7 @@ class PhaseReport:
     partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limit:
     """From now on the test, or only its body, has to end within this time."""
 
@@ -390,7 +394,7 @@ class Limit:
     body_only: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BodyDone:
     """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
 
@@ -402,7 +406,7 @@ class BodyDone:
     reports: tuple[PhaseReport, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TornDown:
     """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
 
@@ -421,13 +425,13 @@ class TornDown:
     curves: tuple[Curve, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pong:
     rank: int
     ordinal: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Returned:
     """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text."""
 
@@ -441,7 +445,7 @@ class Returned:
 # Controller to ranks.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunItem:
     """Run one test. `keep_group` False: a new process group if the test asks for one."""
 
@@ -452,7 +456,7 @@ class RunItem:
     keep_group: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TearDown:
     """`last`: nothing of this world's fixtures is to survive."""
 
@@ -460,12 +464,12 @@ class TearDown:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ping:
     ordinal: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallFunction:
     """Call a function pickled by cloudpickle with its arguments, in every rank."""
 
@@ -475,7 +479,7 @@ class CallFunction:
     group: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GateOrder:
     """Everything a gate is told on its standard input, as JSON.
 

@@ -65,12 +65,8 @@ class Switchboard:
 
     queued: deque[tuple[str, str, bytes]] = field(default_factory=deque)
 
-    @property
-    def waiting(self) -> bool:
-        return bool(self.queued)
-
-    def receive(self) -> tuple[str, str, bytes]:
-        return self.queued.popleft()
+    def receive(self) -> tuple[str, str, bytes] | None:
+        return self.queued.popleft() if self.queued else None
 
     def send(self, destination: str, source: str, payload: bytes) -> None: ...
 

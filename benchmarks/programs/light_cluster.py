@@ -1,0 +1,58 @@
+"""pytest plugin: nodes that one light client speaks for, and what each test cost the controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller import pool
+from pytest_mnode.launchers.local import Local
+
+
+class _Light(Local):
+    name = "light"
+
+    def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002  in its place
+        return [sys.executable, "-m", "benchmarks.programs.light_ranks"]
+
+
+def _started(wanted: str, nodes: int, *_: Any) -> tuple[_Light, str]:  # noqa: ARG001
+    return _Light(nodes), "one client speaks for all ranks"
+
+
+pool._started = _started  # type: ignore[assignment]
+_began: dict[str, float] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _began[nodeid] = time.perf_counter()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _write({"test": nodeid, "seconds": time.perf_counter() - _began[nodeid]})
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _write({"test": report.nodeid, "failed": report.longreprtext[:2000]})
+        _write({"test": report.nodeid, "chars": len(report.longreprtext)})
+
+
+def pytest_unconfigure() -> None:
+    status = Path("/proc/self/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    _write({"peak_kib": int(peak.split()[1])})
+
+
+def _write(record: dict[str, Any]) -> None:
+    with Path(os.environ["MNODE_BENCH_RECORD"]).open("a") as file:
+        file.write(json.dumps(record) + "\n")

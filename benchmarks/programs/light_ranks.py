@@ -1,0 +1,218 @@
+"""Speaks the protocol for a whole cluster: one process for the supervisor, all agents, all ranks.
+
+Started by the hub in place of the supervisor, with its order on standard input. The ranks pass the
+test, except where its name says otherwise: in `hang` the last rank never enters the collective that
+all others wait in; in `differ` each rank raises an error of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from pytest_mnode.agent.supervisor import read_order
+from pytest_mnode.outcome.calls import INSIDE, RETURNED, SEPARATOR
+from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.messages import (
+    HUB,
+    AgentUp,
+    BodyDone,
+    BootAgent,
+    Collect,
+    GateAlive,
+    GateOrder,
+    Hello,
+    Launch,
+    PhaseReport,
+    Ping,
+    Pong,
+    RunItem,
+    StackTexts,
+    StopWorld,
+    StorePort,
+    TakeStacks,
+    TearDown,
+    TornDown,
+)
+
+BEAT_S = 1.0
+BATCHED_RANKS, BATCH_S = 256, 0.005
+_STACK = """Current thread 0x00007f0000000000 (most recent call first):
+  File "{file}", line {line} in {function}
+  File "/bench/test_growth.py", line {at} in test_hang
+"""
+_WAITS = _STACK.format(
+    file="/x/torch/distributed/distributed_c10d.py", line=2501, function="all_reduce", at=12
+)
+_ABSENT = _STACK.format(file="/bench/data.py", line=31, function="read_shard", at=11)
+
+
+@dataclass(slots=True)
+class _LightRank:
+    world: str
+    rank: int
+    line: Line
+    reply_to: str = HUB
+    test: str = ""
+
+
+class _Cluster:
+    def __init__(self, order: GateOrder) -> None:
+        self.order = order
+        self.keys = Keys.from_dict(order.keys)
+        self.context = zmq.Context(io_threads=1)
+        self.context.set(zmq.MAX_SOCKETS, 65_536)
+        self.line = Line(order.peer, order.endpoint, self.keys, self.context)
+        self.poller = zmq.Poller()
+        self.ranks: dict[Any, _LightRank] = {}
+        self.changed = True
+        """Whether sockets were opened or closed since the poller was made."""
+        self.by_node: dict[tuple[str, str], list[_LightRank]] = {}
+        self.last = -1
+        self.per_node = 1
+
+    def serve(self) -> None:
+        next_beat = 0.0
+        while True:
+            if time.monotonic() >= next_beat:
+                self.line.send(HUB, GateAlive(self.order.gate, self.order.life))
+                next_beat = time.monotonic() + BEAT_S
+            if self.changed:
+                self._make_poller()
+            if len(self.ranks) > BATCHED_RANKS:
+                time.sleep(BATCH_S)  # a poll of all sockets costs more than a message
+            for ready, _ in self.poller.poll(int(BEAT_S * 1000)):
+                if ready == 0:
+                    if not os.read(0, 4096):
+                        return
+                elif ready is self.line.socket:
+                    self._obey(pickle.loads(self.line.socket.recv_multipart()[-1]))
+                else:
+                    self._answer(self.ranks[ready])
+
+    def _make_poller(self) -> None:
+        self.poller = zmq.Poller()
+        for source in (0, self.line.socket, *self.ranks):
+            self.poller.register(source, zmq.POLLIN)
+        self.changed = False
+
+    def _obey(self, message: Any) -> None:
+        match message:
+            case Collect():
+                for port, entry in enumerate(self.order.nodes, start=1):
+                    self.line.send(HUB, AgentUp(entry.name, entry.name, port))
+            case BootAgent(entry=entry):
+                self.line.send(HUB, AgentUp(entry.name, entry.name, 1))
+            case Launch():
+                self._launch(message)
+            case StopWorld(node, world):
+                self._stop(node, world)
+            case TakeStacks():
+                self._stacks(message)
+
+    def _launch(self, launch: Launch) -> None:
+        world = launch.world
+        self.per_node = world.shape.procs_per_node
+        self.last = world.shape.size - 1
+        self.changed = True
+        for local in range(self.per_node):
+            rank = launch.node_rank * self.per_node + local
+            name = f"rank/{world.id}/{rank}"
+            line = Line(name, self.order.endpoint, self.keys, self.context)
+            self.ranks[line.socket] = light = _LightRank(world.id, rank, line)
+            self.by_node.setdefault((launch.node, world.id), []).append(light)
+            line.send(HUB, Hello(world.id, rank))
+        if launch.node_rank == 0:
+            self.line.send(HUB, StorePort(launch.node, 1))
+
+    def _stop(self, node: str, world: str) -> None:
+        for rank in self._on(node, world):
+            rank.line.socket.close(linger=0)
+            del self.ranks[rank.line.socket]
+        self.by_node.pop((node, world), None)
+        self.changed = True
+
+    def _on(self, node: str, world: str) -> list[_LightRank]:
+        return self.by_node.get((node, world), [])
+
+    def _answer(self, rank: _LightRank) -> None:
+        match pickle.loads(rank.line.socket.recv_multipart()[-1]):
+            case RunItem() as order:
+                rank.reply_to, rank.test = order.reply_to, order.nodeid
+                number, at = rank.rank, order.ordinal
+                rank.line.send(rank.reply_to, _report(order, number, "setup"))
+                if "hang" not in order.nodeid:
+                    body = _report(order, number, "call")
+                    rank.line.send(rank.reply_to, BodyDone(number, at, (body,)))
+            case TearDown(ordinal):
+                order = RunItem(ordinal, rank.reply_to, rank.test, None, True)
+                reports = (_report(order, rank.rank, "teardown"),)
+                done = TornDown(rank.rank, ordinal, entered=3, reports=reports)
+                rank.line.send(rank.reply_to, done)
+            case Ping(ordinal):
+                rank.line.send(rank.reply_to, Pong(rank.rank, ordinal))
+
+    def _stacks(self, message: TakeStacks) -> None:
+        here = self._on(message.node, message.world)
+        hangs = {rank.rank: "hang" in rank.test for rank in here}
+        texts = {r: _ABSENT if r == self.last else _WAITS for r in hangs if hangs[r]}
+        self.line.send(
+            HUB,
+            StackTexts(
+                message.node,
+                message.world,
+                texts if message.look is None else {},
+                calls={r: _calls(r == self.last, hangs[r]) for r in hangs},
+                look=message.look,
+            ),
+        )
+
+
+def _calls(absent: bool, hangs: bool) -> str:
+    """Twenty collectives, the last of which has not returned in a hang."""
+    made = 19 if absent else 20
+    return "\n".join(
+        SEPARATOR.join(
+            (
+                INSIDE if hangs and number == 20 else RETURNED,
+                *(str(number), str(number), "", "all_reduce", ""),
+                *("float32[1024]", "test_growth.py:12"),
+            )
+        )
+        for number in range(1, made + 1)
+    )
+
+
+def _report(order: RunItem, rank: int, when: str) -> PhaseReport:
+    """As pytest serialises one."""
+    failed = when == "call" and "differ" in order.nodeid
+    error = f"loss on shard {rank} is {rank**0.5 + 0.1:.6f}, not finite"
+    data: dict[str, Any] = {
+        "nodeid": order.nodeid,
+        "location": (order.nodeid.partition("::")[0], 0, order.nodeid.partition("::")[2]),
+        "keywords": {"test_growth.py": 1, order.nodeid: 1, "pytestmark": 1},
+        "outcome": "failed" if failed else "passed",
+        "longrepr": error if failed else None,
+        "when": when,
+        "user_properties": [],
+        "sections": [],
+        "duration": 0.001,
+        "start": time.time(),
+        "stop": time.time(),
+        "$report_type": "TestReport",
+    }
+    return PhaseReport(rank, order.ordinal, when, data["outcome"], data)
+
+
+def main() -> None:
+    _Cluster(read_order(sys.stdin.readline())).serve()
+
+
+if __name__ == "__main__":
+    main()

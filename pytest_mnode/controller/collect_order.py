@@ -1,0 +1,51 @@
+"""How the controller's pytest collected, so that the ranks collect the same tests."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.protocol.messages import Collect
+
+
+def collect_order(config: pytest.Config, items: Sequence[pytest.Item]) -> Collect:
+    """The order to collect the files of these tests as this process did."""
+    files = dict.fromkeys(item.path for item in items)
+    root, asked = config.rootpath, items[0].session._initialpaths
+    args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
+    factory = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
+    return Collect(
+        args=tuple(args),
+        files=frozenset(map(str, files)),
+        options=_picklable(vars(config.option)),
+        inifile=str(config.inipath) if config.inipath else None,
+        rootdir=str(config.rootpath),
+        cwd=str(config.invocation_params.dir),
+        sys_path=tuple(sys.path),
+        markers=tuple(config.getini("markers")),
+        basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
+    )
+
+
+def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:
+    """What to collect `file` from, so that its node ids come out the same in another process.
+
+    They are relative to the root directory or, outside of it, to what pytest was asked to collect.
+    """
+    below = () if file.is_relative_to(root) else asked
+    return next((path for path in below if file.is_relative_to(path)), file)
+
+
+def _picklable(options: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, value in options.items():
+        with contextlib.suppress(Exception):
+            pickle.dumps(value)
+            kept[name] = value
+    return kept

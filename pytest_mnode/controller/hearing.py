@@ -1,0 +1,130 @@
+"""Applies the messages of ranks and nodes to the outcome of one test."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.protocol.messages import (
+    BodyDone,
+    Death,
+    PartLost,
+    PhaseReport,
+    Pong,
+    Returned,
+    StackTexts,
+    TornDown,
+)
+
+StartGrace = Callable[[], None]
+RankMessage = PhaseReport | BodyDone | TornDown | Pong | Returned
+
+
+class Hearing:
+    """Keeps the state of every rank up to date; a message costs the same with any number of ranks.
+
+    on_failure, on_death: called when other ranks need not end the test any more.
+    """
+
+    def __init__(
+        self, outcome: Outcome, ordinal: int, on_failure: StartGrace, on_death: StartGrace
+    ) -> None:
+        self.outcome = outcome
+        self.ordinal = ordinal
+        self._on_failure, self._on_death = on_failure, on_death
+        self._reported: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()
+        self._records: dict[str, str] = {}
+        """Records of calls: many ranks have the same one, which is kept once."""
+
+    def hear_rank(self, message: RankMessage, now: float) -> int:
+        """The rank that the message is of."""
+        state = self.outcome.states[message.rank]
+        match message:
+            case PhaseReport():
+                self._report(state, message, now)
+            case BodyDone():
+                for report in message.reports:
+                    self._report(state, report, now)
+                state.body_done = True
+            case TornDown():
+                for report in message.reports:
+                    self._report(state, report, now)
+                state.torn = message
+                if message.problem or message.leaks:
+                    state.failed_at = state.failed_at or now
+                if message.problem:
+                    self._on_failure()
+            case Pong():
+                state.pong = True
+            case Returned():
+                state.returned = message
+                if message.value is None:
+                    state.failed_at = state.failed_at or now
+                    self._on_failure()
+        return message.rank
+
+    def hear_death(self, death: Death, now: float) -> Iterable[int]:
+        """The rank that died; none where that is known already."""
+        state = self.outcome.states.get(death.rank)
+        if state is None or state.death is not None:
+            return ()
+        state.death, state.failed_at = death, state.failed_at or now
+        state.early = death.ordinal is not None and death.ordinal != self.ordinal
+        if state.early:
+            self.outcome.stillborn.append(death)
+        self._on_death()
+        return (death.rank,)
+
+    def hear_lost(self, message: PartLost, now: float) -> list[int]:
+        """The ranks that are gone with their node."""
+        gone = [
+            state
+            for state in self.outcome.states.values()
+            if not state.gone and message.node in ("", state.node)
+        ]
+        for state in gone:
+            state.lost, state.failed_at = message.text, state.failed_at or now
+        self._on_failure()
+        return [state.rank for state in gone]
+
+    def hear_stacks(self, message: StackTexts) -> Iterable[int]:
+        """The ranks whose stack, calls or C stack came."""
+        states = self.outcome.states
+        for rank, record in message.calls.items():
+            states[rank].calls = self._records.setdefault(record, record)
+        for rank, text in message.native.items():
+            states[rank].native = text
+        for rank, text in message.texts.items():
+            state = states[rank]
+            state.stack = self._records.setdefault(text, text)
+            state.output = message.outputs.get(rank, "")
+            state.state = message.states.get(rank, "")
+            state.kernel = message.kernel.get(rank, "")
+            progress = message.places.get(rank)
+            if state.stuck_in == "setup" and progress and progress.ordinal == self.ordinal:
+                # A process that is stopped does not even send the reports that it has made.
+                state.stuck_in = "call" if progress.phase == "call" else state.stuck_in
+        return {*message.texts, *message.native}
+
+    def _report(self, state: RankState, report: PhaseReport, now: float) -> None:
+        failed = report.outcome == "failed"
+        if failed:
+            state.failed_at = state.failed_at or now
+        if report.partial:  # the test goes on: this starts no grace
+            state.partial.append((now, report))
+            return
+        state.reports[report.when], state.at[report.when] = report, now
+        xfailed = report.outcome == "skipped" and "wasxfail" in report.data
+        self._reported[report.when] += 1
+        self._skipped[report.when] += report.outcome == "skipped" and not xfailed
+        on_some = 0 < self._skipped[report.when] < self._reported[report.when]
+        if failed or xfailed or on_some:
+            self._on_failure()
+
+
+def waited_for(states: Iterable[RankState], settled: Callable[[RankState], Any]) -> set[int]:
+    """The ranks that are alive, not stuck, and not settled."""
+    return {s.rank for s in states if not s.gone and not s.stuck_in and not settled(s)}

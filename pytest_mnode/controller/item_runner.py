@@ -1,0 +1,81 @@
+"""Runs pytest items in ranks: nodes leased, a world opened, the test driven, the reports merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.rank_reports import RankReports, Warner
+from pytest_mnode.controller.session import Run
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.marks import Need, need_of, runs_in_ranks
+from pytest_mnode.outcome.describe import death_line
+from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.protocol.messages import Death, WorldInfo
+from pytest_mnode.report_record import error_report
+
+_BEGIN_AGAIN = 2
+
+
+class ItemRunner:
+    """Runs the items of one pytest process."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._reports = RankReports(run.config)
+        self._warner = Warner(run.config)
+        self._last_in: dict[str, str] = {}
+        """The test that ran last in a world."""
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        """Run a test in the ranks it asks for: its reports, merged."""
+        need = need_of(item, self._run.settings)
+        following = self._following(need, nextitem)
+        try:
+            outcome = self._conduct(item, need, following)
+        except MnodeError as error:
+            self._run.repair(error)
+            return [error_report(item, str(error))]
+        except pytest.fail.Exception as error:  # another plugin's limit was reached in this process
+            return [error_report(item, str(error))]
+        reports = self._reports.merged(item, outcome)
+        for state in outcome.states.values():
+            for warning in state.torn.warnings if state.torn else ():
+                self._warner.warn(*warning)
+        return reports
+
+    def _conduct(self, item: pytest.Item, need: Need, following: str | None) -> Outcome:
+        run, client = self._run, self._run.have_client()
+        lease = run.lease(need, item.nodeid)
+        try:
+            fresh = need.reuse == "fresh"
+            for _ in range(_BEGIN_AGAIN):
+                world = client.open_world(lease, run.procs_of(need), fresh)
+                conductor = Conductor(client, world, run.limit_s_of(need))
+                keep_group = need.reuse == "warm" and not world.fresh
+                outcome = conductor.run_item(item.nodeid, following, keep_group)
+                client.close_world(world, outcome.clean and not fresh)
+                if not outcome.stillborn:
+                    break
+                self._warn_of_late_deaths(outcome.stillborn, world)
+            self._last_in[world.id] = item.nodeid
+        finally:
+            client.release(lease)
+        return outcome
+
+    def _following(self, need: Need, nextitem: pytest.Item | None) -> str | None:
+        """The next test's id where it will share this one's ranks and fixtures of wide scope."""
+        if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
+            return None
+        run, other = self._run, need_of(nextitem, self._run.settings)
+        same = (need.nodes, run.procs_of(need)) == (other.nodes, run.procs_of(other))
+        return nextitem.nodeid if same and other.reuse != "fresh" else None
+
+    def _warn_of_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
+        """A rank died after the end of the test that killed it, and before the next test began."""
+        nodeid = self._last_in.get(world.id, "")
+        for death in deaths:
+            text = f"{death_line(death)} after {nodeid or 'a test'} had ended in it"
+            self._warner.warn(b"", text, str(self._run.config.rootpath), 0, "runtest", nodeid, None)

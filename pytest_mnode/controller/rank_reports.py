@@ -1,0 +1,134 @@
+"""The reports and warnings that ranks sent, read and handed to pytest as those of one test."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections import Counter
+from typing import Any, Literal
+
+import pytest
+
+from pytest_mnode.measure import curves_of, summed_up
+from pytest_mnode.outcome.merge import merge
+from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.protocol.messages import PhaseReport
+from pytest_mnode.report_record import describe
+
+MOST_WARNINGS = 20
+"""Different warnings that are shown of one test."""
+_OF_A_PLAIN_PASS = {
+    *("nodeid", "location", "keywords", "outcome", "longrepr", "when", "user_properties"),
+    *("sections", "duration", "start", "stop", "$report_type"),
+}
+
+
+class RankReports:
+    """Reads reports of ranks in the controller's pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def merged(self, item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
+        """Pytest reports of a test that ran in ranks, the last with what a certificate needs."""
+        own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
+        for when in ("setup", "call", "teardown"):
+            sent = {r: s.reports[when] for r, s in outcome.states.items() if when in s.reports}
+            for rank, report in self._read_all(sent).items():
+                own[rank][when] = report
+        partial = {
+            rank: [self._read(r.data) for _, r in state.partial]
+            for rank, state in outcome.states.items()
+            if state.partial
+        }
+        keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
+        reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
+        torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
+        measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
+        curves = curves_of(t.curves for t in torn.values())
+        describe(reports[-1], item, measurements, outcome.world.nodes, curves)
+        return reports
+
+    def _read_all(self, sent: dict[int, PhaseReport]) -> dict[int, pytest.TestReport]:
+        """Reports of one phase by rank. Those that only say that a rank passed are read as one,
+        with the longest duration: of thousands of ranks nearly all are of this kind."""
+        plain = {rank: report.data for rank, report in sent.items() if _is_plain(report)}
+        own = {r: self._read(report.data) for r, report in sent.items() if r not in plain}
+        if plain:
+            whole = {
+                **next(iter(plain.values())),
+                "duration": max(data["duration"] for data in plain.values()),
+                "start": min(data["start"] for data in plain.values()),
+                "stop": max(data["stop"] for data in plain.values()),
+            }
+            own |= dict.fromkeys(plain, self._read(whole))
+        return {rank: own[rank] for rank in sent}
+
+    def _read(self, data: dict[str, Any]) -> pytest.TestReport:
+        """A rank's report; a plain one where its class is not known in this process."""
+        hook = self._config.hook.pytest_report_from_serializable
+        try:
+            report = hook(config=self._config, data=dict(data))
+        except Exception:  # of a plugin's class, read by pytest or by the plugin
+            report = None
+        if not isinstance(report, pytest.TestReport):
+            report = hook(config=self._config, data={**data, "$report_type": "TestReport"})
+            assert isinstance(report, pytest.TestReport)
+        return report
+
+
+def _is_plain(report: PhaseReport) -> bool:
+    data = report.data
+    return (
+        report.outcome == "passed"
+        and not (data.get("sections") or data.get("user_properties") or data.get("longrepr"))
+        and data.keys() <= _OF_A_PLAIN_PASS
+    )
+
+
+class Warner:
+    """Hands warnings of ranks to pytest: equal ones of several ranks once, and not without end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._shown: set[str] = set()
+        self._of_test: Counter[str] = Counter()
+
+    def warn(  # noqa: PLR0917  the fields of a warning as the rank sent them
+        self,
+        blob: bytes,
+        text: str,
+        filename: str,
+        lineno: int,
+        when: str,
+        nodeid: str,
+        location: Any,
+    ) -> None:
+        key = f"{text}{filename}{lineno}{nodeid}"
+        if key in self._shown:  # the same from another rank
+            return
+        self._shown.add(key)
+        self._of_test[nodeid] += 1
+        if self._of_test[nodeid] > MOST_WARNINGS:
+            return
+        message, category = _warning(blob, text)
+        if self._of_test[nodeid] == MOST_WARNINGS:
+            text = f"{text} (further warnings of this test's ranks are not shown)"
+            message = category(text) if category is UserWarning else UserWarning(text)
+        self._config.hook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": warnings.WarningMessage(message, category, filename, lineno),
+                "when": when,
+                "nodeid": nodeid,
+                "location": location,
+            }
+        )
+
+
+def _warning(blob: bytes, text: str) -> tuple[Warning, type[Warning]]:
+    """A rank's warning; by its text where its class exists in ranks only."""
+    try:
+        message, category = pickle.loads(blob)
+    except Exception:  # unpickling runs the user's own classes
+        return UserWarning(text), UserWarning
+    return message, category
