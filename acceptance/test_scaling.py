@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import not_promised
 from pytest_mnode.criteria import scaling
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.options import locate_budget_s
+from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
@@ -21,41 +21,40 @@ pytestmark = pytest.mark.criterion
 
 
 @pytest.fixture(scope="session")
-def kept() -> scaling.Kept:
+def job() -> scaling.JobOnce:
     """One job answers all questions."""
-    return scaling.Kept()
+    return scaling.JobOnce()
 
 
 @pytest.fixture
 def found(
-    cluster: Cluster, spec: Spec, kept: scaling.Kept, pytestconfig: pytest.Config
-) -> scaling.Scaling:
+    cluster: Cluster, spec: Spec, job: scaling.JobOnce, pytestconfig: pytest.Config
+) -> scaling.ScalingResult:
     """What the training job measured on 1, 2, 4, … of these nodes."""
-    if spec.criteria.scaling is None:
-        not_promised("scaling")
+    promised(spec, "scaling")
     if len(cluster.nodes) < 2:
         pytest.skip("one node scales to nothing; give --mnode-nodes=2 or more")
     try:
-        return kept.measured(cluster, spec, locate_budget_s(pytestconfig))
+        return job.result(cluster, spec, locate_budget_s(pytestconfig))
     except MnodeError as error:
         why = str(error)
     pytest.fail(why, pytrace=False)
 
 
-def test_throughput_grows_with_the_nodes(found: scaling.Scaling, measure: Measure) -> None:
+def test_throughput_grows_with_the_nodes(found: scaling.ScalingResult, measure: Measure) -> None:
     """Do n nodes do n times the work of one, and if not, what is to blame?"""
     print(scaling.table(found))
-    found.record_efficiency(measure)
+    measure.record(scaling.judge_efficiency(found))
 
 
-def test_every_second_is_attributed(found: scaling.Scaling, measure: Measure) -> None:
+def test_every_second_is_attributed(found: scaling.ScalingResult, measure: Measure) -> None:
     """Do the parts of every rank's steps, and of what is lost, add up?"""
-    found.record_parts(measure)
+    measure.record(scaling.judge_parts(found))
 
 
-def test_gradients_travel_on_the_fabric(found: scaling.Scaling, measure: Measure) -> None:
+def test_gradients_travel_on_the_fabric(found: scaling.ScalingResult, measure: Measure) -> None:
     """Did the fabric promised carry the bytes of the steps?"""
-    found.record_network(measure)
+    measure.record(scaling.judge_network(found.traffic, found.spec, found.promise))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -12,9 +12,8 @@ from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import need_rack, write_files
 
 NOT_OVERLAPPED = """
-    '''In jobs, every all-reduce is waited for where it is begun.'''
+    '''In ranks, every all-reduce is waited for where it is begun.'''
     import importlib.machinery
-    import os
     import sys
 
     NAME = "torch.distributed.distributed_c10d"
@@ -43,8 +42,7 @@ NOT_OVERLAPPED = """
             return spec
 
 
-    if "MNODE_JOB" in os.environ:
-        sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, Finder())
 """
 
 

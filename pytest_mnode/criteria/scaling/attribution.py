@@ -13,20 +13,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mnode.criteria.scaling.efficiency import Scaled, reference_node
-from pytest_mnode.criteria.scaling.facts import PARTS, Facts, Step, Trained
-from pytest_mnode.criteria.scaling.ranks import TYPICAL, RankTime, by_rank
+from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
+from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step
 
+TYPICAL = 0.5
+"""Part of the steps whose means stand for all: they add up, which medians of parts would not, and
+leave out what happened once."""
+_MOSTLY = 0.8
+"""Part of its steps in which a rank does what it does mostly; of eight ranks one often does so by
+chance in two thirds of nine steps."""
 SPLIT = (*PARTS, "waiting")
 """Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
 _EXPOSED = PARTS.index("exposed")
 _NEAR = 0.005
 """Of a step: how near the mean of typical steps should come to the step time that is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeans:
+    """Mean seconds of a rank's typical steps. waiting_s: of `exposed`, for the slowest rank.
+
+    slowest_in: part of the steps in which it was the slowest. missed: part of its step time by
+    which all its parts together miss it. computes_mostly: seconds, so long at least in most steps.
+    """
+
+    rank: int
+    node: str
+    step_s: float
+    compute: float
+    exposed: float
+    input: float
+    optimiser: float
+    checkpoint: float
+    rest: float
+    waiting_s: float
+    slowest_in: float
+    missed: float
+    computes_mostly: float
+
+    def scaled(self, share: float) -> RankMeans:
+        """The same rank with so much of the work."""
+        return replace(self, **{part: getattr(self, part) * share for part in PARTS})
+
+    @property
+    def collectives_s(self) -> float:
+        """What the collectives themselves cost it, not hidden behind computing."""
+        return self.exposed - self.waiting_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +81,8 @@ class Attribution:
     """
 
     count: int
-    ranks: tuple[RankTime, ...]
-    alone: tuple[RankTime, ...]
+    ranks: tuple[RankMeans, ...]
+    alone: tuple[RankMeans, ...]
     step_s: float
     ideal_s: float
     parts: tuple[float, ...]
@@ -76,7 +114,7 @@ class Attribution:
         return self.lost_s - sum(self.lost_on_path)
 
     @property
-    def worst_missed(self) -> RankTime:
+    def worst_missed(self) -> RankMeans:
         """The rank whose parts miss its step time by most."""
         return max(self.ranks, key=lambda rank: rank.missed)
 
@@ -98,15 +136,15 @@ class _Means:
     slowest: list[Step]
 
 
-def attributed(facts: Facts, row: Scaled) -> Attribution:
+def attribute(timings: JobTimings, row: Throughput) -> Attribution:
     """Split the steps on `row.count` nodes into their parts, and the loss against one node too.
 
     Where the row is by means, whole turns are typical or not, with their slow steps.
     """
-    reference = reference_node(facts)
-    ones = [one for one in facts.over(1) if one.nodes[0] == reference]
+    reference = reference_node(timings)
+    ones = [one for one in timings.over(1) if one.nodes[0] == reference]
     alone = [(one, number) for one in ones for number in range(len(one.steps[0]))]
-    everywhere = list(facts.each_step(row.count))
+    everywhere = list(timings.each_step(row.count))
     share = row.share
     whole = row.mean is None
     base = _means(_typical(alone, row.ideal_s / share, whole), whole)
@@ -115,8 +153,8 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
         mine = _means(_typical(everywhere, row.step_s, whole), whole)
     return Attribution(
         count=row.count,
-        ranks=by_rank(everywhere, whole),
-        alone=tuple(rank.scaled(share) for rank in by_rank(alone, whole)),
+        ranks=rank_means(everywhere, whole),
+        alone=tuple(rank.scaled(share) for rank in rank_means(alone, whole)),
         step_s=mine.step_s,
         ideal_s=base.step_s * share,
         parts=tuple(mine.parts.tolist()),
@@ -130,15 +168,15 @@ def attributed(facts: Facts, row: Scaled) -> Attribution:
 
 
 def _typical(
-    steps: Sequence[tuple[Trained, int]], around_s: float, whole: bool
-) -> list[tuple[Trained, int]]:
+    steps: Sequence[tuple[GroupSteps, int]], around_s: float, whole: bool
+) -> list[tuple[GroupSteps, int]]:
     """Neighbours by time, half of the steps, that took so long in the mean; fewer where no half
     did, one at least. whole: turns instead, of which all steps are taken.
 
     Their parts are to add up to the time that is judged. The steps nearest to it would not: where
     every other step is longer, the median lies in the gap, and all that is near is on one side.
     """
-    units: dict[tuple[int, int], list[tuple[Trained, int]]] = {}
+    units: dict[tuple[int, int], list[tuple[GroupSteps, int]]] = {}
     for one, number in steps:
         units.setdefault((id(one), 0 if whole else number), []).append((one, number))
     timed = [
@@ -161,7 +199,7 @@ def _typical(
     return [step for _, unit in timed[first : first + size] for step in unit]
 
 
-def _means(steps: Sequence[tuple[Trained, int]], whole: bool) -> _Means:
+def _means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> _Means:
     cycles = [one.cycle(number, whole) for one, number in steps]
     slowest = [min(cycle, key=lambda step: step.exposed) for cycle in cycles]
     of_ranks = [np.mean([step.parts for step in cycle], axis=0) for cycle in cycles]
@@ -180,3 +218,37 @@ def _means(steps: Sequence[tuple[Trained, int]], whole: bool) -> _Means:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def rank_means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> tuple[RankMeans, ...]:
+    """Each rank's own typical steps, in the middle half of its groups'; all of them for `whole`."""
+    every: dict[int, list[tuple[GroupSteps, int, int]]] = {}
+    for one, number in steps:
+        for index, rank in enumerate(one.ranks):
+            every.setdefault(rank, []).append((one, number, index))
+    part = 1.0 if whole else TYPICAL
+    return tuple(_rank_time(rank, every[rank], part) for rank in sorted(every))
+
+
+def _rank_time(rank: int, steps: Sequence[tuple[GroupSteps, int, int]], part: float) -> RankMeans:
+    middle_s = median(one.step_s(number) for one, number, _ in steps)
+    order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - middle_s))
+    typical = order[: math.ceil(len(order) * part)]
+    own = [one.steps[index][number] for one, number, index in typical]
+    every = [one.steps[index][number] for one, number, index in steps]
+    least = [min(step.exposed for step in one.step(number)) for one, number, _ in typical]
+    parts = np.mean([step.parts for step in own], axis=0)
+    first, _, index = steps[0]
+    wall_s = float(np.mean([step.wall_s for step in own]))
+    return RankMeans(
+        rank=rank,
+        node=first.node_of(index),
+        step_s=wall_s,
+        **dict(zip(PARTS, map(float, parts), strict=True)),
+        waiting_s=float(parts[_EXPOSED] - np.mean(least)),
+        slowest_in=float(np.mean([s.exposed <= e for s, e in zip(own, least, strict=True)])),
+        missed=float(np.mean([step.missed for step in own])),
+        computes_mostly=float(
+            np.quantile([step.compute for step in every], 1 - _MOSTLY, method="lower")
+        ),
+    )

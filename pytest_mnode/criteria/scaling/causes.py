@@ -6,14 +6,13 @@ add up to the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from pytest_mnode.criteria.scaling.attribution import Attribution
-from pytest_mnode.criteria.scaling.fabric import Carried, Lane
-from pytest_mnode.criteria.scaling.facts import PARTS
-from pytest_mnode.criteria.scaling.ranks import RankTime
-from pytest_mnode.criteria.scaling.stragglers import Slow, slow, uneven_s, usual_s
+from pytest_mnode.criteria.scaling.attribution import Attribution, RankMeans
+from pytest_mnode.criteria.scaling.network import CollectiveBaseline, StepTraffic
+from pytest_mnode.criteria.scaling.timings import PARTS
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "communication"
@@ -25,7 +24,7 @@ _OWN = {
     "input": ("waits", "wait", "for input"),
     "optimiser": ("takes", "take", "longer to optimise"),
     "checkpoint": ("takes", "take", "longer for its checkpoint"),
-    "rest": ("takes", "take", "that have no name"),
+    "rest": ("takes", "take", "that is unattributed"),
 }
 _TELLS_APART = 0.5
 """Of what is lost beyond what all lose: by so much a rank must be slower to be named."""
@@ -35,6 +34,8 @@ _MATTERS = 0.1
 """Of the loss: causes of less are not told, unless they are the largest."""
 _HIDDEN = 0.5
 """Of the gradients' way, as far as computing lasts: what has to be hidden to be overlapped."""
+
+Of = Callable[[RankMeans], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,20 @@ class Cause:
 
 def causes_of(
     found: Attribution,
-    lane: Lane | None,
-    carried: Carried,
+    baseline: CollectiveBaseline | None,
+    traffic: StepTraffic,
     promise: ScalingCriterion,
 ) -> tuple[Cause, ...]:
     """What the loss on `found.count` nodes is due to, largest first.
 
-    lane: what the fabric does with nothing else going on, None where that is
-    not known. carried: which NICs the bytes went over.
+    baseline: what the fabric does with nothing else going on, None where that is
+    not known. traffic: which NICs the bytes went over.
     """
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
     ideal = dict(zip(PARTS, found.path_ideal, strict=True))
     causes = [
         *_computing(found, lost["compute"]),
-        *_communicating(found, lost["exposed"], lane, carried, promise),
+        *_communicating(found, lost["exposed"], baseline, traffic, promise),
     ]
     causes += [_own_part(found, part, lost[part], ideal[part]) for part in _OWN]
     text = f"ranks hear unevenly that a collective has ended: {_ms(found.uneven_s)} a step"
@@ -74,7 +75,7 @@ def causes_of(
     return tuple(sorted(causes, key=lambda cause: -cause.seconds))
 
 
-def told(causes: Sequence[Cause], lost_s: float) -> str:
+def describe(causes: Sequence[Cause], lost_s: float) -> str:
     """The causes that matter in words, largest first."""
     worth = [c for i, c in enumerate(causes) if not i or c.seconds >= _MATTERS * lost_s]
     return "; ".join(cause.text for cause in worth)
@@ -133,19 +134,19 @@ def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
     yield Cause(SKEW, own_s, text, None)
 
 
-def _compute(rank: RankTime) -> float:
+def _compute(rank: RankMeans) -> float:
     return rank.compute
 
 
 def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> Cause:
-    def of(rank: RankTime) -> float:
+    def of(rank: RankMeans) -> float:
         return float(getattr(rank, part))
 
-    late: Slow | None = None
+    late: SlowRanks | None = None
     if lost_s > _NOTHING * found.step_s:
         late = slow(found.ranks, of, uneven_s(found.alone, of) + _TELLS_APART * lost_s)
     if late is None and part == REST:
-        text = f"{_ms(lost_s)} a step have no name: bookkeeping of ranks"
+        text = f"unattributed: {_ms(lost_s)} a step, the bookkeeping of ranks"
         return Cause(REST, lost_s, text)
     if late is None:
         text = f"{part} takes {_ms(ideal_s + lost_s)} a step, on one node {_ms(ideal_s)}"
@@ -159,28 +160,28 @@ def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> C
 def _communicating(
     found: Attribution,
     lost_s: float,
-    lane: Lane | None,
-    carried: Carried,
+    baseline: CollectiveBaseline | None,
+    traffic: StepTraffic,
     promise: ScalingCriterion,
 ) -> Iterator[Cause]:
     """Exposed communication: on the wrong network, slow, as much as the fabric needs, and more."""
     exposed = f"collectives exposed {_ms(lost_s)} a step"
     hidden = found.hidden_fraction
     hid = "" if hidden is None else f"; {hidden:.0%} of communication is hidden"
-    if carried.astray is not None:
-        text = f"traffic on {carried.astray}: {exposed}"
-        yield Cause(NETWORK, lost_s, text, carried.culprit)
+    if traffic.astray is not None:
+        text = f"traffic on {traffic.astray}: {exposed}"
+        yield Cause(NETWORK, lost_s, text, traffic.culprit)
         return
-    if lane is None:
+    if baseline is None:
         text = f"{exposed}{hid}; what the fabric allows was not measured"
         yield Cause(UNMEASURED, lost_s, text)
         return
-    at = f"{lane.line_fraction:.0%} of line rate"
-    if lane.line_fraction < promise.fabric_fraction:
+    at = f"{baseline.line_fraction:.0%} of line rate"
+    if baseline.line_fraction < promise.fabric_fraction:
         text = f"all-reduce exposed {_ms(lost_s)} a step: fabric at {at}{hid}"
         yield Cause(FABRIC, lost_s, text, "the fabric")
         return
-    allowed_s = lane.exposed_s(found.backward_s)
+    allowed_s = baseline.exposed_s(found.backward_s)
     more_s = lost_s - allowed_s
     if more_s <= 0:
         text = f"{exposed}{hid}; fabric at {at}, which allows {_ms(allowed_s)}"
@@ -213,3 +214,51 @@ def _ms(seconds: float) -> str:
 
 def _times(one_s: float, other_s: float) -> str:
     return f"{one_s / other_s:.2g}×" if other_s > 0 else "∞×"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRanks:
+    """Nodes all of whose ranks take longer, and ranks of other nodes. seconds: of the slowest.
+    usual_s: of the others."""
+
+    names: tuple[str, ...]
+    seconds: float
+    usual_s: float
+
+    @property
+    def who(self) -> str:
+        *most, last = self.names
+        return f"{', '.join(most)} and {last}" if most else last
+
+    @property
+    def several(self) -> bool:
+        return len(self.names) > 1
+
+
+def usual_s(ranks: Sequence[RankMeans], of: Of) -> float:
+    """The median of the faster half."""
+    times = sorted(map(of, ranks))
+    return median(times[: (len(times) + 1) // 2])
+
+
+def uneven_s(ranks: Sequence[RankMeans], of: Of) -> float:
+    """By how much the slowest takes longer than is usual."""
+    return max(map(of, ranks)) - usual_s(ranks, of)
+
+
+def slow(
+    ranks: Sequence[RankMeans], of: Of, more_s: float, mostly: Of | None = None
+) -> SlowRanks | None:
+    """Who takes so much longer than is usual; None where nobody does.
+
+    mostly: what a rank takes at least in most of its steps, where once in a while is not enough.
+    """
+    usual = usual_s(ranks, of)
+    late = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]
+    if not late:
+        return None
+    on_time = {rank.node for rank in ranks if rank not in late}
+    names = dict.fromkeys(
+        f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node for rank in late
+    )
+    return SlowRanks(tuple(names), max(map(of, late)), usual)

@@ -20,10 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mnode.criteria.scaling.facts import Facts, Trained
+from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
+from pytest_mnode.spec.scaling import ScalingCriterion
 
 RESAMPLES = 400
 CONFIDENCE = 0.95
+FEWEST_ROUNDS = 3
+"""On which an efficiency may be found to miss its bound."""
 _Rounds = Mapping[int, Sequence[NDArray[np.float64]]]
 """By round: the step times of each of its groups, seconds."""
 _Middle = Callable[..., Any]
@@ -33,10 +36,10 @@ _MOST_GROUPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Throughput:
     """One number of nodes against one node.
 
-    step_s: as above. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: a
+    step_s: as above. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: per
     second. low, high: 95 % confidence interval of the efficiency. steps: how many were timed.
     share: what a node has of the work of one node alone: 1 in weak scaling, 1/n in strong.
     mean: the same by the mean of a group's steps in a turn; None where this is by the mean.
@@ -52,9 +55,9 @@ class Scaled:
     high: float
     steps: int
     share: float
-    mean: Scaled | None = None
+    mean: Throughput | None = None
 
-    def by_mean(self) -> Scaled:
+    def by_mean(self) -> Throughput:
         """The same by means of steps."""
         return self.mean or self
 
@@ -62,7 +65,7 @@ class Scaled:
         """Whether by the mean more is lost, by so much of the ideal throughput."""
         return self.efficiency - self.by_mean().efficiency > more_than
 
-    def judged_by(self, hidden: float) -> Scaled:
+    def judged_by(self, hidden: float) -> Throughput:
         """What is judged: this, or the mean where this hides more."""
         return self.by_mean() if self.hides(hidden) else self
 
@@ -72,7 +75,7 @@ class Scaled:
         return (self.high - self.low) / 2
 
     def known(self, at_most_uncertainty: float, bound: float) -> bool:
-        """Whether it is known so well, or to be on one side of the bound."""
+        """Whether the uncertainty is as small, or the interval is on one side of the bound."""
         return self.uncertainty <= at_most_uncertainty or not self.low < bound <= self.high
 
     @property
@@ -81,25 +84,25 @@ class Scaled:
         return self.step_s - self.ideal_s
 
 
-def reference_node(facts: Facts) -> str:
+def reference_node(timings: JobTimings) -> str:
     """The node that stands for one node: the median by step time, of two the faster."""
     times: dict[str, list[float]] = {}
-    for one in facts.over(1):
+    for one in timings.over(1):
         times.setdefault(one.nodes[0], []).extend(one.step_times_s)
     by_time = sorted((median(of_node), name) for name, of_node in times.items())
     return by_time[(len(by_time) - 1) // 2][1]
 
 
-def scaled(facts: Facts, *, seed: int = 0) -> tuple[Scaled, ...]:
+def throughputs(timings: JobTimings, *, seed: int = 0) -> tuple[Throughput, ...]:
     """A row for each number of nodes, rising, from one node on; () where nothing ran on one."""
-    ones = facts.over(1)
-    if not ones or any(not one.steps[0] for one in facts.trained):
+    ones = timings.over(1)
+    if not ones or any(not one.steps[0] for one in timings.trained):
         return ()
-    name = reference_node(facts)
+    name = reference_node(timings)
     alone = [one for one in ones if one.nodes[0] == name]
     rows = []
-    for count in facts.counts:
-        over = alone if count == 1 else facts.over(count)
+    for count in timings.counts:
+        over = alone if count == 1 else timings.over(count)
         share = over[0].samples / (count * ones[0].samples)
         mean = _row(alone, over, share, np.mean, seed)
         rows.append(replace(_row(alone, over, share, np.median, seed), mean=mean))
@@ -107,8 +110,12 @@ def scaled(facts: Facts, *, seed: int = 0) -> tuple[Scaled, ...]:
 
 
 def _row(
-    alone: Sequence[Trained], over: Sequence[Trained], share: float, middle: _Middle, seed: int
-) -> Scaled:
+    alone: Sequence[GroupSteps],
+    over: Sequence[GroupSteps],
+    share: float,
+    middle: _Middle,
+    seed: int,
+) -> Throughput:
     """What groups did beside one node. middle: of a group's steps in a turn."""
     rounds = _by_round(over)
     step_s, ideal_s = _step_s(rounds, middle), _step_s(_by_round(alone), middle) * share
@@ -116,7 +123,7 @@ def _row(
     low, high = (1.0, 1.0)
     if count > 1:
         low, high = _interval(_by_round(alone), rounds, share, middle, seed)
-    return Scaled(
+    return Throughput(
         count=count,
         step_s=step_s,
         ideal_s=ideal_s,
@@ -130,18 +137,20 @@ def _row(
     )
 
 
-def settled(
-    facts: Facts, at_most_uncertainty: float, bound: float, *, hidden: float, seed: int = 0
-) -> bool:
+def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) -> bool:
     """Whether every efficiency is known well enough, or known to be on one side of the bound.
 
-    hidden: as for `Scaled.judged_by`.
+    Fewer than `FEWEST_ROUNDS` settle it only where every interval is above the bound, so that a
+    disturbed round never decides against a cluster.
     """
-    rows = [row.judged_by(hidden) for row in scaled(facts, seed=seed)]
-    return bool(rows) and all(row.known(at_most_uncertainty, bound) for row in rows)
+    bound = promise.at_least_efficiency
+    rows = [row.judged_by(promise.parts_within) for row in throughputs(timings, seed=seed)]
+    if timings.rounds < FEWEST_ROUNDS and any(row.low < bound for row in rows):
+        return False
+    return bool(rows) and all(row.known(promise.at_most_uncertainty, bound) for row in rows)
 
 
-def _by_round(trained: Sequence[Trained]) -> dict[int, list[NDArray[np.float64]]]:
+def _by_round(trained: Sequence[GroupSteps]) -> dict[int, list[NDArray[np.float64]]]:
     found: dict[int, list[NDArray[np.float64]]] = {}
     for one in trained:
         found.setdefault(one.round, []).append(np.array(one.step_times_s))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.errors import UsageError
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -25,74 +25,38 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the ranks of a scaling job are told.
+    """All that the ranks of a scaling job need to know.
 
-    counts: numbers of nodes, rising, from 1 to all. compute_s: declared, for `samples_per_rank`
-    samples. bound: of the efficiency, on whose one side it may be known to be. within_s: how long
-    ranks wait for each other at one place. training: keys of the reference job that are the same
-    for all groups. hidden: of the throughput, with more the mean of steps counts and not their
-    median. seed: of the resampling that decides on more rounds.
+    accelerators_per_node: of the spec. Where there are any, ranks train on nothing else. seed: of
+    the resampling that decides on more rounds. Raises UsageError for one node.
     """
 
     nodes: tuple[str, ...]
     ranks_per_node: int
-    counts: tuple[int, ...]
-    kind: str
-    samples_per_rank: int
-    compute_s: float | None
-    warmup: int
-    steps: int
-    rounds: int
-    most_rounds: int
-    at_most_uncertainty: float
-    bound: float
-    within_s: float
-    training: Mapping[str, Any]
-    hidden: float
+    accelerators_per_node: int
+    promise: ScalingCriterion
     seed: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        promise: ScalingCriterion,
-        nodes: Sequence[str],
-        ranks_per_node: int,
-        accelerators_per_node: int,
-    ) -> Self:
-        """The plan that answers what the spec promises. Raises UsageError for one node.
-
-        accelerators_per_node: of the spec. Where there are any, ranks train on nothing else.
-        """
-        if len(nodes) < 2:
+    def __post_init__(self) -> None:
+        if len(self.nodes) < 2:
             raise UsageError("one node scales to nothing; give --mnode-nodes=2 or more")
-        model = promise.model
-        return cls(
-            nodes=tuple(nodes),
-            ranks_per_node=ranks_per_node,
-            counts=counts_up_to(len(nodes)),
-            kind=promise.kind,
-            samples_per_rank=promise.samples_per_rank,
-            compute_s=promise.compute_s,
-            warmup=promise.warmup,
-            steps=promise.steps,
-            rounds=promise.rounds,
-            most_rounds=promise.most_rounds,
-            at_most_uncertainty=promise.at_most_uncertainty,
-            bound=promise.at_least_efficiency,
-            within_s=promise.within_s,
-            hidden=promise.parts_within,
-            training={
-                "vocab": model.vocab,
-                "context": model.context,
-                "width": model.width,
-                "heads": model.heads,
-                "layers": model.layers,
-                "parallel": promise.parallel,
-                "dtype": promise.dtype,
-                "bucket_bytes": promise.bucket_bytes,
-                "device": device_for(accelerators_per_node),
-            },
-        )
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of nodes, rising, from 1 to all."""
+        return counts_up_to(len(self.nodes))
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Keys of the reference job that are the same for all groups."""
+        promise = self.promise
+        return {
+            **promise.model.model_dump(),
+            "parallel": promise.parallel,
+            "dtype": promise.dtype,
+            "bucket_bytes": promise.bucket_bytes,
+            "device": device_for(self.accelerators_per_node),
+        }
 
     def turns(self, round_: int) -> Iterator[Turn]:
         """One round: every number of nodes once, so that whatever drifts does so for all alike.
@@ -105,17 +69,44 @@ class Plan:
 
     def group_batch(self, count: int) -> int:
         """Samples of a step over `count` nodes, all ranks together."""
-        of_all = self.samples_per_rank * self.ranks_per_node * len(self.nodes)
-        if self.kind == "strong":
+        of_all = self.promise.samples_per_rank * self.ranks_per_node * len(self.nodes)
+        if self.promise.kind == "strong":
             return of_all
-        return self.samples_per_rank * self.ranks_per_node * count
+        return self.promise.samples_per_rank * self.ranks_per_node * count
 
     def group_compute_s(self, count: int) -> float | None:
         """Declared compute of a step over `count` nodes: as long as a rank has samples."""
-        if self.compute_s is None:
+        if self.promise.compute_s is None:
             return None
         each = self.group_batch(count) / (self.ranks_per_node * count)
-        return self.compute_s * each / self.samples_per_rank
+        return self.promise.compute_s * each / self.promise.samples_per_rank
+
+    def missing_from(self, timings: JobTimings, count: int) -> str:
+        """What is missing over `count` nodes, or over one, with which all are compared; or ""."""
+        return self._missing_over(timings, count) or self._missing_over(timings, 1)
+
+    def _missing_over(self, timings: JobTimings, count: int) -> str:
+        over = timings.over(count)
+        if not over:
+            return f"no steps were timed over {nodes(count)}"
+        rounds = {one.round for one in over}
+        if len(rounds) < self.promise.rounds:
+            return (
+                f"over {nodes(count)} {len(rounds)} rounds of {self.promise.rounds} were measured"
+            )
+        for one in over:
+            if len(one.steps[0]) < self.promise.steps:
+                return (
+                    f"{len(one.steps[0])} steps of {self.promise.steps} were timed over "
+                    f"{'+'.join(one.nodes)} in round {one.round + 1}"
+                )
+        had = {(one.round, one.nodes) for one in over}
+        for turn in (t for number in range(timings.rounds) for t in self.turns(number)):
+            for group in turn.groups if turn.count == count else ():
+                names = tuple(self.nodes[node] for node in group)
+                if (turn.round, names) not in had:
+                    return f"round {turn.round + 1} lacks {'+'.join(names)}"
+        return ""
 
     @property
     def unequal(self) -> tuple[int, ...]:
@@ -123,18 +114,10 @@ class Plan:
         ranks = self.ranks_per_node
         return tuple(n for n in self.counts if self.group_batch(n) % (n * ranks))
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`. Raises UsageError for a text that is no plan."""
-        try:
-            told = json.loads(text)
-            told |= {"nodes": tuple(told["nodes"]), "counts": tuple(told["counts"])}
-            return cls(**told)
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"not a plan of a scaling job: {error}") from None
+def nodes(count: int) -> str:
+    """Such as "1 node" and "2 nodes"."""
+    return f"{count} node{'s' if count != 1 else ''}"
 
 
 def device_for(accelerators_per_node: int) -> str:

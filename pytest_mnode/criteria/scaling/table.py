@@ -1,49 +1,48 @@
-"""What a scaling job found, for readers: a row a number of nodes, a row a rank, and the causes."""
+"""What a scaling job found, for readers: rows by number of nodes, rows by rank, and the causes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_mnode.criteria.scaling.facts import PARTS
-from pytest_mnode.criteria.scaling.judging import Judged
-from pytest_mnode.criteria.scaling.result import NAMES, Scaling
+from pytest_mnode.criteria.scaling.judge import PART_NAMES, CountResult, ScalingResult
+from pytest_mnode.criteria.scaling.timings import PARTS
 
 _HEADS = ("nodes", "ms/step", "mean", "samples/s", "tokens/s", "efficiency", "±")
 _MOST_RANKS = 16
 
 
-def table(found: Scaling) -> str:
+def table(found: ScalingResult) -> str:
     """Lines of text: scaling, where the time of a step goes, and each rank's step."""
-    facts, promise = found.facts, found.promise
+    timings, promise = found.timings, found.promise
     model = promise.model
     lines = [
-        f"{promise.kind} scaling, {promise.parallel}, {facts.parameters} parameters in "
-        f"{model.layers} layers, {facts.gradient_bytes} B of gradients a step in "
-        f"{len(facts.bucket_bytes) or 'an unknown number of'} buckets; {facts.backend} on "
-        f"{facts.device}; medians of {promise.steps} steps in each of {facts.rounds} rounds, "
+        f"{promise.kind} scaling, {promise.parallel}, {timings.parameters} parameters in "
+        f"{model.layers} layers, {timings.gradient_bytes} B of gradients a step in "
+        f"{len(timings.bucket_bytes) or 'an unknown number of'} buckets; {timings.backend} on "
+        f"{timings.device}; medians of {promise.steps} steps in each of {timings.rounds} rounds, "
         f"{promise.warmup} dropped before them"
     ]
     if promise.compute_s is not None:
         lines.append(
-            f"emulated: forward and backward take {promise.compute_s * 1e3:g} ms by declaration; "
+            f"emulated: forward and backward take {promise.compute_s * 1e3:g} ms, as declared; "
             "gradients, buckets and collectives are real"
         )
-    lines += ["", *_aligned([_HEADS, *(_row(one) for one in found.judged)])]
+    lines += ["", *_aligned([_HEADS, *(_row(one) for one in found.counts)])]
     lines += ["", "ms a step of the mean rank, and (more than on one node):"]
-    lines += _aligned([("nodes", *NAMES), *(_parts(one) for one in found.judged)])
-    for one in found.judged:
+    lines += _aligned([("nodes", *PART_NAMES), *(_parts(one) for one in found.counts)])
+    for one in found.counts:
         if one.row.count > 1:
-            said = one.told or "next to nothing"
-            lines += ["", f"{one.row.count} nodes lose {_ms(one.row.lost_s)} ms a step: {said}"]
-    if found.located:
-        lines.append(f"located: {found.located}")
-    if found.judged:
-        lines += ["", f"each rank on {found.judged[-1].row.count} nodes, ms a step:"]
-        lines += _aligned(_ranks(found.judged[-1]))
+            causes = one.description or "next to nothing"
+            lines += ["", f"{one.row.count} nodes lose {_ms(one.row.lost_s)} ms a step: {causes}"]
+    if found.slow_links:
+        lines.append(f"slow links: {found.slow_links}")
+    if found.counts:
+        lines += ["", f"each rank on {found.counts[-1].row.count} nodes, ms a step:"]
+        lines += _aligned(_ranks(found.counts[-1]))
     return "\n".join(lines)
 
 
-def _row(one: Judged) -> tuple[str, ...]:
+def _row(one: CountResult) -> tuple[str, ...]:
     row, mean = one.row, one.measured.by_mean()
     efficiency = (
         ("1", "") if row.count == 1 else (f"{row.efficiency:.3f}", f"{row.uncertainty:.3f}")
@@ -52,7 +51,7 @@ def _row(one: Judged) -> tuple[str, ...]:
     return (str(row.count), _ms(one.measured.step_s), _ms(mean.step_s), *rates, *efficiency)
 
 
-def _parts(one: Judged) -> tuple[str, ...]:
+def _parts(one: CountResult) -> tuple[str, ...]:
     pairs = zip(one.parts.parts, one.parts.lost, strict=True)
     more = one.row.count > 1
     return (
@@ -61,7 +60,7 @@ def _parts(one: Judged) -> tuple[str, ...]:
     )
 
 
-def _ranks(one: Judged) -> list[tuple[str, ...]]:
+def _ranks(one: CountResult) -> list[tuple[str, ...]]:
     heads = ("rank", "node", "step", *PARTS, "of it waiting", "slowest in")
     rows: list[tuple[str, ...]] = [heads]
     ranks = sorted(one.parts.ranks, key=lambda rank: -rank.slowest_in)

@@ -1,4 +1,4 @@
-"""Facts of scaling jobs that never ran: what a rank does is a function of who it is."""
+"""JobTimings of scaling jobs that never ran: what a rank does is a function of who it is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pytest_mnode.criteria.scaling.facts import Facts, Step, Swept, Trained
 from pytest_mnode.criteria.scaling.plan import Plan
+from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -28,14 +28,14 @@ def promise(**changes: object) -> ScalingCriterion:
 
 def plan(nodes: int = 4, per_node: int = 1, **changes: object) -> Plan:
     names = [f"node{i}" for i in range(nodes)]
-    return Plan.of(promise(**changes), names, per_node, 0)
+    return Plan(tuple(names), per_node, 0, promise(**changes))
 
 
 def healthy(node: str, count: int) -> Mapping[str, float]:
     return HEALTHY
 
 
-def facts(
+def timings(
     made: Plan,
     own: Own = healthy,
     needed_s: Callable[[int], float] = lambda count: 0.002,
@@ -45,7 +45,7 @@ def facts(
     nic: str = "fab0",
     jitter: Callable[[int, int], float] = lambda round_, number: 0.0,
     missed_s: float = 0.0,
-) -> Facts:
+) -> JobTimings:
     """What the plan's turns would find. needed_s: of collectives that are not hidden, by count.
 
     hidden: part of the gradients' way. line: part of the line rate that all-reduces reach. nic:
@@ -53,7 +53,7 @@ def facts(
     that no part tells of.
     """
     trained = []
-    for round_ in range(made.rounds):
+    for round_ in range(made.promise.rounds):
         for turn in made.turns(round_):
             for group in turn.groups:
                 names = tuple(made.nodes[node] for node in group)
@@ -66,8 +66,8 @@ def facts(
                     )
                     for of_rank in last.steps
                 )
-                sent = GRADIENTS * 2 * made.steps if turn.count > 1 else 500
-                trained[-1] = Trained(
+                sent = GRADIENTS * 2 * made.promise.steps if turn.count > 1 else 500
+                trained[-1] = GroupSteps(
                     last.round,
                     last.nodes,
                     last.ranks,
@@ -77,13 +77,15 @@ def facts(
                     tuple({"lo": 0, "mgmt0": 900, "fab0": 900, nic: sent} for _ in names),
                     tuple(0.0 for _ in last.ranks),
                 )
-    swept = []
+    all_reduces = []
     for count in made.counts[1:]:
         ranks = count * made.ranks_per_node
         factor = 2 * (ranks - 1) / ranks
         for size in (40_000, GRADIENTS):
-            swept.append(Swept(made.nodes[:count], size, factor * size / (line * LINE_BYTES_S)))
-    return Facts(
+            all_reduces.append(
+                AllReduceTime(made.nodes[:count], size, factor * size / (line * LINE_BYTES_S))
+            )
+    return JobTimings(
         made.ranks_per_node,
         "gloo",
         "cpu",
@@ -91,14 +93,14 @@ def facts(
         GRADIENTS,
         (40_000,),
         tuple(trained),
-        tuple(swept),
+        tuple(all_reduces),
     )
 
 
-def changed(job: Facts, change: Callable[[Step, int, str], Step]) -> Facts:
+def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTimings:
     """Each step of groups of two nodes or more as `change` has it: by its number, and by node."""
 
-    def of(one: Trained) -> Trained:
+    def of(one: GroupSteps) -> GroupSteps:
         steps = tuple(
             tuple(change(step, number, one.node_of(index)) for number, step in enumerate(of_rank))
             for index, of_rank in enumerate(one.steps)
@@ -108,16 +110,16 @@ def changed(job: Facts, change: Callable[[Step, int, str], Step]) -> Facts:
     return replace(job, trained=tuple(of(t) if t.count > 1 else t for t in job.trained))
 
 
-def uneven(job: Facts, most_s: float, seed: int = 0) -> Facts:
+def uneven(job: JobTimings, most_s: float, seed: int = 0) -> JobTimings:
     """Each rank computes longer in each step by chance, up to so much; the others wait for it."""
     chance = random.Random(seed)
     return later(job, lambda rank, count: chance.uniform(0, most_s))
 
 
-def later(job: Facts, by: Callable[[int, int], float], part: str = "compute") -> Facts:
+def later(job: JobTimings, by: Callable[[int, int], float], part: str = "compute") -> JobTimings:
     """Each rank takes longer in each step, by its number and how many nodes there are."""
 
-    def of(one: Trained) -> Trained:
+    def of(one: GroupSteps) -> GroupSteps:
         steps = [list(of_rank) for of_rank in one.steps]
         for number in range(len(steps[0])):
             mine = [of_rank[number] for of_rank in steps]
@@ -143,7 +145,7 @@ def _trained(  # noqa: PLR0917  one group's turn
     names: tuple[str, ...],
     own: Own,
     needed_s: float,
-) -> Trained:
+) -> GroupSteps:
     each = made.ranks_per_node
     ranks = tuple(node * each + local for node in group for local in range(each))
     parts = [dict(own(name, len(names))) for name in names for _ in range(each)]
@@ -153,9 +155,11 @@ def _trained(  # noqa: PLR0917  one group's turn
         mine_s = sum(of_rank.values())
         exposed = slowest_s - mine_s + needed_s
         full = {"checkpoint": 0.0, "exposed": exposed, **of_rank}
-        steps.append(tuple(Step(wall_s=slowest_s + needed_s, **full) for _ in range(made.steps)))
+        steps.append(
+            tuple(Step(wall_s=slowest_s + needed_s, **full) for _ in range(made.promise.steps))
+        )
     batch = made.group_batch(len(names))
-    return Trained(round_, names, ranks, tuple(steps), batch, batch * 16, ())
+    return GroupSteps(round_, names, ranks, tuple(steps), batch, batch * 16, ())
 
 
 def _changed(step: Step, more_s: float, missed_s: float, hidden: float, count: int) -> Step:

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.attribution import SPLIT, Attribution, attributed
-from pytest_mnode.criteria.scaling.efficiency import scaled
-from pytest_mnode.criteria.scaling.facts import PARTS, Facts, Step
-from pytest_mnode.criteria.scaling.judging import Judged
-from pytest_mnode.criteria.scaling.result import judge
+from pytest_mnode.criteria.scaling.attribution import SPLIT, Attribution, attribute
+from pytest_mnode.criteria.scaling.efficiency import throughputs
+from pytest_mnode.criteria.scaling.judge import CountResult, judge
+from pytest_mnode.criteria.scaling.timings import PARTS, JobTimings, Step
 from tests.criteria.scaling import made
 
 
-def of(job: Facts) -> Attribution:
-    return attributed(job, scaled(job)[-1])
+def of(job: JobTimings) -> Attribution:
+    return attribute(job, throughputs(job)[-1])
 
 
 def slow(**parts: float) -> made.Own:
@@ -34,7 +33,7 @@ def slow(**parts: float) -> made.Own:
 def test_parts_add_up_to_the_step_and_to_the_loss(
     nodes: int, per_node: int, parts: dict[str, float]
 ) -> None:
-    job = made.facts(made.plan(nodes, per_node), slow(**parts), lambda count: 0.004 * count)
+    job = made.timings(made.plan(nodes, per_node), slow(**parts), lambda count: 0.004 * count)
     found = of(job)
     assert sum(found.parts) == pytest.approx(found.step_s)
     assert sum(found.lost) == pytest.approx(found.lost_s)
@@ -45,7 +44,9 @@ def test_parts_add_up_to_the_step_and_to_the_loss(
 
 
 def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
-    found = of(made.facts(made.plan(4), slow(compute=0.3), lambda count: 0.01 if count > 1 else 0))
+    found = of(
+        made.timings(made.plan(4), slow(compute=0.3), lambda count: 0.01 if count > 1 else 0)
+    )
     lost = dict(zip(SPLIT, found.lost, strict=True))
     assert lost["exposed"] == pytest.approx(0.01)
     assert lost["waiting"] == pytest.approx(0.1 * 3 / 4)  # three of four wait 100 ms
@@ -62,21 +63,21 @@ def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
 
 def test_who_is_late_after_a_collective_is_waited_for_in_the_next_step() -> None:
     """A rank's optimiser is slow; the others wait for it in the collectives of the next step."""
-    found = of(made.facts(made.plan(4), slow(optimiser=0.053), lambda count: 0.0))
+    found = of(made.timings(made.plan(4), slow(optimiser=0.053), lambda count: 0.0))
     on_path = dict(zip(PARTS, found.lost_on_path, strict=True))
     assert on_path["optimiser"] == pytest.approx(0.05)
     assert on_path["compute"] == pytest.approx(0)
 
 
 def test_time_that_no_part_tells_of_is_seen() -> None:
-    found = of(made.facts(made.plan(2), missed_s=0.01))
+    found = of(made.timings(made.plan(2), missed_s=0.01))
     assert found.worst_missed.missed == pytest.approx(0.01 / 0.217, rel=1e-3)
 
 
-def judged(job: Facts) -> Judged:
+def judged(job: JobTimings) -> CountResult:
     nodes = tuple(f"node{i}" for i in range(max(job.counts)))
     plan = made.plan(len(nodes))
-    return judge(job, plan, made.spec(), made.promise()).judged[-1]
+    return judge(job, plan, made.spec(), made.promise()).counts[-1]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_the_loss_that_is_judged_is_the_one_that_is_attributed(
         late = late_s if number % 6 in of_six else 0.0
         return replace(step, wall_s=step.wall_s + late, exposed=step.exposed + late)
 
-    one = judged(made.changed(made.facts(made.plan(2)), of))
+    one = judged(made.changed(made.timings(made.plan(2)), of))
     assert one.row.lost_s == pytest.approx(lost_s)
     assert one.not_attributed < 0.005
     lost = dict(zip(SPLIT, one.parts.lost, strict=True))
@@ -119,19 +120,19 @@ def test_honest_noise_is_attributed(nodes: int, seed: int) -> None:
         return replace(step, wall_s=step.wall_s + more, compute=step.compute + more)
 
     plan = made.plan(nodes, steps=3)
-    one = judged(made.changed(made.facts(plan), of))
+    one = judged(made.changed(made.timings(plan), of))
     assert one.not_attributed < 0.02
     assert one.row.lost_s > 0.01
 
 
 def test_an_attribution_of_another_loss_is_seen() -> None:
-    one = judged(made.facts(made.plan(2), slow(compute=0.28)))
+    one = judged(made.timings(made.plan(2), slow(compute=0.28)))
     assert one.not_attributed < 1e-9
     parts = replace(one.parts, parts=(one.parts.parts[0] + 0.014, *one.parts.parts[1:]))
     assert replace(one, parts=parts).not_attributed == pytest.approx(0.014 / one.row.step_s)
 
 
 def test_what_is_hidden_is_a_part_of_the_way() -> None:
-    assert of(made.facts(made.plan(2), hidden=0.03)).hidden_fraction == pytest.approx(0.03)
-    alone = made.facts(made.plan(2))
-    assert attributed(alone, scaled(alone)[0]).hidden_fraction is None
+    assert of(made.timings(made.plan(2), hidden=0.03)).hidden_fraction == pytest.approx(0.03)
+    alone = made.timings(made.plan(2))
+    assert attribute(alone, throughputs(alone)[0]).hidden_fraction is None

@@ -10,28 +10,30 @@ import pytest
 
 from pytest_mnode.criteria.scaling import table
 from pytest_mnode.criteria.scaling.causes import Cause, explained
-from pytest_mnode.criteria.scaling.facts import Facts, Step
+from pytest_mnode.criteria.scaling.judge import (
+    ScalingResult,
+    judge,
+    judge_efficiency,
+    judge_parts,
+)
+from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.result import Scaling, judge
-from pytest_mnode.measure import Measure
+from pytest_mnode.criteria.scaling.timings import JobTimings, Step
 from pytest_mnode.measurement import Measurement, Verdict
 from tests.criteria.scaling import made
 
 
-def judged(plan: Plan, job: Facts, **changes: object) -> Scaling:
+def judged(plan: Plan, job: JobTimings, **changes: object) -> ScalingResult:
     return judge(job, plan, made.spec(), made.promise(**changes))
 
 
-def measured(found: Scaling) -> dict[str, Measurement]:
-    kept: list[Measurement] = []
-    measure = Measure(kept, "")
-    found.record_efficiency(measure)
-    found.record_parts(measure)
-    found.record_network(measure)
-    return {one.name: one for one in kept}
+def measured(found: ScalingResult) -> dict[str, Measurement]:
+    network = judge_network(found.traffic, found.spec, found.promise)
+    every = (*judge_efficiency(found), *judge_parts(found), *network)
+    return {one.name: one for one in every}
 
 
-def last(found: Scaling) -> Measurement:
+def last(found: ScalingResult) -> Measurement:
     return measured(found)[f"efficiency, {found.plan.counts[-1]} nodes"]
 
 
@@ -50,7 +52,7 @@ def exposed(seconds: float) -> dict[str, object]:
 @pytest.mark.parametrize("nodes", [2, 3, 4, 16])
 def test_a_healthy_job_passes_in_all(nodes: int, per_node: int) -> None:
     plan = made.plan(nodes, per_node)
-    found = judged(plan, made.facts(plan))
+    found = judged(plan, made.timings(plan))
     verdicts = {name: one.verdict for name, one in measured(found).items() if one.expected}
     assert set(verdicts.values()) == {Verdict.PASS}, verdicts
     assert f"efficiency, {nodes} nodes" in verdicts
@@ -80,7 +82,7 @@ def test_a_healthy_job_passes_in_all(nodes: int, per_node: int) -> None:
 )
 def test_the_largest_cause_comes_first(job: dict[str, object], culprit: str) -> None:
     plan = made.plan(4)
-    found = last(judged(plan, made.facts(plan, **job)))  # type: ignore[arg-type]
+    found = last(judged(plan, made.timings(plan, **job)))  # type: ignore[arg-type]
     assert found.verdict is Verdict.FAIL
     assert found.culprit is not None
     assert found.culprit.startswith(culprit), found.culprit
@@ -88,7 +90,7 @@ def test_the_largest_cause_comes_first(job: dict[str, object], culprit: str) -> 
 
 def test_one_rank_of_several_on_a_node_is_named_by_its_number() -> None:
     plan = made.plan(2, per_node=2)
-    job = made.facts(plan)
+    job = made.timings(plan)
     slower = []
     for one in job.trained:
         steps = list(one.steps)
@@ -107,7 +109,7 @@ def test_one_rank_of_several_on_a_node_is_named_by_its_number() -> None:
 
 def test_a_different_rank_each_step_is_nobody() -> None:
     plan = made.plan(4)
-    job = made.facts(plan)
+    job = made.timings(plan)
     uneven = []
     for one in job.trained:
         steps = [list(of_rank) for of_rank in one.steps]
@@ -131,7 +133,7 @@ def test_a_different_rank_each_step_is_nobody() -> None:
 
 def test_between_the_bounds_allowed_causes_must_explain_the_loss() -> None:
     plan = made.plan(4)
-    job = made.facts(plan, **exposed(0.015))  # type: ignore[arg-type]
+    job = made.timings(plan, **exposed(0.015))  # type: ignore[arg-type]
     assert last(judged(plan, job)).verdict is Verdict.FAIL
     passed = last(judged(plan, job, allowed_causes=["communication", "contention"]))
     assert passed.verdict is Verdict.PASS
@@ -145,7 +147,7 @@ def test_between_the_bounds_allowed_causes_must_explain_the_loss() -> None:
 
 def test_below_the_lower_bound_no_cause_is_an_excuse() -> None:
     plan = made.plan(4)
-    job = made.facts(plan, **exposed(0.05))  # type: ignore[arg-type]
+    job = made.timings(plan, **exposed(0.05))  # type: ignore[arg-type]
     assert last(judged(plan, job, allowed_causes=["communication"])).verdict is Verdict.FAIL
 
 
@@ -161,11 +163,11 @@ def test_what_one_part_gains_does_not_pay_for_another() -> None:
 
 def test_too_little_or_too_uneven_is_no_answer() -> None:
     plan = made.plan(4)
-    job = made.facts(plan)
+    job = made.timings(plan)
     few = judge(job, made.plan(4, rounds=5), made.spec(), made.promise(rounds=5))
     assert last(few).verdict is Verdict.INCONCLUSIVE
     assert "3 rounds of 5 were measured" in last(few).note
-    wild = made.facts(plan, jitter=lambda round_, step: 0.02 * ((7 * step + 3 * round_) % 5))
+    wild = made.timings(plan, jitter=lambda round_, step: 0.02 * ((7 * step + 3 * round_) % 5))
     assert last(judged(plan, wild)).verdict is Verdict.INCONCLUSIVE
     assert "steps differ too much" in last(judged(plan, wild)).note
     nothing = replace(job, trained=())
@@ -175,26 +177,26 @@ def test_too_little_or_too_uneven_is_no_answer() -> None:
 def test_a_starved_machine_is_no_answer_unless_somebody_is_to_blame() -> None:
     plan = made.plan(4)
 
-    def starved(job: Facts) -> Facts:
-        seconds = [replace(t, starved_s=tuple(1.0 for _ in t.ranks)) for t in job.trained]
+    def starved(job: JobTimings) -> JobTimings:
+        seconds = [replace(t, cpu_wait_s=tuple(1.0 for _ in t.ranks)) for t in job.trained]
         return replace(job, trained=tuple(seconds))
 
-    diffuse = starved(made.facts(plan, **exposed(0.03)))  # type: ignore[arg-type]
+    diffuse = starved(made.timings(plan, **exposed(0.03)))  # type: ignore[arg-type]
     assert last(judged(plan, diffuse)).verdict is Verdict.INCONCLUSIVE
     assert "nodes share this machine's processors" in last(judged(plan, diffuse)).note
-    slow = starved(made.facts(plan, on("node3", compute=0.28)))
+    slow = starved(made.timings(plan, on("node3", compute=0.28)))
     assert last(judged(plan, slow)).verdict is Verdict.FAIL
 
 
 def test_bytes_that_no_counter_shows_prove_nothing() -> None:
     plan = made.plan(4)
-    job = made.facts(plan)
+    job = made.timings(plan)
     unseen = [replace(t, sent_bytes=tuple({"fab0": 100} for _ in t.nodes)) for t in job.trained]
     found = measured(judged(plan, replace(job, trained=tuple(unseen))))
     unseen_at_all = found["sent past the fabric during the steps"]
     assert unseen_at_all.verdict is Verdict.INCONCLUSIVE
     assert unseen_at_all.note.startswith("no counter shows the ")
-    astray = measured(judged(plan, made.facts(plan, nic="mgmt0")))
+    astray = measured(judged(plan, made.timings(plan, nic="mgmt0")))
     network = astray["sent past the fabric during the steps"]
     assert network.verdict is Verdict.FAIL
     assert network.culprit == "all nodes sent over mgmt0 instead of fab0"
@@ -202,7 +204,7 @@ def test_bytes_that_no_counter_shows_prove_nothing() -> None:
 
 def test_parts_that_miss_the_step_fail() -> None:
     plan = made.plan(4)
-    found = measured(judged(plan, made.facts(plan, missed_s=0.01)))
+    found = measured(judged(plan, made.timings(plan, missed_s=0.01)))
     one = found["parts beside the step time, 4 nodes"]
     assert one.verdict is Verdict.FAIL
     assert one.culprit is not None
@@ -211,21 +213,21 @@ def test_parts_that_miss_the_step_fail() -> None:
 
 def test_the_table_shows_what_was_emulated_and_who_waited() -> None:
     plan = made.plan(4)
-    text = table(judged(plan, made.facts(plan, on("node3", compute=0.28))))
-    assert "emulated: forward and backward take 200 ms by declaration" in text
+    text = table(judged(plan, made.timings(plan, on("node3", compute=0.28))))
+    assert "emulated: forward and backward take 200 ms, as declared" in text
     assert "4 nodes lose " in text
     assert "node3 computes 1.4× slower" in text
-    located = judged(plan, made.facts(plan, line=0.4, **exposed(0.1)))  # type: ignore[arg-type]
+    located = judged(plan, made.timings(plan, line=0.4, **exposed(0.1)))  # type: ignore[arg-type]
     assert located.falls_short_by_fabric
-    with_who = located.with_located("node2 fab0 (50 Mbit/s)")
+    with_who = replace(located, slow_links="node2 fab0 (50 Mbit/s)")
     assert "node2 fab0 (50 Mbit/s)" in str(last(with_who).culprit)
-    assert "located: node2 fab0 (50 Mbit/s)" in table(with_who)
+    assert "slow links: node2 fab0 (50 Mbit/s)" in table(with_who)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_a_straggler_has_all_that_it_costs(nodes: int) -> None:
     plan = made.plan(nodes)
-    found = judged(plan, made.facts(plan, on("node1", compute=0.28))).judged[-1]
+    found = judged(plan, made.timings(plan, on("node1", compute=0.28))).counts[-1]
     assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "node1")
     assert found.causes[0].seconds == pytest.approx(0.08)
     assert sum(cause.seconds for cause in found.causes) == pytest.approx(found.parts.lost_s)
@@ -242,8 +244,8 @@ def test_what_is_uneven_inside_one_node_too_is_no_cause(
     more_s: float, allowed: str, share: float
 ) -> None:
     plan = made.plan(4, 8)
-    job = made.later(made.facts(plan, **exposed(0.0165), line=0.15), local_rank_0(more_s))  # type: ignore[arg-type]
-    found = judged(plan, job, allowed_causes=[allowed], fabric_fraction=0.1).judged[-1]
+    job = made.later(made.timings(plan, **exposed(0.0165), line=0.15), local_rank_0(more_s))  # type: ignore[arg-type]
+    found = judged(plan, job, allowed_causes=[allowed], fabric_fraction=0.1).counts[-1]
     assert found.explained == pytest.approx(share, abs=0.02), found.causes
     assert [c.culprit for c in found.causes if c.kind == "straggler"] == []
     assert sum(c.seconds for c in found.causes) == pytest.approx(found.parts.lost_s)
@@ -257,8 +259,8 @@ def test_ranks_that_differ_by_chance_explain_no_more_than_they_cost(
     nodes: int, jitter: float, least: float
 ) -> None:
     plan = made.plan(nodes, 8)
-    job = made.uneven(made.facts(plan, **exposed(0.0165), line=0.15), 0.2 * jitter)  # type: ignore[arg-type]
-    found = judged(plan, job, allowed_causes=["communication"], fabric_fraction=0.1).judged[-1]
+    job = made.uneven(made.timings(plan, **exposed(0.0165), line=0.15), 0.2 * jitter)  # type: ignore[arg-type]
+    found = judged(plan, job, allowed_causes=["communication"], fabric_fraction=0.1).counts[-1]
     assert found.explained > least, found.causes
 
 
@@ -268,7 +270,7 @@ def test_a_straggler_beside_what_is_uneven_in_every_node_has_its_own_part() -> N
     def by(rank: int, count: int) -> float:
         return (0.016 if rank % 8 == 0 else 0.0) + (0.08 if rank == 13 else 0.0)
 
-    found = judged(plan, made.later(made.facts(plan), by)).judged[-1]
+    found = judged(plan, made.later(made.timings(plan), by)).counts[-1]
     assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "rank 13 on node1")
     assert found.causes[0].seconds == pytest.approx(0.064)
     assert all(cause.seconds == pytest.approx(0, abs=1e-3) for cause in found.causes[1:])
@@ -281,7 +283,7 @@ def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
         often = rank == 24 and count > 1 and chance.random() < 0.7
         return 0.03 if often else chance.uniform(0, 1e-4)
 
-    found = judged(plan, made.later(made.facts(plan), by)).judged[-1]
+    found = judged(plan, made.later(made.timings(plan), by)).counts[-1]
     assert found.causes[0].kind == "skew"
     assert found.causes[0].text.startswith(
         "ranks compute unevenly: the slowest of a step, most often rank 24 on node3, takes 30"
@@ -291,8 +293,8 @@ def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
 @pytest.mark.parametrize("part", ["rest", "input", "optimiser"])
 def test_one_rank_that_takes_longer_for_anything_is_named(part: str) -> None:
     plan = made.plan(4, 8)
-    job = made.later(made.facts(plan), lambda rank, count: 0.04 if rank == 13 else 0.0, part)
-    found = judged(plan, job).judged[-1]
+    job = made.later(made.timings(plan), lambda rank, count: 0.04 if rank == 13 else 0.0, part)
+    found = judged(plan, job).counts[-1]
     assert found.causes[0].kind == part
     assert found.causes[0].culprit == "rank 13 on node1"
     assert found.causes[0].seconds == pytest.approx(0.04)
@@ -300,10 +302,10 @@ def test_one_rank_that_takes_longer_for_anything_is_named(part: str) -> None:
 
 def test_a_rest_that_all_ranks_have_is_nobodys() -> None:
     plan = made.plan(4, 8)
-    job = made.later(made.facts(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
-    found = judged(plan, job).judged[-1]
+    job = made.later(made.timings(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
+    found = judged(plan, job).counts[-1]
     assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
-    assert found.causes[0].text == "40 ms a step have no name: bookkeeping of ranks"
+    assert found.causes[0].text == "unattributed: 40 ms a step, the bookkeeping of ranks"
 
 
 @pytest.mark.parametrize("part", ["input", "compute", "optimiser", "rest", "exposed"])
@@ -315,18 +317,18 @@ def test_stalls_in_a_part_of_the_steps_fail_by_the_part_that_stalls(part: str, e
         more = 0.4 if number % every == 0 else 0.0
         return replace(step, wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
 
-    found = judged(plan, made.changed(made.facts(plan), stall))
+    found = judged(plan, made.changed(made.timings(plan), stall))
     one = last(found)
     assert one.verdict is Verdict.FAIL
     assert one.value is not None
     assert one.value == pytest.approx(0.207 / (0.207 + 0.04 * -(-10 // every)))
     assert "median 207.0 ms, mean " in one.note
-    assert "judged by the mean of each turn's steps, for the median hides slow ones" in one.note
+    assert "judged by the mean of each turn's steps, because the median hides slow ones" in one.note
     kinds = {"exposed": "contention"}
-    assert found.judged[-1].causes[0].kind == kinds.get(part, part)
+    assert found.counts[-1].causes[0].kind == kinds.get(part, part)
     assert measured(found)["loss not attributed, 4 nodes"].verdict is Verdict.PASS
     assert measured(found)["throughput, 4 nodes"].value == pytest.approx(
-        found.judged[0].row.samples_s * 4 * one.value
+        found.counts[0].row.samples_s * 4 * one.value
     )
 
 
@@ -337,24 +339,24 @@ def test_two_stalls_of_ten_steps_are_left_open_by_what_stalls() -> None:
         more = 0.4 if number % 5 == 0 else 0.0
         return replace(step, wall_s=step.wall_s + more, input=step.input + more)
 
-    one = last(judged(plan, made.changed(made.facts(plan), stall)))
+    one = last(judged(plan, made.changed(made.timings(plan), stall)))
     assert one.verdict is Verdict.INCONCLUSIVE
     assert "steps differ too much; 95 % between" in one.note
     assert one.culprit == "input takes 81 ms a step, on one node 1.0 ms"
-    rows = table(judged(plan, made.changed(made.facts(plan), stall))).splitlines()
+    rows = table(judged(plan, made.changed(made.timings(plan), stall))).splitlines()
     assert any(row.split()[:3] == ["4", "207.0", "287.0"] for row in rows)
 
 
 def test_stalls_of_one_node_name_it() -> None:
     plan = made.plan(4, 2)
-    job = made.facts(plan)
+    job = made.timings(plan)
     number = iter(range(10**6))
 
     def by(rank: int, count: int) -> float:
         step = next(number) // (2 * count) % 10
         return 0.4 if count > 1 and rank // 2 == 2 and step % 4 == 0 else 0.0
 
-    found = judged(plan, made.later(job, by, "input")).judged[-1]
+    found = judged(plan, made.later(job, by, "input")).counts[-1]
     assert found.causes[0].kind == "input"
     assert found.causes[0].culprit == "node2"
     assert found.holds is False

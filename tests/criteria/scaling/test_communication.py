@@ -6,32 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.facts import Facts, Swept
-from pytest_mnode.criteria.scaling.judging import Judged
+from pytest_mnode.criteria.scaling.judge import CountResult, judge, judge_efficiency
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.result import judge
-from pytest_mnode.measure import Measure
+from pytest_mnode.criteria.scaling.timings import AllReduceTime, JobTimings
 from pytest_mnode.measurement import Measurement, Verdict
 from tests.criteria.scaling import made
 
 PLAN = made.plan(2)
 
 
-def exposed(seconds: float, hidden: float = 0.9) -> Facts:
-    return made.facts(PLAN, needed_s=lambda count: seconds if count > 1 else 0.0, hidden=hidden)
+def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
+    return made.timings(PLAN, needed_s=lambda count: seconds if count > 1 else 0.0, hidden=hidden)
 
 
-def last(plan: Plan, job: Facts, *allowed: str) -> tuple[Judged, Measurement]:
+def last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
     found = judge(job, plan, made.spec(), made.promise(allowed_causes=list(allowed)))
-    kept: list[Measurement] = []
-    found.record_efficiency(Measure(kept, ""))
-    return found.judged[-1], next(one for one in kept if one.name == "efficiency, 2 nodes")
+    return found.counts[-1], next(
+        one for one in judge_efficiency(found) if one.name == "efficiency, 2 nodes"
+    )
 
 
-def one_bucket(job: Facts) -> Facts:
+def one_bucket(job: JobTimings) -> JobTimings:
     """As if all gradients were sent at once, which nothing is left to hide."""
-    at_once = max(job.swept, key=lambda one: one.size_bytes)
-    return replace(job, swept=(at_once,))
+    at_once = max(job.all_reduces, key=lambda one: one.size_bytes)
+    return replace(job, all_reduces=(at_once,))
 
 
 def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
@@ -39,8 +37,8 @@ def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
     seconds = {cause.kind: cause.seconds for cause in judged.causes}
-    assert judged.lane is not None
-    allowed_s = judged.lane.last_s
+    assert judged.baseline is not None
+    allowed_s = judged.baseline.last_s
     assert seconds["communication"] == pytest.approx(allowed_s)
     assert seconds["contention"] == pytest.approx(0.018 - allowed_s)
     assert efficiency.culprit == (
@@ -52,26 +50,26 @@ def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
 
 
 def test_a_fabric_that_was_not_measured_allows_nothing() -> None:
-    unknown = replace(exposed(0.018), swept=())
+    unknown = replace(exposed(0.018), all_reduces=())
     for allowed in ([], ["communication", "contention", "overlap", "fabric"]):
         judged, efficiency = last(PLAN, unknown, *allowed)
         assert efficiency.verdict is Verdict.INCONCLUSIVE
         assert "what the fabric allows over 2 nodes was not measured" in efficiency.note
         assert judged.explained < 0.01
-    assert last(PLAN, replace(exposed(0.05), swept=()))[1].verdict is Verdict.FAIL
-    assert last(PLAN, replace(exposed(0.005), swept=()))[1].verdict is Verdict.PASS
+    assert last(PLAN, replace(exposed(0.05), all_reduces=()))[1].verdict is Verdict.FAIL
+    assert last(PLAN, replace(exposed(0.005), all_reduces=()))[1].verdict is Verdict.PASS
 
 
 def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
     judged, efficiency = last(PLAN, one_bucket(exposed(0.015, hidden=0.0)), "communication")
-    assert judged.lane is not None
-    assert judged.lane.last_s > 0.05
+    assert judged.baseline is not None
+    assert judged.baseline.last_s > 0.05
     assert efficiency.verdict is Verdict.PASS
     assert {cause.kind for cause in judged.causes if cause.seconds > 1e-6} == {"communication"}
 
 
 def test_where_computing_is_short_little_can_be_hidden() -> None:
-    """Of 100 ms on the way 10 can be hidden beneath 10 ms of computing: that is all of it."""
+    """Of 100 ms on the way 10 can be hidden lower_devices 10 ms of computing: that is all of it."""
     job = made.changed(
         exposed(0.2, hidden=0.09), lambda step, number, node: replace(step, backward_s=0.01)
     )
@@ -81,7 +79,7 @@ def test_where_computing_is_short_little_can_be_hidden() -> None:
 
 
 def test_a_slow_fabric_has_all_that_is_exposed() -> None:
-    job = made.facts(PLAN, needed_s=lambda count: 0.038 if count > 1 else 0.0, line=0.47)
+    job = made.timings(PLAN, needed_s=lambda count: 0.038 if count > 1 else 0.0, line=0.47)
     judged, efficiency = last(PLAN, job, "communication", "contention")
     assert judged.causes[0].kind == "fabric"
     assert judged.causes[0].seconds == pytest.approx(0.038)
@@ -89,6 +87,6 @@ def test_a_slow_fabric_has_all_that_is_exposed() -> None:
 
 
 def test_swept_by_nobody_is_no_lane() -> None:
-    other = Swept(("node0", "node1", "node2"), 100, 0.1)
-    judged, _ = last(PLAN, replace(exposed(0.018), swept=(other,)))
-    assert judged.lane is None
+    other = AllReduceTime(("node0", "node1", "node2"), 100, 0.1)
+    judged, _ = last(PLAN, replace(exposed(0.018), all_reduces=(other,)))
+    assert judged.baseline is None

@@ -7,25 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.facts import Facts, Trained
+from pytest_mnode.criteria.scaling.judge import judge, judge_efficiency, judge_parts
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.result import judge
+from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.errors import EnvironmentContractError
-from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from tests.criteria.scaling import made
 
 
-def measured(plan: Plan, job: Facts, spec: Spec | None = None) -> dict[str, Measurement]:
-    kept: list[Measurement] = []
+def measured(plan: Plan, job: JobTimings, spec: Spec | None = None) -> dict[str, Measurement]:
     found = judge(job, plan, spec or made.spec(), made.promise())
-    found.record_efficiency(Measure(kept, ""))
-    found.record_parts(Measure(kept, ""))
-    return {one.name: one for one in kept}
+    return {one.name: one for one in (*judge_efficiency(found), *judge_parts(found))}
 
 
-def only(job: Facts, keep: Callable[[Trained], bool]) -> Facts:
+def only(job: JobTimings, keep: Callable[[GroupSteps], bool]) -> JobTimings:
     return replace(job, trained=tuple(one for one in job.trained if keep(one)))
 
 
@@ -35,14 +32,14 @@ def with_accelerators(per_node: int) -> Spec:
     return spec.model_copy(update={"accelerators": there})
 
 
-def shorter(one: Trained, count: int, steps: int) -> Trained:
+def shorter(one: GroupSteps, count: int, steps: int) -> GroupSteps:
     if one.count != count:
         return one
     return replace(one, steps=tuple(of_rank[:steps] for of_rank in one.steps))
 
 
 @pytest.mark.parametrize(
-    ("keep", "lacking", "why"),
+    ("keep", "missing_steps", "why"),
     [
         (lambda one: one.count != 4, [4], "no steps were timed over 4 nodes"),
         (lambda one: one.count == 1, [2, 4], "no steps were timed over 2 nodes"),
@@ -58,24 +55,24 @@ def shorter(one: Trained, count: int, steps: int) -> Trained:
     ],
 )
 def test_what_was_not_measured_does_not_pass(
-    keep: Callable[[Trained], bool], lacking: list[int], why: str
+    keep: Callable[[GroupSteps], bool], missing_steps: list[int], why: str
 ) -> None:
     plan = made.plan(4)
-    found = measured(plan, only(made.facts(plan), keep))
+    found = measured(plan, only(made.timings(plan), keep))
     for count in plan.counts[1:]:
         efficiency = found[f"efficiency, {count} nodes"]
-        wanted = Verdict.INCONCLUSIVE if count in lacking else Verdict.PASS
+        wanted = Verdict.INCONCLUSIVE if count in missing_steps else Verdict.PASS
         assert efficiency.verdict is wanted, efficiency
         assert found[f"loss not attributed, {count} nodes"].verdict is not Verdict.FAIL
-    assert why in found[f"efficiency, {lacking[0]} nodes"].note
-    if not keep(made.facts(plan).over(1)[0]):
+    assert why in found[f"efficiency, {missing_steps[0]} nodes"].note
+    if not keep(made.timings(plan).over(1)[0]):
         assert found["loss not attributed, 4 nodes"].verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_turn_with_too_few_steps_is_no_answer(steps: int) -> None:
     plan = made.plan(4)
-    job = made.facts(plan)
+    job = made.timings(plan)
     job = replace(job, trained=tuple(shorter(one, 4, steps) for one in job.trained))
     efficiency = measured(plan, job)["efficiency, 4 nodes"]
     assert efficiency.verdict is Verdict.INCONCLUSIVE
@@ -91,7 +88,7 @@ def test_a_turn_with_too_few_steps_is_no_answer(steps: int) -> None:
 )
 def test_training_on_something_else_says_nothing(per_node: int, device: str, why: str) -> None:
     plan = made.plan(2)
-    job = replace(made.facts(plan), device=device)
+    job = replace(made.timings(plan), device=device)
     efficiency = measured(plan, job, with_accelerators(per_node))["efficiency, 2 nodes"]
     assert efficiency.verdict is Verdict.INCONCLUSIVE
     assert why in efficiency.note
@@ -102,8 +99,7 @@ def test_training_on_something_else_says_nothing(per_node: int, device: str, why
 
 @pytest.mark.parametrize(("per_node", "device"), [(8, "accelerator"), (0, "cpu")])
 def test_ranks_are_told_what_to_train_on(per_node: int, device: str) -> None:
-    names = ["node0", "node1"]
-    plan = Plan.of(made.promise(), names, 1, per_node)
+    plan = Plan(("node0", "node1"), 1, per_node, made.promise())
     assert plan.training["device"] == device
 
 
@@ -114,7 +110,7 @@ def test_ranks_refuse_to_train_on_cpus_in_place_of_accelerators(
     from pytest_mnode.criteria.scaling.program import train
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    plan = Plan.of(made.promise(), ["node0", "node1"], 1, 8)
+    world = World(0, 2, 0, 1, "node0", ("node0", "node1"))
+    plan = Plan(("node0", "node1"), 1, 8, made.promise())
     with pytest.raises(EnvironmentContractError, match="shows no accelerator"):
-        train(plan)
+        train(plan, world)

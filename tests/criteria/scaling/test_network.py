@@ -1,4 +1,4 @@
-"""Which NICs carried the steps: of every node, however many it has."""
+"""Which NICs traffic the steps: of every node, however many it has."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.facts import Facts
+from pytest_mnode.criteria.scaling.judge import judge
+from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.result import judge
-from pytest_mnode.measure import Measure
+from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
 from tests.criteria.scaling import made
 
 
-def network(plan: Plan, job: Facts, spec: Spec) -> Measurement:
-    kept: list[Measurement] = []
-    judge(job, plan, spec, made.promise()).record_network(Measure(kept, ""))
-    (one,) = kept
+def network(plan: Plan, job: JobTimings, spec: Spec) -> Measurement:
+    found = judge(job, plan, spec, made.promise())
+    (one,) = judge_network(found.traffic, spec, found.promise)
     return one
 
 
-def sent(job: Facts, of: Callable[[str, int], Mapping[str, int] | None]) -> Facts:
+def sent(job: JobTimings, of: Callable[[str, int], Mapping[str, int] | None]) -> JobTimings:
     """What nodes sent, by name and the number of nodes of a group; None: as it was."""
     trained = [
         replace(
@@ -49,8 +48,8 @@ def rails(number: int) -> Spec:
 
 def test_one_node_of_many_astray_fails_by_its_name() -> None:
     plan = made.plan(16)
-    astray = {"fab0": 900, "mgmt0": made.GRADIENTS * 2 * plan.steps}
-    job = sent(made.facts(plan), lambda node, count: astray if node == "node7" else None)
+    astray = {"fab0": 900, "mgmt0": made.GRADIENTS * 2 * plan.promise.steps}
+    job = sent(made.timings(plan), lambda node, count: astray if node == "node7" else None)
     one = network(plan, job, made.spec())
     assert one.verdict is Verdict.FAIL
     assert one.value == pytest.approx(1, abs=0.001)
@@ -59,9 +58,9 @@ def test_one_node_of_many_astray_fails_by_its_name() -> None:
 
 def test_a_node_that_sent_a_part_elsewhere_fails_by_its_name() -> None:
     plan = made.plan(16)
-    whole = made.GRADIENTS * 2 * plan.steps
+    whole = made.GRADIENTS * 2 * plan.promise.steps
     partly = {"fab0": whole, "mgmt0": whole // 4}
-    job = sent(made.facts(plan), lambda node, count: partly if node == "node7" else None)
+    job = sent(made.timings(plan), lambda node, count: partly if node == "node7" else None)
     one = network(plan, job, made.spec())
     assert one.verdict is Verdict.FAIL
     assert one.value == pytest.approx(0.2, abs=0.001)
@@ -74,23 +73,23 @@ def test_many_nics_that_share_the_gradients_carry_them(nodes: int, number: int) 
     plan = made.plan(nodes)
 
     def each(node: str, count: int) -> Mapping[str, int]:
-        ring = 2 * (count - 1) / count * made.GRADIENTS * plan.steps
+        ring = 2 * (count - 1) / count * made.GRADIENTS * plan.promise.steps
         return {"eth0": 900, **{f"mlx5_{i}:1": round(1.05 * ring / number) for i in range(number)}}
 
-    one = network(plan, sent(made.facts(plan), each), rails(number))
+    one = network(plan, sent(made.timings(plan), each), rails(number))
     assert one.verdict is Verdict.PASS, one
 
 
 def test_a_node_whose_counters_show_nothing_is_named() -> None:
     plan = made.plan(4)
-    job = sent(made.facts(plan), lambda node, count: {"fab0": 9} if node == "node2" else None)
+    job = sent(made.timings(plan), lambda node, count: {"fab0": 9} if node == "node2" else None)
     one = network(plan, job, made.spec())
     assert one.verdict is Verdict.INCONCLUSIVE
     assert one.note.startswith("no counter of node2 shows what it had to send: ")
 
 
 @pytest.mark.parametrize(
-    ("fabric", "beneath", "counted"),
+    ("fabric", "lower_devices", "counted"),
     [
         ("bond0", {"bond0": ("eth2", "eth3")}, {"bond0": 1.0, "eth2": 0.5, "eth3": 0.51}),
         ("eth0.100", {"eth0.100": ("eth0",)}, {"eth0.100": 1.0, "eth0": 1.01}),
@@ -98,16 +97,16 @@ def test_a_node_whose_counters_show_nothing_is_named() -> None:
     ],
 )
 def test_a_fabric_of_several_interfaces_is_counted_once(
-    fabric: str, beneath: Mapping[str, tuple[str, ...]], counted: Mapping[str, float]
+    fabric: str, lower_devices: Mapping[str, tuple[str, ...]], counted: Mapping[str, float]
 ) -> None:
     plan, spec = made.plan(4), made.spec()
     named = spec.fabric.model_copy(update={"interfaces": (fabric,)})
     spec = spec.model_copy(update={"fabric": named})
-    whole = made.GRADIENTS * 2 * plan.steps
+    whole = made.GRADIENTS * 2 * plan.promise.steps
     over = {name: round(part * whole) for name, part in counted.items()}
-    job = sent(made.facts(plan), lambda node, count: {"mgmt0": 900, **over})
-    trained = [replace(t, beneath=tuple(beneath for _ in t.nodes)) for t in job.trained]
-    job = Facts.from_json(replace(job, trained=tuple(trained)).to_json())
+    job = sent(made.timings(plan), lambda node, count: {"mgmt0": 900, **over})
+    trained = [replace(t, lower_devices=tuple(lower_devices for _ in t.nodes)) for t in job.trained]
+    job = replace(job, trained=tuple(trained))
     one = network(plan, job, spec)
     assert one.verdict is Verdict.PASS, one
     assert one.value == pytest.approx(0, abs=0.011)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.criteria.scaling.plan import Plan, counts_up_to, groups_of
+from pytest_mnode.criteria.scaling.plan import counts_up_to, groups_of
 from pytest_mnode.errors import UsageError
 from tests.criteria.scaling import made
 
@@ -56,11 +56,3 @@ def test_strong_scaling_gives_all_the_same_together() -> None:
 def test_one_node_scales_to_nothing() -> None:
     with pytest.raises(UsageError, match="one node scales to nothing; give --mnode-nodes=2"):
         made.plan(1)
-
-
-def test_a_plan_is_read_as_it_was_written() -> None:
-    plan = made.plan(3)
-    assert Plan.from_json(plan.to_json()) == plan
-    for text in ("", "{}", "[1]", '{"nodes": 1}', plan.to_json()[:-2]):
-        with pytest.raises(UsageError, match="not a plan of a scaling job"):
-            Plan.from_json(text)

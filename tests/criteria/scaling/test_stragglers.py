@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_mnode.criteria.scaling.facts import Facts
-from pytest_mnode.criteria.scaling.judging import Judged
+from pytest_mnode.criteria.scaling.judge import CountResult, judge, judge_efficiency
 from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.result import judge
-from pytest_mnode.measure import Measure
+from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.measurement import Measurement, Verdict
 from tests.criteria.scaling import made
 
@@ -22,12 +20,10 @@ def on(slow: Sequence[str], **parts: float) -> made.Own:
     return own
 
 
-def last(plan: Plan, job: Facts, *allowed: str) -> tuple[Judged, Measurement]:
+def last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
     found = judge(job, plan, made.spec(), made.promise(allowed_causes=list(allowed)))
-    kept: list[Measurement] = []
-    found.record_efficiency(Measure(kept, ""))
     name = f"efficiency, {plan.counts[-1]} nodes"
-    return found.judged[-1], next(one for one in kept if one.name == name)
+    return found.counts[-1], next(one for one in judge_efficiency(found) if one.name == name)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +45,7 @@ def test_all_that_are_slow_are_named(
     nodes: int, slow: Sequence[str], names: str, per_node: int, noise_s: float
 ) -> None:
     plan = made.plan(nodes, per_node)
-    job = made.uneven(made.facts(plan, on(slow, compute=0.28)), noise_s)
+    job = made.uneven(made.timings(plan, on(slow, compute=0.28)), noise_s)
     judged, efficiency = last(plan, job, "skew", "compute")
     assert efficiency.verdict is Verdict.FAIL
     assert efficiency.culprit is not None
@@ -62,7 +58,7 @@ def test_all_that_are_slow_are_named(
 def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
     plan = made.plan(8)
     slow = ["node4", "node5", "node6"]
-    job = made.uneven(made.facts(plan, on(slow, compute=0.214)), 0.004)
+    job = made.uneven(made.timings(plan, on(slow, compute=0.214)), 0.004)
     judged, efficiency = last(plan, job, "skew")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
@@ -74,7 +70,7 @@ def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
 
 def test_what_is_uneven_by_chance_stays_skew() -> None:
     plan = made.plan(4)
-    judged, efficiency = last(plan, made.uneven(made.facts(plan), 0.04), "skew")
+    judged, efficiency = last(plan, made.uneven(made.timings(plan), 0.04), "skew")
     assert judged.causes[0].kind == "skew"
     assert efficiency.culprit is None  # it is allowed, so that nobody is to blame
 
@@ -82,13 +78,13 @@ def test_what_is_uneven_by_chance_stays_skew() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_chance_in_few_steps_names_nobody(seed: int) -> None:
     plan = made.plan(4, steps=3)
-    judged, _ = last(plan, made.uneven(made.facts(plan), 0.03, seed))
+    judged, _ = last(plan, made.uneven(made.timings(plan), 0.03, seed))
     assert "straggler" not in {cause.kind for cause in judged.causes}
 
 
 def test_half_of_the_nodes_wait_for_input() -> None:
     plan = made.plan(4)
-    judged, efficiency = last(plan, made.facts(plan, on(["node2", "node3"], input=0.06)))
+    judged, efficiency = last(plan, made.timings(plan, on(["node2", "node3"], input=0.06)))
     assert efficiency.culprit is not None
     assert efficiency.culprit.startswith(
         "node2 and node3 wait up to 60 ms a step for input, others 1.0 ms"
@@ -102,7 +98,7 @@ def test_what_all_nodes_do_names_none() -> None:
     def own(node: str, count: int) -> dict[str, float]:
         return made.HEALTHY | ({"input": 0.06, "compute": 0.24} if count > 1 else {})
 
-    judged, _ = last(plan, made.facts(plan, own))
+    judged, _ = last(plan, made.timings(plan, own))
     assert {cause.kind: cause.culprit for cause in judged.causes[:2]} == {
         "input": "all nodes",
         "compute": "all nodes",

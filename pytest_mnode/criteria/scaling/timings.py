@@ -1,16 +1,10 @@
-"""What a scaling job measured, as ranks tell it: values without judgement, and their JSON. Pure."""
+"""What a scaling job measured: values without judgement. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
 
-from pytest_mnode.errors import WorldError
-
-MARK = "mnode-scaling: "
-"""Begins the line of a job's output that holds its facts."""
 PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
 """What a step of a rank is made of: computing; waiting for collectives, of gradients while there is
 nothing left to compute, and of the loss; waiting for input; the optimiser; writing a checkpoint;
@@ -21,8 +15,8 @@ all else."""
 class Step:
     """One step of one rank, seconds. wall_s: measured by itself, beside its parts.
 
-    sent_s: how long gradients were on their way, and hidden_s: how long of it beneath computing;
-    None where that is not told. backward_s: the part of compute beneath which they can hide.
+    sent_s: how long gradients were on their way; hidden_s: how long of that the rank computed; None
+    where that is not known. backward_s: the part of compute behind which they can hide.
     """
 
     wall_s: float
@@ -53,14 +47,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class GroupSteps:
     """A group's timed steps in one turn, by rank, in the group's order.
 
-    nodes: names. ranks: numbers in the whole job. steps[i]: of ranks[i],
-    equally many each. samples, tokens: of one step, all ranks together. sent_bytes: by node, what
-    each NIC sent meanwhile, RDMA ports as "device:port". starved_s: by rank, for how long its
-    threads had no CPU though they were ready, all steps and threads added up; None if not known.
-    beneath: by node, which NICs count the same bytes, see bench.wires; RDMA devices without port.
+    nodes: names. ranks: numbers in the whole job. steps[i]: of ranks[i], equally many each.
+    samples, tokens: of one step, all ranks together. sent_bytes: by node, what each NIC sent
+    meanwhile, RDMA ports as "device:port". cpu_wait_s: by rank, how long its threads were ready and
+    had no CPU, all steps and threads added up; None if not known. lower_devices: by node, which
+    NICs count the same bytes (`measuring.traffic`), RDMA devices without port.
     """
 
     round: int
@@ -70,8 +64,8 @@ class Trained:
     samples: int
     tokens: int
     sent_bytes: tuple[Mapping[str, int], ...]
-    starved_s: tuple[float | None, ...] = ()
-    beneath: tuple[Mapping[str, Sequence[str]], ...] = ()
+    cpu_wait_s: tuple[float | None, ...] = ()
+    lower_devices: tuple[Mapping[str, Sequence[str]], ...] = ()
 
     @property
     def count(self) -> int:
@@ -116,7 +110,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class AllReduceTime:
     """All-reduces of a group with nothing else going on.
 
     size_bytes: of one call. time_s: median of a few calls in a row, by the slowest rank.
@@ -128,7 +122,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class JobTimings:
     """All that a job measured. gradient_bytes: sent in a step by each rank, before the collective
     makes copies. bucket_bytes: as they are sent, the last one last; empty where that is not told.
     """
@@ -139,10 +133,10 @@ class Facts:
     parameters: int
     gradient_bytes: int
     bucket_bytes: tuple[int, ...]
-    trained: tuple[Trained, ...]
-    swept: tuple[Swept, ...]
+    trained: tuple[GroupSteps, ...]
+    all_reduces: tuple[AllReduceTime, ...]
 
-    def over(self, count: int) -> tuple[Trained, ...]:
+    def over(self, count: int) -> tuple[GroupSteps, ...]:
         """What groups of `count` nodes did."""
         return tuple(one for one in self.trained if one.count == count)
 
@@ -154,34 +148,18 @@ class Facts:
     def rounds(self) -> int:
         return len({one.round for one in self.trained})
 
-    def each_step(self, count: int) -> Iterator[tuple[Trained, int]]:
+    def each_step(self, count: int) -> Iterator[tuple[GroupSteps, int]]:
         """Every timed step of groups of `count` nodes: the group's turn, and the step's number."""
         for one in self.over(count):
             for number in range(len(one.steps[0])):
                 yield one, number
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`. Raises WorldError for a text that tells anything else."""
-        try:
-            told = json.loads(text)
-            trained = tuple(_trained(one) for one in told.pop("trained"))
-            swept = tuple(
-                Swept(**{**one, "nodes": tuple(one["nodes"])}) for one in told.pop("swept")
-            )
-            buckets = tuple(told.pop("bucket_bytes"))
-            return cls(**told, bucket_bytes=buckets, trained=trained, swept=swept)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WorldError(f"what the scaling job wrote cannot be read: {error}") from None
-
-
-def _trained(told: dict[str, Any]) -> Trained:
-    steps = tuple(tuple(Step(**step) for step in of_rank) for of_rank in told["steps"])
-    if len(steps) != len(told["ranks"]) or len({len(of_rank) for of_rank in steps}) != 1:
-        raise ValueError("ranks with unequal numbers of steps")
-    names = ("nodes", "ranks", "sent_bytes", "starved_s", "beneath")
-    tuples = {name: tuple(told[name]) for name in names}
-    return Trained(**{**told, **tuples, "steps": steps})
+    def cpu_wait_s(self, count: int) -> float | None:
+        """Per step over `count` nodes, how long threads of the median rank waited for a CPU."""
+        waits_s = sorted(
+            of_rank / len(one.steps[0])
+            for one in self.over(count)
+            for of_rank in one.cpu_wait_s
+            if of_rank is not None
+        )
+        return waits_s[len(waits_s) // 2] if waits_s else None

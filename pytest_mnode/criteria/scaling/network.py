@@ -1,4 +1,4 @@
-"""What the fabric does by itself, and which NICs carried the steps' bytes. Pure."""
+"""What the fabric does by itself, and which NICs traffic the steps' bytes. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pytest_mnode.criteria.scaling.facts import Facts, Trained
+from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
+from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.measuring.traffic import NodeTraffic, astray
 from pytest_mnode.measuring.wires import Beneath
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
+from pytest_mnode.spec.scaling import ScalingCriterion
 
 _LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class CollectiveBaseline:
     """All-reduces over `count` nodes with nothing else going on.
 
     all_s: of all gradients of a step at once. last_s: of the last bucket, which nothing can hide.
@@ -36,12 +38,12 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class StepTraffic:
     """What NICs sent during the timed steps of groups of two nodes or more.
 
     elsewhere: by node, the part of its bytes that went over other NICs than the fabric's; None
     where they are not to be seen in its counters. least_bytes: what nodes had to send. astray: in
-    words what carried it instead of the fabric, None where nothing did; culprit: who did so.
+    words what traffic it instead of the fabric, None where nothing did; culprit: who did so.
     """
 
     elsewhere: Mapping[str, float | None]
@@ -67,62 +69,80 @@ class Carried:
         return tuple(node for node, part in self.elsewhere.items() if part is None)
 
 
-def lane_of(facts: Facts, count: int, spec: Spec) -> Lane | None:
-    """The lane over `count` nodes: of groups that were tried at the same time, the median."""
-    swept = [one for one in facts.swept if len(one.nodes) == count]
-    ranks = count * facts.ranks_per_node
-    if count < 2 or not swept or ranks < 2:
+def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBaseline | None:
+    """The baseline over `count` nodes: of groups that were tried at the same time, the median."""
+    all_reduces = [one for one in timings.all_reduces if len(one.nodes) == count]
+    ranks = count * timings.ranks_per_node
+    if count < 2 or not all_reduces or ranks < 2:
         return None
-    sizes = sorted({one.size_bytes for one in swept})
-    times = {size: median(one.time_s for one in swept if one.size_bytes == size) for size in sizes}
+    sizes = sorted({one.size_bytes for one in all_reduces})
+    times = {
+        size: median(one.time_s for one in all_reduces if one.size_bytes == size) for size in sizes
+    }
     largest = sizes[-1]
     if times[largest] <= 0:
         return None
     busbw = busbw_gbytes_s(Collective.ALL_REDUCE, largest, times[largest], ranks)
     fraction = busbw / ring_at_line_rate(spec.fabric).gbytes_s
-    return Lane(count, largest, times[largest], times[sizes[0]], fraction)
+    return CollectiveBaseline(count, largest, times[largest], times[sizes[0]], fraction)
 
 
-def carried_by(trained: Sequence[Trained], facts: Facts, spec: Spec) -> Carried:
+def step_traffic(trained: Sequence[GroupSteps], timings: JobTimings, spec: Spec) -> StepTraffic:
     """Which NICs carried what the steps of these groups sent. Groups of one node send nothing.
 
     By whatever algorithm, a node sends the gradients of a step once at least.
     """
     sent: dict[str, Counter[str]] = {}
     least: Counter[str] = Counter()
-    beneath: dict[str, Beneath] = {}
+    lower_devices: dict[str, Beneath] = {}
     for one in trained:
         if one.count < 2:
             continue
-        beneath |= zip(one.nodes, one.beneath, strict=False)
+        lower_devices |= zip(one.nodes, one.lower_devices, strict=False)
         for node, counts in zip(one.nodes, one.sent_bytes, strict=True):
-            least[node] += facts.gradient_bytes * len(one.steps[0])
+            least[node] += timings.gradient_bytes * len(one.steps[0])
             mine = sent.setdefault(node, Counter())
             for nic, count in counts.items():
-                if nic != _LOOPBACK or facts.ranks_per_node == 1:
+                if nic != _LOOPBACK or timings.ranks_per_node == 1:
                     mine[nic.partition(":")[0]] += count
-    traffic = [
-        NodeTraffic(node, counts, least[node], beneath.get(node, {}))
+    by_node = [
+        NodeTraffic(node, counts, least[node], lower_devices.get(node, {}))
         for node, counts in sent.items()
     ]
-    shares = {node.node: node.share(spec.fabric) for node in traffic}
-    own = {node.node: Counter(node.own_bytes(spec.fabric)) for node in traffic}
+    shares = {node.node: node.share(spec.fabric) for node in by_node}
+    own = {node.node: Counter(node.own_bytes(spec.fabric)) for node in by_node}
     totals = sum(own.values(), Counter[str]())
-    carried = Carried(
+    traffic = StepTraffic(
         {node: None if share is None else 1 - share for node, share in shares.items()},
         sum(least.values()),
         busiest=", ".join(f"{nic} {count / 1e6:.1f} MB" for nic, count in totals.most_common(3)),
     )
-    if carried.unseen:
-        return carried
-    wrong = {node.node: name for node in traffic if (name := node.astray(spec.fabric)) is not None}
+    if traffic.unseen:
+        return traffic
+    wrong = {node.node: name for node in by_node if (name := node.astray(spec.fabric)) is not None}
     if not wrong:
-        return carried
+        return traffic
     names = "+".join(dict.fromkeys(wrong.values()))
     moved = sum(own[node][nic] for node, nic in wrong.items())
     instead = "+".join(spec.fabric.interfaces)
     return replace(
-        carried,
+        traffic,
         astray=f"{names} ({moved / 1e6:.0f} MB), not {instead}",
-        culprit=astray(traffic, spec.fabric),
+        culprit=astray(by_node, spec.fabric),
     )
+
+
+def judge_network(traffic: StepTraffic, spec: Spec, promise: ScalingCriterion) -> list[Measurement]:
+    """Whether the bytes of the steps went over the fabric's NICs."""
+    most, fraction = promise.elsewhere_fraction, traffic.elsewhere_fraction
+    culprit, note = traffic.culprit, traffic.busiest
+    if fraction is not None and culprit is None:
+        instead = "+".join(spec.fabric.interfaces)
+        culprit = f"{traffic.worst} sent {fraction:.0%} over other NICs than {instead}"
+    if fraction is None and len(traffic.unseen) < len(traffic.elsewhere):
+        note = f"no counter of {', '.join(traffic.unseen)} shows what it had to send: {note}"
+    elif fraction is None:
+        note = f"no counter shows the {traffic.least_bytes / 1e6:.0f} MB that were sent"
+    name = "sent past the fabric during the steps"
+    source = f"criteria.scaling.elsewhere_fraction {most:g}"
+    return [Measurement(name, fraction, "of the bytes", at_most(most), source, culprit, note)]

@@ -1,0 +1,92 @@
+"""A scaling job from the controller's side: start it, wait for it, judge it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.scaling.judge import ScalingResult, judge
+from pytest_mnode.criteria.scaling.plan import Plan, device_for
+from pytest_mnode.criteria.scaling.timings import JobTimings
+from pytest_mnode.errors import MnodeError, UsageError
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.scaling import ScalingCriterion
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.rank.world import World
+
+_START_S = 60.0
+"""Time to start the ranks and to end them, beside the job's own limit."""
+
+
+class JobOnce:
+    """The job's result for all tests of a run; a job that failed is not started again."""
+
+    def __init__(self) -> None:
+        self._result: ScalingResult | MnodeError | None = None
+
+    def result(self, cluster: Cluster, spec: Spec, budget_s: float) -> ScalingResult:
+        """Run the job at the first call. Raises what the job raised, at each call."""
+        if self._result is None:
+            try:
+                self._result = run_job(cluster, spec, budget_s=budget_s)
+            except MnodeError as error:
+                self._result = error
+        if isinstance(self._result, MnodeError):
+            raise self._result
+        return self._result
+
+
+def run_job(cluster: Cluster, spec: Spec, *, budget_s: float) -> ScalingResult:
+    """Run the job on all nodes of a test and judge it; search for who slows the fabric.
+
+    budget_s: of that search, which runs only where the fabric is the largest cause. Raises
+    UsageError where there is nothing to scale to, TimeLimitError where the job does not end,
+    WorldError with its last output where it fails.
+    """
+    promise = spec.criteria.scaling
+    assert promise is not None
+    per_node = cluster.procs_per_node
+    plan = Plan(tuple(cluster.nodes), per_node, spec.accelerators.per_node, promise)
+    if plan.unequal:
+        raise UsageError(
+            f"criteria.scaling.samples_per_rank {promise.samples_per_rank} on "
+            f"{len(plan.nodes)} nodes × {per_node} ranks cannot be shared out evenly over "
+            f"{', '.join(map(str, plan.unequal))} nodes; give a multiple of them"
+        )
+    with cluster.world(fresh=True) as world:
+        [timings, *_] = world.run(_train, plan, timeout=promise.within_s + _START_S, group=True)
+    found = judge(timings, plan, spec, promise)
+    if found.falls_short_by_fabric:
+        found = replace(found, slow_links=_slow_links(cluster, spec, promise, budget_s))
+    return found
+
+
+def _train(plan: Plan, *, world: World) -> JobTimings | None:
+    """In ranks: the whole job."""
+    from pytest_mnode.criteria.scaling.program import train
+
+    return train(plan, world)
+
+
+def _slow_links(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: float) -> str:
+    """Who slows the fabric, by pairs of nodes; or why that could not be found out."""
+    mbits_s = promise.fabric_fraction * spec.fabric.line_rate_mbits_s
+    timeout = budget_s + 60.0
+    try:
+        with cluster.world() as world:
+            return str(world.run(_locate, spec, mbits_s, budget_s, timeout=timeout, group=True)[0])
+    except MnodeError as error:
+        return f"not located: {str(error).partition(chr(10))[0]}"
+
+
+def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> str:
+    """In ranks: who slows the fabric, in words."""
+    from pytest_mnode.measuring.locate import located
+    from pytest_mnode.reference_job.config import JobConfig
+    from pytest_mnode.reference_job.device import device_of
+
+    config = JobConfig(directory=".", device=device_for(spec.accelerators.per_node))
+    device = device_of(config, world.local_rank)
+    return str(located(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s))

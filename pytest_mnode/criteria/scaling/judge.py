@@ -1,0 +1,299 @@
+"""A scaling job judged: efficiency against its bound, parts of the steps, and the network. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pytest_mnode.criteria.scaling.attribution import Attribution, attribute
+from pytest_mnode.criteria.scaling.causes import (
+    FABRIC,
+    NETWORK,
+    OWNED,
+    Cause,
+    causes_of,
+    describe,
+    explained,
+)
+from pytest_mnode.criteria.scaling.efficiency import Throughput, throughputs
+from pytest_mnode.criteria.scaling.network import (
+    CollectiveBaseline,
+    StepTraffic,
+    baseline_over,
+    step_traffic,
+)
+from pytest_mnode.criteria.scaling.plan import Plan, nodes
+from pytest_mnode.criteria.scaling.timings import JobTimings
+from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.scaling import ScalingCriterion
+
+_KEY = "criteria.scaling"
+_LEAST_LOSS = 0.005
+"""Of a step: a smaller loss is given no cause."""
+PART_NAMES = (
+    *("computing", "communication", "input", "optimiser", "checkpoint", "rest"),
+    "waiting for the slowest",
+)
+"""For readers, by the order of SPLIT."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountResult:
+    """One number of nodes beside its promise.
+
+    measured: by the median step; row: what is judged, by the mean where the median hides a loss.
+    baseline: None for one rank, and where the fabric was not measured. explained: part of the loss
+    due to allowed causes. bound: what the efficiency has to reach; source: why that
+    much. no_answer: why the result is inconclusive; empty where it is not. cpu_wait_s: per step,
+    how long threads of the median rank waited for a CPU; None where that is not known.
+    """
+
+    measured: Throughput
+    row: Throughput
+    parts: Attribution
+    baseline: CollectiveBaseline | None
+    causes: tuple[Cause, ...]
+    explained: float
+    bound: float
+    source: str
+    cpu_wait_s: float | None
+    no_answer: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """None where there is no answer."""
+        return None if self.no_answer else self.row.efficiency >= self.bound
+
+    @property
+    def not_attributed(self) -> float:
+        """Part of the step by which the parts of the mean rank miss the loss that is judged."""
+        return abs(self.row.lost_s - sum(self.parts.lost)) / self.row.step_s
+
+    @property
+    def diffuse(self) -> bool:
+        """Whether the bound would be kept but for causes that have no culprit."""
+        owned_s = sum(max(0.0, cause.seconds) for cause in self.causes if cause.kind in OWNED)
+        return self.row.ideal_s / (self.row.ideal_s + owned_s) >= self.bound
+
+    @property
+    def description(self) -> str:
+        """Causes in words, largest first; empty where next to nothing is lost."""
+        if self.row.lost_s <= _LEAST_LOSS * self.row.step_s:
+            return ""
+        return describe(self.causes, self.row.lost_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingResult:
+    """A scaling job judged. slow_links: who slows the fabric, in words, where that was searched."""
+
+    spec: Spec
+    promise: ScalingCriterion
+    plan: Plan
+    timings: JobTimings
+    counts: tuple[CountResult, ...]
+    traffic: StepTraffic
+    slow_links: str | None = None
+
+    @property
+    def missing(self) -> dict[int, str]:
+        """Numbers of nodes that were not measured, with the reason."""
+        there = {one.row.count for one in self.counts}
+        return {
+            count: self.plan.missing_from(self.timings, count)
+            or "another number of nodes lacks steps"
+            for count in self.plan.counts[1:]
+            if count not in there
+        }
+
+    @property
+    def falls_short_by_fabric(self) -> bool:
+        """Whether an efficiency fails, and the fabric is its largest cause."""
+        return any(
+            one.holds is False and bool(one.causes) and one.causes[0].kind == FABRIC
+            for one in self.counts
+        )
+
+    @property
+    def how(self) -> str:
+        """What was trained, for the note of a measurement."""
+        declared_s = self.promise.compute_s
+        compute = "" if declared_s is None else f", emulated compute {declared_s * 1e3:g} ms a step"
+        return f"{self.promise.kind} scaling, {self.promise.parallel}{compute}"
+
+
+def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
+    """Judge what a job measured, for each number of nodes."""
+    rows = throughputs(timings, seed=plan.seed)
+    counts = tuple(_judge_count(row, timings, plan, spec, promise) for row in rows)
+    traffic = step_traffic(timings.trained, timings, spec)
+    return ScalingResult(spec, promise, plan, timings, counts, traffic)
+
+
+def judge_efficiency(found: ScalingResult) -> list[Measurement]:
+    """Throughput of each number of nodes, and its part of so many times one node's."""
+    measurements = []
+    for one in found.counts:
+        row, count, how = one.row, nodes(one.row.count), found.how
+        measurements += [
+            Measurement(f"throughput, {count}", row.samples_s, "samples/s", note=how),
+            Measurement(f"tokens, {count}", row.tokens_s, "tokens/s", note=how),
+        ]
+        if row.count == 1:
+            continue
+        culprit = one.description
+        if found.slow_links and any(cause.kind == FABRIC for cause in one.causes):
+            culprit = f"{culprit}; {found.slow_links}"
+        measurements.append(
+            Measurement(
+                f"efficiency, {count}",
+                None if one.no_answer else row.efficiency,
+                "",
+                at_least(one.bound),
+                one.source,
+                culprit or None,
+                "; ".join(filter(None, (one.no_answer, _interval(found, one), how))),
+            )
+        )
+    full = found.promise.at_least_efficiency
+    for number, why in found.missing.items():
+        name, source = f"efficiency, {nodes(number)}", f"{_KEY}.at_least_efficiency {full:g}"
+        measurements.append(Measurement.unknown(name, why, expected=at_least(full), source=source))
+    return measurements
+
+
+def judge_parts(found: ScalingResult) -> list[Measurement]:
+    """Whether the parts of each rank's steps add up, and those of the loss against one node."""
+    most = found.promise.parts_within
+    bound, unit, source = at_most(most), "of the step", f"{_KEY}.parts_within {most:g}"
+    measurements = []
+    for one in found.counts:
+        worst, count = one.parts.worst_missed, nodes(one.row.count)
+        measurements.append(
+            Measurement(
+                f"parts beside the step time, {count}",
+                worst.missed,
+                unit,
+                bound,
+                source,
+                f"rank {worst.rank} on {worst.node}",
+                f"rank {worst.rank} of {len(one.parts.ranks)}, which misses it most",
+            )
+        )
+        if one.row.count == 1:
+            continue
+        name, note = f"loss not attributed, {count}", one.description or "next to nothing is lost"
+        measurements.append(Measurement(name, one.not_attributed, unit, bound, source, note=note))
+        measurements += [
+            Measurement(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
+            for name, seconds in lost_parts(one.parts).items()
+        ]
+    for number, why in found.missing.items():
+        name = f"loss not attributed, {nodes(number)}"
+        measurements.append(
+            Measurement.unknown(name, why, unit=unit, expected=bound, source=source)
+        )
+    return measurements + [
+        _exposed(one, one.baseline) for one in found.counts if one.baseline is not None
+    ]
+
+
+def lost_parts(parts: Attribution) -> dict[str, float]:
+    """The parts of the loss of the mean rank, seconds, by their names for readers."""
+    return dict(zip(PART_NAMES, parts.lost, strict=True))
+
+
+def _judge_count(
+    measured: Throughput, timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
+) -> CountResult:
+    """Judge one number of nodes: by the median step, or by the mean where that hides a loss."""
+    row = measured.judged_by(promise.parts_within)
+    parts = attribute(timings, row)
+    baseline = baseline_over(timings, row.count, spec)
+    causes: tuple[Cause, ...] = ()
+    if row.count > 1:
+        traffic = step_traffic(timings.over(row.count), timings, spec)
+        causes = causes_of(parts, baseline, traffic, promise)
+    share = explained(causes, promise.allowed_causes, max(row.lost_s, parts.lost_s))
+    bound, source = _bound(row, share, promise)
+    waited_s = timings.cpu_wait_s(row.count)
+    found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
+    if row.count == 1:
+        return found
+    no_answer = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
+    return replace(found, no_answer=no_answer or _no_answer(found, promise))
+
+
+def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
+    """Full efficiency, or less of it where allowed causes explain the loss."""
+    full, least = promise.at_least_efficiency, promise.explained_from
+    source = f"{_KEY}.at_least_efficiency {full:g}"
+    allowed = ", ".join(promise.allowed_causes) or "none"
+    reason = f"{share:.0%} of the loss is due to allowed_causes ({allowed})"
+    if row.efficiency >= full:
+        return full, source
+    if share < promise.explained_fraction:
+        return full, f"{source}; {reason}"
+    return least, f"{_KEY}.explained_from {least:g}, as {reason}"
+
+
+def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
+    """Why what was measured is no answer; "" where it is one."""
+    row = one.row
+    if not row.known(promise.at_most_uncertainty, one.bound):
+        return (
+            f"known to ± {row.uncertainty:.3f} only, at_most_uncertainty is "
+            f"{promise.at_most_uncertainty:g}: steps differ too much"
+        )
+    may_be_excused = promise.explained_from <= row.efficiency < one.bound
+    on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
+    if one.baseline is None and may_be_excused and on_the_fabric:
+        return f"what the fabric allows over {nodes(row.count)} was not measured"
+    # Computing is declared only where nodes share the processors of one machine.
+    shared, waited_s = promise.compute_s is not None, one.cpu_wait_s or 0.0
+    if shared and row.efficiency < one.bound and one.diffuse and waited_s > row.lost_s / 2:
+        return (
+            f"nodes share this machine's processors, and the threads of a rank had none for "
+            f"{waited_s * 1e3:.0f} ms of a step, of which {row.lost_s * 1e3:.0f} ms are lost with "
+            f"nobody to blame"
+        )
+    return ""
+
+
+def _wrong_device(timings: JobTimings, spec: Spec) -> str:
+    """What the job was trained on, where that is not what the spec has."""
+    there = spec.accelerators.per_node
+    if (timings.device != "cpu") == bool(there):
+        return ""
+    has = f"{there} accelerators a node" if there else "no accelerators"
+    return f"trained on {timings.device}, spec has {has}"
+
+
+def _interval(found: ScalingResult, one: CountResult) -> str:
+    row, measured = one.row, one.measured
+    text = (
+        f"95 % between {row.low:.3f} and {row.high:.3f}, {row.steps} steps in "
+        f"{found.timings.rounds} rounds, median {measured.step_s * 1e3:.1f} ms, mean "
+        f"{measured.by_mean().step_s * 1e3:.1f} ms"
+    )
+    if row == measured:
+        return text
+    return (
+        f"{text}; judged by the mean of each turn's steps, because the median hides slow ones "
+        f"among them (it would be {measured.efficiency:.3f})"
+    )
+
+
+def _exposed(one: CountResult, baseline: CollectiveBaseline) -> Measurement:
+    exposed_s = lost_parts(one.parts)["communication"]
+    allowed_s = baseline.exposed_s(one.parts.backward_s)
+    hidden = one.parts.hidden_fraction
+    note = (
+        f"exposed {exposed_s * 1e3:.1f} ms; all-reduce of {baseline.size_bytes} B alone "
+        f"{baseline.all_s * 1e3:.1f} ms, {baseline.line_fraction:.0%} of the line rate, of the "
+        f"last bucket {baseline.last_s * 1e3:.1f} ms"
+    )
+    if hidden is not None:
+        note += f"; {hidden:.0%} hidden"
+    name = f"communication exposed beyond what the fabric allows, {nodes(one.row.count)}"
+    return Measurement(name, (exposed_s - allowed_s) * 1e3, "ms", note=note)

@@ -1,0 +1,55 @@
+"""What ranks make of the reference job's records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.criteria.scaling.program import step_of
+from pytest_mnode.reference_job.records import StepRecord, Transfer
+
+PARTS = {
+    **{"input": 0.001, "forward": 0.1, "backward": 0.2, "exposed": 0.03, "metrics": 0.004},
+    **{"optimiser": 0.005, "checkpoint": 0.0, "rest": 0.002},
+}
+RECORD = StepRecord(
+    rank=0,
+    world_size=2,
+    node="node0",
+    pid=1,
+    incarnation="0.0",
+    step=1,
+    epoch=0,
+    samples=(1, 2),
+    loss=1.0,
+    tokens=3,
+    lr=0.1,
+    rng="",
+    began=0.0,
+    ended=0.4,
+    wall_s=0.342,
+    parts=PARTS,
+    hidden_s=0.05,
+    transfers=(Transfer(100, 0.1, 0.2), Transfer(50, 0.15, 0.25), Transfer(25, 0.3, 0.33)),
+)
+
+
+def test_a_step_has_the_parts_of_its_record_and_what_came_after_it() -> None:
+    step = step_of(RECORD, 0.350)
+    assert step.wall_s == 0.350
+    assert (step.compute, step.exposed) == pytest.approx((0.3, 0.034))
+    assert step.rest == pytest.approx(0.002 + 0.008)
+    assert sum(step.parts) == pytest.approx(step.wall_s)
+    assert step.missed == pytest.approx(0)
+    assert (step.sent_s, step.hidden_s) == pytest.approx((0.18, 0.05))
+
+
+def test_what_a_record_leaves_out_is_missed() -> None:
+    parts = {**PARTS, "forward": 0.05}
+    assert step_of(replace(RECORD, parts=parts), 0.350).missed == pytest.approx(0.05 / 0.350)
+
+
+def test_transfers_that_nobody_noted_are_not_known() -> None:
+    step = step_of(replace(RECORD, transfers=None, hidden_s=None), 0.35)
+    assert (step.sent_s, step.hidden_s) == (None, None)
