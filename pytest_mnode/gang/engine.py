@@ -1,6 +1,6 @@
-"""What an engine is: five functions by which one scheduler is asked, and the values they speak in.
+"""The protocol of an engine, which stands for one scheduler, and the values it takes and returns.
 
-Everything else of the experiment is the same for all schedulers. A gang of one is a plain job.
+The rest of the experiment is the same for all schedulers. A gang of one node is a plain job.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from pytest_mnode.errors import ClusterError
 
 
 class Refused(ClusterError):
-    """The scheduler does not take a job; the text is what it said."""
+    """The scheduler rejected a job; the text is its message."""
 
 
 class Phase(StrEnum):
-    """What a job does with nodes, whatever its scheduler calls it."""
+    """What a job does with nodes, in every scheduler."""
 
     WAITING = "waiting"
-    """It has none."""
+    """It has no node."""
     HOLDING = "holding"
-    """They are its own."""
+    """It has its nodes."""
     ENDING = "ending"
-    """It is being taken down, and may have some still."""
+    """It is being taken down, and may still have some."""
     OVER = "over"
-    """It has none and will have none."""
+    """It has no node and will get none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A gang to be submitted: ranks on `nodes` nodes, one a node, that send heartbeats.
+class GangRequest:
+    """A gang to submit: one rank on each of `nodes` nodes; ranks write heartbeats.
 
-    name: for people, such as "A". runs_s: how long each rank runs, then it ends by itself.
-    limit_s: the time limit told to the scheduler. among: the only nodes it may get; (): any.
-    requeue: whether it starts again when it lost a node.
+    name: for people, such as "A". runs_s: how long each rank runs before it ends by itself.
+    limit_s: the job's time limit. among: the only nodes it may get; (): any.
+    requeue: whether the scheduler starts it again after it lost a node.
     """
 
     name: str
@@ -48,34 +48,34 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JobRecord:
     """A job as its scheduler shows it at one moment.
 
-    nodes: those it holds, one entry for each place that it has there; of one that waits none.
-    said: the scheduler's own words for its state and the reason. life: how often it was restarted.
-    failed: it is over, and by these words that is a failure; not where somebody ended it.
-    barred: it waits, and not for nodes: a limit of its user keeps it, or a date, or a licence.
+    nodes: those it holds, one entry for each place it has there; () while it waits.
+    status: the scheduler's own words for its state and the reason. restarts: how often it was
+    restarted. failed: it is over and failed, as the scheduler says; not where it was cancelled.
+    blocked: it waits for something else than nodes: a limit of its user, a date, a licence.
     """
 
     job: str
     phase: Phase
     nodes: tuple[str, ...] = ()
-    said: str = ""
-    life: int = 0
+    status: str = ""
+    restarts: int = 0
     failed: bool = False
-    barred: bool = False
+    blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A rank was running: it says so itself.
+class Heartbeat:
+    """A line that a rank wrote while it ran.
 
-    life: which start of its job it belongs to, from 0. at_s: by the clock of its node, seconds
-    since 1970. what: "beat"; "end", its time is over; "told", it was told to end.
+    restarts: of its job, when the rank was started. at_s: seconds since 1970, by its node's clock.
+    what: "beat"; "end" where its time is over; "sigterm" where it got that.
     """
 
     job: str
-    life: int
+    restarts: int
     rank: int
     node: str
     at_s: float
@@ -86,50 +86,49 @@ class Beat:
 class Look:
     """One look at the scheduler and at the heartbeats.
 
-    asked_s, answered_s: what is shown was so at some moment in between, by the controller's clock.
-    records: all jobs of this run that it knows, by id; None where it did not answer.
-    beats: those that came since the look before. unreadable: lines that were no heartbeat.
-    why: it did not answer.
+    asked_s, answered_s: the records were so at some moment in between, by the controller's clock.
+    records: all jobs of this run by id; None where the scheduler did not answer, and `why` says so.
+    beats: heartbeats since the look before. unreadable: lines that were no heartbeat.
     """
 
     asked_s: float
     answered_s: float
-    records: Mapping[str, Record] | None
-    beats: tuple[Beat, ...] = ()
+    records: Mapping[str, JobRecord] | None
+    beats: tuple[Heartbeat, ...] = ()
     unreadable: int = 0
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Nodes that jobs of this run can get, by name. free: those on which nobody has anything."""
+    """Names of the nodes that jobs of this run can get. free: those that nobody uses."""
 
     nodes: tuple[str, ...]
     free: tuple[str, ...]
 
 
 class Engine(Protocol):
-    """A scheduler. Every function has a limit of time, and raises ClusterError at it."""
+    """A scheduler. Every method has a time limit, and raises ClusterError at it."""
 
     name: str
-    """For messages: "slurm"."""
+    """For messages, such as "slurm"."""
 
     def capacity(self) -> Capacity:
         """The nodes there are now. Raises ClusterError."""
 
     def others(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Of these nodes those that somebody else uses, or has taken out of use, or that do not
-        answer, and who or why, in the scheduler's words. Raises ClusterError."""
+        """Which of these nodes somebody else uses or took out of use, or are away; with who or why,
+        in the scheduler's words. Raises ClusterError."""
 
-    def submit(self, ask: Ask) -> tuple[str, ...]:
-        """Submit a gang; ids of the jobs it is made of, one where the scheduler knows gangs.
+    def submit(self, request: GangRequest) -> tuple[str, ...]:
+        """Submit a gang; ids of its jobs, one where the scheduler knows gangs.
 
         Each rank gets a node to itself. Raises Refused, ClusterError.
         """
 
     def observe(self) -> Look:
-        """Look at all jobs of this run, also at those that nobody was told the id of. Never
-        raises: a scheduler that does not answer is a look that says why."""
+        """Look at all jobs of this run, also at one whose submission was not answered. Never
+        raises: a scheduler that does not answer is a look with the reason."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have these end, whether they run or wait; what is over already is no error."""
+        """End these jobs, running or waiting; one that is over is no error."""

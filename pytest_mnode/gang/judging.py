@@ -1,131 +1,129 @@
-"""What rounds of an experiment show, taken together. Pure."""
+"""The measurements of an experiment, over all of its rounds. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_mnode.criteria.restart.findings import Figure, Finding
-from pytest_mnode.gang import holding, running, turns
-from pytest_mnode.gang.bereft import Lost, bereft_lives, judged_loss
-from pytest_mnode.gang.clocks import clocks_off
-from pytest_mnode.gang.heard import ranks_to_their_end
-from pytest_mnode.gang.terms import SMALL, Terms, Window, worst
+from pytest_mnode.gang import judge_holding, judge_ranks, judge_turns
+from pytest_mnode.gang.heartbeats import clocks_off
+from pytest_mnode.gang.judge_loss import Lost, judged_loss, starts_that_lost_a_node
+from pytest_mnode.gang.judge_oversize import judged_oversize
+from pytest_mnode.gang.judge_turns import Round
 from pytest_mnode.gang.timeline import Gang, State
-from pytest_mnode.gang.toolarge import judged_oversize
-from pytest_mnode.gang.turns import Round
+from pytest_mnode.gang.window import SMALL, Window, worst
+from pytest_mnode.measurement import Measurement, Relation, Verdict, listed
 from pytest_mnode.spec.gang import GangCriterion
-from pytest_mnode.wrong import Wrong, listed
 
 _NO_START = "it did not start in this round"
 
 
-def judged_rounds(rounds: Sequence[Round], terms: Terms) -> list[Finding]:
-    """Findings on gangs that had to wait for each other, or for room."""
+def judged_rounds(rounds: Sequence[Round], promise: GangCriterion) -> list[Measurement]:
+    """Of gangs that had to wait for each other, or for room."""
     each = []
-    off = clocks_off((one.window for one in rounds), terms)
+    off = clocks_off((one.window for one in rounds), promise)
     for one in rounds:
         window = one.window
-        found = of_a_window(window, terms, off)
+        judged = _of_any_window(window, promise, off, {})
         if one.turn is None:
             why = window.problem or f"{window.title}: cut short"
-            found.append(
-                Wrong(turns.NOT_TRIED, None, "each round is conducted to its end", note=why)
-            )
+            source = "each round is conducted to its end"
+            judged.append(Measurement.unknown(judge_turns.NOT_TRIED, why, source=source))
         else:
-            found += turns.judged_turn(window, one.turn, terms)
-        each.append(found)
-    return [*together(each), *_recorded([one.window for one in rounds])]
+            judged += judge_turns.judged_turn(window, one.turn, promise)
+        each.append(judged)
+    return [*_over_all_rounds(each), *_recorded([one.window for one in rounds])]
 
 
-def judged_size(window: Window, terms: Terms) -> list[Finding]:
-    """Findings on a gang that is larger than the cluster."""
-    off = clocks_off([window], terms)
-    found = [*judged_oversize(window, terms), *of_a_window(window, terms, off)]
-    return [*found, *_recorded([window])]
+def judged_size(window: Window, promise: GangCriterion) -> list[Measurement]:
+    """Of a gang that is larger than the cluster."""
+    off = clocks_off([window], promise)
+    judged = [*judged_oversize(window, promise), *_of_any_window(window, promise, off, {})]
+    return [*judged, *_recorded([window])]
 
 
-def judged_lost(lost: Lost, promise: GangCriterion, terms: Terms) -> list[Finding]:
-    """Findings on a gang that lost a node."""
-    window, off = lost.window, clocks_off([lost.window], terms)
-    found = [
-        *judged_loss(lost, promise, terms, off),
-        *of_a_window(window, terms, off, bereft_lives(lost)),
+def judged_lost(lost: Lost, promise: GangCriterion) -> list[Measurement]:
+    """Of a gang that lost a node."""
+    window, off = lost.window, clocks_off([lost.window], promise)
+    judged = [
+        *judged_loss(lost, promise, off),
+        *_of_any_window(window, promise, off, starts_that_lost_a_node(lost)),
     ]
     if window.problem and window.not_free == (lost.node,):
-        # The node that was switched off is not there for a reason that is not the scheduler's.
-        found = [
-            replace(one, count=None, culprit=None, note=window.problem)
-            if isinstance(one, Wrong) and one.name == holding.NOT_BACK
+        # The node that was switched off is not back for a reason that is not the scheduler's.
+        judged = [
+            replace(one, value=None, culprit=None, note=window.problem)
+            if one.name == judge_holding.NOT_BACK
             else one
-            for one in found
+            for one in judged
         ]
-    return [*found, *_recorded([window])]
+    return [*judged, *_recorded([window])]
 
 
-def of_a_window(
+def _of_any_window(
     window: Window,
-    terms: Terms,
+    promise: GangCriterion,
     off: Mapping[str, float],
-    bereft: Mapping[int, float] | None = None,
-) -> list[Finding]:
-    """What holds at any time: all or nothing, and nothing left.
+    lost_at: Mapping[int, float],
+) -> list[Measurement]:
+    """What holds in every experiment: all or nothing, and nothing left.
 
-    off: clocks, see `clocks_off`. bereft: lives that lost a node, and when.
+    off: see `clocks_off`. lost_at: starts that lost a node, and when.
     """
-    bereft = bereft or {}
     return [
-        holding.parts_held(window, terms),
-        holding.held_twice(window),
-        *running.ranks_out_of_time(window, terms, off),
-        running.ranks_elsewhere(window),
-        running.ranks_alone(window, terms, bereft, off),
-        ranks_to_their_end(window, terms, bereft, off),
-        *holding.left_in_the_queue(window),
+        judge_holding.parts_held(window, promise),
+        judge_holding.held_twice(window),
+        *judge_ranks.ranks_out_of_time(window, promise, off),
+        judge_ranks.ranks_elsewhere(window),
+        judge_ranks.ranks_alone(window, promise, lost_at, off),
+        judge_ranks.ranks_to_their_end(window, promise, lost_at, off),
+        *judge_holding.left_in_the_queue(window),
     ]
 
 
-def together(each: Iterable[Sequence[Finding]]) -> list[Finding]:
-    """Findings of several rounds, one for each name: counts added up, of figures the worst."""
-    by_name: dict[str, list[Finding]] = {}
-    for findings in each:
-        for finding in findings:
-            by_name.setdefault(finding.name, []).append(finding)
-    made: list[Finding] = []
-    for some in by_name.values():
-        wrongs = [one for one in some if isinstance(one, Wrong)]
-        figures = [one for one in some if isinstance(one, Figure)]
-        made.append(_summed(wrongs) if wrongs else worst(figures))
-    return made
+def _over_all_rounds(each: Iterable[Sequence[Measurement]]) -> list[Measurement]:
+    """One measurement for each name: the sum of counts, the worst of others."""
+    by_name: dict[str, list[Measurement]] = {}
+    for judged in each:
+        for one in judged:
+            by_name.setdefault(one.name, []).append(one)
+    return [
+        _sum(some)
+        if some[0].expected is not None and some[0].expected.relation is Relation.EQUALS
+        else worst(some)
+        for some in by_name.values()
+    ]
 
 
-def _summed(some: Sequence[Wrong]) -> Wrong:
-    """Something that is surely wrong outweighs what is not known."""
-    counts = [one.count for one in some]
-    total = sum(count or 0 for count in counts)
-    unknown = None in counts and not total
+def _sum(some: Sequence[Measurement]) -> Measurement:
+    """A failure in one round outweighs what is not known of another."""
+    total = sum(one.value or 0 for one in some)
+    unknown = not total and any(one.verdict is Verdict.INCONCLUSIVE for one in some)
     culprits = listed(one.culprit for one in some if one.culprit)
     notes = listed(one.note for one in some if one.note)
-    return Wrong(some[0].name, None if unknown else total, some[0].source, culprits or None, notes)
+    value = None if unknown else total
+    return replace(some[0], value=value, culprit=culprits or None, note=notes)
 
 
-def _recorded(windows: Sequence[Window]) -> list[Finding]:
-    """What is told and not judged: states and their durations, small jobs, how well was looked."""
-    told: list[Finding] = [max((holding.unseen(w) for w in windows), key=lambda f: f.value or 0.0)]
+def _recorded(windows: Sequence[Window]) -> list[Measurement]:
+    """What is not judged: states and durations, small jobs, and the times between looks."""
+    unseen = [judge_holding.longest_unseen(window) for window in windows]
+    recorded = [max(unseen, key=lambda one: one.value or 0.0)]
     small = [(w, gang) for w in windows for gang in w.gangs if gang.name == SMALL]
     for window, gang in small:
         start = window.first(gang, State.WHOLE)
-        waited = None if start is None else start.began_s - gang.asked_s
+        waited = None if start is None else start.began_s - gang.submitted_s
         note = "" if start is not None else _why_no_start(window, gang)
-        told.append(Figure(f"{window.who(gang)}: time to its start", waited, "s", note=note))
+        name = f"{window.who(gang)}: time to its start"
+        recorded.append(Measurement(name, waited, "s", note=note))
     for window in windows:
-        told += [*holding.states(window), *running.presence(window)]
-    return told
+        recorded += [*judge_holding.states(window), *judge_ranks.presence(window)]
+    return recorded
 
 
 def _why_no_start(window: Window, gang: Gang) -> str:
     over = (one for one in window.seen(gang) if one.state is State.OVER)
     ended = next((one for one in over if one.look.answered_s <= window.over_s), None)
     if ended is not None:
-        return f"it came and went between two looks: {ended.said}"
-    return "it was not seen to start, and was heard" if window.beats(gang) else _NO_START
+        return f"it came and went between two looks: {ended.status}"
+    return "it was not seen to start, and its ranks were heard" if window.beats(gang) else _NO_START

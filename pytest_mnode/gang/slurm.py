@@ -1,43 +1,120 @@
 """The engine for Slurm: a gang is one job of N whole nodes.
 
 Heartbeats are files in a directory that all nodes see. All jobs of a run have one name, which no
-other has: by it they are found, and ended by `guarding` whatever becomes of the controller.
+other job has: by it they are found, and ended by `queue_cleanup` whatever becomes of the
+controller.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
+import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.gang import beating, guarding
-from pytest_mnode.gang.beats import read_beats
-from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Refused
-from pytest_mnode.gang.slurmjobs import ON, jobs_on, others_of, record_of
-from pytest_mnode.gang.slurmneeds import Needs, for_sbatch
-from pytest_mnode.gang.slurmplaces import NEVER, ONLY, Place, left_out, without
-from pytest_mnode.launchers.slurm import NodeState, Slurm, SlurmError
+from pytest_mnode.gang import heartbeat_rank
+from pytest_mnode.gang.engine import (
+    Capacity,
+    GangRequest,
+    JobRecord,
+    Look,
+    Phase,
+    Refused,
+)
+from pytest_mnode.gang.heartbeats import HeartbeatFiles
+from pytest_mnode.gang.slurm_options import (
+    NEVER,
+    ONLY,
+    Requirements,
+    Target,
+    for_sbatch,
+    left_out,
+    without,
+)
+from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, SlurmCleanup
+from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, expand
 from pytest_mnode.launchers.slurm.reservations import reserved_nodes
 
+ON = "--format=%A|%T|%u|%N|%j"
+"""The format of squeue that `jobs_on` reads."""
+
+_FAILED = frozenset(
+    {"FAILED", "LAUNCH_FAILED", "BOOT_FAIL", "OUT_OF_MEMORY", "TIMEOUT", "DEADLINE"}
+)
+_BLOCKED = re.compile(
+    r"QOS|Assoc|Licenses|JobHeld|JobHold|Held|Dependency|BeginTime|PartitionDown|PartitionInactive"
+    r"|Invalid(?:Account|QOS)|AccountNotAllowed|\w*Limit\b"
+)
+"""Reasons of a pending job that free nodes do not remove: who may run, when, and how much."""
+_TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})
+
+
+def phase_of(job: JobState) -> Phase:
+    """What a job does with nodes. Raises ClusterError for an unknown state."""
+    if not job.known:
+        raise ClusterError(f"job {job.job_id} is in the unknown state {job.state}")
+    if "COMPLETING" in {job.state, *job.flags}:
+        return Phase.ENDING
+    if job.waits:
+        return Phase.WAITING
+    return Phase.OVER if job.over else Phase.HOLDING
+
+
+def record_of(job: JobState) -> JobRecord:
+    phase = phase_of(job)
+    nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
+    status = "+".join([job.state, *sorted(job.flags)])
+    status += f" ({job.reason})" if job.reason and job.reason != "None" else ""
+    failed = phase is Phase.OVER and job.state in _FAILED
+    blocked = phase is Phase.WAITING and bool(_BLOCKED.match(job.reason or ""))
+    return JobRecord(str(job.job_id), phase, nodes, status, job.restarts or 0, failed, blocked)
+
+
+def jobs_on(text: str) -> tuple[JobState, ...]:
+    """Jobs in the output of squeue with ON; a line that is no job is left out."""
+    found = []
+    for line in text.splitlines():
+        words = line.strip().split("|", 4)
+        if len(words) == 5 and words[0].isdigit():
+            number, state, user, nodes, name = words
+            found.append(JobState(int(number), name, state, nodes=expand(nodes), user=user))
+    return tuple(found)
+
+
+def others_of(
+    nodes: Sequence[str], jobs: Iterable[JobState], there: Iterable[NodeState], ours: str
+) -> dict[str, str]:
+    """Which of these nodes have a job whose name is not `ours`, were taken out of use, or are away,
+    with the job's user or the reason."""
+    found = {
+        node.name: node.text
+        for node in there
+        # Slurm drains a node where our own ranks did not end: nobody else took that one.
+        if (node.flags & _TAKEN_OUT or not node.usable) and "Kill task failed" not in node.text
+    }
+    for job in jobs:
+        if job.runs and job.name != ours:
+            found |= dict.fromkeys(job.nodes, f"job {job.job_id} of {job.user or 'somebody'}")
+    return {node: found[node] for node in nodes if node in found}
+
+
 NAMES = ("partition", "account", "qos", "reservation", "constraint")
-"""Of `scheduler.names`: those that sbatch has options for."""
-_PLACE = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "SLURMD_NODENAME")
+"""The keys of `scheduler.names` that are options of sbatch."""
+_VARIABLES = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "SLURMD_NODENAME")
 _NO_SERVER = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes")
-_GUARD_LIMIT_S = guarding.SOON_S + 2 * guarding.COMMAND_S
+_CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
 
 
 def options_of(names: Mapping[str, str]) -> list[str]:
-    """sbatch's options for `scheduler.names`. Raises UsageError for a name that is none."""
+    """sbatch's options for `scheduler.names`. Raises UsageError for another key."""
     for name in names:
         if name not in NAMES:
             raise UsageError(f"scheduler.names: {name}: accepted for slurm: {', '.join(NAMES)}")
@@ -45,18 +122,18 @@ def options_of(names: Mapping[str, str]) -> list[str]:
 
 
 def script(python: str, directory: Path, runs_s: float) -> str:
-    """What is submitted: a rank a node, each with a file for its heartbeats."""
-    program = Path(beating.__file__).read_text()
-    words = [python, "-I", "-S", "-c", program, str(directory), f"{runs_s:.3f}", *_PLACE]
+    """The batch script: one rank per node, each with a file for its heartbeats."""
+    program = Path(heartbeat_rank.__file__).read_text()
+    words = [python, "-I", "-S", "-c", program, str(directory), f"{runs_s:.3f}", *_VARIABLES]
     step = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpu-bind=none", "--mpi=none"]
     return f"#!/bin/sh\nexec {shlex.join([*step, *words])}\n"
 
 
 class SlurmEngine:
-    """See Engine. Made by `opened`; `close` ends all of its jobs.
+    """See Engine. `close` ends all of its jobs.
 
-    shared: a directory that all nodes see, in which one for this run is made. python: on the
-    nodes. args: further words for sbatch, such as --partition=gpu. names: of the spec's scheduler.
+    shared: a directory that all nodes see; the engine makes its own in it. python: on the nodes.
+    args: further options of sbatch, such as --partition=gpu. names: of the spec's scheduler.
     """
 
     name = "slurm"
@@ -70,8 +147,8 @@ class SlurmEngine:
         names: Mapping[str, str] | None = None,
     ) -> None:
         given = [*for_sbatch(args), *options_of(names or {})]
-        self._place, self._needs = Place.read(given), Needs.read(given)
-        # Which nodes are left out is said once: the last --exclude wins.
+        self._target, self._requirements = Target.read(given), Requirements.read(given)
+        # One --exclude for all: the last one wins.
         self._options = without(without(given, *ONLY), *NEVER)
         self._python = python or sys.executable
         self._slurm = Slurm()
@@ -84,27 +161,17 @@ class SlurmEngine:
                 f"no directory for heartbeats in {shared}: {error.strerror}; give one that all "
                 "nodes see, --mnode-shared-dir"
             ) from None
-        self._read: dict[str, int] = {}
+        self.heartbeats = HeartbeatFiles(self.directory)
         self._submitted = self._unanswered = False
         self._names: tuple[str, ...] = ()
-        guard = [sys.executable, "-I", "-S", guarding.__file__, str(self.directory)]
-        # What is completing holds no rank, and may stay so while a node is away.
-        shows = "squeue --noheader --all --states=PENDING,RUNNING,SUSPENDED"
-        self._guard = subprocess.Popen(
-            [*guard, *(f"{does} --name={self._job_name}" for does in (shows, "scancel --full"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._cleanup = SlurmCleanup(self._job_name, str(self.directory))
 
     def capacity(self) -> Capacity:
-        """See Engine: nodes of the partitions, or the reservation, that jobs go to, and those of
-        them that are idle."""
-        place = replace(self._place, partitions=self._place.partitions or (self._default(),))
+        """See Engine: nodes of the jobs' partitions or reservation; free are the idle ones."""
+        target = replace(self._target, partitions=self._target.partitions or (self._default(),))
         there = self._slurm.nodes()
-        out = {*place.out([node.name for node in there]), *self._lacking(there)}
-        usable = [node for node in place.nodes(there, self._reserved()) if node.name not in out]
+        out = {*target.out([node.name for node in there]), *self._lacking(there)}
+        usable = [node for node in target.nodes(there, self._reserved()) if node.name not in out]
         free = [
             node.name
             for node in usable
@@ -114,26 +181,27 @@ class SlurmEngine:
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
         """See Engine."""
-        there = self._place.unreserved(self._slurm.nodes(nodes))
-        # Of these nodes only: all jobs of a large cluster take long, and meanwhile nothing is seen.
-        said = self._slurm.run(
+        there = self._target.unreserved(self._slurm.nodes(nodes))
+        # Only of these nodes: to list all jobs of a large cluster takes long, and delays the next
+        # look.
+        text = self._slurm.run(
             *("squeue", "--all", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"),
             *(f"--nodelist={','.join(nodes)}", ON),
         )
-        return others_of(nodes, jobs_on(said), there, self._job_name)
+        return others_of(nodes, jobs_on(text), there, self._job_name)
 
-    def submit(self, ask: Ask) -> tuple[str, ...]:
+    def submit(self, request: GangRequest) -> tuple[str, ...]:
         """See Engine."""
-        return (self._sbatch(ask, ask.nodes),)
+        return (self._sbatch(request, request.nodes),)
 
-    def _sbatch(self, ask: Ask, nodes: int) -> str:
-        """One job; its id."""
+    def _sbatch(self, request: GangRequest, nodes: int) -> str:
+        """Submit one job; its id."""
         others: list[str] = []
-        if ask.among or self._place.only or self._place.never:
-            # Asked for once: on large clusters it is much, and nodes seldom come.
+        if request.among or self._target.only or self._target.never:
+            # Asked for once: the list is long on large clusters, and seldom changes.
             self._names = self._names or tuple(node.name for node in self._slurm.nodes())
-            others = self._place.out(self._names, ask.among)
-        minutes = max(1, math.ceil(ask.limit_s / 60))
+            others = self._target.out(self._names, request.among)
+        minutes = max(1, math.ceil(request.limit_s / 60))
         options = [
             *self._options,
             f"--job-name={self._job_name}",
@@ -141,25 +209,25 @@ class SlurmEngine:
             "--ntasks-per-node=1",
             "--exclusive",
             f"--time={minutes}",
-            "--requeue" if ask.requeue else "--no-requeue",
+            "--requeue" if request.requeue else "--no-requeue",
             *([f"--exclude={','.join(others)}"] if others else []),
             f"--chdir={self.directory}",
             f"--output={self.directory}/%j.out",
             "--open-mode=append",
         ]
-        text = script(self._python, self.directory, ask.runs_s)
-        self._submitted = self._unanswered = True  # it may be taken though no answer comes
+        text = script(self._python, self.directory, request.runs_s)
+        self._submitted = self._unanswered = True  # it may be queued even without an answer
         try:
-            said = self._submitter.run("sbatch", "--parsable", *options, text_in=text)
+            answer = self._submitter.run("sbatch", "--parsable", *options, text_in=text)
         except SlurmError as error:
             if error.returncode in (None, 126, 127) or any(w in error.told for w in _NO_SERVER):
                 raise
             self._unanswered = False
             raise Refused(error.told) from None
         self._unanswered = False
-        job = said.strip().partition(";")[0]
+        job = answer.strip().partition(";")[0]
         if not job.isdigit():
-            raise ClusterError(f"sbatch: {said.strip()!r} is no job id")
+            raise ClusterError(f"sbatch: {answer.strip()!r} is no job id")
         return job
 
     def observe(self) -> Look:
@@ -169,9 +237,9 @@ class SlurmEngine:
             jobs = self._slurm.jobs(self._job_name)
             records = {str(job.job_id): record_of(job) for job in jobs}
         except ClusterError as error:
-            return Look(asked, time.time(), None, *self._beats(), why=str(error))
+            return Look(asked, time.time(), None, *self.heartbeats.read(), why=str(error))
         answered = time.time()
-        return Look(asked, answered, records, *self._beats())
+        return Look(asked, answered, records, *self.heartbeats.read())
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """See Engine."""
@@ -179,14 +247,8 @@ class SlurmEngine:
 
     def close(self) -> None:
         """End all jobs of this run, and remove its directory. Raises ClusterError."""
-        if self._guard.stdin is not None and not self._guard.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._guard.stdin.write(b"" if self._unanswered else guarding.ANSWERED)
-                self._guard.stdin.close()
-        try:
-            code = self._guard.wait(_GUARD_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            code = None
+        self._cleanup.finish(b"" if self._unanswered else ANSWERED)
+        code = self._cleanup.wait(_CLEANUP_LIMIT_S)
         if code != 0 and self._submitted:
             raise ClusterError(
                 f"jobs named {self._job_name} may be left: scancel did not end them, and is tried "
@@ -194,22 +256,22 @@ class SlurmEngine:
             )
 
     def _reserved(self) -> tuple[str, ...]:
-        """Nodes of the reservation that jobs go to, if they go to one."""
-        if (name := self._place.reservation) is None:
+        """Nodes of the jobs' reservation; () without one."""
+        if (name := self._target.reservation) is None:
             return ()
         return reserved_nodes(
             self._slurm.run("scontrol", "--oneliner", "show", "reservation"), name
         )
 
     def _lacking(self, there: Sequence[NodeState]) -> set[str]:
-        """Nodes that have not what each node of a job must have."""
-        if not self._needs.any:
+        """Nodes without what a job requires of each node."""
+        if not self._requirements.any:
             return set()
         text = self._slurm.run("scontrol", "--all", "--oneliner", "show", "node")
-        return {node.name for node in there} - self._needs.met(text)
+        return {node.name for node in there} - self._requirements.met(text)
 
     def _default(self) -> str:
-        """The partition where jobs go that name none."""
+        """The default partition."""
         named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
         default = [name.rstrip("*") for name in named if name.endswith("*")]
         if not default:
@@ -219,31 +281,7 @@ class SlurmEngine:
             )
         return default[0]
 
-    def _beats(self) -> tuple[tuple[Beat, ...], int]:
-        """Heartbeats that were written since the last time, whole lines only."""
-        beats: list[Beat] = []
-        unreadable = 0
-        try:
-            paths = sorted(self.directory.glob("*.beats"))
-        except OSError:
-            return (), 1
-        for path in paths:
-            try:
-                with path.open("rb") as file:
-                    file.seek(self._read.get(path.name, 0))
-                    data = file.read()
-            except OSError:  # a file system that is away: what is in it is not known
-                unreadable += 1
-                continue
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[path.name] = self._read.get(path.name, 0) + len(whole)
-            some, wrong = read_beats(whole.decode(errors="replace"))
-            beats += some
-            unreadable += wrong
-        return tuple(beats), unreadable
-
 
 def default_shared(root: Path) -> Path:
-    """Where heartbeats go unless something is said: below the root of the tests, if one may write
-    there, else below the home directory."""
+    """Default directory for heartbeats: the root of the tests where it is writable, else home."""
     return root if os.access(root, os.W_OK) else Path.home()

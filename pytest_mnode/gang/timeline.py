@@ -1,4 +1,4 @@
-"""What became of a gang, look by look: which states it went through, and for how long. Pure."""
+"""The states of a gang, look by look, and how long each lasted. Pure."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 from math import inf
 
-from pytest_mnode.gang.engine import Look, Phase, Record
+from pytest_mnode.gang.engine import JobRecord, Look, Phase
 
 
 class State(StrEnum):
-    """How much of its nodes a gang has."""
+    """How many of its nodes a gang has."""
 
     WAITING = "waiting"
     """None."""
     PART = "a part"
-    """Some, and it is not whole."""
+    """Some of them."""
     WHOLE = "whole"
     ENDING = "ending"
-    """It was whole, or was being taken down."""
+    """It was whole and lost some, or it is being taken down."""
     OVER = "over"
 
 
 BLIND_S = 5.0
-"""A gang that came and went between two answers farther apart may never have been seen."""
+"""Between two answers that are farther apart, a gang may have come and gone unseen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A gang as it was submitted. size: its nodes. jobs: what it is made of; asked_s: when."""
+    """A gang as it was submitted. size: number of nodes. jobs: ids of the jobs it consists of."""
 
     name: str
     size: int
     jobs: tuple[str, ...]
     runs_s: float
-    asked_s: float
+    submitted_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Sighting:
     """A gang at one look."""
 
     look: Look
     state: State
     nodes: tuple[str, ...]
-    said: str
-    life: int
+    status: str
+    restarts: int
     failed: bool = False
-    barred: bool = False
+    blocked: bool = False
 
 
-def seen(gang: Gang, looks: Iterable[Look]) -> list[Seen]:
-    """A gang at each look since it was submitted at which the scheduler answered."""
-    found: list[Seen] = []
+def sightings(gang: Gang, looks: Iterable[Look]) -> list[Sighting]:
+    """A gang at each look after its submission at which the scheduler answered."""
+    found: list[Sighting] = []
     was_whole = False
     for look in looks:
-        if look.records is None or look.asked_s < gang.asked_s:
+        if look.records is None or look.asked_s < gang.submitted_s:
             continue
         records = [record for job in gang.jobs if (record := look.records.get(job)) is not None]
         gone = len(gang.jobs) - len(records)
         held = tuple(node for r in records if r.phase is Phase.HOLDING for node in r.nodes)
         state = _state(gang.size, len(held), [r.phase for r in records], gone, was_whole)
         was_whole = state is State.WHOLE or (was_whole and state is not State.WAITING)
-        life = max((record.life for record in records), default=0)
+        restarts = max((record.restarts for record in records), default=0)
         failed = any(record.failed for record in records)
-        waiting = [record.barred for record in records if record.phase is Phase.WAITING]
-        barred = bool(waiting) and all(waiting)
-        found.append(Seen(look, state, held, _said(records), life, failed, barred))
+        waiting = [record.blocked for record in records if record.phase is Phase.WAITING]
+        blocked = bool(waiting) and all(waiting)
+        found.append(Sighting(look, state, held, _status(records), restarts, failed, blocked))
     return found
 
 
@@ -84,23 +84,22 @@ def _state(size: int, held: int, phases: Sequence[Phase], gone: int, was_whole: 
     return State.WAITING if waits or Phase.HOLDING in phases else State.OVER
 
 
-def _said(records: Sequence[Record]) -> str:
-    return " + ".join(dict.fromkeys(record.said for record in records if record.said))
+def _status(records: Sequence[JobRecord]) -> str:
+    return " + ".join(dict.fromkeys(record.status for record in records if record.status))
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A gang was seen alike at consecutive looks. nodes: the most that it had at one of them.
+    """Consecutive looks at which a gang was alike. nodes: the most that it held at one of them.
 
-    before_s: when the look before was asked for, or the gang was submitted; after_s: when the look
-    after was answered, None where there was none. It began after the one, and ended before the
-    other.
+    It began after `before_s`, the question of the look before or the submission, and ended before
+    `after_s`, the answer of the look after; None where there was none.
     """
 
     state: State
     nodes: tuple[str, ...]
-    said: str
-    life: int
+    status: str
+    restarts: int
     first: Look
     last: Look
     before_s: float
@@ -108,22 +107,22 @@ class Stretch:
 
     @property
     def at_least_s(self) -> float:
-        """For so long in any case: from the first answer to the last question."""
+        """The shortest it can have lasted: from the first answer to the last question."""
         return max(0.0, self.last.asked_s - self.first.answered_s)
 
     @property
     def at_most_s(self) -> float:
-        """For so long at most."""
+        """The longest it can have lasted."""
         return self.latest_s - self.before_s
 
     @property
     def shown_s(self) -> float:
-        """As far as can be told: from when it was first seen to when it no more was."""
+        """From when it was first seen to when it was no longer."""
         return self.latest_s - self.began_s
 
     @property
     def latest_s(self) -> float:
-        """When it may have ended; as far as was looked."""
+        """The latest possible end, or the last look."""
         return self.last.answered_s if self.after_s is None else self.after_s
 
     @property
@@ -132,27 +131,27 @@ class Stretch:
         return self.first.answered_s
 
 
-def by_state(one: Seen) -> Hashable:
-    """Alike where the state is, and the life."""
-    return one.state, one.life
+def by_state(one: Sighting) -> Hashable:
+    """Alike are equal states of one start."""
+    return one.state, one.restarts
 
 
-def by_words(one: Seen) -> Hashable:
-    """Alike where the state is, the life, and what was said of it."""
-    return one.state, one.life, one.said
+def by_status(one: Sighting) -> Hashable:
+    """Alike are equal states of one start with equal words of the scheduler."""
+    return one.state, one.restarts, one.status
 
 
-def by_all(one: Seen) -> Hashable:
-    """Alike where nodes, words and life are, too."""
-    return one.state, tuple(sorted(one.nodes)), one.said, one.life
+def by_all(one: Sighting) -> Hashable:
+    """Alike are also the nodes."""
+    return one.state, tuple(sorted(one.nodes)), one.status, one.restarts
 
 
 def stretches(
-    found: Sequence[Seen], since_s: float, key: Callable[[Seen], Hashable] = by_all
+    found: Sequence[Sighting], since_s: float, key: Callable[[Sighting], Hashable] = by_all
 ) -> list[Stretch]:
-    """What was seen of a gang, consecutive looks that are alike together.
+    """What was seen of a gang, with consecutive looks that are alike joined.
 
-    since_s: when it was submitted, before which it was in no state.
+    since_s: when it was submitted.
     """
     groups = [list(group) for _, group in groupby(found, key)]
     made = []
@@ -163,16 +162,23 @@ def stretches(
         after = groups[index + 1][0].look.answered_s if index + 1 < len(groups) else None
         made.append(
             Stretch(
-                first.state, most.nodes, most.said, last.life, first.look, last.look, before, after
+                first.state,
+                most.nodes,
+                most.status,
+                last.restarts,
+                first.look,
+                last.look,
+                before,
+                after,
             )
         )
     return made
 
 
 def blind_gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """Times in which a gang may have come and gone: without an answer for longer than BLIND_S.
+    """Times without an answer that are longer than BLIND_S: a gang may have come and gone.
 
-    What comes after the last answer, however soon, nobody saw, where another look had none.
+    Where the last look had no answer, the time after the last answer is one of them.
     """
     found = [(began, ended) for began, ended in _gaps(looks, since_s) if ended - began > BLIND_S]
     if looks and looks[-1].records is None:
@@ -183,15 +189,17 @@ def blind_gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float
 
 
 def longest_unseen_s(looks: Sequence[Look], since_s: float) -> float | None:
-    """The longest time without an answer, from the first submission to the end of the last look;
-    None where the scheduler gave fewer than two."""
+    """The longest time without an answer, from the first submission to the end of the last look.
+
+    None where the scheduler answered fewer than two looks.
+    """
     if sum(look.records is not None for look in looks) < 2:
         return None
     return max(ended - began for began, ended in _gaps(looks, since_s))
 
 
 def _gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """From each question that was answered to the next answer, and at both ends."""
+    """Times from each answered question to the next answer, and at both ends."""
     answered = [look for look in looks if look.records is not None]
     if not answered:
         return [(since_s, looks[-1].answered_s)] if looks else []

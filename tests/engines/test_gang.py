@@ -128,30 +128,31 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
 WRONG = """
     import os, subprocess, sys, threading
     from dataclasses import replace
-    from pytest_mnode.gang import beating
+    from pytest_mnode.gang import heartbeat_rank
+    from pytest_mnode.gang.heartbeats import HeartbeatFiles
     from pytest_mnode.gang.slurm import SlurmEngine
-    from pytest_mnode.gang.watching import Watch
+    from pytest_mnode.gang.watch import Watch
     from pytest_mnode.launchers.slurm import Slurm
 
-    submit, watch, beats = SlurmEngine.submit, Watch.submit, SlurmEngine._beats
+    submit, watch, beats = SlurmEngine.submit, Watch.submit, HeartbeatFiles.read
     title, gangs, unheard = [""], [], []
 
-    def submit_wrongly(self, ask):
-        if title[0] == "filled 1" and ask.nodes > 1:
-            return tuple(self._sbatch(ask, 1) for _ in range(ask.nodes))
-        if ask.name == "too large":
-            return (self._sbatch(ask, f"1-{ask.nodes}"),)
-        jobs = submit(self, ask)
-        if title[0] == "race 1" and ask.nodes > 1:
-            gangs.append(ask.name)
+    def submit_wrongly(self, request):
+        if title[0] == "filled 1" and request.nodes > 1:
+            return tuple(self._sbatch(request, 1) for _ in range(request.nodes))
+        if request.name == "too large":
+            return (self._sbatch(request, f"1-{request.nodes}"),)
+        jobs = submit(self, request)
+        if title[0] == "race 1" and request.nodes > 1:
+            gangs.append(request.name)
             if len(gangs) == 1:
                 unheard.append(jobs[0])
             else:
                 place = {"JOB": jobs[0], "LIFE": "0", "RANK": "1", "NODE": "node3"}
-                argv = [sys.executable, beating.__file__, str(self.directory), "1", *place]
+                argv = [sys.executable, heartbeat_rank.__file__, str(self.directory), "1", *place]
                 subprocess.Popen(argv, env={**os.environ, **place})
-        if title[0] == "too large" and ask.nodes == 1:
-            self._sbatch(replace(ask, runs_s=100.0), 4)
+        if title[0] == "too large" and request.nodes == 1:
+            self._sbatch(replace(request, runs_s=100.0), 4)
             threading.Timer(1.5, lose_sight, [self, self._slurm]).start()
         return jobs
 
@@ -163,12 +164,12 @@ WRONG = """
         read, unreadable = beats(self)
         return tuple(b for b in read if (b.job, b.rank) != (*unheard, 2)), unreadable
 
-    def watched(self, ask):
+    def watched(self, request):
         title[0] = self._title
-        return watch(self, ask)
+        return watch(self, request)
 
     SlurmEngine.submit, Watch.submit = submit_wrongly, watched
-    SlurmEngine._beats = lose_heartbeats
+    HeartbeatFiles.read = lose_heartbeats
 """
 
 

@@ -1,15 +1,45 @@
-"""A scheduler that is not there, with a clock of its own: right, or wrong as it is asked to be."""
+"""A scheduler that exists only here, with a clock of its own: right, or wrong as a test asks."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.engine import Ask, Beat, Capacity, Look, Phase, Record, Refused
-from tests.gang.simulatedjob import Job
+from pytest_mnode.gang.engine import (
+    Capacity,
+    Engine,
+    GangRequest,
+    Heartbeat,
+    JobRecord,
+    Look,
+    Phase,
+    Refused,
+)
+from pytest_mnode.gang.site import Report, Site
+from pytest_mnode.spec.gang import GangCriterion
+
+
+@dataclass
+class Job:
+    id: str
+    request: GangRequest
+    nodes: tuple[str, ...] = ()
+    began_s: float | None = None
+    ending_s: float | None = None
+    over: bool = False
+    restarts: int = 0
+    told: bool = False
+    why: str = "PENDING (Resources)"
+
+    @property
+    def waits(self) -> bool:
+        return self.began_s is None and not self.over
+
 
 TICK_S = 0.1
 BEAT_EVERY = 2
@@ -45,7 +75,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.time = 1_700_000_000.0
         self.jobs: list[Job] = []
-        self.beats: list[Beat] = []
+        self.beats: list[Heartbeat] = []
         self.off: dict[str, float] = {}
         self.looks = 0
         self.blind_until = 0.0
@@ -80,12 +110,14 @@ class Scheduler:
         taken = {n: "job 17 of bob" for n in nodes if isinstance(foreign, tuple) and n in foreign}
         return taken | {n: "DOWN: no answer" for n in nodes if n in self.off}
 
-    def submit(self, ask: Ask) -> tuple[str, ...]:
-        if ask.nodes > len(self.names) and self.refuses:
+    def submit(self, request: GangRequest) -> tuple[str, ...]:
+        if request.nodes > len(self.names) and self.refuses:
             raise Refused("Requested node configuration is not available")
-        asks = [ask]
-        if "split" in self.faults and ask.nodes > 1:
-            asks = [Ask(ask.name, 1, ask.runs_s, ask.limit_s, ask.among)] * ask.nodes
+        asks = [request]
+        if "split" in self.faults and request.nodes > 1:
+            asks = [
+                GangRequest(request.name, 1, request.runs_s, request.limit_s, request.among)
+            ] * request.nodes
         made = [Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
         self.jobs += made
         self.time += 0.02
@@ -138,7 +170,7 @@ class Scheduler:
 
     # What goes on.
 
-    def _records(self) -> dict[str, Record]:
+    def _records(self) -> dict[str, JobRecord]:
         found = {}
         for job in self.jobs:
             if job.over:
@@ -154,7 +186,7 @@ class Scheduler:
                 phase, said = Phase.HOLDING, "RUNNING"
             nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
             failed = phase is Phase.OVER and said.startswith("FAILED")
-            found[job.id] = Record(job.id, phase, nodes, said, job.life, failed)
+            found[job.id] = JobRecord(job.id, phase, nodes, said, job.restarts, failed)
         return found
 
     def _taken(self) -> set[str]:
@@ -171,8 +203,8 @@ class Scheduler:
         if round(self.time / TICK_S) % BEAT_EVERY == 0:
             for job in self.jobs:
                 self._beat(job)
-            for rank, (name, life, node) in enumerate(self.zombies):
-                self.beats.append(Beat(name, life, rank, node, self.time))
+            for rank, (name, restarts, node) in enumerate(self.zombies):
+                self.beats.append(Heartbeat(name, restarts, rank, node, self.time))
 
     def _age(self, job: Job) -> None:
         lost = [n for n in job.nodes if n in self.off and self.time - self.off[n] > 5.0]
@@ -184,43 +216,43 @@ class Scheduler:
         elif job.began_s is not None and job.ending_s is None and not job.over:
             if lost and "half_requeue" in self.faults:
                 job.nodes = tuple(n for n in job.nodes if n not in lost)
-            elif lost and (job.ask.requeue or "stubborn" in self.faults):
+            elif lost and (job.request.requeue or "stubborn" in self.faults):
                 if "zombies" in self.faults:
-                    self.zombies = [(job.id, job.life, n) for n in job.nodes if n not in lost]
-                job.nodes, job.began_s, job.life = (), None, job.life + 1
+                    self.zombies = [(job.id, job.restarts, n) for n in job.nodes if n not in lost]
+                job.nodes, job.began_s, job.restarts = (), None, job.restarts + 1
                 job.why = "PENDING (BeginTime)"
-            elif lost or self.time - job.began_s >= job.ask.runs_s:
+            elif lost or self.time - job.began_s >= job.request.runs_s:
                 if not lost:
                     self._last_beats(job)
                 job.ending_s = self.time
         if "one_by_one" in self.faults and job.began_s is not None and job.ending_s is None:
             every = float(str(self.faults["one_by_one"]))
-            due = min(job.ask.nodes, 1 + int((self.time - job.began_s) / every))
+            due = min(job.request.nodes, 1 + int((self.time - job.began_s) / every))
             free = [n for n in self._among(job) if n not in self._taken()]
             job.nodes += tuple(free[: due - len(job.nodes)])
 
     def _dies(self, job: Job) -> float | None:
-        fault = "dies_again" if job.life else "dies"
-        if job.ask.nodes == 1 or fault not in self.faults:
+        fault = "dies_again" if job.restarts else "dies"
+        if job.request.nodes == 1 or fault not in self.faults:
             return None
         return float(str(self.faults[fault]))
 
     def _among(self, job: Job) -> tuple[str, ...]:
-        there = job.ask.among or self.names
+        there = job.request.among or self.names
         return tuple(node for node in there if node not in self.off)
 
     def _start(self, job: Job) -> bool:
         free = [node for node in self._among(job) if node not in self._taken()]
-        gang = job.ask.nodes > 1
+        gang = job.request.nodes > 1
         if not gang and self.time - self.over_s < float(str(self.faults.get("late_small", 0.0))):
             return False
         if gang and "never_next" in self.faults and self.ran_gang:
             return False
-        if job.life and "never_again" in self.faults:
+        if job.restarts and "never_again" in self.faults:
             return False
-        if gang and "twice" in self.faults and len(free) < job.ask.nodes:
+        if gang and "twice" in self.faults and len(free) < job.request.nodes:
             free += [node for node in self._among(job) if node not in free]
-        wanted = job.ask.nodes
+        wanted = job.request.nodes
         if gang and "partial" in self.faults:
             wanted = min(wanted, max(1, len(free)))
         if len(free) < wanted:
@@ -232,23 +264,23 @@ class Scheduler:
 
     def _last_beats(self, job: Job) -> None:
         """Of all ranks: a gang ends when its last rank does."""
-        self.over_s = self.time if job.ask.nodes > 1 else self.over_s
+        self.over_s = self.time if job.request.nodes > 1 else self.over_s
         for rank, node in enumerate(job.nodes):
             if node != self.faults.get("silent"):
                 where = self._where(job, rank, node)
-                self.beats.append(Beat(job.id, job.life, rank, where, self.time, "end"))
+                self.beats.append(Heartbeat(job.id, job.restarts, rank, where, self.time, "end"))
 
     def _where(self, job: Job, rank: int, node: str) -> str:
-        wrong = job.ask.nodes > 1 and rank == 1 and "elsewhere" in self.faults
+        wrong = job.request.nodes > 1 and rank == 1 and "elsewhere" in self.faults
         return "node9" if wrong else node
 
     def _beat(self, job: Job) -> None:
-        gang = job.ask.nodes > 1
+        gang = job.request.nodes > 1
         if job.waits and gang and "early" in self.faults:
-            self.beats.append(Beat(job.id, job.life, 0, self.names[0], self.time))
+            self.beats.append(Heartbeat(job.id, job.restarts, 0, self.names[0], self.time))
         outlives = gang and "outlives" in self.faults and job.ending_s is not None
         if outlives and job.ending_s is not None and self.time - job.ending_s < 4.0:
-            self.beats.append(Beat(job.id, job.life, 0, job.nodes[0], self.time))
+            self.beats.append(Heartbeat(job.id, job.restarts, 0, job.nodes[0], self.time))
         if job.began_s is None or job.ending_s is not None or job.over:
             return
         if self._dies(job) is not None:
@@ -260,4 +292,21 @@ class Scheduler:
             if node == self.faults.get("silent"):
                 continue
             where = self._where(job, rank, node)
-            self.beats.append(Beat(job.id, job.life, rank, where, self.time))
+            self.beats.append(Heartbeat(job.id, job.restarts, rank, where, self.time))
+
+
+def site(scheduler: Scheduler, **promised: object) -> Site:
+    """A site of this scheduler, with a promise of short times."""
+    page = {"rounds": 2, "runs": "3 s", "waits": "4 s", "next_within": "8 s", "together": "2 s"}
+    promise = GangCriterion.model_validate({**page, **promised})
+
+    @contextmanager
+    def opened() -> Iterator[Engine]:
+        yield scheduler
+
+    return Site(promise, opened, scheduler.power, scheduler)
+
+
+def ran(how: str, scheduler: Scheduler, **promised: Any) -> Report:
+    done: Report = getattr(site(scheduler, **promised), how)()
+    return done

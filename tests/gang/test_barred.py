@@ -4,35 +4,42 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.gang.engine import Record
+from pytest_mnode.gang.engine import JobRecord
 from pytest_mnode.gang.judging import judged_size
-from pytest_mnode.gang.slurmjobs import record_of
-from pytest_mnode.gang.terms import CLEARED, Window
+from pytest_mnode.gang.slurm import record_of
 from pytest_mnode.gang.timeline import Gang
+from pytest_mnode.gang.window import CLEARED, Window
 from pytest_mnode.launchers.slurm import JobState
-from tests.gang.byhand import (
+from tests.gang.windows import (
+    BLOCKED,
+    FAIL,
+    NEVER,
+    NEXT,
     NODES,
-    TERMS,
+    NOT_TRIED,
+    OTHERS,
+    PROMISE,
+    RACED,
+    UNKNOWN,
     A,
     B,
     Shown,
     all_ran,
     both,
     course,
+    faults,
     holds,
     over,
-    told,
+    raced,
     waits,
     watched,
 )
-from tests.gang.reading import BLOCKED, FAIL, NEVER, NEXT, NOT_TRIED, OTHERS, UNKNOWN
-from tests.gang.rounds import RACED, raced
 
 LIMIT = "QOSMaxJobsPerUserLimit"
 
 
 @pytest.mark.parametrize(
-    ("reason", "barred"),
+    ("reason", "blocked"),
     [
         (LIMIT, True),
         ("AssocGrpNodeLimit", True),
@@ -52,27 +59,27 @@ LIMIT = "QOSMaxJobsPerUserLimit"
         (None, False),
     ],
 )
-def test_reasons_that_are_not_nodes(reason: str | None, barred: bool) -> None:
-    assert record_of(JobState(7, "x", "PENDING", reason=reason)).barred is barred
+def test_reasons_that_are_not_nodes(reason: str | None, blocked: bool) -> None:
+    assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked is blocked
 
 
 def test_only_what_waits_is_barred() -> None:
-    assert not record_of(JobState(7, "x", "TIMEOUT", reason="TimeLimit")).barred
+    assert not record_of(JobState(7, "x", "TIMEOUT", reason="TimeLimit")).blocked
 
 
-def kept(job: str, began: float, ended: float, *, nodes_too: bool = False) -> Shown:
-    def at(t: float) -> dict[str, Record]:
+def blocked(job: str, began: float, ended: float, *, nodes_too: bool = False) -> Shown:
+    def at(t: float) -> dict[str, JobRecord]:
         if t >= ended:
             return {job: over(job)}
         if t >= began:
             return {job: holds(job, *NODES)}
-        return {job: waits(job) if nodes_too and t < 105 else waits(job, LIMIT, barred=True)}
+        return {job: waits(job) if nodes_too and t < 105 else waits(job, LIMIT, blocked=True)}
 
     return at
 
 
 def test_who_waits_for_a_limit_does_not_wait_for_nodes() -> None:
-    looks = watched(both(course("1", 101, 107), kept("2", 108, 114)), RACED, 118)
+    looks = watched(both(course("1", 101, 107), blocked("2", 108, 114)), RACED, 118)
     found = raced(looks, 115.0)
     assert found == {
         NOT_TRIED: (
@@ -80,17 +87,17 @@ def test_who_waits_for_a_limit_does_not_wait_for_nodes() -> None:
             f" | race 1: B waited for something else than nodes: PENDING ({LIMIT})",
         )
     }
-    looks = watched(both(course("1", 101, 107), kept("2", 108, 114, nodes_too=True)), RACED, 118)
+    looks = watched(both(course("1", 101, 107), blocked("2", 108, 114, nodes_too=True)), RACED, 118)
     assert raced(looks, 115.0) == {}
 
 
 def test_who_is_kept_from_running_for_ever_is_not_overlooked_by_the_scheduler() -> None:
-    looks = watched(both(kept("1", 290, 290), kept("2", 290, 290)), [], 295)
+    looks = watched(both(blocked("1", 290, 290), blocked("2", 290, 290)), [], 295)
     found = raced(looks, 290.0)
     assert (found[NEVER][0], found[NEXT][0]) == (UNKNOWN, UNKNOWN)
     assert f"PENDING ({LIMIT})" in found[NEVER][1]
     waited = watched(
-        both(course("1", 101, 107), kept("2", 190, 196)),
+        both(course("1", 101, 107), blocked("2", 190, 196)),
         [*all_ran("1", 101.3, 106.3), *all_ran("2", 190.3, 195.3)],
         200,
     )
@@ -101,17 +108,17 @@ def test_who_is_kept_from_running_for_ever_is_not_overlooked_by_the_scheduler() 
     }
 
 
-@pytest.mark.parametrize(("barred", "expected"), [(True, UNKNOWN), (False, FAIL)])
-def test_beside_a_gang_that_is_too_large(barred: bool, expected: str) -> None:
+@pytest.mark.parametrize(("blocked", "expected"), [(True, UNKNOWN), (False, FAIL)])
+def test_beside_a_gang_that_is_too_large(blocked: bool, expected: str) -> None:
     large, small = Gang("too large", 5, ("9",), 5.0, 100.0), Gang("small", 1, ("3",), 1.0, 100.2)
 
-    def shown(t: float) -> dict[str, Record]:
+    def shown(t: float) -> dict[str, JobRecord]:
         if t >= 190:
             return {job: over(job, "CANCELLED") for job in ("9", "2", "3")}
-        return {"9": waits("9"), "2": waits("2", barred=barred), "3": waits("3", barred=barred)}
+        return {"9": waits("9"), "2": waits("2", blocked=blocked), "3": waits("3", blocked=blocked)}
 
     looks = watched(shown, [], 195)
     window = Window("too large", (large, B, small), looks, notes=((190.0, CLEARED),))
-    found = told(judged_size(window, TERMS))
+    found = faults(judged_size(window, PROMISE))
     assert (found[BLOCKED][0], found[OTHERS][0]) == (expected, expected)
     assert A.size == B.size

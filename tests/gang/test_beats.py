@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.gang import beating
-from pytest_mnode.gang.beats import Span, presences, read_beats, spans
-from pytest_mnode.gang.engine import Beat
+from pytest_mnode.gang import heartbeat_rank
+from pytest_mnode.gang.engine import Heartbeat
+from pytest_mnode.gang.heartbeats import RankSpan, presences, read_heartbeats, spans
 
 PLACE = {"JOB": "12", "LIFE": "1", "RANK": "3", "NODE": "node3"}
 
 
-def beats_of(rank: int, *times: float) -> list[Beat]:
-    return [Beat("1", 0, rank, f"node{rank}", at) for at in times]
+def beats_of(rank: int, *times: float) -> list[Heartbeat]:
+    return [Heartbeat("1", 0, rank, f"node{rank}", at) for at in times]
 
 
 def test_lines_are_heartbeats_or_are_counted() -> None:
     text = "beat 12 0 3 node3 1700000000.250\nend 12 0 3 node3 1700000000.500\n"
-    first, last = Beat("12", 0, 3, "node3", 1700000000.25), ("end", 1700000000.5)
-    beats, unreadable = read_beats(text)
+    first, last = Heartbeat("12", 0, 3, "node3", 1700000000.25), ("end", 1700000000.5)
+    beats, unreadable = read_heartbeats(text)
     assert (beats[0], unreadable) == (first, 0)
     assert (beats[1].what, beats[1].at_s) == last
 
@@ -45,7 +45,7 @@ def test_lines_are_heartbeats_or_are_counted() -> None:
     ],
 )
 def test_what_is_no_heartbeat(line: str) -> None:
-    assert read_beats(line) == ([], 1)
+    assert read_heartbeats(line) == ([], 1)
 
 
 def test_a_rank_that_fell_silent_was_gone_meanwhile() -> None:
@@ -56,25 +56,33 @@ def test_a_rank_that_fell_silent_was_gone_meanwhile() -> None:
 
 
 def test_who_was_there_together() -> None:
-    ranks = [Span("1", 0, 0, "a", 1.0, 5.0), Span("1", 0, 1, "b", 2.0, 4.0)]
+    ranks = [RankSpan("1", 0, 0, "a", 1.0, 5.0), RankSpan("1", 0, 1, "b", 2.0, 4.0)]
     there = [([s.rank for s in p.ranks], p.began_s, p.seconds) for p in presences(ranks)]
     assert there == [([0], 1.0, 1.0), ([0, 1], 2.0, 2.0), ([0], 4.0, 1.0)]
-    apart = [Span("1", 0, 0, "a", 1.0, 2.0), Span("1", 0, 0, "a", 8.0, 9.0)]
+    apart = [RankSpan("1", 0, 0, "a", 1.0, 2.0), RankSpan("1", 0, 0, "a", 8.0, 9.0)]
     assert [(p.began_s, p.ended_s) for p in presences(apart)] == [(1.0, 2.0), (8.0, 9.0)]
 
 
 def start(directory: Path, seconds: float) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-I", "-S", beating.__file__, str(directory), str(seconds), *PLACE]
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        heartbeat_rank.__file__,
+        str(directory),
+        str(seconds),
+        *PLACE,
+    ]
     return subprocess.Popen(argv, env={**os.environ, **PLACE})
 
 
 def test_a_rank_beats_and_ends_by_itself(tmp_path: Path) -> None:
     assert start(tmp_path, 0.5).wait(20) == 0
-    beats, unreadable = read_beats((tmp_path / "12.1.3.beats").read_text())
+    beats, unreadable = read_heartbeats((tmp_path / "12.1.3.beats").read_text())
     assert unreadable == 0
     assert [b.what for b in beats][-1] == "end"
     assert len(beats) >= 3
-    assert {(b.job, b.life, b.rank, b.node) for b in beats} == {("12", 1, 3, "node3")}
+    assert {(b.job, b.restarts, b.rank, b.node) for b in beats} == {("12", 1, 3, "node3")}
     assert beats[-1].at_s == pytest.approx(time.time(), abs=20)
 
 
@@ -85,7 +93,7 @@ def test_one_that_is_told_to_end_says_so(tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 1
-    assert file.read_text().splitlines()[-1].startswith("told 12 1 3 node3 ")
+    assert file.read_text().splitlines()[-1].startswith("sigterm 12 1 3 node3 ")
 
 
 def test_one_whose_experiment_is_over_ends_at_once(tmp_path: Path) -> None:

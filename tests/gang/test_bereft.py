@@ -7,64 +7,60 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.bereft import Lost
-from pytest_mnode.gang.engine import Beat, Phase, Record
+from pytest_mnode.gang.engine import Heartbeat, JobRecord, Phase
+from pytest_mnode.gang.judge_loss import Lost
 from pytest_mnode.gang.judging import judged_lost
-from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
+from pytest_mnode.gang.window import CLEARED, Window
 from pytest_mnode.spec.gang import GangCriterion
-from tests.gang.byhand import (
-    NODES,
-    TERMS,
-    Shown,
-    all_ran,
-    course,
-    holds,
-    over,
-    ran,
-    told,
-    waits,
-    watched,
-)
-from tests.gang.reading import (
+from tests.gang.simulated import Job, Scheduler
+from tests.gang.simulated import ran as run
+from tests.gang.windows import (
     AGAIN,
     ALONE,
     FAIL,
     FATE,
+    NODES,
     NOT_BACK,
     OFF,
     OLD,
     UNHEARD,
     UNKNOWN,
+    Shown,
+    all_ran,
+    course,
+    faults,
+    holds,
+    over,
+    ran,
     verdicts,
+    waits,
+    watched,
     words,
 )
-from tests.gang.simulated import Scheduler
-from tests.gang.simulatedjob import Job
-from tests.gang.sites import ran as run
 
 
 def lost(
-    beats: list[Beat], again: Shown | None = None, off: dict[str, float] | None = None
+    beats: list[Heartbeat], again: Shown | None = None, off: dict[str, float] | None = None
 ) -> dict[str, tuple[str, str]]:
     """n2 dies at 110 s; the gang is requeued, whole by the records from 130 to 200 s."""
     gang = Gang("B", 3, ("1",), 240.0, 100.0)
 
-    def shown(t: float) -> dict[str, Record]:
+    def shown(t: float) -> dict[str, JobRecord]:
         if t < 125:
             return course("1", 101, 125)(t)
         if t < 130:
             return {"1": waits("1", "BeginTime", 1)}
         if again is not None:
             return again(t)
-        return {"1": holds("1", *NODES, life=1) if t < 200 else over("1", "CANCELLED", 1)}
+        return {"1": holds("1", *NODES, restarts=1) if t < 200 else over("1", "CANCELLED", 1)}
 
     before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
     looks = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
     window = Window("loss", (gang,), looks, notes=((200.0, CLEARED),))
     page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
     promise = GangCriterion.model_validate(page)
-    return told(judged_lost(Lost(window, "n2", 110.0), promise, TERMS))
+    return faults(judged_lost(Lost(window, "n2", 110.0), promise))
 
 
 def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
@@ -88,9 +84,9 @@ def test_ranks_of_the_next_start_come_together() -> None:
 
 
 def test_a_start_that_fails_at_once() -> None:
-    def again(t: float) -> dict[str, Record]:
+    def again(t: float) -> dict[str, JobRecord]:
         dead = over("1", "FAILED (NonZeroExitCode)", 1)
-        return {"1": holds("1", *NODES, life=1) if t < 130.6 else dead}
+        return {"1": holds("1", *NODES, restarts=1) if t < 130.6 else dead}
 
     found = lost([], again)
     assert found[FATE][0] == FAIL
@@ -101,7 +97,7 @@ def test_a_start_that_fails_at_once() -> None:
 
 def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
     again = all_ran("1", 130.5, 199, 1)
-    found = lost([*again, Beat("1", 0, 0, "n0", 140.0)])
+    found = lost([*again, Heartbeat("1", 0, 0, "n0", 140.0)])
     assert found[OLD] == (FAIL, "loss: B: rank 0 on n0 | ")
     found = lost(again, off={"n0": 30.0})
     assert found[OLD][0] == UNKNOWN
@@ -111,8 +107,8 @@ def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
 def test_a_gang_that_waits_for_what_others_took() -> None:
     gang = Gang("B", 3, ("1",), 240.0, 100.0)
 
-    def shown(t: float) -> dict[str, Record]:
-        return course("1", 101, 125)(t) if t < 125 else {"1": waits("1", life=1)}
+    def shown(t: float) -> dict[str, JobRecord]:
+        return course("1", 101, 125)(t) if t < 125 else {"1": waits("1", restarts=1)}
 
     beats = [b for b in all_ran("1", 101.5, 109.5) if b.what == "beat"]
     window = Window("loss", (gang,), watched(shown, beats, 204), notes=((200.0, CLEARED),))
@@ -120,21 +116,21 @@ def test_a_gang_that_waits_for_what_others_took() -> None:
     promise = GangCriterion.model_validate(page)
 
     def fate(window: Window) -> list[str]:
-        found = told(judged_lost(Lost(window, "n2", 110.0), promise, TERMS))
+        found = faults(judged_lost(Lost(window, "n2", 110.0), promise))
         return [found[name][0] for name in (FATE, AGAIN)]
 
     assert fate(window) == [FAIL, FAIL]
     assert fate(replace(window, others=("n1: job 17 of bob",))) == [UNKNOWN, UNKNOWN]
 
 
-def started_twice(t: float) -> dict[str, Record]:
+def started_twice(t: float) -> dict[str, JobRecord]:
     """A first start that a prolog ends, then one that nobody ends, though a node is dead."""
     if t < 105:
-        first = Record("1", Phase.HOLDING, NODES, "CONFIGURING", 0)
+        first = JobRecord("1", Phase.HOLDING, NODES, "CONFIGURING", 0)
         return {"1": waits("1") if t < 101 else first}
     if t < 120:
         return {"1": waits("1", "BeginTime", 1)}
-    return {"1": holds("1", *NODES, life=1) if t < 300 else over("1", "CANCELLED", 1)}
+    return {"1": holds("1", *NODES, restarts=1) if t < 300 else over("1", "CANCELLED", 1)}
 
 
 def test_the_life_that_is_lost_is_the_one_that_ran() -> None:
@@ -142,22 +138,22 @@ def test_the_life_that_is_lost_is_the_one_that_ran() -> None:
     page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
     promise = GangCriterion.model_validate(page)
 
-    def found(shown: Shown, beats: list[Beat]) -> dict[str, tuple[str, str]]:
+    def found(shown: Shown, beats: list[Heartbeat]) -> dict[str, tuple[str, str]]:
         looks = watched(shown, [b for b in beats if b.what == "beat"], 304)
         window = Window("loss", (gang,), looks, notes=((300.0, CLEARED),))
-        return told(judged_lost(Lost(window, "n2", 150.0), promise, TERMS))
+        return faults(judged_lost(Lost(window, "n2", 150.0), promise))
 
     old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 299.5, 1)]
     deaf = found(started_twice, old)
     assert (deaf[OFF][0], deaf[FATE][0]) == (FAIL, FAIL)
     assert "loss: B: still whole 150.0 s" in deaf[OFF][1]
 
-    def right(t: float) -> dict[str, Record]:
+    def right(t: float) -> dict[str, JobRecord]:
         if t < 170:
             return started_twice(t)
         if t < 180:
             return {"1": waits("1", "BeginTime", 2)}
-        return {"1": holds("1", *NODES, life=2) if t < 300 else over("1", "CANCELLED", 2)}
+        return {"1": holds("1", *NODES, restarts=2) if t < 300 else over("1", "CANCELLED", 2)}
 
     old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 169.5, 1)]
     # The first start had no ranks: that is not known to be right, and all else is.
@@ -170,9 +166,9 @@ class Flaky(Scheduler):
     """The first start of a gang fails after 0.6 s; then no death of a node is noticed."""
 
     def _age(self, job: Job) -> None:
-        early = job.life == 0 and job.ask.nodes > 1 and job.began_s is not None
+        early = job.restarts == 0 and job.request.nodes > 1 and job.began_s is not None
         if early and self.time - (job.began_s or 0.0) > 0.6:
-            job.nodes, job.began_s, job.life = (), None, 1
+            job.nodes, job.began_s, job.restarts = (), None, 1
             job.why = "PENDING (BeginTime)"
             return
         off, self.off = self.off, {}
@@ -180,7 +176,7 @@ class Flaky(Scheduler):
         self.off = off
 
     def _beat(self, job: Job) -> None:
-        if job.life or job.ask.nodes == 1:
+        if job.restarts or job.request.nodes == 1:
             super()._beat(job)
 
 
@@ -216,11 +212,11 @@ class Leaves(Scheduler):
     """A gang that is gone again as soon as it has been heard of."""
 
     def _dies(self, job: Job) -> float | None:
-        return 1.0 if job.ask.nodes > 1 else None
+        return 1.0 if job.request.nodes > 1 else None
 
     def _beat(self, job: Job) -> None:
         if not job.waits and not job.over:
-            self.beats += [Beat(job.id, 0, r, n, self.time) for r, n in enumerate(job.nodes)]
+            self.beats += [Heartbeat(job.id, 0, r, n, self.time) for r, n in enumerate(job.nodes)]
 
 
 def test_a_gang_that_has_gone_by_itself_loses_no_node() -> None:

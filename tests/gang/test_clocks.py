@@ -6,10 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.gang.engine import Beat
-from tests.gang.byhand import NODES, all_ran, course, watched
-from tests.gang.reading import ELSEWHERE, FAIL, UNKNOWN, WAITING
-from tests.gang.rounds import RACE, RACED, filled, raced, small_at
+from pytest_mnode.gang.engine import Heartbeat
+from tests.gang.windows import (
+    ELSEWHERE,
+    FAIL,
+    NODES,
+    RACE,
+    RACED,
+    UNKNOWN,
+    WAITING,
+    all_ran,
+    course,
+    filled,
+    raced,
+    small_at,
+    watched,
+)
 
 
 @pytest.mark.parametrize("by", [-20.0, -3.0, -1.6])
@@ -32,7 +44,7 @@ def test_a_clock_that_is_behind_no_more_than_promised() -> None:
 @pytest.mark.parametrize("count", [1, 15])
 def test_heartbeats_that_came_late_all_at_once_are_no_clock(count: int) -> None:
     """A rank of a gang that waits: what is heard of it comes in one look, long after."""
-    early = [Beat("2", 1, 0, "n0", 102.0 + 0.2 * n) for n in range(count)]
+    early = [Heartbeat("2", 1, 0, "n0", 102.0 + 0.2 * n) for n in range(count)]
     looks = [
         replace(one, beats=(*one.beats, *early)) if 106 < one.asked_s <= 106.25 else one
         for one in watched(RACE, RACED, 118)

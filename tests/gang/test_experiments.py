@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.restart.findings import Figure
-from pytest_mnode.wrong import Wrong
-from tests.gang.reading import (
+from tests.gang.simulated import Scheduler, ran
+from tests.gang.windows import (
     AFTER,
     AGAIN,
     ALONE,
@@ -35,8 +34,6 @@ from tests.gang.reading import (
     verdicts,
     words,
 )
-from tests.gang.simulated import Scheduler
-from tests.gang.sites import ran
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 12])
@@ -47,7 +44,7 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
     assert verdicts(done) == {}, done.text()
     # More than half of the nodes, so that two gangs never fit.
     assert any(f" of {nodes // 2 + 1}" in line for line in done.lines)
-    assert {f.name for f in done.findings} >= {PARTS, WAITING, ALONE, LEFT}
+    assert {f.name for f in done.measurements} >= {PARTS, WAITING, ALONE, LEFT}
 
 
 @pytest.mark.parametrize(
@@ -139,8 +136,7 @@ def test_nodes_bound_one_by_one_may_settle_where_that_is_promised() -> None:
 def test_what_becomes_of_a_gang_that_lost_a_node(promised: str, came_to: str, wrong: int) -> None:
     done = ran("loss", Scheduler(), node_loss=promised, lost_within="30 s")
     assert verdicts(done) == {}, done.text()
-    [fate] = [f for f in done.findings if f.name == FATE]
-    assert isinstance(fate, Wrong)
+    [fate] = [f for f in done.measurements if f.name == FATE]
     assert fate.note.endswith(f" dead: {came_to}")
 
 
@@ -226,7 +222,7 @@ def test_what_goes_on_is_seen_while_power_is_switched() -> None:
 
 def test_every_state_and_its_duration_is_told() -> None:
     done = ran("filled", Scheduler(), rounds=1)
-    told = {f.name: f for f in done.findings if isinstance(f, Figure) and f.at_most is None}
+    told = {f.name: f for f in done.measurements if f.expected is None}
     waited = told["filled 1: B: waiting"]
     assert waited.value == pytest.approx(4.4, abs=0.5)
     assert waited.note.startswith("PENDING (Resources); from +")

@@ -6,20 +6,31 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.gang.engine import Beat
-from tests.gang.byhand import Shown, all_ran, both, course, over, ran, waits, watched
-from tests.gang.reading import (
+from pytest_mnode.gang.engine import Heartbeat
+from tests.gang.windows import (
     AFTER,
     ALONE,
     FAIL,
     NEVER,
     NEXT,
     NOT_BACK,
+    RACE,
+    RACED,
     UNHEARD,
     UNKNOWN,
     WAITING,
+    Shown,
+    all_ran,
+    both,
+    course,
+    filled,
+    over,
+    raced,
+    ran,
+    small_at,
+    waits,
+    watched,
 )
-from tests.gang.rounds import RACE, RACED, filled, raced, small_at
 
 
 def test_a_race_as_it_should_be() -> None:
@@ -72,7 +83,7 @@ def test_a_clock_that_is_off_is_not_the_schedulers_fault(by: float, said: str) -
 
 
 def test_ranks_of_other_nodes_are_blamed_all_the_same() -> None:
-    early = [Beat("2", 0, 0, "n0", 103.0 + 0.2 * n) for n in range(5)]
+    early = [Heartbeat("2", 0, 0, "n0", 103.0 + 0.2 * n) for n in range(5)]
     found = raced(watched(RACE, [*RACED, *early], 118, off={"n2": 30.0}), 115.0)
     assert found[WAITING] == (
         FAIL,

@@ -8,14 +8,14 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.gang.engine import Capacity
-from pytest_mnode.gang.plan import Plan, plan
+from pytest_mnode.gang.experiments import Plan
 from pytest_mnode.spec.gang import GangCriterion
 
 
 def planned(there: int, free: int | None = None, **promised: Any) -> Plan:
     names = tuple(f"node{n}" for n in range(there))
     promise = GangCriterion.model_validate(promised)
-    return plan(promise, Capacity(names, names if free is None else names[:free]))
+    return Plan.of(promise, Capacity(names, names if free is None else names[:free]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.gang.engine import Ask
+from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.slurm import SlurmEngine
 
 NODES = (
@@ -73,7 +73,7 @@ def test_nodes_that_jobs_may_get(
 
 
 def test_a_constraint_that_cannot_be_counted_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="which nodes have it cannot be told here"):
+    with pytest.raises(UsageError, match="which nodes have it cannot be counted here"):
         SlurmEngine(tmp_path, names={"constraint": "[rack1|rack2]"})
     assert not list(tmp_path.glob(".mnode-gang-*"))
 
@@ -84,7 +84,7 @@ def test_jobs_go_where_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     engine = SlurmEngine(tmp_path)
     try:
-        assert engine.submit(Ask("A", nodes=1, runs_s=1.0, limit_s=60.0)) == ("17",)
+        assert engine.submit(GangRequest("A", nodes=1, runs_s=1.0, limit_s=60.0)) == ("17",)
     finally:
         engine.close()
     told = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
@@ -103,7 +103,7 @@ def engine_of(directory: Path, *args: str, **names: str) -> Iterator[SlurmEngine
 
 def submitted(directory: Path, among: tuple[str, ...], *args: str) -> list[str]:
     with engine_of(directory, *args) as engine:
-        engine.submit(Ask("A", 1, 1.0, 60.0, among))
+        engine.submit(GangRequest("A", 1, 1.0, 60.0, among))
     return (directory / "told.argv").read_text().splitlines()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.gang.slurmplaces import Place, features_of, left_out, option_of
+from pytest_mnode.gang.slurm_options import Target, features_of, left_out, option_of
 from pytest_mnode.launchers.slurm import NodeState
 
 
@@ -29,10 +29,10 @@ def test_the_last_word_counts(options: list[str], partition: str | None) -> None
 
 
 def test_where_jobs_go() -> None:
-    assert Place.read(["-Ca100", "--partition=a,b", "--reservation=cert"]) == Place(
+    assert Target.read(["-Ca100", "--partition=a,b", "--reservation=cert"]) == Target(
         ("a", "b"), "cert", (frozenset({"a100"}),)
     )
-    assert Place.read(["--qos=high"]) == Place()
+    assert Target.read(["--qos=high"]) == Target()
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ NODES = (
 @pytest.mark.parametrize(
     ("place", "names"),
     [
-        (Place(("gpu",)), ["n0", "n1"]),
-        (Place(("gpu", "all")), ["n0", "n1", "n2"]),
-        (Place(("gpu",), features=features_of("a100")), ["n0"]),
-        (Place(("gpu",), features=features_of("a100|h100")), ["n0", "n1"]),
-        (Place(("gpu",), features=features_of("a100&h100")), []),
+        (Target(("gpu",)), ["n0", "n1"]),
+        (Target(("gpu", "all")), ["n0", "n1", "n2"]),
+        (Target(("gpu",), features=features_of("a100")), ["n0"]),
+        (Target(("gpu",), features=features_of("a100|h100")), ["n0", "n1"]),
+        (Target(("gpu",), features=features_of("a100&h100")), []),
         # Other nodes of the partition are no job's that goes to a reservation.
-        (Place(("gpu",), "cert"), ["n3", "n4"]),
-        (Place(("gpu",), "cert", features_of("a100")), ["n3"]),
-        (Place(("nowhere",)), []),
+        (Target(("gpu",), "cert"), ["n3", "n4"]),
+        (Target(("gpu",), "cert", features_of("a100")), ["n3"]),
+        (Target(("nowhere",)), []),
     ],
 )
-def test_nodes_that_jobs_may_get(place: Place, names: list[str]) -> None:
+def test_nodes_that_jobs_may_get(place: Target, names: list[str]) -> None:
     found = place.nodes(NODES, ("n3", "n4", "n5"))
     assert [one.name for one in found] == names
 
 
 def test_nodes_of_the_jobs_own_reservation_are_nobody_elses() -> None:
-    (own,) = Place(("gpu",), "cert").unreserved([node("n4", flags="MAINT RESERVED DRAIN")])
+    (own,) = Target(("gpu",), "cert").unreserved([node("n4", flags="MAINT RESERVED DRAIN")])
     assert own.flags == {"DRAIN"}
-    (others,) = Place(("gpu",)).unreserved([node("n4", flags="RESERVED")])
+    (others,) = Target(("gpu",)).unreserved([node("n4", flags="RESERVED")])
     assert others.flags == {"RESERVED"}
 
 
 def test_options_that_hide_in_the_environment() -> None:
-    kept = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
+    blocked = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
     hidden = {"SBATCH_PARTITION": "x", "SBATCH_WAIT": "1", "SLURM_JOB_ID": "7"}
-    assert left_out(kept | hidden) == list(hidden)
+    assert left_out(blocked | hidden) == list(hidden)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.gang.engine import Look, Phase, Record
+from pytest_mnode.gang.engine import JobRecord, Look, Phase
 from pytest_mnode.gang.timeline import (
     Gang,
     State,
     blind_gaps,
     by_state,
     longest_unseen_s,
-    seen,
+    sightings,
     stretches,
 )
 
 H, W, E, O = Phase.HOLDING, Phase.WAITING, Phase.ENDING, Phase.OVER  # noqa: E741
 
 
-def look(at: float, *records: Record) -> Look:
+def look(at: float, *records: JobRecord) -> Look:
     """Asked for at `at`, answered 0.1 s later."""
     return Look(at, at + 0.1, {record.job: record for record in records})
 
 
-def one(phase: Phase, nodes: int = 0, said: str = "", life: int = 0) -> Record:
-    return Record("1", phase, tuple(f"node{n}" for n in range(nodes)), said, life)
+def one(phase: Phase, nodes: int = 0, said: str = "", restarts: int = 0) -> JobRecord:
+    return JobRecord("1", phase, tuple(f"node{n}" for n in range(nodes)), said, restarts)
 
 
-GANG = Gang("B", 3, ("1",), 5.0, asked_s=0.5)
+GANG = Gang("B", 3, ("1",), 5.0, submitted_s=0.5)
 
 
 @pytest.mark.parametrize(
@@ -38,35 +38,35 @@ GANG = Gang("B", 3, ("1",), 5.0, asked_s=0.5)
         ([one(H, 2)], ["a part"]),
         # A job that was whole and has fewer nodes is no more whole, and is not ending.
         ([one(H, 3), one(H, 2)], ["whole", "a part"]),
-        ([one(H, 3), one(W, life=1), one(H, 3, life=1)], ["whole", "waiting", "whole"]),
+        ([one(H, 3), one(W, restarts=1), one(H, 3, restarts=1)], ["whole", "waiting", "whole"]),
         ([one(H, 0)], ["waiting"]),
     ],
 )
-def test_states_of_one_job(records: list[Record], expected: list[str]) -> None:
+def test_states_of_one_job(records: list[JobRecord], expected: list[str]) -> None:
     looks = [look(1.0 + at, record) for at, record in enumerate(records)]
-    assert [found.state.value for found in seen(GANG, looks)] == expected
+    assert [found.state.value for found in sightings(GANG, looks)] == expected
 
 
 def test_states_of_a_gang_made_of_several_jobs() -> None:
-    gang = Gang("B", 2, ("1", "2"), 5.0, asked_s=0.5)
+    gang = Gang("B", 2, ("1", "2"), 5.0, submitted_s=0.5)
 
-    def states(*looks: tuple[Record, ...]) -> list[str]:
+    def states(*looks: tuple[JobRecord, ...]) -> list[str]:
         found = [look(1.0 + at, *records) for at, records in enumerate(looks)]
-        return [one.state.value for one in seen(gang, found)]
+        return [one.state.value for one in sightings(gang, found)]
 
-    a, b = Record("1", H, ("node0",)), Record("2", H, ("node1",))
-    waits = Record("2", W)
-    assert states((a, waits), (a, b), (Record("1", O), b), ()) == [
+    a, b = JobRecord("1", H, ("node0",)), JobRecord("2", H, ("node1",))
+    waits = JobRecord("2", W)
+    assert states((a, waits), (a, b), (JobRecord("1", O), b), ()) == [
         *("a part", "whole", "ending", "over"),
     ]
     # One that never was whole cannot be ending while a part of it waits.
-    assert states((Record("1", E), waits)) == ["waiting"]
-    assert states((a, Record("2", O))) == ["a part"]
+    assert states((JobRecord("1", E), waits)) == ["waiting"]
+    assert states((a, JobRecord("2", O))) == ["a part"]
 
 
 def test_looks_without_an_answer_say_nothing() -> None:
     looks = [Look(0.0, 0.1, {}), Look(1.0, 21.0, None, why="no answer"), look(22.0, one(W))]
-    assert [found.state for found in seen(GANG, looks)] == [State.WAITING]
+    assert [found.state for found in sightings(GANG, looks)] == [State.WAITING]
     assert longest_unseen_s(looks, 0.0) == pytest.approx(22.1)
     assert longest_unseen_s(looks[:2], 0.0) is None
     assert blind_gaps(looks, 0.0) == [(0.0, 22.1)]
@@ -81,8 +81,8 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
         look(4.0, one(H, 3)),
         look(5.0, one(O)),
     ]
-    found = stretches(seen(GANG, looks), GANG.asked_s)
-    assert [(s.state.value, s.said) for s in found] == [
+    found = stretches(sightings(GANG, looks), GANG.submitted_s)
+    assert [(s.state.value, s.status) for s in found] == [
         ("waiting", "PENDING (Priority)"),
         ("waiting", "PENDING (Resources)"),
         *(("whole", ""), ("over", "")),
@@ -90,9 +90,9 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     waited = found[1]
     assert waited.at_least_s == pytest.approx(3.0 - 2.1)
     assert waited.at_most_s == pytest.approx(4.1 - 1.0)
-    by_itself = stretches(seen(GANG, looks), GANG.asked_s, by_state)
+    by_itself = stretches(sightings(GANG, looks), GANG.submitted_s, by_state)
     assert [s.state.value for s in by_itself] == ["waiting", "whole", "over"]
-    assert by_itself[0].before_s == GANG.asked_s
+    assert by_itself[0].before_s == GANG.submitted_s
     # Seen once: for no time at least, and from the look before to the one after at most.
     whole = by_itself[1]
     assert whole.at_least_s == 0.0

@@ -4,49 +4,62 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.gang.engine import Ask, Beat, Phase, Record, Refused
+from pytest_mnode.gang.engine import GangRequest, Heartbeat, JobRecord, Phase, Refused
 from pytest_mnode.gang.judging import judged_size
-from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
-from tests.gang.byhand import TERMS, B, Shown, all_ran, course, holds, over, told, waits, watched
-from tests.gang.reading import FAIL, UNKNOWN, UNTOLD, verdicts
-from tests.gang.simulated import Scheduler
-from tests.gang.sites import ran
+from pytest_mnode.gang.window import CLEARED, Window
+from tests.gang.simulated import Scheduler, ran
+from tests.gang.windows import (
+    FAIL,
+    PROMISE,
+    UNKNOWN,
+    UNTOLD,
+    B,
+    Shown,
+    all_ran,
+    course,
+    faults,
+    holds,
+    over,
+    verdicts,
+    waits,
+    watched,
+)
 
 WIDE = ("m0", "m1", "m2", "m3", "m4")
 
 
-def untold(large: Shown, beats: tuple[Beat, ...] = ()) -> tuple[str, str] | None:
+def untold(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, str] | None:
     gangs = (
         Gang("too large", 5, ("9",), 5.0, 100.0),
         B,
         Gang("small", 1, ("3",), 1.0, 100.2),
     )
 
-    def shown(t: float) -> dict[str, Record]:
+    def shown(t: float) -> dict[str, JobRecord]:
         first = holds("3", "n3") if t < 102.5 else over("3")
         return {**large(t), **course("2", 101, 107)(t), "3": waits("3") if t < 101 else first}
 
     looks = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
     window = Window("too large", gangs, looks, notes=((120.0, CLEARED),), arena=WIDE[:4])
-    return told(judged_size(window, TERMS)).get(UNTOLD)
+    return faults(judged_size(window, PROMISE)).get(UNTOLD)
 
 
 def test_it_waits_with_a_reason() -> None:
     assert untold(lambda t: {"9": waits("9") if t < 120 else over("9", "CANCELLED")}) is None
-    bare = Record("9", Phase.WAITING, (), "PENDING")
+    bare = JobRecord("9", Phase.WAITING, (), "PENDING")
     said = untold(lambda t: {"9": bare if t < 120 else over("9", "CANCELLED (x)")})
     assert said is not None
     assert said[0] == FAIL
 
 
 def test_one_that_ran_was_not_larger_than_the_cluster() -> None:
-    def runs(t: float) -> dict[str, Record]:
+    def runs(t: float) -> dict[str, JobRecord]:
         if t < 108:
             return {"9": waits("9")}
         return {"9": holds("9", *WIDE) if t < 115 else over("9")}
 
-    heard = tuple(Beat("9", 0, rank, node, 109.0) for rank, node in enumerate(WIDE))
+    heard = tuple(Heartbeat("9", 0, rank, node, 109.0) for rank, node in enumerate(WIDE))
     for beats in ((), heard):
         said = untold(runs, beats)
         assert said is not None
@@ -64,7 +77,7 @@ def test_one_that_is_over_at_once(words: str) -> None:
 
 
 class RefusesAll(Scheduler):
-    def submit(self, ask: Ask) -> tuple[str, ...]:
+    def submit(self, ask: GangRequest) -> tuple[str, ...]:
         raise Refused("invalid option -- 'I'")
 
 

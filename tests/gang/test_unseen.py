@@ -6,24 +6,31 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.gang.engine import Ask, Look
+from pytest_mnode.gang.engine import GangRequest, Look
 from pytest_mnode.gang.timeline import blind_gaps, longest_unseen_s
-from pytest_mnode.gang.watching import Watch
-from tests.gang.byhand import Shown, all_ran, both, course, over, waits, watched
-from tests.gang.reading import (
+from pytest_mnode.gang.watch import Watch
+from tests.gang.simulated import Scheduler, ran
+from tests.gang.windows import (
     BLOCKED,
     FAIL,
     NEVER,
     NEXT,
     PARTS,
+    RACE,
+    RACED,
     TWICE,
     UNKNOWN,
     WAITING,
+    Shown,
+    all_ran,
+    both,
+    course,
+    over,
+    raced,
     verdicts,
+    waits,
+    watched,
 )
-from tests.gang.rounds import RACE, RACED, raced
-from tests.gang.simulated import Scheduler
-from tests.gang.sites import ran
 
 
 class Dies(Scheduler):
@@ -109,7 +116,7 @@ def test_a_gang_that_waited_as_long_as_the_scheduler_answered() -> None:
 class Slow(Scheduler):
     """sbatch takes its time."""
 
-    def submit(self, ask: Ask) -> tuple[str, ...]:
+    def submit(self, ask: GangRequest) -> tuple[str, ...]:
         jobs = super().submit(ask)
         self.time += 3.0
         return jobs
@@ -119,7 +126,7 @@ def test_it_is_looked_at_between_submissions() -> None:
     scheduler = Slow()
     watch = Watch(scheduler, "race 1", scheduler, scheduler.names, 1.0)
     for name in ("A", "B", "C"):
-        watch.submit(Ask(name, 2, 3.0, 60.0))
+        watch.submit(GangRequest(name, 2, 3.0, 60.0))
     watch.look()
     window = watch.window()
     assert len(window.looks) == 4
@@ -129,5 +136,5 @@ def test_it_is_looked_at_between_submissions() -> None:
     quick = Scheduler()
     watch = Watch(quick, "race 1", quick, quick.names, 1.0)
     for name in ("A", "B", "C"):
-        watch.submit(Ask(name, 2, 3.0, 60.0))
+        watch.submit(GangRequest(name, 2, 3.0, 60.0))
     assert not watch.looks

@@ -6,38 +6,42 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.restart.findings import Figure
-from pytest_mnode.gang.engine import Record
-from pytest_mnode.gang.holding import parts_held
+from pytest_mnode.gang.engine import JobRecord
+from pytest_mnode.gang.judge_holding import parts_held
 from pytest_mnode.gang.judging import judged_size
-from pytest_mnode.gang.terms import CLEARED, Window
 from pytest_mnode.gang.timeline import Gang
-from tests.gang.byhand import (
+from pytest_mnode.gang.window import CLEARED, Window
+from tests.gang.simulated import Scheduler
+from tests.gang.simulated import ran as run
+from tests.gang.windows import (
+    AFTER,
+    BLOCKED,
+    FAIL,
+    NEVER,
     NODES,
-    TERMS,
+    PROMISE,
+    WAITING,
     A,
     B,
     Shown,
     all_ran,
     both,
     course,
+    faults,
     holds,
+    judged_race,
     over,
+    raced,
     ran,
-    told,
     waits,
     watched,
 )
-from tests.gang.reading import AFTER, BLOCKED, FAIL, NEVER, WAITING
-from tests.gang.rounds import judged_race, raced
-from tests.gang.simulated import Scheduler
-from tests.gang.sites import ran as run
 
 
 def bound(job: str, began: float, whole: float) -> Shown:
     """Two of three nodes at first."""
 
-    def at(t: float) -> dict[str, Record]:
+    def at(t: float) -> dict[str, JobRecord]:
         if t >= whole + 2:
             return {job: over(job)}
         held = NODES if t >= whole else NODES[:2]
@@ -51,12 +55,12 @@ def test_who_took_too_long_comes_first_and_those_who_did_not_are_not_blamed() ->
     starts = [(101.0 + 10 * n, 101.5 + 10 * n) for n in range(5)]
     shown = both(*[bound(str(n), *at) for n, at in enumerate([*starts, (151, 155), (161, 168)])])
     window = Window("w", gangs, watched(shown, [], 180), notes=((178.0, CLEARED),))
-    found = parts_held(window, replace(TERMS, settle_s=2.0))
+    found = parts_held(window, PROMISE.model_copy(update={"settle_s": 2.0}))
     assert found.value == pytest.approx(6.7, abs=0.3)
     assert found.culprit is not None
     assert [part.split()[1] for part in found.culprit.split("; ")] == ["G6", "G5"]
     # Where none is allowed, each is to blame.
-    every = parts_held(window, TERMS).culprit
+    every = parts_held(window, PROMISE).culprit
     assert every is not None
     assert every.startswith("w: G6 held 2 of 3")
     assert every.endswith("and 3 more")
@@ -75,7 +79,7 @@ def test_a_gang_that_failed_between_two_looks_is_told_so() -> None:
     shown = both(lambda _: {"9": waits("9")}, fails_unseen("2"), fails_unseen("3"))
     looks = watched(shown, [], 200)
     window = Window("large", (large, B, small), looks, notes=((190.0, CLEARED),))
-    blocked = told(judged_size(window, TERMS))[BLOCKED]
+    blocked = faults(judged_size(window, PROMISE))[BLOCKED]
     assert "large: B: FAILED (NonZeroExitCode)" in blocked[1]
 
 
@@ -99,8 +103,8 @@ def test_a_small_job_that_came_and_went_between_two_looks(heard: bool) -> None:
     )
     beats = [*all_ran("1", 101.3, 106.3), *all_ran("2", 108.3, 113.3)]
     beats += [replace(b, job="3") for b in ran("1", 0, 101.0, 101.2)] if heard else []
-    findings = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
-    [note] = [f.note for f in findings if f.name == "race 1: small: time to its start"]
+    measurements = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
+    [note] = [f.note for f in measurements if f.name == "race 1: small: time to its start"]
     assert note == "it came and went between two looks: COMPLETED"
 
 
@@ -112,25 +116,24 @@ def test_a_small_job_that_did_not_start() -> None:
         lambda t: {"3": waits("3") if t < 115.0 else over("3", "CANCELLED")},
     )
     beats = [*all_ran("1", 101.3, 106.3), *all_ran("2", 108.3, 113.3)]
-    findings = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
-    [note] = [f.note for f in findings if f.name == "race 1: small: time to its start"]
+    measurements = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
+    [note] = [f.note for f in measurements if f.name == "race 1: small: time to its start"]
     assert note == "it did not start in this round"
 
 
 class Reasons(Scheduler):
     """It gives one reason first, and then another."""
 
-    def _records(self) -> dict[str, Record]:
+    def _records(self) -> dict[str, JobRecord]:
         found = super()._records()
         why = "PENDING (Priority)" if self.looks < 8 else "PENDING (Resources)"
         waiting = {job.id for job in self.jobs if job.waits}
-        return {job: replace(r, said=why) if job in waiting else r for job, r in found.items()}
+        return {job: replace(r, status=why) if job in waiting else r for job, r in found.items()}
 
 
 def test_every_reason_of_a_state_is_told() -> None:
     done = run("filled", Reasons(), rounds=1)
-    [note] = [f.note for f in done.findings if f.name == "filled 1: B: waiting"]
+    [note] = [f.note for f in done.measurements if f.name == "filled 1: B: waiting"]
     assert note.startswith("PENDING (Priority) 1."), note
     assert " s, PENDING (Resources) 3." in note
     assert note.partition("; ")[2].startswith("from +")
-    assert isinstance(next(f for f in done.findings if f.name == "filled 1: B: waiting"), Figure)

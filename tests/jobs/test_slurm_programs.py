@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,33 @@ def test_a_scheduler_that_is_away_is_tried_again(programs: Path, text: str) -> N
     assert not clean_up(ANSWERED, SHOW, END, str(directory))
     assert cancelled(programs) > 2
     assert not directory.exists()
+
+
+def test_a_scheduler_is_tried_for_an_hour_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory, without which ranks end, is removed after a minute all the same."""
+    (tmp_path / "run").mkdir()
+    now, asked, there = [0.0], [], []
+    back_s = 3000.0
+
+    def run(argv: list[str]) -> str | None:
+        now[0] += 0.1
+        if argv == ["show"]:
+            asked.append(now[0])
+            there.append((tmp_path / "run").exists())
+        return "" if now[0] > back_s else None
+
+    monkeypatch.setattr(queue_cleanup, "_run", run)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    assert clean_up(ANSWERED, "show", "end", str(tmp_path / "run"))
+    assert back_s < asked[-1] < back_s + 40
+    assert 100 < len(asked) < 400
+    assert 60 <= asked[there.index(False)] < 75
+    back_s, now[0] = 1e9, 0.0
+    assert not clean_up(ANSWERED, "show", "end", str(tmp_path / "run"))
+    assert 3600 < now[0] < 3700
 
 
 def test_no_commands_of_a_scheduler(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The hands and eyes of an experiment: submits, looks again and again, and clears up behind it."""
+"""Watches one round of an experiment: submits gangs, looks again and again, clears up."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.gang.engine import Ask, Engine, Look, Phase
-from pytest_mnode.gang.terms import CLEARED, Window
-from pytest_mnode.gang.timeline import BLIND_S, Gang, Seen, State, seen
+from pytest_mnode.gang.engine import Engine, GangRequest, Look, Phase
+from pytest_mnode.gang.timeline import BLIND_S, Gang, Sighting, State, sightings
+from pytest_mnode.gang.window import CLEARED, Window
 from pytest_mnode.launchers.node import count
 
 _LEAST_PAUSE_S = 0.2
 _PAUSE_PER_ANSWER = 3.0
-"""A look that takes long is repeated the less often: the scheduler has others to serve."""
+"""Slow looks are repeated less often: the scheduler has other users."""
 _OTHERS_EVERY_S = 10.0
-"""How often it is asked who else is on the nodes, which is about all jobs there."""
+"""Pause between two questions who else uses the nodes, which lists all jobs there."""
 
 
 class Clock(Protocol):
-    """Time, so that tests can have their own."""
+    """Time; tests have a clock of their own."""
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The controller's."""
+    """The clock of the controller."""
 
     def now(self) -> float:
         return time.time()
@@ -51,12 +51,13 @@ class Watch:
         arena: tuple[str, ...],
         linger_s: float,
     ) -> None:
+        """linger_s: how long to look on after all jobs are gone."""
         self._arena = arena
         self._linger_s = linger_s
         self._others: dict[str, str] = {}
         self._asked_others_s = clock.now()
         self._taken: tuple[str, ...] = ()
-        self._struck: set[str] = set()
+        self._switched_off: set[str] = set()
         self._engine = engine
         self._clock = clock
         self._title = title
@@ -67,36 +68,36 @@ class Watch:
         self._pause_s = _LEAST_PAUSE_S
         self.problem = ""
 
-    def submit(self, ask: Ask) -> Gang:
+    def submit(self, request: GangRequest) -> Gang:
         """Raises Refused, ClusterError."""
-        asked = self._clock.now()
-        jobs = self._engine.submit(ask)
-        gang = Gang(ask.name, ask.nodes, jobs, ask.runs_s, asked)
+        submitted = self._clock.now()
+        jobs = self._engine.submit(request)
+        gang = Gang(request.name, request.nodes, jobs, request.runs_s, submitted)
         self._gangs.append(gang)
-        self.note(f"{ask.name} submitted: {count(ask.nodes)}, job {' '.join(jobs)}")
-        # Submissions that take long are looked at in between: what is submitted may start.
-        since = self._looks[-1].asked_s if self._looks else self._gangs[0].asked_s
+        self.note(f"{request.name} submitted: {count(request.nodes)}, job {' '.join(jobs)}")
+        # Between slow submissions a look is due: what is submitted already may start.
+        since = self._looks[-1].asked_s if self._looks else self._gangs[0].submitted_s
         if self._clock.now() - since > BLIND_S / 2:
             self.look()
         return gang
 
     def note(self, text: str) -> None:
-        """Say what happened now."""
+        """Note what happens now."""
         self._notes.append((self._clock.now(), text))
 
-    def strike(self, node: str) -> None:
-        """Say that a node is away by our own doing from now on."""
-        self._struck.add(node)
+    def expect_away(self, node: str) -> None:
+        """From now on, the experiment itself keeps this node away."""
+        self._switched_off.add(node)
 
     def cancel(self, gangs: Iterable[Gang]) -> None:
-        """Have them end."""
+        """Cancel these gangs."""
         some = list(gangs)
         if some:
             self._engine.cancel([job for gang in some for job in gang.jobs])
             self.note(f"{', '.join(gang.name for gang in some)} cancelled")
 
     def look(self) -> Look:
-        """One look, after the pause that is due."""
+        """Look once, after the pause that is due."""
         began = self._clock.now()
         if began - self._asked_others_s > _OTHERS_EVERY_S:
             self._ask_who_else(self._arena)
@@ -104,14 +105,14 @@ class Watch:
             self._clock.sleep(max(0.0, self._pause_s - (self._clock.now() - began)))
         look = self._engine.observe()
         took = look.answered_s - look.asked_s
-        # From one question to the next answer no more than after which nothing is known.
+        # From one question to the next answer less than BLIND_S may pass.
         most = BLIND_S - 2 * took - _LEAST_PAUSE_S
         self._pause_s = max(_LEAST_PAUSE_S, min(_PAUSE_PER_ANSWER * took, most))
         self._looks.append(look)
         return look
 
     def until(self, reached: Callable[[], bool], limit_s: float) -> bool:
-        """Look until it is reached, `limit_s` at most; whether it was."""
+        """Look until this holds, for `limit_s` at most; whether it did."""
         end = self._clock.now() + limit_s
         while True:
             self.look()
@@ -121,11 +122,11 @@ class Watch:
                 return False
 
     def watch(self, seconds: float) -> None:
-        """Look for so long."""
+        """Look for this time."""
         self.until(lambda: False, seconds)
 
     def during(self, act: Callable[[], None]) -> None:
-        """Look while something is done that may take long; raises what it raises."""
+        """Look while an action runs that may take long; raises what it raises."""
         with ThreadPoolExecutor(1) as thread:  # waits for it, also where a look is interrupted
             doing = thread.submit(act)
             wait([doing], _LEAST_PAUSE_S)
@@ -133,44 +134,44 @@ class Watch:
                 self.look()
         doing.result()
 
-    def last(self, gang: Gang) -> Seen | None:
-        """As last seen; None where it was not."""
-        found = seen(gang, self._looks)
+    def last(self, gang: Gang) -> Sighting | None:
+        """The gang as last seen; None where it never was."""
+        found = sightings(gang, self._looks)
         return found[-1] if found else None
 
     def state(self, gang: Gang) -> State | None:
-        """In which it was last seen; None where it was not."""
+        """Its last state; None where it was never seen."""
         last = self.last(gang)
         return None if last is None else last.state
 
     def held(self, gang: Gang) -> tuple[str, ...]:
-        """The nodes that it was last seen to hold."""
+        """The nodes that it held at the last look."""
         last = self.last(gang)
         return () if last is None else last.nodes
 
     def are(self, gangs: Iterable[Gang], state: State) -> bool:
-        """Whether all of them were in this state when last seen."""
+        """Whether all of them are in this state."""
         return all(self.state(gang) is state for gang in gangs)
 
     def waits(self, gangs: Iterable[Gang]) -> bool:
-        """Whether any of them was not seen yet, or still waits."""
+        """Whether any of them waits, or was not seen yet."""
         return any(self.state(gang) in (None, State.WAITING) for gang in gangs)
 
-    def told(self, gangs: Iterable[Gang]) -> str:
-        """For messages: what was said last of each."""
+    def statuses(self, gangs: Iterable[Gang]) -> str:
+        """For messages: the last status of each."""
         last = [(gang, self.last(gang)) for gang in gangs]
-        said = [
-            f"{g.name} {'not shown' if s is None else s.said or s.state.value}" for g, s in last
-        ]
-        return ", ".join(said)
+        return ", ".join(
+            f"{gang.name} {'not shown' if one is None else one.status or one.state.value}"
+            for gang, one in last
+        )
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """So far."""
+        """All looks until now."""
         return tuple(self._looks)
 
     def clear_up(self, free_before: Iterable[str], limit_s: float) -> None:
-        """Cancel all, and see that it is gone: jobs, ranks, and what was held."""
+        """Cancel all jobs, and watch until jobs and ranks are gone and the nodes are free again."""
         self._ask_who_else(self._arena)
         try:
             self._engine.cancel([job for gang in self._gangs for job in gang.jobs])
@@ -193,7 +194,7 @@ class Watch:
         self._taken = tuple(f"{node}: {who}" for node, who in sorted(taken.items()))
 
     def window(self) -> Window:
-        """What was seen."""
+        """The round as it was watched."""
         return Window(
             self._title,
             tuple(self._gangs),
@@ -211,13 +212,14 @@ class Watch:
         return records is not None and all(r.phase is Phase.OVER for r in records.values())
 
     def _ask_who_else(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
-        """Who else is on these nodes, or why they are away; nobody, where nothing is said."""
+        """Who else uses these nodes, or why they are away; {} where the scheduler does not
+        answer."""
         self._asked_others_s = self._clock.now()
         try:
-            said = self._engine.others(nodes)
+            others = self._engine.others(nodes)
         except MnodeError:
             return {}
-        found = {node: who for node, who in said.items() if node not in self._struck}
+        found = {node: who for node, who in others.items() if node not in self._switched_off}
         self._others = {**found, **self._others}
         return found
 

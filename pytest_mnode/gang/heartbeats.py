@@ -1,0 +1,196 @@
+"""Heartbeats of ranks: read, joined to times, compared with the controller's clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from pathlib import Path
+
+from pytest_mnode.gang.engine import Heartbeat, Look
+from pytest_mnode.gang.timeline import BLIND_S
+from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.spec.gang import GangCriterion
+
+_WHATS = ("beat", "end", "sigterm")
+GAP_S = 3.0
+"""A rank without a heartbeat for so long is gone; one comes every 0.2 s."""
+
+
+def read_heartbeats(text: str) -> tuple[list[Heartbeat], int]:
+    """Heartbeats in whole lines, and the number of lines that are none."""
+    found = [_heartbeat(line) for line in text.splitlines()]
+    return [beat for beat in found if beat is not None], found.count(None)
+
+
+def _heartbeat(line: str) -> Heartbeat | None:
+    words = line.split(" ")
+    if len(words) != 6 or words[0] not in _WHATS or not all(words):
+        return None
+    what, job, restarts, rank, node, at = words
+    try:
+        beat = Heartbeat(job, int(restarts), int(rank), node, float(at), what)
+    except ValueError:
+        return None
+    return beat if math.isfinite(beat.at_s) and beat.at_s > 0 else None
+
+
+class HeartbeatFiles:
+    """Files with heartbeats in a directory, one per rank, read piece by piece."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[str, int] = {}
+
+    def read(self) -> tuple[tuple[Heartbeat, ...], int]:
+        """Heartbeats in whole lines written since the last call, and the number of other lines."""
+        beats: list[Heartbeat] = []
+        unreadable = 0
+        try:
+            paths = sorted(self._directory.glob("*.beats"))
+        except OSError:
+            return (), 1
+        for path in paths:
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path.name, 0))
+                    data = file.read()
+            except OSError:  # a file system that is away: what is in the file is not known
+                unreadable += 1
+                continue
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path.name] = self._read.get(path.name, 0) + len(whole)
+            some, wrong = read_heartbeats(whole.decode(errors="replace"))
+            beats += some
+            unreadable += wrong
+        return tuple(beats), unreadable
+
+
+RankKey = tuple[str, int, int, str]
+"""Job, restarts, rank, node."""
+
+
+def by_rank(beats: Iterable[Heartbeat]) -> dict[RankKey, list[Heartbeat]]:
+    """The heartbeats of each rank in order of time."""
+    found: dict[RankKey, list[Heartbeat]] = {}
+    for beat in beats:
+        found.setdefault((beat.job, beat.restarts, beat.rank, beat.node), []).append(beat)
+    return {key: sorted(some, key=lambda beat: beat.at_s) for key, some in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpan:
+    """A rank ran from its first heartbeat to the last, without a gap."""
+
+    job: str
+    restarts: int
+    rank: int
+    node: str
+    began_s: float
+    ended_s: float
+
+
+def spans(beats: Iterable[Heartbeat], gap_s: float = GAP_S) -> list[RankSpan]:
+    """When each rank ran, in order of time; a longer gap ends a span."""
+    found = []
+    for key, some in by_rank(beats).items():
+        began = some[0].at_s
+        for before, beat in pairwise(some):
+            if beat.at_s - before.at_s > gap_s:
+                found.append(RankSpan(*key, began, before.at_s))
+                began = beat.at_s
+        found.append(RankSpan(*key, began, some[-1].at_s))
+    return sorted(found, key=lambda one: (one.began_s, one.job, one.rank))
+
+
+def distinct(ranks: Iterable[RankSpan]) -> int:
+    """Number of different ranks."""
+    return len({(one.job, one.rank) for one in ranks})
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A time in which the same ranks ran."""
+
+    ranks: tuple[RankSpan, ...]
+    began_s: float
+    ended_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+
+def presences(ranks: Sequence[RankSpan]) -> list[Presence]:
+    """Which ranks ran together, in order of time, without the times when none ran."""
+    times = sorted({t for one in ranks for t in (one.began_s, one.ended_s)})
+    found: list[Presence] = []
+    for began, ended in pairwise(times):
+        there = tuple(one for one in ranks if one.began_s <= began and ended <= one.ended_s)
+        if there:
+            found.append(Presence(there, began, ended))
+    return found
+
+
+def clocks_off(windows: Iterable[Window], promise: GangCriterion) -> dict[str, float]:
+    """Nodes whose clock differs from the controller's by more than `clock_skew`, with the least
+    difference in seconds that is proven: positive where the clock is ahead, negative where behind.
+
+    A heartbeat that was read before its own time, or is older than its gang's submission, proves it
+    whatever the scheduler did. Where all heartbeats of a rank came late by about the same time, its
+    clock is behind or its heartbeats are delayed: when that rank ran is not known.
+    """
+    off: dict[str, float] = {}
+    for window in windows:
+        submitted = {job: gang.submitted_s for gang in window.gangs for job in gang.jobs}
+        for look, read_s in _when_read(window.looks):
+            for beat in look.beats:
+                ahead = max(0.0, beat.at_s - read_s)
+                by = ahead or min(0.0, beat.at_s - submitted.get(beat.job, beat.at_s))
+                if abs(by) > promise.clock_skew_s:
+                    off[beat.node] = max(off.get(beat.node, 0.0), by, key=abs)
+        for node, behind_s in _behind(window.looks):
+            if behind_s > promise.clock_skew_s:
+                off[node] = max(off.get(node, 0.0), -behind_s, key=abs)
+    return off
+
+
+def _behind(looks: Sequence[Look]) -> Iterator[tuple[str, float]]:
+    """The node of each rank, and the least time by which all of its heartbeats came late.
+
+    A heartbeat came after the answer of one look, and before the question of the next. One
+    difference must explain all of them, or it is not the clock's. Heartbeats of a single look prove
+    nothing: they may have been delayed together.
+    """
+    least: dict[RankKey, float] = {}
+    most: dict[RankKey, float] = {}
+    looks_of: dict[RankKey, set[float]] = {}
+    before_s = -math.inf
+    for look, read_s in _when_read(looks):
+        for beat in look.beats:
+            rank = (beat.job, beat.restarts, beat.rank, beat.node)
+            least[rank] = max(least.get(rank, -math.inf), before_s - beat.at_s)
+            most[rank] = min(most.get(rank, math.inf), read_s - beat.at_s)
+            looks_of.setdefault(rank, set()).add(look.asked_s)
+        before_s = look.answered_s
+    for rank, behind_s in least.items():
+        if behind_s <= most[rank] and len(looks_of[rank]) > 1:
+            yield rank[3], behind_s
+
+
+def _when_read(looks: Sequence[Look]) -> Iterator[tuple[Look, float]]:
+    """Each look, and when its heartbeats had been read at the latest: before the next question."""
+    for look, later in zip_longest(looks, looks[1:]):
+        yield look, look.answered_s + BLIND_S if later is None else later.asked_s
+
+
+def clock_note(off: Mapping[str, float], nodes: Iterable[str], promise: GangCriterion) -> str:
+    """Which of these nodes have a clock that is off, for a note; "" where none has."""
+    late = ", or its heartbeats come late"
+    some = [
+        f"{node}'s clock is off by {off[node]:+.1f} s or more{late if off[node] < 0 else ''}"
+        for node in sorted(set(nodes))
+        if node in off
+    ]
+    return f"{'; '.join(some)} ({KEY}.clock_skew {promise.clock_skew_s:g} s)" if some else ""

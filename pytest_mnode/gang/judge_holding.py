@@ -1,0 +1,151 @@
+"""What gangs held, by the scheduler's records: all nodes or none, each node once. Pure."""
+
+from __future__ import annotations
+
+from pytest_mnode.gang.engine import Phase
+from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, by_status, stretches
+from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.measurement import Measurement, at_most, listed
+from pytest_mnode.spec.gang import GangCriterion
+
+PARTS = "longest time that a gang held a part of its nodes"
+TWICE = "nodes held by two jobs at once"
+NOT_BACK = "nodes not given back"
+_LEFT = "jobs left in the queue"
+_ALL_OR_NONE = "a gang has all of its nodes or none"
+
+
+def parts_held(window: Window, promise: GangCriterion) -> Measurement:
+    """The longest time that any gang held some of its nodes, and not all.
+
+    Inconclusive where the looks are too far apart to say on which side of `settle` it was.
+    """
+    settle_s = promise.settle_s or 0.0
+    source = f"{KEY}.settle" if settle_s else f"{_ALL_OR_NONE} ({KEY}.settle left out)"
+    parts = [
+        (one, gang)
+        for gang in window.real
+        for one in window.states(gang)
+        if one.state is State.PART
+    ]
+    note = _blind(window)
+    value: float | None
+    culprit = None
+    if not parts:
+        value = None if note else 0.0
+    else:
+        longest, _ = max(parts, key=lambda pair: pair[0].at_most_s)
+        surely = max(one.at_least_s for one, _ in parts)
+        too_long = not settle_s or surely > settle_s
+        if longest.at_most_s <= settle_s or too_long:
+            value = surely if settle_s and too_long else longest.at_most_s
+        else:
+            value = None
+            note = f"between {longest.at_least_s:.2f} and {longest.at_most_s:.2f} s, by looks"
+        if note and not too_long:
+            value = None
+        over = [pair for pair in parts if pair[0].at_least_s > settle_s > 0]
+        blamed = sorted(over or parts, key=lambda pair: pair[0].shown_s, reverse=True)
+        culprit = listed(_part(window, gang, one) for one, gang in blamed)
+    return Measurement(PARTS, value, "s", at_most(settle_s), source, culprit, note)
+
+
+def _part(window: Window, gang: Gang, one: Stretch) -> str:
+    what = f"held {len(one.nodes)} of {gang.size} nodes ({' '.join(one.nodes)})"
+    status = f", {one.status}" if one.status else ""
+    return f"{window.who(gang)} {what} for {one.shown_s:.1f} s{status}"
+
+
+def held_twice(window: Window) -> Measurement:
+    """Nodes that two jobs of the experiment held at one look, though each job asks for whole
+    ones."""
+    names = window.names_of_jobs
+    twice = []
+    for look in window.looks:
+        holders: dict[str, list[str]] = {}
+        for record in (look.records or {}).values():
+            if record.phase is Phase.HOLDING:
+                for node in record.nodes:
+                    holders.setdefault(node, []).append(names.get(record.job, record.job))
+        twice += [
+            f"{window.title}: {node} by {' and '.join(sorted(who))}"
+            for node, who in holders.items()
+            if len(who) > 1
+        ]
+    source = "each job has its nodes to itself"
+    if not twice and (why := _blind(window)):
+        return Measurement.unknown(TWICE, why, source=source)
+    return Measurement.none_allowed(TWICE, dict.fromkeys(twice), source)
+
+
+def left_in_the_queue(window: Window) -> list[Measurement]:
+    """Jobs that were still there after all had been cancelled, and nodes that were not given
+    back."""
+    source = f"all of it is gone {KEY}.next_within after it was cancelled"
+    last = window.looks[-1] if window.looks else None
+    if last is None or last.records is None:
+        why = f"{window.title}: the scheduler did not answer in the end"
+        queue = Measurement.unknown(_LEFT, f"{why}: {last.why}" if last else why, source=source)
+    else:
+        names = window.names_of_jobs
+        unknown = "a job whose submission was not answered"
+        left = [
+            f"{window.title}: {names.get(r.job, unknown)} ({r.job}), {r.status}"
+            for r in last.records.values()
+            if r.phase is not Phase.OVER
+        ]
+        queue = Measurement.none_allowed(_LEFT, left, source)
+    if window.not_free is None:
+        why = f"{window.title}: the nodes were not shown"
+        return [queue, Measurement.unknown(NOT_BACK, why, source=source)]
+    if window.taken and not window.not_free:
+        why = f"{window.title}: somebody else has {listed(window.taken)}"
+        return [queue, Measurement.unknown(NOT_BACK, why, source=source)]
+    nodes = [f"{window.title}: {node}" for node in window.not_free]
+    return [queue, Measurement.none_allowed(NOT_BACK, nodes, source)]
+
+
+def states(window: Window) -> list[Measurement]:
+    """Every state of every gang, and its duration: recorded, not judged."""
+    recorded = []
+    for gang in window.real:
+        for one in window.states(gang):
+            if one.state is State.OVER:
+                continue
+            held = f"{len(one.nodes)} of {gang.size}: {' '.join(one.nodes)}; " if one.nodes else ""
+            began = f"from {one.began_s - window.began_s:+.1f} s"
+            again = f", start {one.restarts + 1}" if one.restarts else ""
+            name = f"{window.who(gang)}{again}: {one.state.value}"
+            note = f"{held}{_statuses(window, gang, one)}; {began}"
+            recorded.append(Measurement(name, max(0.0, one.shown_s), "s", note=note))
+    return recorded
+
+
+def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
+    """The scheduler's words in a state, each with its time where there were several."""
+    within = [seen for seen in window.seen(gang) if one.began_s <= seen.look.answered_s]
+    parts = [
+        part
+        for part in stretches(within, one.before_s, by_status)
+        if part.state is one.state and part.began_s < one.latest_s and part.status
+    ]
+    if len(parts) < 2:
+        return parts[0].status if parts else one.status
+    return ", ".join(f"{part.status} {max(0.0, part.shown_s):.1f} s" for part in parts)
+
+
+def longest_unseen(window: Window) -> Measurement:
+    """The longest time without an answer of the scheduler: recorded."""
+    return Measurement("longest time between two looks", window.longest_unseen_s, "s")
+
+
+def _blind(window: Window) -> str:
+    """Why a gang may have come and gone unseen; "" where it may not."""
+    longest = window.longest_unseen_s
+    if longest is not None and longest <= BLIND_S:
+        return ""
+    whys = [look.why for look in window.looks if look.why]
+    reason = f": {whys[-1]}" if whys else ""
+    if longest is None:
+        return f"{window.title}: the scheduler did not answer twice{reason}"
+    return f"{window.title}: nothing was seen for {longest:.1f} s (at most {BLIND_S:g}){reason}"

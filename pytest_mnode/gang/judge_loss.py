@@ -1,0 +1,140 @@
+"""A gang whose node died: it is taken down whole, and comes back whole or not at all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.gang.heartbeats import clock_note
+from pytest_mnode.gang.timeline import Gang, Sighting, State
+from pytest_mnode.gang.window import KEY, Window, unless_others
+from pytest_mnode.measurement import Measurement, at_most, equals, listed
+from pytest_mnode.spec.gang import GangCriterion
+
+OFF = "time from the death of a node until its gang is off all nodes"
+FATE = "gangs neither requeued nor cancelled whole when a node had died"
+AGAIN = "time from there until it runs again, whole"
+OLD = "ranks of the start that lost a node that ran on"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The node that was switched off, and when; None where it did not come to that."""
+
+    window: Window
+    node: str = ""
+    at_s: float | None = None
+
+
+def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) -> list[Measurement]:
+    """How the gang was taken down, and what became of it. off: see `clocks_off`."""
+    window, source = lost.window, f"{KEY}.node_loss {promise.node_loss}"
+    if lost.at_s is None:
+        why = window.problem or "no node was switched off"
+        return [Measurement.unknown(FATE, why, source=source)]
+    gang, limit = window.gang("B"), promise.lost_within_s
+    bound, within = at_most(limit), f"{KEY}.lost_within"
+    who = window.who(gang)
+    # Clearing up did what came after its beginning.
+    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    restarts = _restarts_at(seen, lost.at_s)
+    left = next((one.look.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None)
+    if left is None:
+        waited = seen[-1].look.answered_s - lost.at_s if seen else 0.0
+        late = waited > limit
+        state = seen[-1].state.value if seen else "not seen"
+        note = f"{who}: still {state} {waited:.1f} s after {lost.node} died"
+        culprit = f"{who} after {lost.node} died"
+        return [
+            Measurement(OFF, waited if late else None, "s", bound, within, note, note),
+            Measurement(FATE, 1 if late else None, "", equals(0), source, culprit, note),
+        ]
+    beats = [beat for beat in window.beats(gang, restarts) if beat.at_s > lost.at_s]
+    unknown = clock_note(off, (b.node for b in beats), promise)
+    beats = [beat for beat in beats if beat.node not in off]
+    last_beat = max((beat.at_s for beat in beats), default=lost.at_s)
+    off_s = max(left, min(last_beat, left + promise.clock_skew_s)) - lost.at_s
+    late_ranks = dict.fromkeys(
+        f"{who}: rank {b.rank} on {b.node}" for b in beats if b.at_s > left + promise.clock_skew_s
+    )
+    whole = "a gang is taken down whole"
+    if unknown and not late_ranks:
+        outlived = Measurement.unknown(OLD, f"{window.title}: {unknown}", source=whole)
+    else:
+        outlived = Measurement.none_allowed(OLD, late_ranks, whole)
+    judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} on {lost.node}"), outlived]
+    fate, known = _fate(window, gang, restarts)
+    note = f"{who}, {lost.node} dead: {fate}"
+    accepted = ("requeued", "cancelled") if promise.node_loss == "either" else (promise.node_loss,)
+    if known:
+        wrong = [note] if fate not in accepted else []
+        judged.append(Measurement.none_allowed(FATE, wrong, source, note=note))
+    else:
+        judged.append(Measurement.unknown(FATE, note, source=source))
+    if fate != "cancelled" and promise.node_loss != "cancelled":
+        again_s = next(
+            (
+                one.look.answered_s
+                for one in seen
+                if one.state is State.WHOLE
+                and one.restarts > restarts
+                and one.look.answered_s >= left
+            ),
+            None,
+        )
+        if again_s is None:
+            waited = window.known_until_s - left
+            value = waited if waited > limit else None
+        else:
+            value = again_s - left if fate == "requeued" else None
+        back = Measurement(AGAIN, value, "s", bound, within, who, note)
+        judged += unless_others(window, [back])
+    return judged
+
+
+def starts_that_lost_a_node(lost: Lost) -> dict[int, float]:
+    """The start of the gang that lost its node, and when; empty where none did."""
+    if lost.at_s is None:
+        return {}
+    return {_restarts_at(lost.window.seen(lost.window.gang("B")), lost.at_s): lost.at_s}
+
+
+def _restarts_at(seen: Sequence[Sighting], at_s: float) -> int:
+    """Which start ran at this time, by the last look before. It need not be the first: a prolog may
+    have ended that."""
+    return next((one.restarts for one in reversed(seen) if one.look.answered_s <= at_s), 0)
+
+
+def _is_off(one: Sighting, at_s: float, restarts: int) -> bool:
+    """Whether a look after the loss shows the gang off its nodes, or with nodes for a new start.
+
+    A gang that is being taken down may count as the next start already.
+    """
+    if one.look.asked_s < at_s:
+        return False
+    anew = one.restarts > restarts and one.state is not State.ENDING
+    return anew or one.state in (State.WAITING, State.OVER)
+
+
+def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
+    """What became of a gang, and whether that is known.
+
+    "requeued" where it is whole again, with a heartbeat of every rank, until clearing up began.
+    """
+    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    if not seen:
+        return "not seen any more", True
+    last = seen[-1]
+    shown = f"{last.state.value}, {last.status}"
+    if window.problem and last.state in (State.WAITING, State.ENDING):
+        return f"{shown}; {window.problem}", False
+    if last.restarts == restarts:
+        return ("cancelled" if last.state is State.OVER else shown), True
+    if last.state is not State.WHOLE:
+        others = listed(window.others) if last.state is State.WAITING else ""
+        why = f"; somebody else uses its nodes: {others}" if others else ""
+        return f"requeued and then {shown}{why}", not others
+    heard = {(beat.job, beat.rank) for beat in window.beats(gang, last.restarts)}
+    if len(heard) < gang.size:
+        return f"requeued, and {len(heard)} of {gang.size} ranks heard of that start", False
+    return "requeued", True

@@ -1,0 +1,201 @@
+"""Who had to wait in a round, and how soon it started when there was room. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.gang.engine import Look
+from pytest_mnode.gang.timeline import Gang, Sighting, State
+from pytest_mnode.gang.window import KEY, Window, surely_within, unless_others
+from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.spec.gang import GangCriterion
+
+NEVER = "gangs that never ran, though there was room"
+NEXT = "longest time from room for a gang to its start"
+NOT_TRIED = "rounds in which no gang had to wait"
+_TURNS = "the next gang starts when there is room for it"
+_CONTENTION = "a gang that finds room proves nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A gang that waits, and those that have to be over before there is room for it.
+
+    not_tried: why nobody had to wait in this round, so that it proves nothing; else "".
+    """
+
+    second: Gang
+    before: tuple[Gang, ...]
+    not_tried: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that was watched, and its turn; None where the round was cut short."""
+
+    window: Window
+    turn: Turn | None
+
+
+def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequence[str]) -> Turn:
+    """The turn of a gang that one node was missing for.
+
+    holding: jobs that held the other nodes. freed: those of them, and jobs submitted in between,
+    that have to be over before there is room. A job in between counts only where it had its nodes
+    before the gang: one that had to wait itself took no room.
+    """
+    gang = window.gang(second)
+    holders = [window.gang(name) for name in holding]
+    freeing = [window.gang(name) for name in freed]
+    before = tuple(one for one in freeing if one in holders or _ran_first(window, one, gang))
+    held = [_whole_at(window, one) for one in holders]
+    waited = [seen for seen in window.seen(gang) if all(id(seen.look) in whole for whole in held)]
+    if not waited:
+        why = f"{window.title}: {second} was never seen beside what filled the room"
+    elif any(seen.state is State.WHOLE for seen in waited):
+        why = (
+            f"{window.title}: {second} was whole while the room was to be filled: there was more "
+            "room than the scheduler said"
+        )
+    else:
+        why = _blocked(window, gang, waited)
+    return Turn(gang, before, why)
+
+
+def _ran_first(window: Window, one: Gang, other: Gang) -> bool:
+    """Whether it had nodes, or came and went between two looks, before the other was whole."""
+    whole = window.first(other, State.WHOLE)
+    until_s = window.over_s if whole is None else whole.first.asked_s
+    return any(
+        seen.look.asked_s < until_s or (seen.look.asked_s == until_s and seen.state is State.OVER)
+        for seen in window.seen(one)
+        if seen.state in (State.WHOLE, State.ENDING, State.OVER)
+    )
+
+
+def race_turn(window: Window, names: Sequence[str]) -> Turn:
+    """The turn of the gang that started last, of those that were submitted at once."""
+    never = float("inf")
+    starts = {}
+    for name in names:
+        whole = window.first(window.gang(name), State.WHOLE)
+        starts[name] = never if whole is None else whole.began_s
+    last = max(names, key=lambda name: starts[name])
+    others = tuple(window.gang(name) for name in names if name != last)
+    gang = window.gang(last)
+    if all(start == never for start in starts.values()):
+        return Turn(gang, ())
+    whole_before = set.union(*(_whole_at(window, one) for one in others))
+    overlap = [seen for seen in window.seen(gang) if id(seen.look) in whole_before]
+    if any(seen.state is State.WHOLE for seen in overlap):
+        why = f"{window.title}: {' and '.join(names)} were whole at once: there was room for both"
+    elif not overlap:
+        why = f"{window.title}: {last} was never seen while another had its nodes"
+    else:
+        why = _blocked(window, gang, overlap)
+    return Turn(gang, others, why)
+
+
+def _blocked(window: Window, gang: Gang, waited: Sequence[Sighting]) -> str:
+    """That a gang never waited for nodes while another had them; "" where it did."""
+    if not all(seen.blocked for seen in waited):
+        return ""
+    return window.blocked_note(gang, waited[-1].status)
+
+
+def _whole_at(window: Window, gang: Gang) -> set[int]:
+    return {id(seen.look) for seen in window.seen(gang) if seen.state is State.WHOLE}
+
+
+def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Measurement]:
+    """Whether a gang had to wait, whether each gang ran in its turn, and how soon."""
+    tried = Measurement.none_allowed(NOT_TRIED, [], _CONTENTION)
+    if turn.not_tried:
+        tried = Measurement.unknown(NOT_TRIED, turn.not_tried, source=_CONTENTION)
+    second, room = turn.second, _room(window, turn)
+    whole = {gang.name: window.first(gang, State.WHOLE) for gang in (second, *turn.before)}
+    absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
+    # Ranks of a gang that was never seen whole ran: it came and went between two looks.
+    unseen = [g for g in absent if window.beats(g) and window.first(g, State.PART) is None]
+    since_s = room[1] if room else 0.0
+    blocked = {g.name: window.blocked(g, since_s if g == second else 0.0) for g in absent}
+    guilty = [gang for gang in absent if gang not in unseen and not blocked[gang.name]]
+    never = Measurement.none_allowed(NEVER, [_never_ran(window, g) for g in guilty], _TURNS)
+    if absent and not guilty:
+        notes = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
+        notes += [window.blocked_note(g, blocked[g.name]) for g in absent if blocked[g.name]]
+        never = Measurement.unknown(NEVER, notes[0], source=_TURNS)
+    value, note = _time_to_start(window, turn, room, promise)
+    if second in unseen:
+        value, note = None, never.note or f"{window.who(second)} was never seen whole"
+    late = value is not None and value > promise.next_within_s
+    if late and (why := window.blocked(second, since_s)):
+        value, note = None, window.blocked_note(second, why)
+    surely_never = room is None and not turn.before and _long_enough(window, promise)
+    if absent and value is None and not surely_never:
+        why = window.problem or never.note or note
+        never = Measurement(NEVER, None, "", never.expected, _TURNS, never.culprit, why)
+    bound, source = at_most(promise.next_within_s), f"{KEY}.next_within"
+    start = Measurement(NEXT, value, "s", bound, source, window.who(second), note)
+    return [tried, *unless_others(window, [never, start])]
+
+
+def _time_to_start(
+    window: Window, turn: Turn, room: tuple[float, float] | None, promise: GangCriterion
+) -> tuple[float | None, str]:
+    """Seconds from room for the waiting gang to its start, None where unknown; and a note."""
+    second = turn.second
+    whole = window.first(second, State.WHOLE)
+    if room is None:
+        return None, f"{window.title}: there never was room again"
+    if whole is None:
+        waited = window.known_until_s - room[1]
+        value = waited if waited > promise.next_within_s else None
+        return value, f"{window.who(second)} did not start in {waited:.1f} s"
+    # At most from the last look without room to the first look at which the gang was whole.
+    least, most = whole.before_s - room[1], whole.first.answered_s - room[0]
+    value = surely_within(least, most, promise.next_within_s)
+    note = f"{window.who(second)} started at {whole.began_s - window.began_s:+.1f} s"
+    if value is None:
+        note += f", {max(0.0, least):.1f} to {most:.1f} s after there was room, by looks"
+    return value, note
+
+
+def _long_enough(window: Window, promise: GangCriterion) -> bool:
+    """Whether the window was long enough to say that a gang never starts."""
+    last = [look for look in window.looks if look.records is not None]
+    return bool(last) and last[-1].answered_s - window.began_s > promise.next_within_s
+
+
+def _never_ran(window: Window, gang: Gang) -> str:
+    most = max((len(one.nodes) for one in window.states(gang)), default=0)
+    return f"{window.who(gang)}: {most} of {gang.size} nodes at most, {window.status(gang)}"
+
+
+def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
+    """When there was room: between the last look without, and the first with it. None: never."""
+    if not turn.before:
+        return None
+    over_at: list[tuple[float, float]] = []
+    for gang in turn.before:
+        span = over_between(window, gang)
+        if span is None:
+            return None
+        over_at.append(span)
+    return max(over_at)
+
+
+def over_between(window: Window, gang: Gang) -> tuple[float, float] | None:
+    """The two moments between which a gang ended; None where only clearing up ended it."""
+    before: Look | None = None
+    span: tuple[float, float] | None = None
+    for one in window.seen(gang):
+        if one.look.asked_s >= window.over_s:
+            break
+        if one.state is not State.OVER:
+            span = None  # an answer had left it out: what is there again was not over
+        elif span is None:
+            span = (before or one.look).asked_s, one.look.answered_s
+        before = one.look
+    return span

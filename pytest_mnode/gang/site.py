@@ -1,0 +1,175 @@
+"""From a spec to measurements: open the engine, conduct the experiment, clear up, judge."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.errors import ClusterError, MnodeError
+from pytest_mnode.gang import experiments, judging
+from pytest_mnode.gang.engine import Engine
+from pytest_mnode.gang.experiments import Plan, PowerSwitch, Stage
+from pytest_mnode.gang.heartbeats import distinct, presences, spans
+from pytest_mnode.gang.judge_turns import Round
+from pytest_mnode.gang.timeline import Gang, Stretch, stretches
+from pytest_mnode.gang.watch import Clock, WallClock
+from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.options import Settings
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.gang import GangCriterion
+
+CONDUCTED = "experiments that could not be conducted"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An experiment's measurements. lines: each round with every state and its duration."""
+
+    measurements: tuple[Measurement, ...]
+    lines: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """To print."""
+        return "\n".join(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where experiments are conducted: the scheduler that a spec names.
+
+    open: makes the engine for one experiment.
+    """
+
+    promise: GangCriterion
+    open: Callable[[], contextlib.AbstractContextManager[Engine]]
+    power: PowerSwitch
+    clock: Clock
+
+    @classmethod
+    def of(cls, spec: Spec, settings: Settings, root: Path) -> Site:
+        """The site of a spec that promises gangs."""
+        promise = spec.criteria.gang
+        assert promise is not None
+
+        def power(what: str, node: str) -> None:
+            from pytest_mnode.launchers.node import Node
+            from pytest_mnode.launchers.power import switch
+
+            switch(spec.power, what, Node(node, 0, node))
+
+        return cls(promise, lambda: opened(spec, settings, root), power, WallClock())
+
+    def filled(self) -> Report:
+        """A gang, and room that is one node too small for it."""
+        return self._rounds("filled", experiments.filled)
+
+    def race(self) -> Report:
+        """Two gangs at once, and room for one."""
+        return self._rounds("race", experiments.race)
+
+    def oversize(self) -> Report:
+        """A gang that is larger than the cluster."""
+
+        def conduct(stage: Stage) -> Report:
+            window = experiments.oversize(stage, "too large")
+            judged = judging.judged_size(window, self.promise)
+            return Report(tuple(judged), tuple(table(window)))
+
+        return self._conducted(conduct)
+
+    def loss(self) -> Report:
+        """A gang whose node dies."""
+
+        def conduct(stage: Stage) -> Report:
+            lost = experiments.lose_a_node(stage, "loss", self.power)
+            judged = judging.judged_lost(lost, self.promise)
+            return Report(tuple(judged), tuple(table(lost.window)))
+
+        return self._conducted(conduct)
+
+    def _rounds(self, name: str, how: Callable[[Stage, str], Round]) -> Report:
+        def conduct(stage: Stage) -> Report:
+            rounds = [how(stage, f"{name} {n + 1}") for n in range(self.promise.rounds)]
+            plan = stage.plan
+            head = f"gangs of {plan.size} on {' '.join(plan.arena)}, seed {plan.seed}"
+            lines = [line for one in rounds for line in table(one.window)]
+            return Report(tuple(judging.judged_rounds(rounds, self.promise)), (head, *lines))
+
+        return self._conducted(conduct)
+
+    def _conducted(self, conduct: Callable[[Stage], Report]) -> Report:
+        """What could not be tried is inconclusive, with its reason."""
+        report = Report(())
+        try:
+            with self.open() as engine:
+                plan = Plan.of(self.promise, engine.capacity())
+                report = conduct(Stage(engine, plan, self.promise, self.clock))
+        except MnodeError as error:
+            failed = Measurement.unknown(CONDUCTED, str(error), source=KEY)
+            return Report((*report.measurements, failed), report.lines)
+        return report
+
+
+@contextlib.contextmanager
+def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
+    """The engine for the scheduler that the spec names; it leaves nothing behind.
+
+    Raises UsageError, ClusterError.
+    """
+    scheduler = spec.scheduler
+    if scheduler is None:
+        raise ClusterError("the spec names no scheduler; accepted: scheduler: {kind: slurm}")
+    from pytest_mnode.gang.slurm import SlurmEngine, default_shared
+
+    engine = SlurmEngine(
+        settings.shared_dir or default_shared(root),
+        python=settings.python,
+        args=settings.slurm_args,
+        names=scheduler.names,
+    )
+    try:
+        yield engine
+    except MnodeError as error:
+        try:
+            engine.close()
+        except ClusterError as left:
+            raise ClusterError(f"{error}; {left}") from error
+        raise
+    except BaseException:
+        with contextlib.suppress(ClusterError):
+            engine.close()
+        raise
+    engine.close()
+
+
+def table(window: Window) -> list[str]:
+    """A round as lines: what was done, what each gang held, which ranks ran.
+
+    Times are seconds since the round began.
+    """
+    began = window.began_s
+    lines = [f"{window.title}:"]
+    lines += [f"  {at - began:+7.1f} s  {text}" for at, text in window.notes]
+    for gang in window.gangs:
+        states = stretches(window.seen(gang), gang.submitted_s)
+        lines += [_state_line(gang, one, began) for one in states]
+        for restarts in sorted({beat.restarts for beat in window.beats(gang)}):
+            lines += [
+                f"  {gang.name:<10} {some.began_s - began:+7.1f} s  ranks   {some.seconds:6.1f} s  "
+                f"{distinct(some.ranks)} of {gang.size} heard"
+                for some in presences(spans(window.beats(gang, restarts)))
+            ]
+    if window.problem:
+        lines.append(f"  {window.problem}")
+    return lines
+
+
+def _state_line(gang: Gang, one: Stretch, began: float) -> str:
+    held = f"{len(one.nodes)} of {gang.size} ({' '.join(one.nodes)})  " if one.nodes else ""
+    return (
+        f"  {gang.name:<10} {one.began_s - began:+7.1f} s  {one.state.value:<8}"
+        f"{max(0.0, one.shown_s):6.1f} s  {held}{one.status}"
+    ).rstrip()

@@ -1,0 +1,229 @@
+"""sbatch's options for gangs: which nodes they leave, so that only usable nodes are counted.
+Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.slurm import NodeState, expand
+from pytest_mnode.launchers.slurm.fields import number, records
+from pytest_mnode.launchers.slurm.nodes import ASIDE
+
+ONLY, NEVER = ("--nodelist", "-w"), ("--exclude", "-x")
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where options send a job; () or None where no option says it.
+
+    partitions: one of them. features: alternatives of --constraint, each a set that a node must
+    have. only, never: names from --nodelist and --exclude; only (): any.
+    """
+
+    partitions: tuple[str, ...] = ()
+    reservation: str | None = None
+    features: tuple[frozenset[str], ...] = ()
+    only: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, options: Sequence[str]) -> Target:
+        """Raises UsageError for a constraint that is not read here, and for a file of names."""
+        partitions = option_of(options, "--partition", "-p") or ""
+        return cls(
+            tuple(filter(None, partitions.split(","))),
+            option_of(options, "--reservation"),
+            features_of(option_of(options, "--constraint", "-C") or ""),
+            _names(options, *ONLY),
+            _names(options, *NEVER),
+        )
+
+    def out(self, names: Sequence[str], among: Collection[str] = ()) -> list[str]:
+        """Which of all nodes a job must not get. among: the only ones it may get; (): any.
+
+        Raises UsageError for a name that no node has.
+        """
+        there = set(names)
+        for option, some in ((ONLY[0], self.only), (NEVER[0], self.never)):
+            if unknown := [name for name in some if name not in there]:
+                given = f"{option}={','.join(some)}: {', '.join(unknown)}"
+                raise UsageError(f"--mnode-slurm-args: {given}: no such node")
+        blocked = set(among or there) & set(self.only or there) - set(self.never)
+        return [name for name in names if name not in blocked]
+
+    def nodes(
+        self, nodes: Iterable[NodeState], reserved: Collection[str] = ()
+    ) -> tuple[NodeState, ...]:
+        """Which of these nodes a job may get, now or when others end.
+
+        reserved: names of the nodes of its reservation, where it has one.
+        """
+        return tuple(
+            node
+            for node in nodes
+            if node.usable
+            and set(self.partitions) & set(node.partitions)
+            and (node.name in reserved if self.reservation else not node.set_aside)
+            and (not self.features or any(some <= node.features for some in self.features))
+        )
+
+    def unreserved(self, nodes: Iterable[NodeState]) -> tuple[NodeState, ...]:
+        """These nodes, without the flags of a reservation where that is the jobs' own."""
+        if not self.reservation:
+            return tuple(nodes)
+        return tuple(replace(node, flags=node.flags - ASIDE) for node in nodes)
+
+
+def option_of(options: Sequence[str], long: str, short: str | None = None) -> str | None:
+    """The value of an option, which is the last one given."""
+    found = None
+    for at, word in enumerate(options):
+        if word.startswith(f"{long}="):
+            found = word.partition("=")[2]
+        elif word in (long, short):
+            found = options[at + 1] if at + 1 < len(options) else None
+        elif short and word.startswith(short) and not word.startswith("--"):
+            found = word[2:]
+    return found
+
+
+def without(options: Sequence[str], long: str, short: str) -> list[str]:
+    """Options without this one and its value."""
+    blocked: list[str] = []
+    value = False
+    for word in options:
+        mine = word.startswith((f"{long}=", short)) and word[:2] in (short, "--")
+        if not (value or mine or word == long):
+            blocked.append(word)
+        value = not value and word in (long, short)
+    return blocked
+
+
+def _names(options: Sequence[str], long: str, short: str) -> tuple[str, ...]:
+    text = option_of(options, long, short) or ""
+    if "/" in text:
+        raise UsageError(
+            f"--mnode-slurm-args: {long}={text}: a file is not read here; accepted: names, n[01-16]"
+        )
+    return expand(text)
+
+
+def features_of(constraint: str) -> tuple[frozenset[str], ...]:
+    """Alternatives of `a|b`, or one set of `a&b`."""
+    if not constraint:
+        return ()
+    if re.search(r"[\[\]()*]", constraint) or ("|" in constraint and re.search("[&,]", constraint)):
+        raise UsageError(
+            f"constraint {constraint}: which nodes have it cannot be counted here; accepted: "
+            "features joined by &, or by |"
+        )
+    alternatives = [re.split("[&,]", part) for part in constraint.split("|")]
+    return tuple(frozenset(filter(None, map(str.strip, some))) for some in alternatives)
+
+
+def left_out(environ: Mapping[str, str]) -> list[str]:
+    """Variables that sbatch would take for options: jobs go where the spec and the arguments say,
+    as that is where nodes are counted. The user's account is blocked."""
+    return [
+        name for name in environ if name.startswith(("SBATCH_", "SLURM_")) and name not in _KEPT
+    ]
+
+
+_UNCOUNTED = re.compile(
+    r"(--(?:gpus|gpus-per-task|gpus-per-socket|cpus-per-gpu|mem-per-cpu|mem-per-gpu|mincpus|tmp"
+    r"|tres-per-\w+|nodefile|sockets-per-node|cores-per-socket|threads-per-core|extra-node-info"
+    r"|contiguous|switches))(?:=.*)?|(-[GFB])(?!-).*"
+)
+_SALLOCS = re.compile(
+    r"-I\d*|--immediate(=.*)?|--(no-)?bell|-K\w*|--kill-command(=.*)?|--no-shell|--x11(=.*)?"
+)
+"""Options of salloc or srun that sbatch rejects."""
+_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+_TYPED = re.compile(r"([A-Za-z][\w.-]*):(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(.*\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a job asks of each node. gres: (name, type or None for any, how many)."""
+
+    gres: tuple[tuple[str, str | None, int], ...] = ()
+    memory_mbytes: float = 0.0
+    cpus: int = 0
+
+    @classmethod
+    def read(cls, options: Sequence[str]) -> Requirements:
+        """Raises UsageError for options that are not counted here, and for values not readable."""
+        for word in options:
+            if match := _UNCOUNTED.fullmatch(word):
+                raise UsageError(
+                    f"--mnode-slurm-args: {match[1] or match[2]}: which nodes can have it cannot "
+                    "be counted; accepted for gangs: --gpus-per-node, --gres, --mem, "
+                    "--cpus-per-task"
+                )
+        gpus = option_of(options, "--gpus-per-node") or ""
+        listed = [f"gpu:{one}" for one in filter(None, gpus.split(","))]
+        asked = [_gres(one, f"--gpus-per-node={gpus}", "4, a100:4") for one in listed]
+        text = option_of(options, "--gres") or ""
+        some = [] if text.lower() == "none" else [one for one in text.split(",") if one]
+        asked += [_gres(one, f"--gres={text}", "gpu:4, gpu:a100:4") for one in some]
+        return cls(tuple(asked), _mbytes(options), _cpus(options))
+
+    @property
+    def any(self) -> bool:
+        """Whether a job asks for anything."""
+        return self != Requirements()
+
+    def met(self, text: str) -> set[str]:
+        """Names of the nodes that have it, from `scontrol --oneliner show node`."""
+        return {record["NodeName"] for record in records(text, "NodeName") if self._by(record)}
+
+    def _by(self, node: dict[str, str]) -> bool:
+        has = [
+            (match[1], match[2], int(match[3]))
+            for one in re.split(r",(?![^()]*\))", node.get("Gres", ""))
+            if (match := _TYPED.fullmatch(one))
+        ]
+        memory = (number(node.get("RealMemory")) or 0) - (number(node.get("MemSpecLimit")) or 0)
+        return (
+            all(_count(has, name, kind) >= count for name, kind, count in self.gres)
+            and memory >= self.memory_mbytes
+            and (number(node.get("CPUTot")) or 0) >= self.cpus
+        )
+
+
+def for_sbatch(options: Sequence[str]) -> list[str]:
+    """Options without those that only salloc has: --mnode-slurm-args is for both."""
+    return [word for word in options if not _SALLOCS.fullmatch(word)]
+
+
+def _count(has: Sequence[tuple[str, str | None, int]], name: str, kind: str | None) -> int:
+    return sum(count for n, k, count in has if n == name and kind in (None, k))
+
+
+def _gres(text: str, option: str, accepted: str) -> tuple[str, str | None, int]:
+    name, *rest = text.removeprefix("gres/").split(":")
+    count = rest.pop() if rest and rest[-1].isdigit() else "1"
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or len(rest) > 1 or not all(rest):
+        raise UsageError(f"--mnode-slurm-args: {option}: not read; accepted: {accepted}")
+    return name, rest[0] if rest else None, int(count)
+
+
+def _mbytes(options: Sequence[str]) -> float:
+    text = option_of(options, "--mem")
+    if text is None:
+        return 0.0
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    if match is None:
+        raise UsageError(f"--mnode-slurm-args: --mem={text}: not read; accepted: 64G, 512000M")
+    return int(match[1]) * _UNITS[match[2] or "M"]
+
+
+def _cpus(options: Sequence[str]) -> int:
+    text = option_of(options, "--cpus-per-task", "-c")
+    if text is not None and not text.isdigit():
+        raise UsageError(f"--mnode-slurm-args: --cpus-per-task={text}: not read; accepted: 16")
+    return int(text or 0)

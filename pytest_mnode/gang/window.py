@@ -1,0 +1,160 @@
+"""One round of an experiment as it was watched: gangs, looks and notes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_mnode.gang.engine import Heartbeat, Look
+from pytest_mnode.gang.timeline import (
+    Gang,
+    Sighting,
+    State,
+    Stretch,
+    by_state,
+    longest_unseen_s,
+    sightings,
+    stretches,
+)
+from pytest_mnode.measurement import Measurement, Verdict, listed
+
+KEY = "criteria.gang"
+SMALL = "small"
+"""The name of the job of one node that may run while a gang waits."""
+CLEARED = "cleared up"
+"""The note at which the experiment is over and clearing up begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One round, from the first submission to the last look.
+
+    title: such as "race 2". gangs: all that was submitted, also plain jobs. problem: why the round
+    proves nothing. notes: (time, what happened), in order. not_free: nodes that were free at first
+    and not in the end; None where the scheduler did not show them. taken: nodes that somebody else
+    has in the end, with who. arena: the nodes that all jobs are confined to. others: who else was
+    met there at any time.
+    """
+
+    title: str
+    gangs: tuple[Gang, ...]
+    looks: tuple[Look, ...]
+    problem: str = ""
+    notes: tuple[tuple[float, str], ...] = ()
+    not_free: tuple[str, ...] | None = ()
+    taken: tuple[str, ...] = ()
+    arena: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def began_s(self) -> float:
+        """Time of the first submission or the first look."""
+        return min([g.submitted_s for g in self.gangs] + [look.asked_s for look in self.looks])
+
+    @property
+    def over_s(self) -> float:
+        """When clearing up began; nobody cancelled a waiting gang before that."""
+        cleared = [at for at, text in self.notes if text == CLEARED]
+        return cleared[0] if cleared else max(look.answered_s for look in self.looks)
+
+    @property
+    def known_until_s(self) -> float:
+        """The last answer of the scheduler before clearing up began."""
+        answered = [look.answered_s for look in self.looks if look.records is not None]
+        return min(self.over_s, max(answered, default=self.began_s))
+
+    @property
+    def longest_unseen_s(self) -> float | None:
+        """See `timeline.longest_unseen_s`."""
+        return longest_unseen_s(self.looks, self.began_s)
+
+    @property
+    def real(self) -> tuple[Gang, ...]:
+        """Gangs of more than one node."""
+        return tuple(gang for gang in self.gangs if gang.size > 1)
+
+    @property
+    def names_of_jobs(self) -> dict[str, str]:
+        """Names of gangs by the ids of their jobs."""
+        return {job: gang.name for gang in self.gangs for job in gang.jobs}
+
+    def gang(self, name: str) -> Gang:
+        return next(gang for gang in self.gangs if gang.name == name)
+
+    def seen(self, gang: Gang) -> list[Sighting]:
+        """The gang at each look."""
+        return sightings(gang, self.looks)
+
+    def states(self, gang: Gang) -> list[Stretch]:
+        """The states of a gang, in order."""
+        return stretches(self.seen(gang), gang.submitted_s, by_state)
+
+    def beats(self, gang: Gang, restarts: int | None = None) -> list[Heartbeat]:
+        """Heartbeats of a gang's ranks, in one start or (None) in all."""
+        beats = [beat for look in self.looks for beat in look.beats if beat.job in gang.jobs]
+        return [beat for beat in beats if restarts in (None, beat.restarts)]
+
+    def first(self, gang: Gang, state: State) -> Stretch | None:
+        """The first time in a state; None where it never was in it."""
+        return next((one for one in self.states(gang) if one.state is state), None)
+
+    def blocked(self, gang: Gang, since_s: float = 0.0) -> str:
+        """The scheduler's reason why a gang waited, where that was never a lack of nodes; else
+        ""."""
+        waits = [
+            one
+            for one in self.seen(gang)
+            if one.state is State.WAITING and one.look.answered_s >= since_s
+        ]
+        return waits[-1].status if waits and all(one.blocked for one in waits) else ""
+
+    def blocked_note(self, gang: Gang, why: str) -> str:
+        """For messages about a blocked gang."""
+        return f"{self.who(gang)} waited for something else than nodes: {why}"
+
+    def status(self, gang: Gang) -> str:
+        """The scheduler's words: those of its failure, or the last before it was over."""
+        seen = self.seen(gang)
+        failed = (one.status for one in seen if one.failed)
+        alive = (one.status for one in reversed(seen) if one.state is not State.OVER)
+        return next(filter(None, (*failed, *alive)), "not shown")
+
+    def who(self, gang: Gang) -> str:
+        """For messages, such as "race 2: B"."""
+        return f"{self.title}: {gang.name}"
+
+    @property
+    def unreadable(self) -> int:
+        """Lines that were no heartbeat."""
+        return sum(look.unreadable for look in self.looks)
+
+
+def unless_others(window: Window, judged: Iterable[Measurement]) -> list[Measurement]:
+    """Failures about what came late or never are inconclusive where somebody else has the nodes, or
+    the nodes are away."""
+    if not window.others:
+        return list(judged)
+    why = f"{window.title}: these nodes were not there for it: {listed(window.others)}"
+    return [
+        replace(one, value=None, note=why) if one.verdict is Verdict.FAIL else one for one in judged
+    ]
+
+
+def surely_within(least_s: float, most_s: float, limit_s: float) -> float | None:
+    """The value that decides a limit, of a time known to be between two values.
+
+    The longest where that keeps the limit, the shortest where that breaks it, else None.
+    """
+    if most_s <= limit_s:
+        return max(0.0, most_s)
+    return least_s if least_s > limit_s else None
+
+
+def worst(some: Sequence[Measurement]) -> Measurement:
+    """The largest failure, else one that is inconclusive, else the largest value."""
+
+    def badness(one: Measurement) -> tuple[int, float]:
+        order = {Verdict.FAIL: 2, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 0, None: 0}
+        return order[one.verdict], one.value or 0.0
+
+    return max(some, key=badness)
