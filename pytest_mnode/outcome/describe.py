@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from pytest_mnode.protocol.messages import Death
 
+MOST_SHOWN = 16
+"""Different failures, outputs or stacks that one report shows: a report has a bounded size."""
+
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """ "rank 2" or "ranks 0-1,5-7"."""
@@ -30,10 +33,15 @@ def compact(numbers: Iterable[int]) -> str:
 
 def places(ranks: Iterable[int], nodes: Mapping[int, str], size: int) -> str:
     """ "ranks 1,5-7 of 8 on node1,node3"; a rank's node is given by `nodes`."""
+    return on_nodes(ranks, nodes, f" of {size}")
+
+
+def on_nodes(ranks: Iterable[int], nodes: Mapping[int, str], of: str = "") -> str:
+    """ "ranks 1,5-7 on node1,node3"."""
     ordered = sorted(set(ranks))
     names = list(dict.fromkeys(nodes[rank] for rank in ordered))
     shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
-    return f"{ranks_text(ordered)} of {size} on {','.join(shown)}"
+    return f"{ranks_text(ordered)}{of} on {','.join(shown)}"
 
 
 def ended_text(code: int | None, number: int | None) -> str:

@@ -10,27 +10,24 @@ from typing import Any, Literal
 import pytest
 
 from pytest_mnode.logs.causes import is_peer_lost
-from pytest_mnode.outcome.describe import places, ranks_text
-from pytest_mnode.outcome.failure_groups import (
-    Group,
-    Reports,
-    collected,
+from pytest_mnode.measurement import listed
+from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
+from pytest_mnode.outcome.failures import (
     deaths,
     different_calls,
-    from_stuck,
-    groups_of,
-    is_skipped,
-    is_xfailed,
+    failures_of,
     lost,
-    raised_in,
-    same,
-    sorted_groups,
+    sorted_failures,
 )
-from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.outcome.outcome import Failure, Outcome, collected, signature
+from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised_in
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
-from pytest_mnode.outcome.stuck import stuck_groups
+from pytest_mnode.outcome.stuck import stuck_failures
 
 Phase = Literal["setup", "call", "teardown"]
+MOST_SECTIONS = 32
+"""Different captured outputs that one report shows."""
+_LINE_CHARS = 200
 _TELEMETRY = "c10d-NullHandler"
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 _OF_EVERY_REPORT = frozenset(
@@ -51,8 +48,8 @@ def merge(
 
     reports: the ranks' own, by rank and phase. partial: further reports, by rank.
     """
-    groups = groups_of(outcome, reports)
-    blamed = min((_reported_in(g) for g in groups), key=_PHASES.index, default=None)
+    failures = failures_of(outcome, reports)
+    blamed = min((_reported_in(g) for g in failures), key=_PHASES.index, default=None)
     merged: list[pytest.TestReport] = []
     for when in _PHASES:
         have = {rank: r[when] for rank, r in reports.items() if when in r}
@@ -75,10 +72,10 @@ def merge(
         if when == blamed:
             report.outcome = "failed"
             report.longrepr = _repr(  # type: ignore[assignment]
-                outcome, groups, lambda rank: _fine(outcome, rank)
+                outcome, failures, lambda rank: _fine(outcome, rank)
             )
-            report.sections = _sections(have, {r for g in groups for r in g.ranks})
-            report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
+            report.sections = _sections(have, {r for g in failures for r in g.ranks})
+            report.mnode_culprit = _culprit(outcome, failures[0])  # type: ignore[attr-defined]
             report.mnode_hung = bool(outcome.timed_out)  # type: ignore[attr-defined]
         elif have and blamed in (None, "teardown"):
             _take_over(report, have)
@@ -113,7 +110,7 @@ def _partial(
         met: Counter[Any] = Counter()
         for (time, _), report in zip(outcome.states[rank].partial, reports, strict=True):
             own = {k: v for k, v in vars(report).items() if k not in _OF_EVERY_REPORT}
-            key = type(report), report.when, same(repr(sorted(own.items())))
+            key = type(report), report.when, signature(repr(sorted(own.items())))
             met[key] += 1
             found.setdefault((key, met[key]), {})[rank] = report
             times[id(report)] = time
@@ -136,26 +133,26 @@ def _one_partial(
     def fine(rank: int) -> str:
         return have[rank].outcome if rank in have else "did not report it"
 
-    groups = sorted(raised_in(str(report.when), failed, times), key=lambda g: (g.victim, g.time))
-    report.longrepr = _repr(outcome, groups, fine)  # type: ignore[assignment]
+    failures = sorted(raised_in(str(report.when), failed, times), key=lambda g: (g.victim, g.time))
+    report.longrepr = _repr(outcome, failures, fine)  # type: ignore[assignment]
     report.sections = _sections(have, set(failed))
-    if not groups[0].victim:  # the report of the test itself says because of what
-        report.mnode_culprit = _culprit(outcome, groups[0])  # type: ignore[attr-defined]
+    if not failures[0].victim:  # the report of the test itself says because of what
+        report.mnode_culprit = _culprit(outcome, failures[0])  # type: ignore[attr-defined]
     return report
 
 
-def _reported_in(group: Group) -> Phase:
+def _reported_in(failure: Failure) -> Phase:
     """The phase whose report tells of this.
 
     A fixture that raises in teardown leaves the test passed and is an error of its own, as ever in
     pytest. A rank that died or hung there never said that it passed: the test failed.
     """
-    if group.when == "teardown" and not group.in_phase:
+    if failure.when == "teardown" and not failure.in_phase:
         return "call"
-    return group.when  # type: ignore[return-value]
+    return failure.when  # type: ignore[return-value]
 
 
-def _culprit(outcome: Outcome, first: Group) -> str | None:
+def _culprit(outcome: Outcome, first: Failure) -> str | None:
     """Where it began; nothing that happened to all ranks points at one."""
     nodes = {rank: s.node for rank, s in outcome.states.items()}
     return None if len(first.ranks) == len(nodes) else places(first.ranks, nodes, len(nodes))
@@ -193,7 +190,13 @@ def _sections(have: dict[int, pytest.TestReport], first: set[int]) -> list[tuple
         for name, text in have[rank].sections:
             if kept := _without_telemetry(text):
                 by_text.setdefault((name, kept), []).append(rank)
-    return [(f"{name} ({ranks_text(ranks)})", text) for (name, text), ranks in by_text.items()]
+    sections = [(f"{name} ({ranks_text(ranks)})", text) for (name, text), ranks in by_text.items()]
+    if len(sections) > MOST_SECTIONS:
+        hidden = list(by_text.values())[MOST_SECTIONS:]
+        ranks = {rank for ranks in hidden for rank in ranks}
+        note = f"{len(hidden)} further sections of {ranks_text(ranks)} are not shown"
+        sections[MOST_SECTIONS:] = [("Captured output of other ranks", note)]
+    return sections
 
 
 def _without_telemetry(text: str) -> str:
@@ -203,24 +206,29 @@ def _without_telemetry(text: str) -> str:
     return "".join(line for line in text.splitlines(True) if _TELEMETRY not in line)
 
 
-def _repr(outcome: Outcome, groups: Sequence[Group], fine: Callable[[int], str]) -> RanksRepr:
-    """`fine` says what became of a rank that is in no group."""
+def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], str]) -> RanksRepr:
+    """`fine` says what became of a rank that is in no failure."""
     nodes = {rank: s.node for rank, s in outcome.states.items()}
     size = outcome.world.shape.size
     parts = []
-    for number, group in enumerate(groups):
-        title = places(group.ranks, nodes, size)
-        if number == 0 and len(groups) > 1:
+    for number, failure in enumerate(failures[:MOST_SHOWN]):
+        title = places(failure.ranks, nodes, size)
+        if number == 0 and len(failures) > 1:
             title += ": first"
-        elif group.victim:
+        elif failure.victim:
             title += ": because of it"
-        parts.append(Part(title, group.report, group.text.rstrip()))
-    named = {rank for g in groups for rank in g.ranks}
+        parts.append(Part(title, failure.report, failure.text.rstrip()))
+    if hidden := failures[MOST_SHOWN:]:
+        ranks = {rank for failure in hidden for rank in failure.ranks}
+        lines = (failure.line[:_LINE_CHARS] for failure in hidden)
+        title = f"{places(ranks, nodes, size)}: {len(hidden)} further failures"
+        parts.append(Part(title, None, listed(lines, MOST_SHOWN, "\n")))
+    named = {rank for g in failures for rank in g.ranks}
     others = {rank: fine(rank) for rank in sorted(set(nodes) - named)}
     for words in dict.fromkeys(others.values()):
-        ranks = [rank for rank, its_words in others.items() if its_words == words]
-        parts.append(Part(f"{places(ranks, nodes, size)}: {words}", None, ""))
-    first = groups[0]
+        alike = [rank for rank, its_words in others.items() if its_words == words]
+        parts.append(Part(f"{places(alike, nodes, size)}: {words}", None, ""))
+    first = failures[0]
     crash = getattr(first.report.longrepr, "reprcrash", None) if first.report else None
     message = f"{places(first.ranks, nodes, size)}: {first.line}"
     path = str(crash.path) if crash is not None else ""
@@ -250,19 +258,24 @@ def function_error(outcome: Outcome) -> str:
         if s.returned is not None and s.returned.value is None
     }
 
-    def make(rank: int) -> Group:
+    def make(rank: int) -> Failure:
         line = failed[rank].summary.splitlines()[-1] if failed[rank].summary else ""
-        return Group([rank], "call", line, text=failed[rank].error, victim=is_peer_lost(line))
+        return Failure([rank], "call", line, text=failed[rank].error, victim=is_peer_lost(line))
 
     keys = (
-        (rank, same(returned.error), outcome.states[rank].failed_at or 0.0)
+        (rank, signature(returned.error), outcome.states[rank].failed_at or 0.0)
         for rank, returned in failed.items()
     )
-    groups = [*collected(keys, make), *deaths(outcome), *lost(outcome)]
-    groups += different_calls(outcome, groups)
-    explained = any(not g.victim for g in groups)
-    groups += [from_stuck(stuck) for stuck in stuck_groups(outcome, explained)]
-    return "\n\n".join(
-        f"[{places(g.ranks, nodes, size)}] {g.text.rstrip() or g.line}"
-        for g in sorted_groups(groups)
-    )
+    failures = [*collected(keys, make), *deaths(outcome), *lost(outcome)]
+    failures += different_calls(outcome, failures)
+    explained = any(not g.victim for g in failures)
+    failures += stuck_failures(outcome, explained)
+    failures = sorted_failures(failures)
+    blocks = [
+        f"[{places(f.ranks, nodes, size)}] {f.text.rstrip() or f.line}"
+        for f in failures[:MOST_SHOWN]
+    ]
+    if hidden := failures[MOST_SHOWN:]:
+        ranks = {rank for failure in hidden for rank in failure.ranks}
+        blocks.append(f"[{places(ranks, nodes, size)}] {len(hidden)} further failures")
+    return "\n\n".join(blocks)

@@ -1,12 +1,22 @@
-"""All that the controller heard of one test from the ranks of a world."""
+"""All that the controller heard of one test from the ranks of a world, and what failed in it."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import pytest
 
 from pytest_mnode.outcome.calls import Call, parse
 from pytest_mnode.protocol.messages import Death, PhaseReport, Returned, TornDown, WorldInfo
+
+PHASES = ("setup", "call", "teardown")
+_OF_A_RANK = re.compile(
+    r"0x[0-9a-fA-F]+|rank\d+(?=[/.])|\b(?:rank|local_rank)=\d+|\bnode='[^']*'|\bRank \d+"
+)
+"""What differs between ranks to which the same happened."""
 
 
 @dataclass(slots=True)
@@ -108,3 +118,39 @@ class Outcome:
             and not (s.stuck_in or s.gone or s.failed_at is not None)
             and all(report.outcome == "passed" for report in s.reports.values())
         }
+
+
+@dataclass(slots=True)
+class Failure:
+    """What happened to some ranks. `line` is for the summary, `text` is the whole account."""
+
+    ranks: list[int]
+    when: str
+    line: str
+    report: pytest.TestReport | None = None
+    text: str = ""
+    time: float = 0.0
+    victim: bool = False
+    in_phase: bool = False
+    """Ranks themselves reported it in this phase; in teardown, after a test that passed."""
+
+
+def signature(text: str) -> str:
+    """`text` without what only tells ranks apart: equal for ranks to which the same happened."""
+    return _OF_A_RANK.sub("", text)
+
+
+def collected(
+    keys: Iterable[tuple[int, str, float]], make: Callable[[int], Failure]
+) -> list[Failure]:
+    """One failure for each key of (rank, key, time), made from its first rank."""
+    failures: dict[str, Failure] = {}
+    for rank, key, at in keys:
+        failure = failures.get(key)
+        if failure is None:
+            failure = failures[key] = make(rank)
+            failure.ranks, failure.time = [rank], at
+        else:
+            failure.ranks.append(rank)
+            failure.time = min(failure.time, at)
+    return list(failures.values())

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from pytest_mnode.outcome.describe import ranks_text
-from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
+from pytest_mnode.outcome.outcome import Failure, Outcome
 from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
+_LAST = 1e300
+"""As time of what has not ended: after all that happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """Ranks that are stuck at the same place."""
-
-    ranks: list[int]
-    when: str
-    line: str
-    text: str
-    victim: bool
-
-
-def stuck_groups(outcome: Outcome, explained: bool) -> list[Stuck]:
+def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     """Who is absent from a collective stands before those that wait in it.
 
     explained: something else went wrong before, so that whoever is stuck is so because of it.
@@ -33,16 +24,16 @@ def stuck_groups(outcome: Outcome, explained: bool) -> list[Stuck]:
     waiting = [rank for rank in at if at[rank].collective]
     absent = [rank for rank in at if not at[rank].collective]
     left = [] if explained else _left(outcome)
-    groups: list[Stuck] = []
+    failures: list[Failure] = []
     if left and waiting:
         line = f"left the test without {_entering(at, waiting)}"
-        groups.append(Stuck(left, "call", line, line, victim=False))
+        failures.append(Failure(left, "call", line, text=line, time=_LAST))
     for ranks, victims in ((absent, explained), (waiting, explained or bool(absent or left))):
         by_place: dict[str, list[int]] = {}
         for rank in ranks:
             by_place.setdefault(f"{at[rank].collective} {at[rank]}", []).append(rank)
-        groups += [_group(outcome, same, at, waiting, victims) for same in by_place.values()]
-    return groups
+        failures += [_failure(outcome, same, at, waiting, victims) for same in by_place.values()]
+    return failures
 
 
 def _left(outcome: Outcome) -> list[int]:
@@ -62,13 +53,13 @@ def _name(where: Where) -> str:
     return "collective" if where.collective == WAIT else str(where.collective)
 
 
-def _group(
+def _failure(
     outcome: Outcome,
     ranks: list[int],
     at: dict[int, Where],
     waiting: list[int],
     victim: bool,
-) -> Stuck:
+) -> Failure:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
     if outcome.timed_out:
         limit = f"no end within {outcome.limit_s:g} s"
@@ -90,7 +81,7 @@ def _group(
     if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
     text = "\n\n".join([line, *_stacks(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
-    return Stuck(ranks, state.stuck_in, line, text, victim)
+    return Failure(ranks, state.stuck_in, line, text=text, time=_LAST, victim=victim)
 
 
 def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str:
@@ -107,25 +98,41 @@ def _stacks(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Stacks with whose they are, equal ones once."""
     texts: dict[str, tuple[list[int], str]] = {}
     for rank in ranks:
-        text = tidy(outcome.states[rank].stack or "none")
+        text = _tidied(outcome.states[rank].stack or "none")
         texts.setdefault(_IDENT.sub("", text), ([], text))[0].append(rank)
-    return [f"stack of {ranks_text(same)}:\n{text}" for same, text in texts.values()]
+    shown = [(f"stack of {ranks_text(same)}:\n{text}", same) for same, text in texts.values()]
+    return _bounded(shown, "stacks")
 
 
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """Where threads are in the kernel, of ranks whose Python stacks tell nothing of the test."""
-    return [
-        f"threads of rank {rank}:\n"
-        + "\n".join(filter(None, (outcome.states[rank].kernel, outcome.states[rank].native)))
-        for rank in ranks
-        if outcome.states[rank].kernel
-    ]
+    """Where threads are in the kernel, of ranks whose Python stacks have no line of the test."""
+    shown = []
+    for rank in ranks:
+        state = outcome.states[rank]
+        if state.kernel:
+            lines = "\n".join(filter(None, (state.kernel, state.native)))
+            shown.append((f"threads of rank {rank}:\n{lines}", [rank]))
+    return _bounded(shown, "threads")
 
 
 def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """What ranks printed whose reports, with their output, will never come."""
-    return [
-        f"end of the output of rank {rank}:\n{outcome.states[rank].output.rstrip()}"
-        for rank in ranks
-        if outcome.states[rank].output.strip()
+    texts: dict[str, list[int]] = {}
+    for rank in ranks:
+        if text := outcome.states[rank].output.rstrip():
+            texts.setdefault(text, []).append(rank)
+    shown = [
+        (f"end of the output of {ranks_text(same)}:\n{text}", same) for text, same in texts.items()
     ]
+    return _bounded(shown, "outputs")
+
+
+def _bounded(texts: Sequence[tuple[str, Sequence[int]]], what: str) -> list[str]:
+    """The first texts, and the ranks whose texts are not shown."""
+    hidden = {rank for _, ranks in texts[MOST_SHOWN:] for rank in ranks}
+    more = [f"further {what}, of {ranks_text(hidden)}, are not shown"] if hidden else []
+    return [*(text for text, _ in texts[:MOST_SHOWN]), *more]
+
+
+_tidied = functools.lru_cache(1024)(tidy)
+"""Many ranks have the same stack."""

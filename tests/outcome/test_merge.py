@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.outcome.failure_groups import same
 from pytest_mnode.outcome.merge import merge
-from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
 from pytest_mnode.rank.session import plain
@@ -248,7 +247,7 @@ def test_an_expected_failure_that_cannot_tear_down_stays_expected(told: Told) ->
     ],
 )
 def test_what_only_tells_ranks_apart(one: str, other: str, equal: bool) -> None:
-    assert (same(one) == same(other)) is equal
+    assert (signature(one) == signature(other)) is equal
 
 
 class Odd(int):

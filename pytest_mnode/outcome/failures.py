@@ -1,0 +1,207 @@
+"""All that went wrong in a test, and which ranks began it.
+
+Beside what ranks raised: ranks that died, were lost, fell silent, hang, skipped alone, called
+another collective than the others, or left something behind.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+
+from pytest_mnode.logs.causes import ENDINGS, causes, is_peer_lost
+from pytest_mnode.measurement import listed
+from pytest_mnode.outcome.calls import INSIDE, LIMITED, RAISED, Call, difference
+from pytest_mnode.outcome.describe import MOST_SHOWN, died_of, on_nodes, ranks_text
+from pytest_mnode.outcome.outcome import (
+    PHASES,
+    Failure,
+    Outcome,
+    RankState,
+    collected,
+    signature,
+)
+from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised
+from pytest_mnode.outcome.stacks import tidy
+from pytest_mnode.outcome.stuck import stuck_failures
+
+
+def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
+    """All that went wrong, culprits first, each in the order of time. Empty: nothing did."""
+    failures = [
+        *raised(outcome, reports),
+        *deaths(outcome),
+        *lost(outcome),
+        *_unequal_skips(outcome, reports),
+        *_problems(outcome),
+        *_silent(outcome),
+    ]
+    xfailed = any(is_xfailed(r) for phases in reports.values() for r in phases.values())
+    explained = any(not g.victim for g in failures) or (xfailed and not outcome.timed_out)
+    differs = [] if xfailed else different_calls(outcome, failures)
+    failures += [
+        *differs,
+        *stuck_failures(outcome, explained or bool(differs)),
+    ]
+    if xfailed and all(g.victim for g in failures):
+        return []  # one rank failed as the mark expects, the others because of it
+    return sorted_failures(failures or _leaks(outcome))
+
+
+def sorted_failures(failures: list[Failure]) -> list[Failure]:
+    """Culprits first, each in the order of time; of victims alone, the first is the culprit."""
+    if failures and all(g.victim for g in failures):
+        min(failures, key=lambda g: g.time).victim = False
+    return sorted(failures, key=lambda g: (g.victim, g.time))
+
+
+def different_calls(outcome: Outcome, others: list[Failure]) -> list[Failure]:
+    """Whose calls differ, before ranks that raised inside of a call, which are its victims."""
+    calls = outcome.calls
+    found = difference(calls, outcome.ended, still=outcome.still)
+    if found is None or not (others or any(s.stuck_in for s in outcome.states.values())):
+        return []
+    for failure in others:
+        failure.victim |= all(
+            _ended_by_call(outcome.states[r], calls.get(r)) for r in failure.ranks
+        )
+    first = min(others, key=lambda g: PHASES.index(g.when), default=None)
+    when, in_phase = (first.when, first.in_phase) if first else ("call", False)
+    # A rank that died of something else explains what the others called after that.
+    gone = any(outcome.states[r].gone for g in others if not g.victim for r in g.ranks)
+    time = math.inf if gone else -math.inf
+    return [Failure(found.ranks, when, found.line, None, found.text, time, False, in_phase)]
+
+
+def _ended_by_call(state: RankState, calls: list[Call] | None) -> bool:
+    """Whether the last call of a rank raised, or aborted the process as gloo does."""
+    aborted = state.death is not None and state.death.signal == signal.SIGABRT
+    states = (INSIDE, LIMITED) if aborted else (RAISED,)
+    return calls is not None and any(call.state in states for call in calls[-1:])
+
+
+def deaths(outcome: Outcome) -> list[Failure]:
+    """Ranks that ended as processes."""
+    found = {r: s for r, s in outcome.states.items() if s.death is not None}
+    return collected(
+        ((r, _death_key(s), s.failed_at or 0.0) for r, s in found.items()),
+        lambda rank: _death(found[rank]),
+    )
+
+
+def _death_key(state: RankState) -> str:
+    failure = _death(state)
+    return signature(failure.text + failure.when)
+
+
+def _death(state: RankState) -> Failure:
+    death = state.death
+    assert death is not None
+    line = f"{died_of(death)}, in {_phase_words(state)}"
+    told = causes("\n".join((death.error, death.output, death.log)))
+    cause = next((one for one in told if one.root and one.name not in ENDINGS), None)
+    line += f": {cause.short}" if cause else ""
+    text = f"{line}\n{cause.line!r}; {cause.kind.remedy}" if cause else line
+    if death.fault:
+        text += f"\n\n{tidy(death.fault)}"
+    for title, content in (("error", death.error), ("output", death.output), ("log", death.log)):
+        if content.strip():
+            text += f"\n\nend of its {title}:\n{content.rstrip()}"
+    # An abort after a peer was lost is what NCCL's watchdog does in the ranks that are left.
+    victim = death.signal == signal.SIGABRT and is_peer_lost(death.output + death.log)
+    return Failure([state.rank], state.phase, line, text=text, victim=victim)
+
+
+def _phase_words(state: RankState) -> str:
+    if "teardown" in state.reports or (state.death is not None and state.death.phase == "after"):
+        return "teardown, after its last report"
+    return {"setup": "setup", "call": "the test", "teardown": "teardown"}[state.phase]
+
+
+def lost(outcome: Outcome) -> list[Failure]:
+    """Ranks whose node or launcher is gone."""
+    found = {r: s for r, s in outcome.states.items() if s.lost}
+    return collected(
+        ((rank, s.lost, s.failed_at or 0.0) for rank, s in found.items()),
+        lambda rank: Failure([rank], found[rank].phase, found[rank].lost, text=found[rank].lost),
+    )
+
+
+def _problems(outcome: Outcome) -> list[Failure]:
+    problems = {r: s.torn.problem for r, s in outcome.states.items() if s.torn and s.torn.problem}
+
+    def make(rank: int) -> Failure:
+        state, text = outcome.states[rank], problems[rank]
+        when = "setup" if not state.reports else state.phase
+        return Failure([rank], when, text.partition("\n")[0], text=text)
+
+    return collected(
+        (
+            (rank, signature(text), outcome.states[rank].failed_at or 0.0)
+            for rank, text in problems.items()
+        ),
+        make,
+    )
+
+
+def _silent(outcome: Outcome) -> list[Failure]:
+    """No news is no pass: a rank that others went on without must have said why."""
+    ran = any("call" in s.reports for s in outcome.states.values())
+    failures = []
+    for rank, state in outcome.states.items():
+        if state.gone or state.stuck_in or state.failed_at is not None:
+            continue
+        line = ""
+        if state.torn is None or not state.pong:
+            line = "never said that it ended the test"
+        elif ran and "call" not in state.reports and not _has_skipped(state):
+            line = "did not run the test, which others did"
+        if line:
+            failures.append(Failure([rank], state.phase, line, text=line, time=outcome.stopped))
+    return failures
+
+
+def _has_skipped(state: RankState) -> bool:
+    return any(report.outcome == "skipped" for report in state.reports.values())
+
+
+def _unequal_skips(outcome: Outcome, reports: Reports) -> list[Failure]:
+    for when in ("setup", "call"):
+        have = {rank: r[when] for rank, r in reports.items() if when in r}
+        skipped = [r for r in have if is_skipped(have[r])]
+        # A rank that died or hangs before its report might have skipped.
+        others = [r for r, s in outcome.states.items() if r not in skipped and when in s.reports]
+        others += [r for r, s in outcome.states.items() if s.stuck_in and when not in s.reports]
+        if not skipped or not others:
+            continue
+        reason = have[skipped[0]].longrepr
+        why = str(reason[2]) if isinstance(reason, tuple) else str(reason)
+        line = f"skipped ({why.removeprefix('Skipped: ')}), but {ranks_text(others)} did not"
+        text = f"{line}; a test is skipped by all ranks or by none"
+        time = min(outcome.states[r].at.get(when, 0.0) for r in skipped)
+        return [Failure(skipped, when, line, text=text, time=time)]
+    return []
+
+
+def _leaks(outcome: Outcome) -> list[Failure]:
+    by_leak: dict[str, dict[str, list[int]]] = {}
+    for rank, state in outcome.states.items():
+        for leak in state.torn.leaks if state.torn else ():
+            alike = by_leak.setdefault(re.sub(r"\d+", "#", leak), {})
+            alike.setdefault(leak, []).append(rank)
+    nodes = {rank: state.node for rank, state in outcome.states.items()}
+    return [
+        Failure(
+            sorted({rank for ranks in alike.values() for rank in ranks}),
+            "teardown",
+            f"passed but left {next(iter(alike))} behind",
+            text=listed(
+                (f"{on_nodes(ranks, nodes)} left {leak} behind" for leak, ranks in alike.items()),
+                most=MOST_SHOWN,
+                separator="\n",
+            ),
+            in_phase=True,
+        )
+        for alike in by_leak.values()
+    ]

@@ -1,0 +1,119 @@
+"""Failures that ranks raised, out of their own pytest reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+
+import pytest
+
+from pytest_mnode.logs.causes import Cause, causes, is_peer_lost
+from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, collected, signature
+from pytest_mnode.outcome.stacks import is_hidden
+from pytest_mnode.rank.traces import NCCL_SECTION
+
+_LINE_CHARS = 2000
+Reports = dict[int, dict[str, pytest.TestReport]]
+"""The ranks' own reports, by rank and phase."""
+
+
+def is_xfailed(report: pytest.TestReport) -> bool:
+    return report.skipped and hasattr(report, "wasxfail")
+
+
+def is_skipped(report: pytest.TestReport) -> bool:
+    return report.skipped and not hasattr(report, "wasxfail")
+
+
+def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
+    xfailed = any(is_xfailed(r) for phases in reports.values() for r in phases.values())
+    failures: list[Failure] = []
+    for when in PHASES:
+        failed = {r: p[when] for r, p in sorted(reports.items()) if when in p and p[when].failed}
+        if xfailed:  # then another rank did fail, as the mark expects of the test
+            failed = {r: f for r, f in failed.items() if "[XPASS(strict)]" not in str(f.longrepr)}
+        times = {rank: outcome.states[rank].at.get(when, 0.0) for rank in failed}
+        failures += raised_in(when, failed, times)
+    return _each_place_once(failures)
+
+
+def raised_in(
+    when: str, failed: Mapping[int, pytest.TestReport], times: Mapping[int, float]
+) -> list[Failure]:
+    """Failures of equal failures in one phase; reports and their times by rank."""
+    lines = {rank: _crash_line(report) for rank, report in failed.items()}
+    told = {
+        rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)
+        for rank, report in failed.items()
+    }
+    own = {rank: cause for rank in failed if told[rank] and (cause := _nccl_cause(failed[rank]))}
+    first = min((cause.order for cause in own.values()), default=None)
+
+    def make(rank: int) -> Failure:
+        text, line, cause = told[rank], lines[rank], own.get(rank)
+        report = None if text else failed[rank]
+        if cause is not None:
+            line += f": {cause.short}"
+            text = f"{text}: {cause.short}\n{cause.line!r}; {cause.kind.remedy}"
+        victim = text is not None and (cause is None or cause.order != first)
+        return Failure([rank], when, line, report, text or "", 0.0, victim, True)
+
+    keys = (
+        (rank, _key(report, told[rank]) + (own[rank].short if rank in own else ""), times[rank])
+        for rank, report in failed.items()
+    )
+    return collected(keys, make)
+
+
+def _nccl_cause(report: pytest.TestReport) -> Cause | None:
+    """The root cause that NCCL's own log of this rank tells."""
+    log = "".join(text for name, text in report.sections if name == NCCL_SECTION)
+    return next((cause for cause in causes(log) if cause.root), None)
+
+
+def _each_place_once(failures: list[Failure]) -> list[Failure]:
+    """The traceback of the first in time, and of others at the same place what differs."""
+    seen: set[str] = set()
+    for failure in sorted(failures, key=lambda g: g.time):
+        places = _places(failure.report) if failure.report is not None else []
+        if places and (key := "\n".join([failure.when, *places])) in seen:
+            failure.text = f"at the same place, {places[-1]}:\n{_shortened(failure.line)}"
+            failure.report = None
+        elif places:
+            seen.add(key)
+    return failures
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LINE_CHARS else f"{text[:_LINE_CHARS]} …"
+
+
+def _places(report: pytest.TestReport) -> list[str]:
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
+    return [str(getattr(entry, "reprfileloc", "")) for entry in entries]
+
+
+def _key(report: pytest.TestReport, victim_text: str | None) -> str:
+    """Equal for equal errors at the same place, whatever the values of their frames."""
+    if victim_text is not None:
+        return victim_text.partition("\n")[0]
+    places = _places(report)
+    return signature("\n".join([*places, _crash_line(report)]) if places else report.longreprtext)
+
+
+def _crash_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    return str(text).strip()
+
+
+def _victim_text(report: pytest.TestReport, line: str) -> str:
+    """A lost peer is told in two lines: the inside of torch explains nothing."""
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
+    for entry in reversed(entries):
+        place = getattr(entry, "reprfileloc", None)
+        if place is None or "/torch/" in place.path or is_hidden(place.path):
+            continue
+        code = next((text[1:].strip() for text in entry.lines if text.startswith(">")), "")
+        return f"in {PurePath(place.path).name}:{place.lineno}: {code}\n{line}"
+    return line
