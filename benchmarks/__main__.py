@@ -7,9 +7,9 @@ import importlib.metadata
 import os
 import platform
 
-from benchmarks import cold, deaths, idle, trivial, wire
+from benchmarks import cold, deaths, growth, idle, trivial, wire
 
-PARTS = ("trivial", "cold", "deaths", "wire", "idle")
+PARTS = ("trivial", "cold", "deaths", "wire", "idle", "growth")
 
 
 def main() -> None:
@@ -34,6 +34,8 @@ def _table(part: str, quick: bool) -> str:
             return deaths.measure(repeats=2 if quick else 9)
         case "wire":
             return wire.measure(seconds=3 if quick else 10, rounds=1 if quick else 3)
+        case "growth":
+            return growth.measure(2, growth.SIZES[:1]) if quick else growth.measure(5)
         case _:
             return idle.measure(repeats=5 if quick else 21)
 

@@ -28,17 +28,19 @@ def _started(wanted: str, nodes: int, *_: Any) -> tuple[_Light, str]:  # noqa: A
 
 
 pool._started = _started  # type: ignore[assignment]
-_began: dict[str, float] = {}
+_began: dict[str, tuple[float, float]] = {}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart(nodeid: str) -> None:
-    _began[nodeid] = time.perf_counter()
+    _began[nodeid] = time.perf_counter(), time.process_time()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    _write({"test": nodeid, "seconds": time.perf_counter() - _began[nodeid]})
+    wall, cpu = _began[nodeid]
+    spent = {"seconds": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+    _write({"test": nodeid, **spent})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -92,7 +92,8 @@ class _Cluster:
                     if not os.read(0, 4096):
                         return
                 elif ready is self.line.socket:
-                    self._obey(pickle.loads(self.line.socket.recv_multipart()[-1]))
+                    while self.line.socket.poll(0):
+                        self._obey(pickle.loads(self.line.socket.recv_multipart()[-1]))
                 else:
                     self._answer(self.ranks[ready])
 
