@@ -15,6 +15,13 @@ from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.options import RUN
 from pytest_mnode.outcome.merge import function_error
+from pytest_mnode.protocol.launcher_requests import (
+    LauncherRequest,
+    LinkRates,
+    PowerOff,
+    PowerOn,
+    SetLinkRate,
+)
 from pytest_mnode.protocol.messages import Lease, WorldInfo
 
 if TYPE_CHECKING:
@@ -35,8 +42,8 @@ class NodesOfRun(Protocol):
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes that a test asks for, its own until the cluster is closed."""
 
-    def ask_launcher(self, method: str, *args: Any) -> Any:
-        """Call a method of the launcher. Raises MnodeError where it has none."""
+    def ask_launcher(self, request: LauncherRequest) -> Any:
+        """The launcher's answer. Raises ClusterError where it cannot do that."""
 
     def open_world(
         self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]
@@ -119,19 +126,19 @@ class Cluster(Nodes):
     def power_off(self, node: str) -> None:
         """As a pulled plug. The node is booted again when the test ends, if not before."""
         self._run.switched_off.add(self._names(node)[0])
-        self._ask("power_off", node)
+        self._ask(PowerOff(node))
         self._off.append(node)
 
     def power_on(self, node: str) -> None:
         """Boot a node again, with the same name and links."""
-        self._ask("power_on", self._names(node)[0])
+        self._ask(PowerOn(self._names(node)[0]))
         if node in self._off:
             self._off.remove(node)
 
     def set_rate(self, node: str, link: str, rate_mbit_s: float) -> None:
         """Change the rate of a node's link, at both ends; set back when the test ends."""
-        before = self._ask("rates_of", self._names(node)[0], link)
-        self._ask("set_rate", node, link, rate_mbit_s)
+        before = self._ask(LinkRates(self._names(node)[0], link))
+        self._ask(SetLinkRate(node, link, rate_mbit_s))
         self._rates.setdefault((node, link), before)
 
     def close(self) -> None:
@@ -150,7 +157,7 @@ class Cluster(Nodes):
         for (node, link), rates in self._rates.items():
             for way, rate in zip(("tx", "rx"), rates, strict=True):
                 with contextlib.suppress(MnodeError):
-                    self._ask("set_rate", node, link, rate, way)
+                    self._ask(SetLinkRate(node, link, rate, way))
         for node in list(self._off):
             with contextlib.suppress(MnodeError):
                 self.power_on(node)

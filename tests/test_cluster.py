@@ -99,19 +99,21 @@ TESTS = """
         slow = world.run(seconds, group=True)[0]
         assert slow > 3 * quick, (quick, slow)
 
+    from pytest_mnode.protocol.launcher_requests import LinkRates, SetLinkRate
+
     def rates(cluster):
-        return cluster._ask("rates_of", "node1", "fab0")
+        return cluster._ask(LinkRates("node1", "fab0"))
 
     def test_rate_is_put_back_as_it_was(cluster):
         assert rates(cluster) == (200, 200)
-        cluster._ask("set_rate", "node1", "fab0", 60, "rx")  # as a fault does, to stay
+        cluster._ask(SetLinkRate("node1", "fab0", 60, "rx"))  # as a fault does, to stay
         cluster.set_rate("node1", "fab0", 20)
         cluster.set_rate("node1", "fab0", 30)
         assert rates(cluster) == (30, 30)
 
     def test_rate_was_put_back(cluster):
         assert rates(cluster) == (200, 60)
-        cluster._ask("set_rate", "node1", "fab0", 200)
+        cluster._ask(SetLinkRate("node1", "fab0", 200))
 
     @pytest.fixture(scope="session")
     def script(tmp_path_factory):

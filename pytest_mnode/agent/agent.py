@@ -47,8 +47,8 @@ _STACKS_LIMIT_S = 0.6
 
 def main(order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follower) -> None:
     """Entry of the forked process, still outside its node."""
-    if entry.doorway is not None:
-        namespaces.enter(entry.doorway)
+    if entry.namespace_pid is not None:
+        namespaces.enter(entry.namespace_pid)
         outside = os.getpid()
         inside = os.fork()
         if inside:  # only a child is in the PID namespace; this one stays as its parent

@@ -123,7 +123,7 @@ class Ending:
             launcher_reason=run.reason,
             nodes=nodes,
             cluster_nodes=run.spec.nodes or made,
-            not_covered=tuple(getattr(launcher, "unused", ())),
+            not_covered=tuple(launcher.unused) if launcher else (),
             ranks=len(nodes) * run.procs_per_node,
             backend=run.backend,
             spec=SpecFacts(run.spec.name, str(run.spec_path), run.spec.digest()),

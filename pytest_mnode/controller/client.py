@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_mnode import errors
-from pytest_mnode.launchers.node import CALLS, count
+from pytest_mnode.launchers.node import count
 from pytest_mnode.protocol.channel import PeerLine
+from pytest_mnode.protocol.launcher_requests import LauncherRequest
 from pytest_mnode.protocol.messages import (
     HUB,
     Answer,
@@ -35,8 +36,6 @@ from pytest_mnode.protocol.messages import (
 LEASE_LIMIT_S = 3600.0
 """Longest wait for nodes that other tests use: with pytest-xdist they may all be long."""
 ANSWER_LIMIT_S = 150.0
-SWITCH_LIMIT_S = 3600.0
-"""Machines take minutes to boot; how many is for the spec to say."""
 
 
 class Client:
@@ -123,13 +122,12 @@ class Client:
         """Ask for the C stacks of ranks of a node: a StackTexts with nothing else."""
         self.tell(TakeStacks(node, world.id, native=ranks))
 
-    def ask_launcher(self, method: str, *args: Any) -> Any:
-        """Call a method of the launcher where it runs. Raises MnodeError where it has none."""
+    def ask_launcher(self, request: LauncherRequest) -> Any:
+        """The launcher's answer. Raises ClusterError where it cannot do that."""
         seq = next(self._seq)
-        self.tell(AskLauncher(seq, method, args))
-        limit_s = SWITCH_LIMIT_S if method.startswith("power_") else ANSWER_LIMIT_S
-        what = CALLS.get(method, f"answer {method!r}")
-        return self._answer(seq, limit_s, f"the launcher did not {what}").value
+        self.tell(AskLauncher(seq, request))
+        why = f"the launcher did not {request.does}"
+        return self._answer(seq, request.limit_s, why).value
 
     def stop_hub(self) -> None:
         self.tell(StopHub())

@@ -12,7 +12,7 @@ import socket
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,18 @@ from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.controller.supervisors import Gates, Place
 from pytest_mnode.controller.worlds import PoolFacts, Worlds
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.launchers.node import Launcher, Node, lacks
-from pytest_mnode.launchers.recover import boot
+from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.nodes import RunDescription
+from pytest_mnode.launchers.power import recover
 from pytest_mnode.protocol.channel import Keys, LocalLine, Switchboard
+from pytest_mnode.protocol.launcher_requests import (
+    DescribeRun,
+    LauncherRequest,
+    NodeCommands,
+    PowerOff,
+    PowerOn,
+    SwitchPower,
+)
 from pytest_mnode.protocol.messages import (
     BEAT,
     HUB,
@@ -81,9 +90,8 @@ class Hub(threading.Thread):
         self._now = self.gates.clock.now
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
-        misbound = getattr(launcher, "misbound", lambda _: "")
         self.worlds = Worlds(
-            facts, self.leases, self._send, self._to_agent, misbound, now=self._now
+            facts, self.leases, self._send, self._to_agent, launcher.rank_cpus, now=self._now
         )
         self.collect: Collect | None = None
         self.failure: tuple[str, str] | None = None
@@ -340,62 +348,54 @@ class Hub(threading.Thread):
 
     def _ask_launcher(self, source: str, message: AskLauncher) -> None:
         self._start()
-        by_name = {s.node.name: s.node for s in self.nodes.values()}
-        known = self._facts()
-        match message:
-            case AskLauncher(method="node_names"):
-                if not by_name:
-                    raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
-                self._send(source, Answer(message.seq, tuple(by_name)))
-            case AskLauncher(method="address_of", args=[name]):
-                self._send(source, Answer(message.seq, by_name[name].address))
-            case AskLauncher(method="interface_of", args=[name]):
-                self._send(source, Answer(message.seq, by_name[name].fabric_interface))
-            case AskLauncher(method=method) if method in known:
-                self._send(source, Answer(message.seq, known[method]))
-            case _:
-                self._call_launcher(source, message, by_name)
+        if isinstance(message.request, DescribeRun):
+            self._send(source, Answer(message.seq, self._description()))
+        else:
+            self._call_launcher(source, message.seq, message.request)
 
-    def _call_launcher(
-        self, source: str, message: AskLauncher, by_name: Mapping[str, Node]
-    ) -> None:
-        """Answer with what the launcher's method returns. It may take long, and runs in a thread:
-        everybody else is served meanwhile, and nodes are heard."""
-        what, launcher = message.method, self.launcher
-        method = getattr(launcher, what, None)
-        if what == "power_on" and not launcher.shared_kernel:
-            method = partial(boot, launcher)
-        if method is None:
-            raise lacks(launcher.name, what)
-        arguments = [_nodes_for_names(by_name, argument) for argument in message.args]
+    def _call_launcher(self, source: str, seq: int, request: LauncherRequest) -> None:
+        """Answer with what the launcher returns. It may take long, and runs in a thread: everybody
+        else is served meanwhile, and nodes are heard."""
 
         def finish(value: Any, error: Exception | None) -> None:
             try:
                 if error is not None:
                     raise error
-                if what == "power_on":
-                    self._boot_agent(message.args[0])
-                elif what == "power_off":
-                    self._node_lost(message.args[0], "powered off")
-                self._send(source, Answer(message.seq, value))
+                if isinstance(request, PowerOn):
+                    self._boot_agent(request.node)
+                elif isinstance(request, PowerOff):
+                    self._node_lost(request.node, "powered off")
+                self._send(source, Answer(seq, value))
             except Exception as refused:
-                self._refuse(source, message.seq, refused)
+                self._refuse(source, seq, refused)
 
         def work() -> None:
             value, error = None, None
             if before is not None:
                 before.join(_BOOT_LIMIT_S)
             try:
-                value = method(*arguments)
+                value = self._asked(request)
             except Exception as caught:
                 error = caught
             self.soon(partial(finish, value, error))
 
-        thread, before = threading.Thread(target=work, name=f"mnode-{what}", daemon=True), None
-        if what.startswith("power_"):
-            before = self._switching.get(message.args[0])
-            self._switching[message.args[0]] = thread
+        name = f"mnode-{type(request).__name__}"
+        thread, before = threading.Thread(target=work, name=name, daemon=True), None
+        if isinstance(request, SwitchPower):
+            before = self._switching.get(request.node)
+            self._switching[request.node] = thread
         thread.start()
+
+    def _asked(self, request: LauncherRequest) -> Any:
+        """The launcher's answer."""
+        match request:
+            case NodeCommands():
+                nodes = [self.nodes[name].node for name in request.nodes]
+                return self.launcher.commands(nodes, request.argv)
+            case PowerOn() if not self.launcher.shared_kernel:
+                return recover(self.launcher, self.nodes[request.node].node)
+            case _:
+                return self.launcher.ask(request)
 
     def _refuse(self, client: str, seq: int, error: Exception) -> None:
         kind, text = type(error).__name__, str(error)
@@ -403,16 +403,19 @@ class Hub(threading.Thread):
             kind, text = "ClusterError", f"{kind}: {text}"
         self._send(client, Refused(seq, kind, text, getattr(error, "node", "")))
 
-    def _facts(self) -> dict[str, Any]:
+    def _description(self) -> RunDescription:
+        if not self.nodes:
+            raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
         launcher = self.launcher
-        return {
-            "shares_kernel": launcher.shared_kernel,
-            "shares_files": launcher.shared_kernel or launcher.shared_dir is not None,
-            "scratch": str(launcher.shared_dir or self.gates.run_dir),
-            "mark": self.gates.run_dir,
-            "python": launcher.python,
-            "allocation": getattr(launcher, "job_id", None),
-        }
+        return RunDescription(
+            nodes=tuple(state.node for state in self.nodes.values()),
+            shares_kernel=launcher.shared_kernel,
+            shares_files=launcher.shared_kernel or launcher.shared_dir is not None,
+            scratch=str(launcher.shared_dir or self.gates.run_dir),
+            run_id=self.gates.run_dir,
+            python=launcher.python,
+            allocation=launcher.job_id,
+        )
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
@@ -428,11 +431,3 @@ class Hub(threading.Thread):
             self.gates.open_again(state.gate)
         except (MnodeError, OSError) as error:
             self._node_lost(name, str(error))
-
-
-def _nodes_for_names(by_name: Mapping[str, Node], argument: Any) -> Any:
-    if isinstance(argument, str):
-        return by_name.get(argument, argument)
-    if isinstance(argument, tuple) and all(a in by_name for a in argument):
-        return [by_name[a] for a in argument]
-    return argument

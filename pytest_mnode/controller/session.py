@@ -20,6 +20,7 @@ from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.marks import FEWEST_NODES, Need, need_of
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
 from pytest_mnode.protocol.messages import CallFunction, Lease, WorldInfo
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
@@ -218,7 +219,7 @@ class Run:
         """Boot a node again; why that cannot be, "" where it was done."""
         assert self.client is not None
         try:
-            self.client.ask_launcher("power_on", node)
+            self.client.ask_launcher(PowerOn(node))
         except MnodeError as error:
             return str(error)
         return ""
@@ -233,14 +234,15 @@ class Run:
 
     def all_nodes(self) -> Nodes:
         """All nodes by name, without a lease: there are some even where no rank can be."""
-        names = self.have_client().ask_launcher("node_names")
+        described = self.have_client().ask_launcher(DescribeRun())
+        names = tuple(node.name for node in described.nodes)
         return Nodes(self.ask_launcher, names, self.spec.accelerators.per_node)
 
-    def ask_launcher(self, method: str, *args: Any) -> Any:
-        """Call a method of the launcher. Raises MnodeError where it has none."""
+    def ask_launcher(self, request: LauncherRequest) -> Any:
+        """The launcher's answer. Raises ClusterError where it cannot do that."""
         if self.client is None:
             raise ClusterError("the run is over")
-        return self.client.ask_launcher(method, *args)
+        return self.client.ask_launcher(request)
 
     def open_world(
         self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]

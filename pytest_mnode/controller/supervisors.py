@@ -159,7 +159,11 @@ class Gates:
 
     def entry(self, node: Node) -> NodeEntry:
         return NodeEntry(
-            node.name, node.index, node.address, node.fabric_interface, self.launcher.doorway(node)
+            node.name,
+            node.index,
+            node.address,
+            node.fabric_interface,
+            self.launcher.namespace_pid(node),
         )
 
     def heard(self, number: int) -> bool:

@@ -64,7 +64,7 @@ class Worlds:
     """`send(peer, message)` reaches clients, `to_agent(node, message)` agents.
 
     now: seconds of the clock that limits are judged by.
-    misbound: how a node is to bind its ranks wrongly, one of binding.WRONG_WAYS; "" for rightly.
+    rank_cpus: see Launcher.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Worlds:
         leases: Leases,
         send: Callable[[str, Any], None],
         to_agent: Callable[[str, Any], None],
-        misbound: Callable[[Node], str] = lambda _: "",
+        rank_cpus: Callable[[Node], tuple[tuple[int, ...], ...] | None] = lambda _: None,
         *,
         now: Callable[[], float],
     ) -> None:
@@ -85,7 +85,7 @@ class Worlds:
         self._send = send
         self._to_agent = to_agent
         self._now = now
-        self._misbound = misbound
+        self._rank_cpus = rank_cpus
         self._ids = itertools.count(1)
 
     @property
@@ -151,7 +151,7 @@ class Worlds:
         if interface:
             env["GLOO_SOCKET_IFNAME"] = interface
             env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: else a prefix
-        binding = BindingOrder(self.facts.numa_bind, node.shown, self._misbound(node))
+        binding = BindingOrder(self.facts.numa_bind, node.shown, self._rank_cpus(node))
         facts = self.facts
         return Launch(
             name, info, node_rank, addr, port, facts.backend, facts.accelerators, env, binding

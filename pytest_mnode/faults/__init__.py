@@ -1,43 +1,31 @@
-"""What can go wrong on the rack, one function each, and injected for real.
+"""What can go wrong on the rack, injected for real: one function per fault.
 
-A fault is applied while the rack is up, at the switch where that is possible, so that nodes see
-only symptoms. `inject(rack, "slow_pair:node1+node3:20")` reads a text as `--mnode-fault` takes it
-and returns the undo: a function without arguments that may be called again to no effect, and that
-does nothing once the rack is closed. Undo faults of one node in reverse order of injection.
-`FAULTS` lists all by name, with their accepted form and defaults. Nothing outlives the rack: what
-a fault makes is in the rack's namespaces and dies with them, or is removed by the rack's keeper.
-A node that is switched off and booted again is rid of what was done within it, and keeps what was
-done to its links.
+`inject(rack, "slow_pair:node1+node3:20")` takes the text of `--mnode-fault`, applies the fault
+while the rack is up, and returns its undo: a function that may be called again without effect, and
+that does nothing after the rack was closed. `FAULTS` lists all faults by name.
 
-What faults look like from outside, and who is to blame, is judged elsewhere.
+Where possible faults are applied at the switch, so that nodes see only symptoms. Undo faults of one
+node in reverse order of injection. Nothing outlives the rack: what a fault makes is in the rack's
+namespaces and ends with them, or the rack's cleanup removes it. A node that is switched off and on
+again loses what was done inside it, and keeps what was done to its links.
 """
 
 from __future__ import annotations
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults import (  # noqa: F401  enter their faults
-    clock,
-    cpu,
-    emulated,
-    files,
-    limits,
-    names,
-    network,
-    numa,
-)
-from pytest_mnode.faults.acting import all_undone
+from pytest_mnode.faults import files, network, processes  # noqa: F401  enter their faults
 from pytest_mnode.faults.registry import FAULTS, Fault, Injection, Undo, listing, parse
+from pytest_mnode.faults.tools import all_undone, nodes_of
 from pytest_mnode.launchers.rack import Rack
 
 __all__ = ["FAULTS", "Fault", "Injection", "Undo", "inject", "listing", "parse"]
 
 
 def inject(rack: Rack, text: str) -> Undo:
-    """Make the faults of this text happen ("NAME:NODE[:VALUE][,…]"); returns their undo.
+    """Inject the faults of this text ("NAME:NODE[:VALUE][,…]"); returns their undo.
 
-    Raises UsageError for a text that is not accepted, for nodes and links that the rack has not,
-    and for what a fault needs and is not here; ClusterError where injecting fails. Nothing is
-    left of any then.
+    Raises UsageError for a text that is not accepted, for nodes and links that the rack does not
+    have, and for a missing program; ClusterError where injecting fails. All are undone then.
     """
     undos: list[Undo] = []
     by_name = {node.name: node for node in rack.nodes}
@@ -45,8 +33,10 @@ def inject(rack: Rack, text: str) -> Undo:
     for injection in injections:
         for name in injection.nodes:
             if name not in by_name:
-                there = f"{rack.nodes[0].name} to {rack.nodes[-1].name}"
-                raise UsageError(f"fault {injection.text!r}: no node {name!r}; accepted: {there}")
+                accepted = nodes_of(rack)
+                raise UsageError(
+                    f"fault {injection.text!r}: no node {name!r}; accepted: {accepted}"
+                )
     try:
         for injection in injections:
             nodes = [by_name[name] for name in injection.nodes]

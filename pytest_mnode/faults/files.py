@@ -1,19 +1,30 @@
-"""Faults of files and file systems that one node sees."""
+"""Faults of what one node reads: files, file systems, host names and the clock."""
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults.acting import inside, undone_once
-from pytest_mnode.faults.registry import Undo, fault, path, size, word
+from pytest_mnode.faults.registry import Parameter, Undo, fault, path, size, whole, word
+from pytest_mnode.faults.tools import all_undone, inside, nodes_of, on_node, undone_once
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.rack.plan import MAX_NODES
 
 FULL_BYTES = 1 << 20
 SMALL_SHM_BYTES = 64 << 20
+LOOPBACK = "127.0.1.1"
+"""What a hosts file often gives as the address of the machine's own name."""
+PRELOAD, OFFSET = "/etc/ld.so.preload", "/etc/faketimerc"
+FAKETIME_DIRS = (
+    Path("/usr/lib/faketime"),
+    Path("/usr/lib64/faketime"),
+    Path("/usr/local/lib/faketime"),
+)
 
 
 @fault(size("SIZE", "64 MiB, as containers often have"))
@@ -77,9 +88,9 @@ def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:
     return _undo_by(rack, node, ["unmount", str(target)])
 
 
-def _undo_by(rack: Rack, node: Node, words: Sequence[str]) -> Undo:
+def _undo_by(rack: Rack, node: Node, words: Sequence[str], data: bytes = b"") -> Undo:
     def undo() -> None:
-        inside(rack, node, *words)
+        inside(rack, node, *words, data=data)
 
     return undone_once(rack, undo, node)
 
@@ -87,3 +98,89 @@ def _undo_by(rack: Rack, node: Node, words: Sequence[str]) -> Undo:
 def _need(where: str) -> None:
     if not Path(where).exists():
         raise UsageError(f"no such path: {where}")
+
+
+@fault(word("OTHER", "the node after it", "the name of a node"))
+def wrong_hosts(rack: Rack, node: Node, other_name: str | None) -> Undo:
+    """A node's /etc/hosts gives another node's name its own addresses.
+
+    Where OTHER is the node itself: a loopback address, as many installers write it.
+    """
+    following = rack.nodes[(node.index + 1) % len(rack.nodes)]
+    other = next((n for n in rack.nodes if n.name == (other_name or following.name)), None)
+    if other is None:
+        raise UsageError(f"no node {other_name!r}; accepted: {nodes_of(rack)}")
+    lines = on_node(rack, node, ["cat", "/etc/hosts"]).splitlines(keepends=True)
+    return _edited(rack, node, "/etc/hosts", "".join(_misled(line, node, other) for line in lines))
+
+
+def _misled(line: str, node: Node, other: Node) -> str:
+    address, *names = line.split() or [""]
+    plain = address.removeprefix("::ffff:")
+    if not {other.name, f"{other.name}-fab"} & set(names) or plain == address[:0]:
+        return line
+    wrong = LOOPBACK if node == other else node.fabric_address
+    if plain == other.address and node != other:
+        wrong = node.address
+    return line.replace(plain, wrong or LOOPBACK, 1)
+
+
+@fault(whole("SECONDS", "2", most=30))
+def slow_names(rack: Rack, node: Node, seconds: int | None) -> Undo:
+    """A node asks a dead name server first: every look-up of a name or address takes seconds."""
+    nobody = rack.plan.address(MAX_NODES - 1, rack.plan.management.name)
+    if len(rack.nodes) == MAX_NODES:
+        raise UsageError(f"no address is left for a dead name server with {MAX_NODES} nodes")
+    for file in ("/etc/resolv.conf", "/etc/nsswitch.conf"):
+        if not Path(file).exists():
+            raise UsageError(f"this machine has no {file} to change")
+    inside(rack, node, "neighbour", nobody, rack.plan.management.name)
+    limits = f"options timeout:{seconds or 2} attempts:1"
+    switch = on_node(rack, node, ["cat", "/etc/nsswitch.conf"])
+    asked_first = re.sub(r"(?m)^hosts:.*$", "hosts: dns files", switch)
+    server = _edited(rack, node, "/etc/resolv.conf", f"nameserver {nobody}\n{limits}\n")
+    return all_undone([server, _edited(rack, node, "/etc/nsswitch.conf", asked_first)])
+
+
+def _edited(rack: Rack, node: Node, path: str, text: str) -> Undo:
+    """Overwrite a file that every node has of its own."""
+    before = on_node(rack, node, ["cat", path])
+    inside(rack, node, "edit", path, data=text.encode())
+    return _undo_by(rack, node, ["edit", path], before.encode())
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not abs(value) < 1e9:
+        raise ValueError(text)
+    return value
+
+
+@fault(Parameter("SECONDS", "seconds, such as 5 or -0.5", _seconds, "5"))
+def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
+    """Programs started on a node see a clock that is ahead (or, below 0, behind).
+
+    Made by libfaketime: statically linked programs, and processes that are forked and not started,
+    such as ranks, see the true time.
+    """
+    for file in (PRELOAD, OFFSET):
+        if Path(file).exists():
+            raise UsageError(f"this machine has a {file} of its own")
+    library = _library()
+    undos = []
+    for file, text in (
+        (OFFSET, f"{seconds if seconds is not None else 5.0:+f}\n"),
+        (PRELOAD, f"{library}\n"),
+    ):
+        inside(rack, node, "add", file, data=text.encode())
+        undos.append(_undo_by(rack, node, ["unmount", "/etc"]))
+    return all_undone(undos)
+
+
+def _library() -> Path:
+    multiarch = Path("/usr/lib", f"{platform.machine()}-linux-gnu", "faketime")
+    for place in (multiarch, *FAKETIME_DIRS):
+        library = place / "libfaketimeMT.so.1"
+        if library.exists():
+            return library
+    raise UsageError("this fault needs libfaketimeMT.so.1: install it (Debian: libfaketime)")

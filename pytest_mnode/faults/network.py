@@ -1,4 +1,4 @@
-"""Faults of links and paths, made at the switch: nodes see no more than the symptom."""
+"""Faults of links and paths, made at the switch: nodes see only the symptom."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import threading
 from pathlib import Path
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.faults.acting import all_undone, at_switch, running, undone_once
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
+from pytest_mnode.faults.tools import all_undone, at_switch, running, undone_once
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.protocol.launcher_requests import (
+    SetLinkPresent,
+    SetLinkRate,
+    SetLinkUp,
+    SetPairRate,
+)
 
 RELAY = str(Path(__file__).with_name("relay.py"))
 FLAP_EVERY_S, FLAP_S = 5.0, 0.2
 CORRUPT_BYTES = 256 << 10
 SLOW = 0.25
-"""What is left of a slow link's rate where no rate is given."""
+"""Default rate of a slow link, as a share of its full rate."""
 
 LINK = word("LINK", "the fabric", "the name of a link", str.isalnum)
 RATE = number("MBIT_S", "a quarter of the link's rate", up_to=34_000)
@@ -24,34 +30,34 @@ RATE = number("MBIT_S", "a quarter of the link's rate", up_to=34_000)
 
 @fault(RATE, LINK)
 def slow_link(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
-    """Everything a node sends or gets on a link is slow."""
+    """Everything that a node sends or receives on a link is slow."""
     return _slow(rack, node, rate_mbit_s, link, "both")
 
 
 @fault(RATE, LINK)
 def slow_tx(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
-    """What a node sends on a link is slow; what it gets is not."""
+    """What a node sends on a link is slow; what it receives is not."""
     return _slow(rack, node, rate_mbit_s, link, "tx")
 
 
 @fault(RATE, LINK)
 def slow_rx(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None) -> Undo:
-    """What a node gets on a link is slow; what it sends is not."""
+    """What a node receives on a link is slow; what it sends is not."""
     return _slow(rack, node, rate_mbit_s, link, "rx")
 
 
 def _slow(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None, way: str) -> Undo:
     name = link or rack.plan.fabric.name
     full_mbit_s = rack.plan.link(name).rate_mbit_s
-    rack.set_rate(node, name, rate_mbit_s or full_mbit_s * SLOW, way)
-    return undone_once(rack, lambda: rack.set_rate(node, name, full_mbit_s, way))
+    rack.ask(SetLinkRate(node.name, name, rate_mbit_s or full_mbit_s * SLOW, way))
+    return undone_once(rack, lambda: rack.ask(SetLinkRate(node.name, name, full_mbit_s, way)))
 
 
 @fault(RATE, LINK, nodes=2)
 def slow_pair(
     rack: Rack, one: Node, other: Node, rate_mbit_s: float | None, link: str | None
 ) -> Undo:
-    """Between these two nodes a link is slow, both ways; each is fast with everybody else."""
+    """A link is slow between these two nodes, both ways; each is fast with every other node."""
     forth = slow_path(rack, one, other, rate_mbit_s, link)
     return all_undone([forth, slow_path(rack, other, one, rate_mbit_s, link)])
 
@@ -60,18 +66,18 @@ def slow_pair(
 def slow_path(
     rack: Rack, source: Node, target: Node, rate_mbit_s: float | None, link: str | None
 ) -> Undo:
-    """From the first node to the second a link is slow, and in no other direction."""
+    """A link is slow from the first node to the second, and in no other direction."""
     name = link or rack.plan.fabric.name
     rate = rate_mbit_s or rack.plan.link(name).rate_mbit_s * SLOW
-    rack.set_pair_rate(source, target, name, rate)
-    return undone_once(rack, lambda: rack.set_pair_rate(source, target, name, None))
+    rack.ask(SetPairRate(source.name, target.name, name, rate))
+    return undone_once(rack, lambda: rack.ask(SetPairRate(source.name, target.name, name, None)))
 
 
 @fault(number("PERCENT", "5", up_to=100), LINK)
 def lossy_link(rack: Rack, node: Node, percent: float | None, link: str | None) -> Undo:
     """Packets to and from a node are lost at random.
 
-    Of TCP whole segments of up to 64 kB, for those are what crosses a virtual switch.
+    TCP loses whole segments of up to 64 kB: they cross a virtual switch in one piece.
     """
     port = rack.switch_port(node, link or rack.plan.fabric.name)
     lost = f"numgen random mod 100000 < {round((percent or 5.0) * 1000)} drop"
@@ -84,24 +90,23 @@ def delay(
 ) -> Undo:
     """Packets to and from a node take longer, each way; with jitter they overtake each other.
 
-    Over when the node is switched off. What the switch drops (lossy_link, one_way, mtu_hole,
-    port_dropped) it no longer drops on this link meanwhile.
+    Ends when the node is switched off. While it lasts, lossy_link, one_way, mtu_hole and
+    port_dropped have no effect on this link.
     """
     return _relayed(rack, node, link, "delay", delay_ms or 5.0, jitter_ms or 0.0)
 
 
 @fault(size("SIZE", "256 KiB"), LINK)
 def corrupt_payload(rack: Rack, node: Node, every_bytes: int | None, link: str | None) -> Undo:
-    """Of what TCP carries to and from a node a byte changes now and then, past the checksum.
+    """One byte in SIZE of what TCP carries to and from a node changes, past the checksum.
 
-    One in so many bytes, on average. Over when the node is switched off; as with delay, the switch
-    drops nothing meanwhile.
+    Ends when the node is switched off; as with delay, the switch drops nothing while it lasts.
     """
     return _relayed(rack, node, link, "corrupt_payload", 0.0, 0.0, every_bytes or CORRUPT_BYTES)
 
 
 def _relayed(rack: Rack, node: Node, link: str | None, what: str, *values: float) -> Undo:
-    """A relay beside the node's port: delay, jitter (ms); bytes of which one is corrupt, or 0."""
+    """Run a relay beside the node's port; values: delay, jitter (ms), bytes per corrupt byte."""
     name = link or rack.plan.fabric.name
     texts = [str(value) for value in (*values, 0.0)][:3]
     words = [sys.executable, "-P", RELAY, rack.switch_port(node, name), name, *texts]
@@ -112,22 +117,23 @@ def _relayed(rack: Rack, node: Node, link: str | None, what: str, *values: float
 def link_down(rack: Rack, node: Node, link: str | None) -> Undo:
     """The switch port of a link is down: its node sees no carrier."""
     name = link or rack.plan.fabric.name
-    rack.set_link(node, name, up=False)
-    return undone_once(rack, lambda: rack.set_link(node, name, up=True))
+    rack.ask(SetLinkUp(node.name, name, up=False))
+    return undone_once(rack, lambda: rack.ask(SetLinkUp(node.name, name, up=True)))
 
 
 @fault(number("EVERY_S", "5", above=FLAP_S, up_to=3600), LINK)
 def flapping_link(rack: Rack, node: Node, every_s: float | None, link: str | None) -> Undo:
     """The switch port of a link goes down for 200 ms, again and again."""
     name, over = link or rack.plan.fabric.name, threading.Event()
-    rack.set_link(node, name, up=True)  # raises for a link that is not there
+    up, down = SetLinkUp(node.name, name, up=True), SetLinkUp(node.name, name, up=False)
+    rack.ask(up)  # raises for a link that does not exist
 
     def flap() -> None:
         while not over.wait((every_s or FLAP_EVERY_S) - FLAP_S):
             try:
-                rack.set_link(node, name, up=False)
+                rack.ask(down)
                 over.wait(FLAP_S)
-                rack.set_link(node, name, up=True)
+                rack.ask(up)
             except MnodeError:  # the rack is closed
                 return
 
@@ -145,13 +151,13 @@ def flapping_link(rack: Rack, node: Node, every_s: float | None, link: str | Non
 def interface_missing(rack: Rack, node: Node, link: str | None) -> Undo:
     """A node has no such interface at all."""
     name = link or rack.plan.fabric.name
-    rack.set_presence(node, name, present=False)
-    return undone_once(rack, lambda: rack.set_presence(node, name, present=True))
+    rack.ask(SetLinkPresent(node.name, name, present=False))
+    return undone_once(rack, lambda: rack.ask(SetLinkPresent(node.name, name, present=True)))
 
 
 @fault(LINK, nodes=2)
 def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
-    """No IP packet gets from the first node to the second; the other direction works."""
+    """No IP packet reaches the second node from the first; the other direction works."""
     name = link or rack.plan.fabric.name
     ports = rack.switch_port(source, name), rack.switch_port(target, name)
     return at_switch(rack, [f'iifname "{ports[0]}" oifname "{ports[1]}" ether type ip drop'])
@@ -159,7 +165,7 @@ def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
 
 @fault(whole("BYTES", "100 less than the link's MTU", least=68, most=9216), LINK)
 def mtu_hole(rack: Rack, node: Node, size_bytes: int | None, link: str | None) -> Undo:
-    """IP packets to and from a node vanish beyond this size, and nobody is told."""
+    """IP packets to and from a node that exceed this size vanish without an ICMP message."""
     name = link or rack.plan.fabric.name
     largest = size_bytes or rack.plan.link(name).mtu - 100
     port = rack.switch_port(node, name)
@@ -169,7 +175,7 @@ def mtu_hole(rack: Rack, node: Node, size_bytes: int | None, link: str | None) -
 
 @fault(whole("PORT", "every port", most=65535))
 def port_dropped(rack: Rack, node: Node, tcp_port: int | None) -> Undo:
-    """Nobody can open a TCP connection to a node's control address; the attempts vanish."""
+    """No TCP connection can be opened to a node's control address; the attempts vanish."""
     port = rack.switch_port(node, rack.plan.management.name)
     which = f"tcp dport {tcp_port} " if tcp_port is not None else ""
     first = f"ip daddr {node.address} {which}tcp flags & (syn | ack) == syn drop"

@@ -1,14 +1,18 @@
-"""What a node is, and what a launcher can do with nodes."""
+"""What a node is, and what every launcher offers."""
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
+from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,67 +40,63 @@ def count(number: int, noun: str = "node") -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-CALLS = {
-    "commands": "run commands on nodes",
-    "power_off": "switch nodes off",
-    "power_on": "switch nodes on",
-    "rates_of": "say how fast a node's link is",
-    "set_rate": "change the rate of a node's link",
-    "set_pair_rate": "limit the rate between two nodes",
-    "set_link": "switch a node's link up or down",
-    "set_presence": "take a node's link away or give it back",
-    "slurm_names": "say what Slurm calls a node",
-}
-"""What methods of launchers do, in words that follow "cannot"."""
+class Launcher:
+    """Knows which local commands start one command on given nodes; base class of all launchers.
 
-
-def lacks(launcher: str, method: str) -> ClusterError:
-    """The error for a launcher without this method."""
-    what = CALLS.get(method, f"do what is asked of it ({method})")
-    other = "slurm" if method == "slurm_names" else "rack"
-    return ClusterError(
-        f"the {launcher} launcher cannot {what}; use --mnode-launcher={other}, which can"
-    )
-
-
-class Launcher(Protocol):
-    """Knows which local commands start one command on given nodes.
-
-    Its methods may be called from any thread, and several at a time.
+    Methods may be called from any thread, and several at a time. A subclass sets `name`, `nodes`
+    and `shared_kernel`, implements `commands`, and overrides what else it can do.
     """
 
     name: str
     """"local", "rack", …"""
-    nodes: Sequence[Node]
+    nodes: Sequence[Node] = ()
     """Known after `start`."""
     shared_kernel: bool
-    """All nodes are on this kernel, so one agent program can serve them all."""
-    python: str
+    """All nodes are on this kernel: one agent program serves them all, and all files are shared."""
+    python: str = sys.executable
     """The Python that runs our programs on nodes."""
-    shared_dir: Path | None
+    shared_dir: Path | None = None
     """A directory that all nodes and this machine see, known after `start`; None where there is
-    none. Where the kernel is shared every directory is, and this is not asked."""
+    none, and where the kernel is shared."""
+    unused: Sequence[str] = ()
+    """Names of hosts that the user gave and the run does not need."""
+    job_id: int | None = None
+    """The scheduler's number of the allocation that holds the nodes."""
 
     def start(self) -> None:
         """Bring the nodes up. Raises ClusterError that names what is missing."""
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
-        """Local commands, one a node, that together run `argv` once on every node.
+        """Local commands, one per node, that together run `argv` once on every node.
 
-        Raises NodeLostError where one is off.
-
-        The command keeps the caller's environment, working directory and standard streams, and
-        ends with the exit status of `argv` (128 + signal where a signal ended it).
+        A command keeps the caller's environment, working directory and standard streams, and its
+        exit status is that of `argv` (128 + signal where a signal ended it). Raises NodeLostError
+        where a node is off.
         """
+        raise NotImplementedError
 
-    def agent_command(self, argv: Sequence[str]) -> list[str]:
-        """The local command for the one agent program that serves all nodes (shared kernel)."""
+    def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
+        """The local command of the one agent program that serves all nodes of a shared kernel."""
+        raise ClusterError(f"{self.name}: nodes that share no kernel need an agent program each")
 
-    def doorway(self, node: Node) -> int | None:
-        """Pid, as the agent program sees it, whose namespaces are the node; None: none to enter.
+    def namespace_pid(self, node: Node) -> int | None:  # noqa: ARG002
+        """Pid, as the agent program sees it, whose namespaces are the node; None: it has none.
 
         Changes when the node is booted again. Raises NodeLostError where the node is off.
         """
+        return None
+
+    def rank_cpus(self, node: Node) -> tuple[tuple[int, ...], ...] | None:  # noqa: ARG002
+        """CPUs for local ranks 0, 1, … of a node, from the start where there are more ranks; empty
+        CPUs leave a rank unbound. None: ranks are bound as --mnode-numa-bind says."""
+        return None
+
+    def ask(self, request: LauncherRequest) -> Any:
+        """Do what is asked. Raises ClusterError where this launcher cannot, or it fails."""
+        raise ClusterError(
+            f"the {self.name} launcher cannot {request.does}; "
+            f"use --mnode-launcher={request.offered_by}, which can"
+        )
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
         """Call `on_lost(node name, reason)` from any thread when a node is gone."""
@@ -105,11 +105,27 @@ class Launcher(Protocol):
         """Take everything down; idempotent; bounded in time."""
 
 
-class PowerSwitch(Protocol):
-    """What launchers offer that can switch nodes off and on; it may take minutes."""
+class Watchers:
+    """Whom to tell of lost nodes: from a thread of its own, so that they may use the launcher."""
 
-    def power_off(self, node: Node) -> None:
-        """As a pulled plug: everything on the node is gone at once."""
+    def __init__(self, name: str) -> None:
+        self._on_lost: list[Callable[[str, str], None]] = []
+        self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._name = name
 
-    def power_on(self, node: Node) -> None:
-        """Boot it again, with the same name, addresses and links."""
+    def add(self, on_lost: Callable[[str, str], None]) -> None:
+        self._on_lost.append(on_lost)
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def lost(self, node: str, reason: str) -> None:
+        self._losses.put((node, reason))
+
+    def close(self) -> None:
+        self._losses.put(None)
+
+    def _run(self) -> None:
+        while (loss := self._losses.get()) is not None:
+            for on_lost in list(self._on_lost):
+                on_lost(*loss)

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.asking import ask
+from pytest_mnode.protocol.launcher_requests import (
+    DescribeRun,
+    LauncherRequest,
+    NodeCommands,
+    SlurmNames,
+)
 from pytest_mnode.protocol.messages import RUN
 
 FREE_PORT = (
@@ -36,23 +43,41 @@ class CommandResult:
         return self.returncode == 0
 
 
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """What a run's hub says of its nodes.
+
+    scratch: a directory that goes with the run; on all nodes where files are shared. run_id: value
+    of the variable RUN of the run's processes. python: runs our programs on nodes. allocation:
+    number of the scheduler's job that holds the nodes; None where no scheduler gave them.
+    """
+
+    nodes: tuple[Node, ...]
+    shares_kernel: bool
+    shares_files: bool
+    scratch: str
+    run_id: str
+    python: str
+    allocation: int | None
+
+
 class Nodes:
     """Nodes by name, and commands on them; whatever else runs there goes on.
 
     Needs the launcher only: it works on a node that no rank can be started on.
-    ask_launcher: calls a method of the launcher by name; raises MnodeError where it has none.
+    ask_launcher: sends a request to the launcher; raises ClusterError where it cannot do that.
     """
 
     def __init__(
         self,
-        ask_launcher: Callable[..., Any],
+        ask_launcher: Callable[[LauncherRequest], Any],
         names: tuple[str, ...],
         accelerators_per_node: int = 0,
     ) -> None:
         self._ask = ask_launcher
         self._all = names
         self._accelerators_per_node = accelerators_per_node
-        self._known_mark = ""
+        self._known: RunDescription | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -125,12 +150,12 @@ class Nodes:
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
     ) -> list[list[str]]:
         """Local commands, one for each of these nodes (None: all), that run `argv` there."""
-        found: list[list[str]] = self._ask("commands", self._names(nodes), tuple(argv))
+        found: list[list[str]] = self._ask(NodeCommands(self._names(nodes), tuple(argv)))
         return found
 
     def address(self, node: str) -> str:
         """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
-        return str(self._ask("address_of", self._names(node)[0]))
+        return self._node(node).address
 
     def free_port(self, node: str) -> int:
         """A TCP port of a node's address that nothing listens on. Raises ClusterError."""
@@ -143,47 +168,43 @@ class Nodes:
 
     def fabric_interface(self, node: str) -> str | None:
         """The interface that collectives should use on a node; None: the backend's choice."""
-        found: str | None = self._ask("interface_of", self._names(node)[0])
-        return found
+        return self._node(node).fabric_interface
 
     @property
     def share_files(self) -> bool:
         """Whether all nodes see what is written to `scratch`."""
-        return bool(self._ask("shares_files"))
+        return self._run_facts.shares_files
 
     @property
     def share_kernel(self) -> bool:
         """Whether all nodes are on this machine, and see all of its files."""
-        return bool(self._ask("shares_kernel"))
+        return self._run_facts.shares_kernel
 
     @property
     def scratch(self) -> Path:
         """A directory for what goes with the run, however the run ends: one that all nodes see,
         where there is one, else this machine's own."""
-        return Path(self._ask("scratch"))
+        return Path(self._run_facts.scratch)
 
     @property
     def mark(self) -> str:
         """Value of the variable RUN of processes that are to end with the run."""
-        if not self._known_mark:
-            self._known_mark = str(self._ask("mark"))
-        return self._known_mark
+        return self._run_facts.run_id
 
     @property
     def python(self) -> str:
         """The Python that runs our programs on nodes."""
-        return str(self._ask("python"))
+        return self._run_facts.python
 
     @property
     def allocation(self) -> int | None:
         """Number of the scheduler's job that holds the nodes; None where no scheduler gave them."""
-        found = self._ask("allocation")
-        return None if found is None else int(found)
+        return self._run_facts.allocation
 
     @property
     def slurm_names(self) -> dict[str, str]:
         """Slurm's names of the run's nodes by their own, where Slurm gave them."""
-        return dict(self._ask("slurm_names"))
+        return dict(self._ask(SlurmNames()))
 
     @property
     def accelerators_per_node(self) -> int:
@@ -198,3 +219,14 @@ class Nodes:
             if name not in self.nodes:
                 raise UsageError(f"no node {name!r} in this test; it has {', '.join(self.nodes)}")
         return names
+
+    def _node(self, name: str) -> Node:
+        [name] = self._names(name)
+        return next(node for node in self._run_facts.nodes if node.name == name)
+
+    @property
+    def _run_facts(self) -> RunDescription:
+        if self._known is None:
+            found: RunDescription = self._ask(DescribeRun())
+            self._known = found
+        return self._known

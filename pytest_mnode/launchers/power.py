@@ -1,4 +1,4 @@
-"""Switching nodes by the commands that the spec names, run on this machine."""
+"""Power of nodes: switched by commands that the spec names; lost nodes recovered."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import signal
 import subprocess
 import tempfile
 
-from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.node import Node
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.launchers.node_env import node_env
+from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec.inventory import Power
+
+ANSWER_S = 10.0
+"""Far above what a command takes on a busy node; a dead node never answers."""
 
 
 def argv(command: str, node: str) -> list[str]:
@@ -70,3 +75,32 @@ def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
             if any(lines):
                 return code, [line for line in lines if line]
         return code, []
+
+
+def recover(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> None:
+    """Have a lost node run commands again: switch it on, or have its launcher reach it again.
+
+    A node on which a command runs needs nothing: only its agent was lost. The command decides and
+    not the launcher: Slurm calls a node that lost its power ALLOCATED until SlurmdTimeout is over,
+    and ssh keeps its connection for some seconds. Raises ClusterError.
+    """
+    if not runs_commands(launcher, node, limit_s):
+        launcher.ask(PowerOn(node.name))
+
+
+def runs_commands(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> bool:
+    """Whether a command on the node ends well within `limit_s` seconds."""
+    try:
+        [command] = launcher.commands([node], ["true"])
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=node_env(),
+            timeout=limit_s,
+            check=False,
+        )
+    except (NodeLostError, OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

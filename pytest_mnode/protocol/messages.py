@@ -12,6 +12,7 @@ from typing import Any
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.measurement import Curve, Measurement
+from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 HUB = "hub"
 BEAT = b"mnode-hub-is-there"
@@ -120,11 +121,8 @@ class CloseWorld:
 
 @dataclass(frozen=True)
 class AskLauncher:
-    """Call a method of the launcher: power, link rates, commands."""
-
     seq: int
-    method: str
-    args: tuple[Any, ...]
+    request: LauncherRequest
 
 
 @dataclass(frozen=True)
@@ -183,13 +181,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """A node as its agent needs it; `doorway` is the pid whose namespaces it is."""
+    """A node as its agent needs it; `namespace_pid` is the process whose namespaces it is."""
 
     name: str
     index: int
     address: str
     fabric_interface: str | None
-    doorway: int | None
+    namespace_pid: int | None
 
 
 @dataclass(frozen=True)
@@ -202,12 +200,12 @@ class BindingOrder:
     """How the ranks of a node are to be bound.
 
     mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
-    wrong: one of rank.binding.WRONG_WAYS, or "".
+    cpus: as `Launcher.rank_cpus` gives them, where the launcher binds ranks.
     """
 
     mode: str = "auto"
     shown: SysfsView = AS_IT_IS
-    wrong: str = ""
+    cpus: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

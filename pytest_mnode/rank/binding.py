@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,6 @@ from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import mempolicy
-
-SWAPPED, UNBOUND, CROWDED = "swapped", "unbound", "crowded"
-WRONG_WAYS = (SWAPPED, UNBOUND, CROWDED)
-"""How a node can bind its ranks wrongly, on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +84,9 @@ def torch_options(order: BindingOrder, local_size: int, default: Any) -> Any:
 
     default: what torch does unasked.
     """
-    if order.mode == "auto" and not order.shown.emulated and not order.wrong:
+    if order.mode == "auto" and not order.shown.emulated and order.cpus is None:
         return default
-    if order.mode not in ("node", "exclusive") or order.shown.emulated or order.wrong:
+    if order.mode not in ("node", "exclusive") or order.shown.emulated or order.cpus is not None:
         return None
     try:
         import torch
@@ -120,7 +116,7 @@ def bind(order: BindingOrder, local_rank: int, local_size: int, by_torch: bool) 
 def _why_not(order: BindingOrder) -> str:
     if order.mode == "none":
         return "--mnode-numa-bind=none"
-    if order.mode == "auto" and not order.shown.emulated:
+    if order.mode == "auto" and not order.shown.emulated and order.cpus is None:
         return order.shown.missing or "torchrun binds nobody unless asked to"
     return ""
 
@@ -131,8 +127,10 @@ def _bind(
     root = Path(order.shown.sysfs_root)
     cores = {memory.number: memory.cores for memory in numa_cores(root, usable)}
     homes = homes_of(order.shown, local_size)
-    exclusive = order.mode != "node"
-    share = _spoilt(order.wrong, local_rank, homes, cores, exclusive)
+    if order.cpus is None:
+        share = shares(homes, cores, exclusive=order.mode != "node")[local_rank]
+    else:
+        share = _given(order.cpus[local_rank % len(order.cpus)], cores)
     if share.cpus:
         os.sched_setaffinity(0, share.cpus)
         _prefer_memory(share.numa_node)
@@ -147,24 +145,12 @@ def _bind(
     )
 
 
-def _spoilt(
-    wrong: str,
-    local_rank: int,
-    homes: list[int | None],
-    cores: Mapping[int, tuple[Core, ...]],
-    exclusive: bool,
-) -> Share:
-    """This rank's share, gone wrong where it is to."""
-    if wrong == UNBOUND:
-        return Share((), homes[local_rank], why="its node bound none of its ranks")
-    if wrong == SWAPPED:
-        numbers = [number for number, of in sorted(cores.items()) if of]
-        after = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
-        homes = [None if home is None else after.get(home, home) for home in homes]
-    every = shares(homes, cores, exclusive)
-    if wrong == CROWDED:
-        return replace(every[local_rank], cpus=every[0].cpus)
-    return every[local_rank]
+def _given(cpus: tuple[int, ...], cores: Mapping[int, tuple[Core, ...]]) -> Share:
+    """The share of a rank that its launcher binds."""
+    if not cpus:
+        return Share((), None, why="its node bound none of its ranks")
+    numa_nodes = [number for number, of in cores.items() for core in of if cpus[0] in core]
+    return Share(cpus, numa_nodes[0] if numa_nodes else None)
 
 
 def _prefer_memory(numa_node: int | None) -> None:

@@ -12,13 +12,21 @@ from pytest_mnode.controller import client as module
 from pytest_mnode.controller.client import Client
 from pytest_mnode.errors import TimeLimitError
 from pytest_mnode.protocol.channel import LocalLine
+from pytest_mnode.protocol.launcher_requests import (
+    LauncherRequest,
+    LinkRates,
+    PowerOn,
+    SwitchPower,
+)
 from pytest_mnode.protocol.messages import Granted, Lease
 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    for limit in ("LEASE_LIMIT_S", "ANSWER_LIMIT_S", "SWITCH_LIMIT_S"):
+    for limit in ("LEASE_LIMIT_S", "ANSWER_LIMIT_S"):
         monkeypatch.setattr(module, limit, 0.0)
+    for kind in (LauncherRequest, SwitchPower):
+        monkeypatch.setattr(kind, "limit_s", 0.0)
     return Client("client/1", LocalLine(lambda _, __: None))
 
 
@@ -30,14 +38,13 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
         (lambda c: c.lease(3, True, "test_a"), "test_a was not given 3 nodes within 0 s"),
         (lambda c: c.open_world(Lease(1, ("n0",)), 1, True), "no world was started within 0 s"),
         (
-            lambda c: c.ask_launcher("rates_of", "n0", "fab0"),
+            lambda c: c.ask_launcher(LinkRates("n0", "fab0")),
             "the launcher did not say how fast a node's link is within 0 s",
         ),
         (
-            lambda c: c.ask_launcher("power_on", "n0"),
+            lambda c: c.ask_launcher(PowerOn("n0")),
             "the launcher did not switch nodes on within 0 s",
         ),
-        (lambda c: c.ask_launcher("mark"), "the launcher did not answer 'mark' within 0 s"),
     ],
 )
 def test_what_has_not_come_is_said(client: Client, ask: Callable[[Client], Any], text: str) -> None:

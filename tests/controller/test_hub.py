@@ -3,60 +3,69 @@
 from __future__ import annotations
 
 import pickle
-import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from pytest_mnode import errors
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.supervisors import Place
 from pytest_mnode.controller.worlds import PoolFacts
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.local import Local
-from pytest_mnode.launchers.node import CALLS, Launcher, Node
+from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.rack.launcher import Rack
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.protocol.channel import Keys, LocalLine
+from pytest_mnode.protocol.launcher_requests import (
+    DescribeRun,
+    LauncherRequest,
+    LinkRates,
+    PowerOff,
+    PowerOn,
+    SetLinkPresent,
+    SetLinkRate,
+    SetLinkUp,
+    SetPairRate,
+    SlurmNames,
+)
 from pytest_mnode.protocol.messages import HUB, Answer, AskLauncher, GateAlive, Refused, StartPool
 
 LIMIT_S = 30.0
 SILENT_TURNS = 20
 
 
-class Elsewhere:
+class TwoMachines(Launcher):
     """Two machines, whose gates say nothing by themselves; what is asked of it waits for `go`."""
 
     name = "ssh"
     shared_kernel = False
     python = "/opt/python"
-    shared_dir: Path | None = None
     nodes: Sequence[Node] = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
 
     def __init__(self) -> None:
         self.go = threading.Event()
 
-    def watch(self, on_lost: Any) -> None: ...
-
-    def doorway(self, node: Node) -> None: ...
-
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         return [["cat"] for _ in nodes]
 
-    def slow(self, node: Node) -> str:
-        return node.name if self.go.wait(LIMIT_S) else "nobody let it go on"
+    def ask(self, request: LauncherRequest) -> Any:
+        match request:
+            case PowerOff() | Slow():
+                return request.node if self.go.wait(LIMIT_S) else "nobody let it go on"
+            case _:
+                raise KeyError("n7")
 
-    def power_off(self, node: Node) -> None:
-        self.slow(node)
 
-    def breaks(self) -> None:
-        raise KeyError("n7")
+@dataclass(frozen=True)
+class Slow(LauncherRequest):
+    node: str
+    does: ClassVar[str] = "be slow"
 
 
 @dataclass
@@ -72,8 +81,8 @@ class Switchboard:
 
 
 @pytest.fixture
-def launcher() -> Elsewhere:
-    return Elsewhere()
+def launcher() -> TwoMachines:
+    return TwoMachines()
 
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
@@ -84,7 +93,7 @@ def hub_of(launcher: Any, directory: Path) -> Hub:
 
 
 @pytest.fixture
-def hub(launcher: Elsewhere, tmp_path: Path) -> Iterator[Hub]:
+def hub(launcher: TwoMachines, tmp_path: Path) -> Iterator[Hub]:
     """Started, and it has heard of both gates."""
     made = hub_of(launcher, tmp_path)
     made.local_line("client/0").send(HUB, StartPool())
@@ -119,12 +128,13 @@ def lost(hub: Hub) -> list[str]:
     return [name for name, state in hub.nodes.items() if state.lost]
 
 
-def test_a_call_of_the_launcher_holds_up_nobody(hub: Hub, launcher: Elsewhere) -> None:
+def test_a_call_of_the_launcher_holds_up_nobody(hub: Hub, launcher: TwoMachines) -> None:
     first, second = hub.local_line("client/1"), hub.local_line("client/2")
-    first.send(HUB, AskLauncher(1, "slow", ("n0",)))
-    second.send(HUB, AskLauncher(7, "slow", ("n1",)))
-    first.send(HUB, AskLauncher(2, "address_of", ("n1",)))
-    assert answer(hub, first) == Answer(2, "10.0.0.2")
+    first.send(HUB, AskLauncher(1, Slow("n0")))
+    second.send(HUB, AskLauncher(7, Slow("n1")))
+    first.send(HUB, AskLauncher(2, DescribeRun()))
+    described = answer(hub, first)
+    assert (described.seq, described.value.nodes) == (2, launcher.nodes)
     for _ in range(SILENT_TURNS):
         pass_time(hub, 1.0)
         beat(hub)
@@ -136,12 +146,12 @@ def test_a_call_of_the_launcher_holds_up_nobody(hub: Hub, launcher: Elsewhere) -
 
 
 def test_power_of_a_node_is_switched_in_the_order_of_the_calls(
-    hub: Hub, launcher: Elsewhere
+    hub: Hub, launcher: TwoMachines
 ) -> None:
     """As where Ctrl-C ends the wait for the first, and the test's end has the node booted."""
     line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, "power_off", ("n0",)))
-    line.send(HUB, AskLauncher(2, "power_on", ("n0",)))
+    line.send(HUB, AskLauncher(1, PowerOff("n0")))
+    line.send(HUB, AskLauncher(2, PowerOn("n0")))
     hub.turn()
     assert line.receive(0.5) is None
     launcher.go.set()
@@ -153,14 +163,14 @@ def test_a_node_that_two_clients_have_booted_is_booted_once(hub: Hub) -> None:
     hub._node_lost("n1", "unplugged")
     lines = [hub.local_line(f"client/{number}") for number in (1, 2)]
     for line in lines:
-        line.send(HUB, AskLauncher(1, "power_on", ("n1",)))
+        line.send(HUB, AskLauncher(1, PowerOn("n1")))
     assert [answer(hub, line) for line in lines] == [Answer(1, None)] * 2
     assert hub.gates._gates[1].life == 1
 
 
 def test_an_error_in_a_launcher_is_the_answer_of_that_call_alone(hub: Hub) -> None:
     line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, "breaks", ()))
+    line.send(HUB, AskLauncher(1, SlurmNames()))
     assert answer(hub, line) == Refused(1, "ClusterError", "KeyError: 'n7'")
     assert hub.failure is None
 
@@ -195,40 +205,31 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
     assert hub.nodes["n1"].lost == "nothing heard of it for 15 s"
 
 
-LAUNCHERS: tuple[type[Launcher], ...] = (Local, Rack, Ssh, Slurm)
-
-
-def test_every_method_that_is_asked_for_is_described() -> None:
-    """What the hub knows by itself is not asked of a launcher."""
-    package = Path(errors.__file__).parent
-    asked = {
-        name
-        for path in package.rglob("*.py")
-        for name in re.findall(r"\b(?:_ask|ask_launcher)\(\s*\"(\w+)\"", path.read_text())
-    }
-    assert len(asked) > 10
-    known = {"node_names", "address_of", "interface_of", *hub_of(Local(1), package)._facts()}
-    assert asked - known <= set(CALLS)
+REQUESTS: tuple[LauncherRequest, ...] = (
+    PowerOff("n0"),
+    PowerOn("n0"),
+    LinkRates("n0", "fab0"),
+    SetLinkRate("n0", "fab0", 50.0),
+    SetPairRate("n0", "n1", "fab0", 50.0),
+    SetLinkUp("n0", "fab0", up=False),
+    SetLinkPresent("n0", "fab0", present=False),
+    SlurmNames(),
+)
+OFFERED = {Local: (), Ssh: (PowerOff, PowerOn), Slurm: (PowerOff, PowerOn, SlurmNames)}
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"),
-    [(kind, method) for kind in LAUNCHERS for method in CALLS if not hasattr(kind, method)],
-    ids=lambda value: value if isinstance(value, str) else value.name,
+    ("kind", "request_"),
+    [(k, r) for k, some in OFFERED.items() for r in REQUESTS if not isinstance(r, some)]
+    + [(Rack, SlurmNames())],
+    ids=lambda value: getattr(value, "name", type(value).__name__),
 )
-def test_what_a_launcher_lacks_is_said_in_words(
-    kind: type[Launcher], method: str, tmp_path: Path
+def test_what_a_launcher_cannot_do_is_said_in_words(
+    kind: type[Launcher], request_: LauncherRequest
 ) -> None:
-    has = {name: print for name in CALLS if hasattr(kind, name)}
-    launcher = {"name": kind.name, "shared_kernel": kind.shared_kernel, "shared_dir": None}
-    hub = hub_of(SimpleNamespace(**launcher, python="", **has), tmp_path)
-    hub._begun = True
-    line = hub.local_line("client/1")
-    line.send(HUB, AskLauncher(1, method, ()))
-    refused = answer(hub, line)
-    assert refused.kind == "ClusterError"
-    other = "slurm" if method == "slurm_names" else "rack"
-    assert refused.text == (
-        f"the {kind.name} launcher cannot {CALLS[method]}; use --mnode-launcher={other}, which can"
+    with pytest.raises(ClusterError) as refused:
+        kind.__new__(kind).ask(request_)
+    other = "slurm" if isinstance(request_, SlurmNames) else "rack"
+    assert str(refused.value) == (
+        f"the {kind.name} launcher cannot {request_.does}; use --mnode-launcher={other}, which can"
     )
-    assert hasattr(Slurm if other == "slurm" else Rack, method)

@@ -18,6 +18,7 @@ import json, os, subprocess, sys, tempfile, time
 from pathlib import Path
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from pytest_mnode.spec import default_spec_path, load_spec
 
 count, arguments = int(sys.argv[1]), json.loads(sys.argv[2])

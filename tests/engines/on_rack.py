@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkUp
 from tests.engines.switch import Switch
 
 COMMAND_LIMIT_S = 30.0
@@ -97,17 +98,17 @@ class OnRack(ABC):
     def set_links(self, name: str, up: bool) -> None:
         """Both cables of a node, at the switch."""
         for link in ("mgmt0", "fab0"):
-            self.rack.set_link(self.node(name), link, up)
+            self.rack.ask(SetLinkUp(name, link, up))
 
     def power_off(self, name: str) -> None:
         """Pull the plug."""
-        self.rack.power_off(self.node(name))
+        self.rack.ask(PowerOff(name))
         self._daemons[name].wait(10)
 
     def power_on(self, name: str) -> None:
         """Boot the node and its daemon, where it is off."""
         if self._daemons[name].poll() is not None:
-            self.rack.power_on(self.node(name))
+            self.rack.ask(PowerOn(name))
             self.start_daemon_of(name)
 
     @abstractmethod

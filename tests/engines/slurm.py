@@ -17,6 +17,7 @@ import pytest
 
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.slurm import JobState, NodeState, jobs_from_json, nodes_from_text
+from pytest_mnode.protocol.launcher_requests import PowerOn
 from tests.engines import slurm_conf
 from tests.engines.on_rack import OnRack
 
@@ -129,7 +130,7 @@ class SlurmOnRack(OnRack):
             self.set_links(name, True)
         gone = {name for name in self.names if self._daemons[name].poll() is not None}
         for name in gone:
-            self.rack.power_on(self.node(name))  # nothing to do where slurmd alone was killed
+            self.rack.ask(PowerOn(name))  # nothing to do where slurmd alone was killed
             self.start_daemon_of(name)
         if self._changed:
             self.set_down_after(self._down_after_s)

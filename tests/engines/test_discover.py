@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.protocol.launcher_requests import SetLinkRate
 from pytest_mnode.spec import load_spec
 from tests.engines.inside import run_pytest
 from tests.engines.slurm import SlurmOnRack
@@ -14,11 +15,11 @@ from tests.engines.ssh import SshOnRack
 
 def test_nodes_of_a_hostfile_show_what_they_have(ssh: SshOnRack, tmp_path: Path) -> None:
     slow = ssh.node(ssh.names[1])
-    ssh.rack.set_rate(slow, "fab0", 50)
+    ssh.rack.ask(SetLinkRate(slow.name, "fab0", 50))
     try:
         run = run_pytest(ssh, tmp_path, ssh.hostfile(tmp_path), "--mnode-discover=page.yaml")
     finally:
-        ssh.rack.set_rate(slow, "fab0", 200)
+        ssh.rack.ask(SetLinkRate(slow.name, "fab0", 200))
     assert run.returncode == pytest.ExitCode.OK, run.output
     assert "mnode: launcher ssh (hostfile " in run.output
     spec = load_spec(tmp_path / "page.yaml")

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from pytest_mnode.protocol.launcher_requests import SetLinkRate
 from tests.ci.running import READY, ROOT
 from tests.engines.inside import page_for
 from tests.engines.slurm import SlurmOnRack
@@ -69,7 +70,7 @@ def test_the_health_check_drains_the_node_that_is_not_as_promised(
     spec = page(slurm, tmp_path, {"preflight": {"interfaces": {}, "speed": {}, "mtu": {}}})
     check = str(READY / "healthcheck.sh")
     sick, well = slurm.names[0], slurm.names[1]
-    slurm.rack.set_rate(slurm.node(sick), "fab0", 50)
+    slurm.rack.ask(SetLinkRate(slurm.node(sick).name, "fab0", 50))
     try:
         for name, status in ((well, 0), (sick, 1)):
             done = slurm.run(
@@ -77,7 +78,7 @@ def test_the_health_check_drains_the_node_that_is_not_as_promised(
             )
             assert done.returncode == status, done.stdout + done.stderr
     finally:
-        slurm.rack.set_rate(slurm.node(sick), "fab0", 200)
+        slurm.rack.ask(SetLinkRate(slurm.node(sick).name, "fab0", 200))
     states = slurm.nodes()
     assert not states[sick].usable
     assert states[well].usable

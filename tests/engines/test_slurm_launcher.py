@@ -64,15 +64,15 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
     spec_for(slurm, tmp_path, "slurm")
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []), spec=tmp_path / "spec.yaml")
     node1 = "launcher.nodes[1]"
-    assert controller(f"launcher.power_off({node1})") is None
+    assert controller(f"launcher.ask(PowerOff({node1}.name))") is None
     assert controller('run(["true"], 1)') == "NodeLostError: node1 is not there: powered off"
-    assert controller(f"launcher.power_on({node1})") is None
+    assert controller(f"launcher.ask(PowerOn({node1}.name))") is None
     assert controller('run(["hostname"], 1)') == [0, "node1\n", ""]
     assert controller("lost") == []
 
-    controller(f"launcher.power_off({node1})")
+    controller(f"launcher.ask(PowerOff({node1}.name))")
     slurm.down("node1", "it was away for long")
-    told = controller(f"launcher.power_on({node1})")
+    told = controller(f"launcher.ask(PowerOn({node1}.name))")
     assert told.startswith("ClusterError: node1 was down for so long that Slurm took it out of "), (
         told
     )

@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode import faults
 from pytest_mnode.errors import NodeLostError, UsageError
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate
 from tests.faults.talk import (
     connection,
     echoes,
@@ -62,8 +63,8 @@ def test_a_slow_pair_outlives_a_reboot_and_is_no_trace_once_undone(rack: Rack) -
     show = ["tc", "qdisc", "show", "dev", "fab0-node2"]
     before = rack.switch(show)
     with injected(rack, "slow_path:node1+node2:10"):
-        rack.power_off(rack.nodes[2])
-        rack.power_on(rack.nodes[2])
+        rack.ask(PowerOff("node2"))
+        rack.ask(PowerOn("node2"))
         assert rate_mbit_s(rack, 1, 2) < 11
     assert rack.switch(show) == before
 
@@ -129,8 +130,8 @@ def test_packets_are_late(rack: Rack) -> None:
 
 def test_a_delay_does_not_outlive_a_reboot(rack: Rack) -> None:
     with injected(rack, "delay:node1:40"):
-        rack.power_off(rack.nodes[1])
-        rack.power_on(rack.nodes[1])
+        rack.ask(PowerOff("node1"))
+        rack.ask(PowerOn("node1"))
         assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
     assert echoes(rack, 0, 1)[0] == 1
 
@@ -163,11 +164,11 @@ def test_an_interface_is_missing(rack: Rack) -> None:
     with injected(rack, "interface_missing:node1"):
         assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]
         assert shell(rack, 0, "ls /sys/class/net").split() == ["fab0", "lo", "mgmt0"]
-        rack.power_off(rack.nodes[1])
-        rack.power_on(rack.nodes[1])
+        rack.ask(PowerOff("node1"))
+        rack.ask(PowerOn("node1"))
         assert shell(rack, 1, "ls /sys/class/net").split() == ["lo", "mgmt0"]
-        rack.set_rate(rack.nodes[1], "fab0", 40)
-        rack.set_rate(rack.nodes[1], "fab0", 80)
+        rack.ask(SetLinkRate("node1", "fab0", 40))
+        rack.ask(SetLinkRate("node1", "fab0", 80))
     assert rate_mbit_s(rack, 0, 1) > 30
     assert rate_mbit_s(rack, 1, 0) > 30
 

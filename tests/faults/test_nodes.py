@@ -10,8 +10,9 @@ import pytest
 
 from pytest_mnode import faults
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults import clock
+from pytest_mnode.faults import files
 from pytest_mnode.launchers.rack import Link, Rack
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.faults.talk import PYTHON, need, need_quotas, said, shell
 from tests.inner import need_rack
 
@@ -117,7 +118,7 @@ def test_a_clock_is_wrong(rack: Rack) -> None:
 
 def _faketime() -> str | None:
     try:
-        return str(clock._library())
+        return str(files._library())
     except UsageError:
         return None
 
@@ -126,7 +127,7 @@ def test_without_libfaketime_its_package_is_named(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "none")
-    monkeypatch.setattr(clock, "PLACES", ())
+    monkeypatch.setattr(files, "FAKETIME_DIRS", ())
     with pytest.raises(UsageError, match="Debian: libfaketime"):
         faults.inject(rack, "skewed_clock:node1")
 
@@ -209,8 +210,8 @@ def test_a_node_stands_still(rack: Rack) -> None:
 
 def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Path) -> None:
     undo = faults.inject(rack, f"read_only_path:node1:{tmp_path},small_shm:node1:1 MiB")
-    rack.power_off(rack.nodes[1])
-    rack.power_on(rack.nodes[1])
+    rack.ask(PowerOff("node1"))
+    rack.ask(PowerOn("node1"))
     assert shell(rack, 1, WRITABLE.format(dir=tmp_path)) == "written"
     undo()
     undo()

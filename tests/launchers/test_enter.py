@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -121,8 +122,8 @@ def test_the_command_dies_and_is_buried_with_what_entered_it(
 def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) -> None:
     node = rack.nodes[2]
     (old,) = rack.commands([node], ["uname", "-n"])
-    rack.power_off(node)
-    rack.power_on(node)
+    rack.ask(PowerOff(node.name))
+    rack.ask(PowerOn(node.name))
     done = subprocess.run(old, capture_output=True, text=True, check=False, timeout=10)
     assert done.returncode == 125
     assert done.stderr == "node2: gone, or booted again since this command was made\n"

@@ -12,6 +12,7 @@ import pytest
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.rack.wiring import burst_bytes
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate, SetLinkUp
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -85,45 +86,45 @@ def test_the_rate_is_the_links(rack: Rack, name: str, link_mbit_s: float, size_b
 def test_another_rate_counts_at_once_and_in_both_directions(
     rack: Rack, source: int, target: int
 ) -> None:
-    rack.set_rate(rack.nodes[1], "fab0", 20)
+    rack.ask(SetLinkRate("node1", "fab0", 20))
     try:
         _, rate = transfer(
             rack, rack.nodes[source], rack.nodes[target], f"node{target}-fab", 3 << 20
         )
         assert 0.7 * 20 < rate < 1.1 * 20
     finally:
-        rack.set_rate(rack.nodes[1], "fab0", 80)
+        rack.ask(SetLinkRate("node1", "fab0", 80))
 
 
 def test_a_rate_outlives_a_reboot(rack: Rack) -> None:
     node = rack.nodes[1]
-    rack.set_rate(node, "fab0", 20)
-    rack.power_off(node)
-    rack.power_on(node)
+    rack.ask(SetLinkRate(node.name, "fab0", 20))
+    rack.ask(PowerOff(node.name))
+    rack.ask(PowerOn(node.name))
     try:
         assert transfer(rack, rack.nodes[0], node, "node1-fab", 2 << 20)[1] < 40
-        rack.power_off(node)
-        rack.set_rate(node, "fab0", 80)
-        rack.power_on(node)
+        rack.ask(PowerOff(node.name))
+        rack.ask(SetLinkRate(node.name, "fab0", 80))
+        rack.ask(PowerOn(node.name))
         assert transfer(rack, rack.nodes[0], node, "node1-fab", 4 << 20)[1] > 40
     finally:
-        rack.set_rate(node, "fab0", 80)
-        rack.power_on(node)
+        rack.ask(SetLinkRate(node.name, "fab0", 80))
+        rack.ask(PowerOn(node.name))
 
 
 def test_a_port_that_is_down_takes_the_carrier_away(rack: Rack, run_on: RunOn) -> None:
     node = rack.nodes[1]
     carrier = ["cat", "/sys/class/net/fab0/carrier"]
     assert run_on(rack, node, carrier).stdout == "1\n"
-    rack.set_link(node, "fab0", up=False)
+    rack.ask(SetLinkUp(node.name, "fab0", up=False))
     try:
         assert run_on(rack, node, carrier).stdout == "0\n"
         assert transfer(rack, rack.nodes[0], node, "node1", 10)[0] == rack.nodes[0].address
-        rack.power_off(node)
-        rack.power_on(node)
+        rack.ask(PowerOff(node.name))
+        rack.ask(PowerOn(node.name))
         assert run_on(rack, node, carrier).stdout == "0\n"
     finally:
-        rack.set_link(node, "fab0", up=True)
+        rack.ask(SetLinkUp(node.name, "fab0", up=True))
     assert run_on(rack, node, carrier).stdout == "1\n"
     assert transfer(rack, rack.nodes[0], node, "node1-fab", 10)[0] == rack.nodes[0].fabric_address
 

@@ -26,7 +26,7 @@ def test_commands_are_the_command() -> None:
     argv = ["echo", "a b", "'"]
     assert local.commands(local.nodes[1:], argv) == [argv, argv]
     assert local.agent_command(argv) == argv
-    assert local.doorway(local.nodes[0]) is None
+    assert local.namespace_pid(local.nodes[0]) is None
 
 
 def test_no_power_switch() -> None:

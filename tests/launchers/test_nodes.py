@@ -28,8 +28,8 @@ ENDS = {
 }
 
 
-def _no_launcher(method: str, *_: object) -> None:
-    raise AssertionError(f"the launcher is not asked to {method}")
+def _no_launcher(request: object) -> None:
+    raise AssertionError(f"the launcher is not asked for {request}")
 
 
 class Here(Nodes):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.node import Launcher, Node, PowerSwitch
+from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.launchers.rack.protocol import (
     Booted,
@@ -14,16 +16,13 @@ from pytest_mnode.launchers.rack.protocol import (
     Reply,
     Request,
     Setup,
-    decode,
-    encode,
 )
+from pytest_mnode.protocol.launcher_requests import PowerOff, SetLinkRate, SetLinkUp
 
 
 def test_nodes_are_known_before_the_start() -> None:
     rack = Rack(2)
-    launcher: Launcher = rack
-    _: PowerSwitch = rack
-    assert list(launcher.nodes) == [
+    assert list(rack.nodes) == [
         Node("node0", 0, "10.77.0.1", "10.78.0.1", "fab0"),
         Node("node1", 1, "10.77.0.2", "10.78.0.2", "fab0"),
     ]
@@ -87,14 +86,14 @@ def test_says_what_is_wrong_with_a_link(link: tuple[str, float], message: str) -
 def test_unknown_links_and_nodes_are_named() -> None:
     rack = Rack(2)
     with pytest.raises(UsageError, match=r"no link 'eth0' \(there are: mgmt0, fab0\)"):
-        rack.set_rate(rack.nodes[0], "eth0", 10)
+        rack.ask(SetLinkRate("node0", "eth0", 10))
     with pytest.raises(UsageError, match=r"no link 'eth0'"):
-        rack.set_link(rack.nodes[0], "eth0", up=False)
+        rack.ask(SetLinkUp("node0", "eth0", up=False))
     with pytest.raises(UsageError, match="link fab0: rate -1 Mbit/s"):
-        rack.set_rate(rack.nodes[0], "fab0", -1)
+        rack.ask(SetLinkRate("node0", "fab0", -1))
     stranger = Node("node7", 7, "10.77.0.8")
     with pytest.raises(UsageError, match=r"no node 'node7' \(there are: node0 to node1\)"):
-        rack.power_off(stranger)
+        rack.ask(PowerOff(stranger.name))
 
 
 def test_a_rack_that_is_not_started_says_so() -> None:
@@ -106,7 +105,7 @@ def test_a_rack_that_is_not_started_says_so() -> None:
     with pytest.raises(
         ClusterError, match="rack: cannot switch nodes off: node0: the rack is not started"
     ):
-        rack.power_off(rack.nodes[0])
+        rack.ask(PowerOff("node0"))
     rack.close()
     with pytest.raises(ClusterError, match="rack: closed"):
         rack.agent_command(["true"])
@@ -116,11 +115,11 @@ def test_a_rack_that_is_not_started_says_so() -> None:
     "packet",
     [
         Setup(Rack(2).plan, True, 7, ("/a b", "/c")),
-        Request(1, "set_rate", 2, "fab0", 12.5),
+        Request(1, SetLinkRate("node2", "fab0", 12.5)),
         Reply(3, "why"),
         Booted(1, 2),
         Lost(1, "why"),
     ],
 )
 def test_packets_arrive_as_they_were_sent(packet: Packet) -> None:
-    assert decode(encode(packet)) == packet
+    assert pickle.loads(pickle.dumps(packet)) == packet

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -32,7 +33,7 @@ def losses(rack: Rack) -> Losses:
 def _all_on(rack: Rack, losses: Losses) -> Iterator[None]:
     yield
     for node in rack.nodes:
-        rack.power_on(node)
+        rack.ask(PowerOn(node.name))
     while not losses.empty():
         losses.get()
 
@@ -44,7 +45,7 @@ def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> 
     deadline = time.monotonic() + 5
     while rack.switch(["ps", "ax", "-o", "comm"]).split().count("sleep") < 2:
         assert time.monotonic() < deadline
-    rack.power_off(rack.nodes[1])
+    rack.ask(PowerOff("node1"))
     assert sleepers[1].wait(5) == 137
     assert sleepers[0].poll() is None
     sleepers[0].terminate()
@@ -53,25 +54,25 @@ def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> 
 
 def test_a_node_that_is_off_is_named(rack: Rack, losses: Losses) -> None:
     node = rack.nodes[1]
-    rack.power_off(node)
+    rack.ask(PowerOff(node.name))
     assert losses.get(timeout=5) == ("node1", "powered off")
     with pytest.raises(NodeLostError, match="node1 is not there: powered off") as caught:
         rack.commands(rack.nodes, ["true"])
     assert caught.value.node == "node1"
     with pytest.raises(NodeLostError, match="node1 is not there: powered off"):
-        rack.doorway(node)
+        rack.namespace_pid(node)
     assert rack.commands(rack.nodes[:1], ["true"])
 
 
 def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> None:
     node = rack.nodes[1]
-    old = rack.doorway(node)
+    old = rack.namespace_pid(node)
     run_on(rack, node, ["touch", "/dev/shm/trace"])
-    rack.power_off(node)
+    rack.ask(PowerOff(node.name))
     start = time.monotonic()
-    rack.power_on(node)
+    rack.ask(PowerOn(node.name))
     assert time.monotonic() - start < 3
-    assert rack.doorway(node) != old
+    assert rack.namespace_pid(node) != old
     done = run_on(
         rack, node, ["sh", "-c", "uname -n; ls /dev/shm; cat /sys/class/net/fab0/address"]
     )
@@ -80,10 +81,10 @@ def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> No
 
 def test_off_and_on_twice_is_no_harm(rack: Rack, losses: Losses) -> None:
     node = rack.nodes[0]
-    rack.power_on(node)
-    rack.power_off(node)
-    rack.power_off(node)
-    rack.power_on(node)
+    rack.ask(PowerOn(node.name))
+    rack.ask(PowerOff(node.name))
+    rack.ask(PowerOff(node.name))
+    rack.ask(PowerOn(node.name))
     assert losses.get(timeout=5) == ("node0", "powered off")
     assert losses.empty()
 
@@ -95,8 +96,8 @@ def test_a_node_that_dies_by_itself_is_told(rack: Rack, losses: Losses, run_on: 
     os.kill(int(command[place + 1]), signal.SIGKILL)
     assert losses.get(timeout=5) == ("node2", "its first process ended (SIGKILL)")
     with pytest.raises(NodeLostError, match=r"node2 is not there: its first process ended"):
-        rack.doorway(node)
-    rack.power_on(node)
+        rack.namespace_pid(node)
+    rack.ask(PowerOn(node.name))
     assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
 
 
@@ -104,16 +105,14 @@ def test_whoever_is_told_may_use_the_rack(rack: Rack) -> None:
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def boot_again(node: str, _: str) -> None:
-        if node == "node1":
-            rack.power_on(rack.nodes[1])
-            done.put(rack.doorway(rack.nodes[1]))
+        if node == "node1" and done.empty():
+            rack.ask(PowerOn("node1"))
+            done.put(rack.namespace_pid(rack.nodes[1]))
 
     rack.watch(boot_again)
-    try:
-        rack.power_off(rack.nodes[1])
-        assert done.get(timeout=5) == rack.doorway(rack.nodes[1])
-    finally:
-        rack.unwatch(boot_again)
+    rack.ask(PowerOff("node1"))
+    assert done.get(timeout=5) == rack.namespace_pid(rack.nodes[1])
+    done.put(0)  # later losses are left alone
 
 
 def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
@@ -121,14 +120,14 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
         pytest.skip("its limits are the host's")
     limit = "/proc/sys/user/max_uts_namespaces"
     before = rack.switch(["cat", limit]).strip()
-    rack.power_off(rack.nodes[1])
+    rack.ask(PowerOff("node1"))
     rack.switch(["sh", "-c", f"echo 0 > {limit}"])
     try:
         with pytest.raises(
             ClusterError,
             match=r"cannot switch nodes on: node1 did not boot: failed at namespaces: .*space",
         ):
-            rack.power_on(rack.nodes[1])
+            rack.ask(PowerOn("node1"))
     finally:
         rack.switch(["sh", "-c", f"echo {before} > {limit}"])
     assert rack.commands([rack.nodes[0]], ["true"])
@@ -145,4 +144,4 @@ def test_the_end_of_the_keeper_is_the_end_of_all_nodes(one_node: Rack) -> None:
     with pytest.raises(ClusterError, match="node0 is not there: the rack's keeper ended"):
         one_node.commands(one_node.nodes, ["true"])
     with pytest.raises(ClusterError, match="cannot switch nodes on: node0: the rack is down"):
-        one_node.power_on(one_node.nodes[0])
+        one_node.ask(PowerOn("node0"))

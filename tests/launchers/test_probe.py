@@ -144,14 +144,15 @@ os.execv(sys.executable, [sys.executable, "-u", "-c", sys.argv[1]])
 ORDINARY = """
 import os, subprocess
 from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate
 assert os.geteuid() == 65534
 print(Rack.unavailable())
 with Rack(2) as rack:
     for command in rack.commands(rack.nodes, ["sh", "-c", "uname -n; id -u"]):
         subprocess.run(command, check=True)
-    rack.power_off(rack.nodes[1])
-    rack.power_on(rack.nodes[1])
-    rack.set_rate(rack.nodes[1], "fab0", 50)
+    rack.ask(PowerOff("node1"))
+    rack.ask(PowerOn("node1"))
+    rack.ask(SetLinkRate("node1", "fab0", 50))
     print(rack.switch(["cat", "/sys/class/net/fab0-node1/operstate"]), end="")
 """
 

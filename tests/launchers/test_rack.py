@@ -144,7 +144,7 @@ def test_an_agent_enters_nodes_by_their_doorways(rack: Rack) -> None:
         "        os.wait(); os._exit(0)\n"
         "    os.waitpid(child, 0)\n"
     )
-    doorways = [str(rack.doorway(node)) for node in rack.nodes]
+    doorways = [str(rack.namespace_pid(node)) for node in rack.nodes]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         rack.agent_command([sys.executable, "-c", script, *doorways]),

@@ -9,7 +9,8 @@ import pytest
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.recover import boot
+from pytest_mnode.launchers.power import recover
+from pytest_mnode.protocol.launcher_requests import LauncherRequest, PowerOn
 
 NODE = Node("n1", 0, "10.0.0.1")
 
@@ -35,13 +36,14 @@ class Switched(Switchless):
         super().__init__(command)
         self.switched: list[str] = []
 
-    def power_on(self, node: Node) -> None:
-        self.switched.append(node.name)
+    def ask(self, request: LauncherRequest) -> None:
+        assert isinstance(request, PowerOn)
+        self.switched.append(request.node)
 
 
 def test_a_node_that_runs_commands_is_on() -> None:
     launcher = Switched(["true"])
-    boot(launcher, NODE)
+    recover(launcher, NODE)
     assert launcher.switched == []
 
 
@@ -53,11 +55,11 @@ def test_a_node_that_runs_commands_is_on() -> None:
 def test_a_node_that_runs_none_is_switched_on(command: list[str]) -> None:
     """Whatever the launcher still takes it for: Slurm, for minutes, for a node that is there."""
     launcher = Switched(command)
-    boot(launcher, NODE, 0.3)
+    recover(launcher, NODE, 0.3)
     assert launcher.switched == ["n1"]
 
 
 def test_a_launcher_that_has_no_switch() -> None:
-    boot(Switchless(["true"]), NODE)
+    recover(Switchless(["true"]), NODE)
     with pytest.raises(ClusterError, match=r"^the made launcher cannot switch nodes on; use"):
-        boot(Switchless(["false"]), NODE)
+        recover(Switchless(["false"]), NODE)

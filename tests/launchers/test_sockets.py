@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +13,13 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.rack import Layout, Rack
 from pytest_mnode.launchers.rack.plan import Link, Plan
-from pytest_mnode.launchers.rack.protocol import Setup, decode, encode
+from pytest_mnode.launchers.rack.protocol import Setup
 from pytest_mnode.launchers.rack.sockets import board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses, tree
 from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.numa_cores import NumaCores, numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -110,7 +112,7 @@ def test_the_plan_crosses_the_line_whole() -> None:
     links = Link("fab0", 80), Link("mgmt0", 8)
     plan = Plan(2, *links, 1 << 20, Layout(accelerators=(0, 0, 1)), tuple(machine(4, 4)), "/x")
     setup = Setup(plan, True, 1, ())
-    assert decode(encode(setup)) == setup
+    assert pickle.loads(pickle.dumps(setup)) == setup
 
 
 def test_readers_find_in_the_tree_what_the_board_says(tmp_path: Path) -> None:
@@ -172,8 +174,8 @@ def test_a_node_shows_its_sockets_and_nobody_else_does(
         assert output(run_on, rack, 0, "sys/class/net/fab0/operstate") == "up\n"
         assert rack.nodes[0].shown.sysfs_root == str(place)
         assert list(place.iterdir()) == []
-        rack.power_off(rack.nodes[1])
-        rack.power_on(rack.nodes[1])
+        rack.ask(PowerOff("node1"))
+        rack.ask(PowerOn("node1"))
         assert output(run_on, rack, 1, "sys/class/net/fab0/device/numa_node") == "1\n"
     assert list(place.iterdir()) == []
     assert str(place) not in Path("/proc/self/mountinfo").read_text()

@@ -18,6 +18,7 @@ from pytest_mnode.launchers.hostfile import parse_hosts
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
+from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.launchers.remote.test_looking import WELL
 
@@ -190,13 +191,13 @@ def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
         launcher.start()
         [node] = launcher.nodes
         lose()
-        launcher.power_on(node)  # the spec names no command for it
+        launcher.ask(PowerOn(node.name))  # the spec names no command for it
         [command] = launcher.commands([node], ["echo", "on"])
         assert subprocess.check_output(command, timeout=30) == b"on\n"
         lose()
         (tmp_path / "closed").touch()
         with pytest.raises(ClusterError, match="the spec names no command for it"):
-            launcher.power_on(node)
+            launcher.ask(PowerOn(node.name))
         with pytest.raises(NodeLostError, match="is not there: n1: Connection refused"):
             launcher.commands([node], ["true"])
     finally:

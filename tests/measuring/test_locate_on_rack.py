@@ -33,11 +33,13 @@ TESTS = """
         it = located(world, load_spec(default_spec_path()), (), 170.0, torch.device("cpu"))
         return {"told": str(it), "culprit": it.culprit, "rounds": it.rounds, "tests": it.tests}
 
+    from pytest_mnode.protocol.launcher_requests import SetLinkRate, SetPairRate
+
     def put(ask, fault, rate):
         if len(fault) == 2:
-            ask("set_pair_rate", *fault[0], "fab0", rate)
+            ask(SetPairRate(*fault[0], "fab0", rate))
         else:
-            ask("set_rate", fault[0], "fab0", rate or 200.0, fault[1])
+            ask(SetLinkRate(fault[0], "fab0", rate or 200.0, fault[1]))
 
     def test_faults(cluster, request):
         ask = run_of(request.config).client.ask_launcher

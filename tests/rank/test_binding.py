@@ -45,7 +45,7 @@ def bound(
     order: BindingOrder, local_rank: int = 0, local_size: int = 2
 ) -> tuple[Binding, set[int]]:
     def bind() -> tuple[Binding, set[int]]:
-        done = binding.bind(order, local_rank, 2, by_torch=False)
+        done = binding.bind(order, local_rank, local_size, by_torch=False)
         return done, set(os.sched_getaffinity(0))
 
     done: tuple[Binding, set[int]] = in_thread(bind)
@@ -65,23 +65,18 @@ def test_each_rank_beside_its_own_accelerator(shown: SysfsView) -> None:
         assert f"of NUMA node {rank}, bound by pytest-mnode" in done.text
 
 
-def test_swapped_is_beside_the_other(shown: SysfsView) -> None:
-    for rank in (0, 1):
-        done, cpus = bound(BindingOrder("auto", shown, "swapped"), rank)
-        assert cpus == cpus_of(shown, 1 - rank)
-        assert done.numa_node == rank
+def test_a_launcher_may_bind_ranks_elsewhere(shown: SysfsView) -> None:
+    given = tuple(tuple(sorted(cpus_of(shown, number))) for number in (1, 0))
+    for rank in (0, 1, 2):
+        done, cpus = bound(BindingOrder("auto", shown, given), rank, 3)
+        assert cpus == set(given[rank % 2])
+        assert done.numa_node == rank % 2, "still that of its accelerator"
 
 
-def test_unbound_is_left_as_it_was(shown: SysfsView) -> None:
-    done, cpus = bound(BindingOrder("auto", shown, "unbound"))
+def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
+    done, cpus = bound(BindingOrder("auto", shown, ((),)))
     assert cpus == set(os.sched_getaffinity(0))
     assert "not bound: its node bound none of its ranks" in done.text
-
-
-def test_crowded_is_everybody_on_the_same_core(shown: SysfsView) -> None:
-    homes = SysfsView(shown.sysfs_root, shown.accelerators[:1])
-    found = [bound(BindingOrder("auto", homes, "crowded"), rank)[1] for rank in (0, 1)]
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

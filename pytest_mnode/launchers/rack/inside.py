@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import select
 import signal
 import socket
@@ -23,10 +24,17 @@ from pytest_mnode.launchers.rack.protocol import (
     Reply,
     Request,
     Setup,
-    decode,
-    encode,
 )
 from pytest_mnode.machine import namespaces
+from pytest_mnode.protocol.launcher_requests import (
+    LauncherRequest,
+    PowerOff,
+    PowerOn,
+    SetLinkPresent,
+    SetLinkRate,
+    SetLinkUp,
+    SetPairRate,
+)
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.rack.wiring import Switch
@@ -73,9 +81,9 @@ class Inside:
             raise RuntimeError(f"links need pyroute2: {error}") from error
         return Switch(self._plan)
 
-    def serve(self, keeper_pid: int) -> None:
+    def serve(self, own_pid: int) -> None:
         """Answer until the controller hangs up."""
-        self._send(Reply(0, keeper_pid=keeper_pid))
+        self._send(Reply(0, rack_pid=own_pid))
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -88,38 +96,41 @@ class Inside:
                 data = self._channel.recv(PACKET_BYTES)
                 if not data:
                     return
-                request = decode(data)
+                request = pickle.loads(data)
                 assert isinstance(request, Request)
                 self._send(self._answer(request))
 
     def _answer(self, request: Request) -> Reply:
         try:
-            self._do(request)
+            self._do(request.what)
         except Exception as error:
-            name, text = self._plan.node_name(request.node), str(error)
+            name, text = getattr(request.what, "node", "rack"), str(error)
             return Reply(request.id, text if text.startswith(name) else f"{name}: {text}")
         return Reply(request.id)
 
-    def _do(self, request: Request) -> None:
-        node, pid = request.node, self._pids.get(request.node)
-        if request.do == "power_off":
-            self._power_off(node)
-        elif request.do == "power_on":
-            if pid is None:
-                self._finish([self._fork(node)])
-        elif request.do == "set_rate":
-            self._switch.set_rate(node, pid, request.link, request.rate_mbit_s, request.way)
-        elif request.do == "set_pair_rate" and request.peer is not None:
-            there, rate_mbit_s = pid is not None, request.rate_mbit_s
-            self._switch.set_pair_rate(request.peer, node, there, request.link, rate_mbit_s)
-        elif request.do == "set_link":
-            self._switch.set_link(node, pid is not None, request.link, request.up)
-        elif request.do == "set_presence":
-            self._switch.set_presence(node, pid, request.link, request.up)
-            if pid is not None and request.up:
-                self._switch.await_forwarding([node])
-        else:
-            raise ValueError("no such request")
+    def _do(self, request: LauncherRequest) -> None:
+        index, switch = self._plan.index_of, self._switch
+        match request:
+            case PowerOff(name):
+                self._power_off(index(name))
+            case PowerOn(name):
+                if index(name) not in self._pids:
+                    self._finish([self._fork(index(name))])
+            case SetLinkRate(name, link, rate, direction):
+                pid = self._pids.get(index(name))
+                switch.set_rate(index(name), pid, link, rate, direction)
+            case SetPairRate(source, target, link, rate):
+                plugged = index(target) in self._pids
+                switch.set_pair_rate(index(source), index(target), plugged, link, rate or 0.0)
+            case SetLinkUp(name, link, up):
+                switch.set_link(index(name), index(name) in self._pids, link, up)
+            case SetLinkPresent(name, link, present):
+                pid = self._pids.get(index(name))
+                switch.set_presence(index(name), pid, link, present)
+                if pid is not None and present:
+                    switch.await_forwarding([index(name)])
+            case _:
+                raise ValueError("no such request")
 
     def _fork(self, node: int) -> Booting:
         report_read, report_write = os.pipe()
@@ -203,4 +214,4 @@ class Inside:
                     self._send(Lost(node, f"its first process ended ({how})"))
 
     def _send(self, packet: Packet) -> None:
-        self._channel.send(encode(packet))
+        self._channel.send(pickle.dumps(packet))

@@ -9,6 +9,7 @@ their first process, network namespaces with their last user, mounts with their 
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 from pytest_mnode.launchers.rack import cgroups
 from pytest_mnode.launchers.rack.inside import Inside
-from pytest_mnode.launchers.rack.protocol import PACKET_BYTES, Reply, Setup, decode, encode
+from pytest_mnode.launchers.rack.protocol import PACKET_BYTES, Reply, Setup
 from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.pidfd import pidfd_open
 
@@ -29,7 +30,7 @@ def main() -> None:
     data = channel.recv(PACKET_BYTES)
     if not data:
         return
-    setup = decode(data)
+    setup = pickle.loads(data)
     assert isinstance(setup, Setup)
     os.chdir("/")
     namespaces.set_process_name("mnode-keeper")
@@ -56,7 +57,7 @@ def keep(controller: int, channel: socket.socket, setup: Setup) -> None:
         inside = fork_inside(channel, setup)
         await_first([controller, pidfd_open(inside)], channel)
     except OSError as error:
-        channel.send(encode(Reply(0, str(error))))
+        channel.send(pickle.dumps(Reply(0, str(error))))
         sys.exit(1)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut this short
@@ -91,7 +92,7 @@ def run_inside(channel: socket.socket, setup: Setup, name_read: int) -> NoReturn
             namespaces.set_process_name("mnode-rack")
             Inside(channel, setup).serve(int(own_pid))
     except Exception as error:
-        channel.send(encode(Reply(0, str(error))))
+        channel.send(pickle.dumps(Reply(0, str(error))))
     finally:
         os._exit(0)
 

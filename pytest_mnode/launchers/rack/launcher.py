@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
-from pytest_mnode.launchers.node import CALLS, Node
+from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.rack import cgroups, probe
 from pytest_mnode.launchers.rack.line import Line
 from pytest_mnode.launchers.rack.plan import Link, Plan, check_rate
@@ -22,42 +21,52 @@ from pytest_mnode.launchers.rack.protocol import Booted, Lost, Setup
 from pytest_mnode.launchers.rack.sockets import Layout
 from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.numa_cores import numa_cores
+from pytest_mnode.protocol.launcher_requests import (
+    LauncherRequest,
+    LinkRates,
+    SetLinkPresent,
+    SetLinkRate,
+    SetLinkUp,
+    SetPairRate,
+    SwitchPower,
+)
 
 ENTER = str(Path(__file__).with_name("enter.py"))
 FABRIC = Link("fab0", 200.0)
 SHM_BYTES = 1 << 30
-WAYS = ("both", "tx", "rx")
+DIRECTIONS = {"both": ("tx", "rx"), "tx": ("tx",), "rx": ("rx",)}
 
 
 @dataclass(slots=True)
-class Seat:
-    """Where a node is, or why it is not."""
+class NodeSlot:
+    """Where a node is, or why it is not.
 
-    doorway: int | None = None
+    pid: of its first process, as the rack sees it; None: it is off. outside: that process's pid and
+    start time as the controller sees them, once somebody asked.
+    """
+
+    pid: int | None = None
     reason: str = "not started"
     outside: tuple[int, int] | None = None
-    """Pid and start time as the controller sees them, once somebody asked."""
 
 
-class Rack:
-    """N nodes on this machine. Implements Launcher and PowerSwitch; thread-safe.
+class Rack(Launcher):
+    """N nodes on this machine; thread-safe.
 
     nodes: how many.
-    fabric, management: the two links of every node; management is a tenth of the fabric's rate
-        where not given.
-    mode: "root", "rootless" (by a user namespace), or "auto": by root where we are.
+    fabric, management: the two links of every node; management has a tenth of the fabric's rate
+        where it is not given.
+    mode: "root", "rootless" (by a user namespace), or "auto": as root where the process is root.
     shm_bytes: limit of each node's /dev/shm.
-    layout: the sockets that nodes show, over the CPUs this process may use; None: they show this
-        machine as it is. shown_at: a directory for that, made where it is not there; it stays
-        empty outside of the nodes.
-    cleanup_dirs: removed once the controller is gone, however it went; after close() they are
-        the caller's to remove.
+    layout: the sockets that nodes show, made of the CPUs that this process may use; None: nodes
+        show this machine as it is. shown_at: a directory for that, made where it is missing; it
+        stays empty outside of the nodes.
+    cleanup_dirs: removed once the controller is gone, however it ended; after close() the caller
+        has to remove them.
     """
 
     name = "rack"
     shared_kernel = True
-    python = sys.executable
-    shared_dir: Path | None = None
 
     def __init__(
         self,
@@ -81,12 +90,11 @@ class Rack:
         self.nodes: Sequence[Node] = self.plan.members()
         self._rootless = probe.is_rootless(mode)
         self._cleanup_dirs = tuple(str(Path(path).absolute()) for path in cleanup_dirs)
-        self._rates: dict[tuple[int, str, str], float] = {}
-        self._seats = [Seat() for _ in self.nodes]
-        self._seats_lock = threading.Lock()
-        self._misbound: dict[str, str] = {}
-        self._watchers: list[Callable[[str, str], None]] = []
-        self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._rates: dict[tuple[str, str, str], float] = {}
+        self._rank_cpus: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._slots = [NodeSlot() for _ in self.nodes]
+        self._lock = threading.Lock()
+        self._watchers = Watchers("rack-watch")
         self._line: Line | None = None
         self._keeper: tuple[int, int] | None = None
         self._closed = False
@@ -97,12 +105,12 @@ class Rack:
         return probe.unavailable(mode)
 
     def start(self) -> None:
-        """Boot all nodes. Raises ClusterError that says which step of what failed."""
+        """Boot all nodes. Raises ClusterError that names the failed step."""
         if self._line is not None:
             raise ClusterError("rack: started already")
         if self.plan.shown_at:
             Path(self.plan.shown_at).mkdir(parents=True, exist_ok=True)
-        threading.Thread(target=self._tell, name="rack-watch", daemon=True).start()
+        self._watchers.start()
         setup = Setup(self.plan, self._rootless, os.getpid(), self._cleanup_dirs)
         self._line = Line(setup, self._on_event)
         try:
@@ -116,7 +124,7 @@ class Rack:
             raise
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
-        """See Launcher. A command made before its node was booted again fails, and says so."""
+        """See Launcher. A command made before its node was booted again fails with a message."""
         return [
             _enter(self._outside(node), namespaces.NODE_KINDS, node.name, argv) for node in nodes
         ]
@@ -124,27 +132,72 @@ class Rack:
     def agent_command(self, argv: Sequence[str]) -> list[str]:
         """See Launcher. The agent is in the rack but on no node; its network is the switch.
 
-        From there it reaches a node by `namespaces.enter(doorway)` in a forked child.
+        From there it enters a node by `namespaces.enter(namespace_pid)` in a forked child.
         """
         if self._keeper is None:
             raise ClusterError("rack: not started" if not self._closed else "rack: closed")
         return _enter(self._keeper, namespaces.RACK_KINDS, "rack", argv)
 
-    def doorway(self, node: Node) -> int:
+    def namespace_pid(self, node: Node) -> int:
         """Pid of the node's first process inside the rack; raises NodeLostError if it is off."""
-        seat = self._seat(node)
-        with self._seats_lock:
-            if seat.doorway is None:
-                raise NodeLostError(node.name, f"{node.name} is not there: {seat.reason}")
-            return seat.doorway
+        slot = self._slot(node)
+        with self._lock:
+            if slot.pid is None:
+                raise NodeLostError(node.name, f"{node.name} is not there: {slot.reason}")
+            return slot.pid
+
+    def rank_cpus(self, node: Node) -> tuple[tuple[int, ...], ...] | None:
+        """See Launcher: as `bind_ranks` last said."""
+        return self._rank_cpus.get(node.name)
+
+    def bind_ranks(self, node: Node, cpus: tuple[tuple[int, ...], ...] | None) -> None:
+        """Bind the ranks that a node starts from now on to these CPUs; None: as ever."""
+        self._slot(node)
+        if cpus is None:
+            self._rank_cpus.pop(node.name, None)
+        else:
+            self._rank_cpus[node.name] = cpus
+
+    def ask(self, request: LauncherRequest) -> Any:
+        """See Launcher. Power and links; no-op for a node whose power is as wanted already."""
+        match request:
+            case LinkRates(node, link):
+                self._slot(self.node(node))
+                full = self.plan.link(link).rate_mbit_s
+                return tuple(self._rates.get((node, link, way), full) for way in ("tx", "rx"))
+            case SetLinkRate(node, link, rate, direction):
+                check_rate(self.plan.link(link).name, rate)
+                if direction not in DIRECTIONS:
+                    accepted = ", ".join(DIRECTIONS)
+                    raise UsageError(f"rack: direction {direction!r}: must be one of {accepted}")
+                self._ask_rack(self.node(node), request)
+                for way in DIRECTIONS[direction]:
+                    self._rates[node, link, way] = rate
+            case SetPairRate(source, target, link, rate):
+                if rate is not None:
+                    check_rate(self.plan.link(link).name, rate)
+                self.node(source)
+                self._ask_rack(self.node(target), request)
+            case SetLinkUp() | SetLinkPresent():
+                self.plan.link(request.link)
+                self._ask_rack(self.node(request.node), request)
+            case SwitchPower():
+                self._ask_rack(self.node(request.node), request)
+            case _:
+                return super().ask(request)
+        return None
+
+    def node(self, name: str) -> Node:
+        """The node of this name. Raises UsageError."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        names = f"{self.nodes[0].name} to {self.nodes[-1].name}"
+        raise UsageError(f"rack: no node {name!r} (there are: {names})")
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
         """See Launcher. `on_lost` may use the rack; close() itself loses no node."""
-        self._watchers.append(on_lost)
-
-    def unwatch(self, on_lost: Callable[[str, str], None]) -> None:
-        """Take back a `watch`."""
-        self._watchers.remove(on_lost)
+        self._watchers.add(on_lost)
 
     @property
     def keeper_pid(self) -> int | None:
@@ -155,70 +208,9 @@ class Rack:
         """Pid of the node's first process as seen from here; NodeLostError if it is off."""
         return self._outside(node)[0]
 
-    def set_presence(self, node: Node, link_name: str, present: bool) -> None:
-        """Take a link away from a node, interface and all, or give it back."""
-        self._ask("set_presence", node, link=self.plan.link(link_name).name, up=present)
-
-    def power_off(self, node: Node) -> None:
-        """Links down, then everything on the node killed; no-op where it is off."""
-        self._ask("power_off", node)
-
-    def power_on(self, node: Node) -> None:
-        """Boot it, with the rates last set; no-op where it is on."""
-        self._ask("power_on", node)
-
-    def set_rate(self, node: Node, link_name: str, rate_mbit_s: float, way: str = "both") -> None:
-        """Line rate of one node's link from now on.
-
-        way: "tx" for what the node sends, "rx" for what it gets, or "both".
-        """
-        check_rate(self.plan.link(link_name).name, rate_mbit_s)
-        if way not in WAYS:
-            raise UsageError(f"rack: direction {way!r}: must be one of {', '.join(WAYS)}")
-        self._ask("set_rate", node, link=link_name, rate_mbit_s=rate_mbit_s, way=way)
-        for one in ("tx", "rx") if way == "both" else (way,):
-            self._rates[node.index, link_name, one] = rate_mbit_s
-
-    def rates_of(self, node: Node, link_name: str) -> tuple[float, float]:
-        """Line rates of one node's link in Mbit/s, as last set: what it sends, and what it gets."""
-        self._seat(node)
-        full = self.plan.link(link_name).rate_mbit_s
-        tx, rx = (self._rates.get((node.index, link_name, way), full) for way in ("tx", "rx"))
-        return tx, rx
-
-    def set_pair_rate(
-        self, source: Node, target: Node, link_name: str, rate_mbit_s: float | None
-    ) -> None:
-        """Limit what one node gets of one other (IPv4), at the switch; None: as if never set.
-
-        Packets wait in a queue of their own there, and nobody else's wait behind them.
-        """
-        if rate_mbit_s is not None:
-            check_rate(link_name, rate_mbit_s)
-        self._seat(source)
-        link = self.plan.link(link_name).name
-        rate = rate_mbit_s or 0.0
-        self._ask("set_pair_rate", target, link=link, rate_mbit_s=rate, peer=source.index)
-
-    def set_link(self, node: Node, link_name: str, up: bool) -> None:
-        """Switch port of one node's link up or down; the node sees a carrier, or none."""
-        self._ask("set_link", node, link=self.plan.link(link_name).name, up=up)
-
-    def misbind(self, node: Node, how: str) -> None:
-        """Have a node bind the ranks that it starts from now on wrongly; "" for rightly again.
-
-        how: "swapped", beside another accelerator; "unbound"; "crowded", all on the same core.
-        """
-        self._seat(node)
-        self._misbound[node.name] = how
-
-    def misbound(self, node: Node) -> str:
-        """What `misbind` said last of a node; "" where it said nothing."""
-        return self._misbound.get(node.name, "")
-
     def switch_port(self, node: Node, link_name: str) -> str:
         """Interface at the switch in which this node's link ends."""
-        self._seat(node)
+        self._slot(node)
         return self.plan.port(node.index, self.plan.link(link_name).name)
 
     def switch(self, argv: Sequence[str], timeout_s: float = 10.0) -> str:
@@ -250,10 +242,10 @@ class Rack:
                 self._line.close()
                 cgroups.remove_all(self._line.pid)  # the keeper has, unless it was killed
         finally:
-            with self._seats_lock:
-                for seat in self._seats:
-                    seat.doorway, seat.reason = None, "the rack is closed"
-            self._losses.put(None)
+            with self._lock:
+                for slot in self._slots:
+                    slot.pid, slot.reason = None, "the rack is closed"
+            self._watchers.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -267,48 +259,38 @@ class Rack:
     ) -> None:
         self.close()
 
-    def _seat(self, node: Node) -> Seat:
-        if node not in self.nodes:
-            names = f"{self.nodes[0].name} to {self.nodes[-1].name}"
-            raise UsageError(f"rack: no node {node.name!r} (there are: {names})")
-        return self._seats[node.index]
+    def _slot(self, node: Node) -> NodeSlot:
+        return self._slots[self.node(node.name).index]
 
-    def _ask(self, do: str, node: Node, **details: Any) -> None:
-        self._seat(node)
+    def _ask_rack(self, node: Node, request: LauncherRequest) -> None:
         if self._line is None or self._closed:
             state = "closed" if self._closed else "not started"
-            raise ClusterError(f"rack: cannot {CALLS[do]}: {node.name}: the rack is {state}")
-        self._line.ask(do, node.index, **details)
+            raise ClusterError(f"rack: cannot {request.does}: {node.name}: the rack is {state}")
+        self._line.ask(request, node.name)
 
     def _outside(self, node: Node) -> tuple[int, int]:
-        doorway, seat = self.doorway(node), self._seat(node)
-        with self._seats_lock:
-            if seat.outside is None and self._keeper is not None:
-                seat.outside = namespaces.child_outside(self._keeper[0], doorway)
-            if seat.outside is None:
+        pid, slot = self.namespace_pid(node), self._slot(node)
+        with self._lock:
+            if slot.outside is None and self._keeper is not None:
+                slot.outside = namespaces.child_outside(self._keeper[0], pid)
+            if slot.outside is None:
                 raise NodeLostError(node.name, f"{node.name} is not there: its first process ended")
-            return seat.outside
+            return slot.outside
 
     def _on_event(self, event: Booted | Lost | None) -> None:
         lost: list[tuple[int, str]] = []
-        with self._seats_lock:
+        with self._lock:
             if isinstance(event, Booted):
-                self._seats[event.node] = Seat(event.pid)
+                self._slots[event.node] = NodeSlot(event.pid)
             elif isinstance(event, Lost):
                 lost = [(event.node, event.reason)]
             else:
-                running = [i for i, seat in enumerate(self._seats) if seat.doorway is not None]
+                running = [i for i, slot in enumerate(self._slots) if slot.pid is not None]
                 lost = [(index, "the rack's keeper ended") for index in running]
             for index, reason in lost:
-                self._seats[index] = Seat(None, reason)
+                self._slots[index] = NodeSlot(None, reason)
         for index, reason in lost:
-            self._losses.put((self.nodes[index].name, reason))
-
-    def _tell(self) -> None:
-        """Calls watchers from a thread of its own, so that they may use the rack."""
-        while (loss := self._losses.get()) is not None:
-            for watcher in list(self._watchers):
-                watcher(*loss)
+            self._watchers.lost(self.nodes[index].name, reason)
 
 
 def _enter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import queue
 import socket
 import subprocess
@@ -13,7 +14,6 @@ import threading
 from collections.abc import Callable
 
 from pytest_mnode.errors import ClusterError, TimeLimitError
-from pytest_mnode.launchers.node import CALLS
 from pytest_mnode.launchers.rack.protocol import (
     PACKET_BYTES,
     Booted,
@@ -21,9 +21,8 @@ from pytest_mnode.launchers.rack.protocol import (
     Reply,
     Request,
     Setup,
-    decode,
-    encode,
 )
+from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 REQUEST_LIMIT_S = 25.0
 CLOSE_LIMIT_S = 5.0
@@ -63,7 +62,7 @@ class Line:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         with contextlib.suppress(OSError):  # dead already: `await_up` tells its last words
-            self._channel.send(encode(setup))
+            self._channel.send(pickle.dumps(setup))
         self._thread = threading.Thread(target=self._listen, name="rack-line", daemon=True)
         self._thread.start()
 
@@ -75,31 +74,21 @@ class Line:
     def await_up(self) -> int:
         """Pid of the rack's first process, once all nodes are up; raises ClusterError if not."""
         reply = self._await_reply(0, "rack: start")
-        if reply.keeper_pid is None:
+        if reply.rack_pid is None:
             raise ClusterError(f"rack: cannot start: {reply.error or 'no reason given'}")
-        return reply.keeper_pid
+        return reply.rack_pid
 
-    def ask(
-        self,
-        do: str,
-        node: int,
-        *,
-        link: str = "",
-        rate_mbit_s: float = 0.0,
-        up: bool = True,
-        way: str = "both",
-        peer: int | None = None,
-    ) -> None:
-        """Have it done; raises ClusterError that says why not, or TimeLimitError."""
+    def ask(self, request: LauncherRequest, node: str) -> None:
+        """Have it done on this node. Raises ClusterError that says why not, or TimeLimitError."""
+        what = f"rack: cannot {request.does}"
         with self._lock:
-            what = f"rack: cannot {CALLS[do]}"
-            request = Request(next(self._ids), do, node, link, rate_mbit_s, up, way, peer)
+            number = next(self._ids)
             try:
-                self._channel.send(encode(request))
+                self._channel.send(pickle.dumps(Request(number, request)))
             except OSError:
-                why = f"node{node}: the rack is down{self._last_words()}"
+                why = f"{node}: the rack is down{self._last_words()}"
                 raise ClusterError(f"{what}: {why}") from None
-            reply = self._await_reply(request.id, f"{what}: node{node}")
+            reply = self._await_reply(number, f"{what}: {node}")
         if reply.error is not None:
             raise ClusterError(f"{what}: {reply.error}")
 
@@ -126,7 +115,7 @@ class Line:
                 data = b""
             if not data:
                 break
-            packet = decode(data)
+            packet = pickle.loads(data)
             if isinstance(packet, Reply):
                 self._replies.put(packet)
             elif isinstance(packet, (Booted, Lost)):

@@ -90,6 +90,10 @@ class Plan:
         """node0 …"""
         return f"node{index}"
 
+    def index_of(self, name: str) -> int:
+        """The inverse of `node_name`."""
+        return int(name.removeprefix("node"))
+
     def address(self, index: int, link_name: str) -> str:
         """IPv4 address of a node on a link, in a /24."""
         network = 77 if link_name == self.management.name else 78

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power, slurm
-from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.remote import looking, near, sending
 from pytest_mnode.launchers.remote.apart import mistaken
 from pytest_mnode.launchers.remote.asking import look_at, unusable
@@ -23,13 +24,19 @@ from pytest_mnode.launchers.slurm.allocation import Allocation, Granted, Held, S
 from pytest_mnode.launchers.slurm.kept import not_back, present, too_few_gpus
 from pytest_mnode.launchers.slurm.step import step_command
 from pytest_mnode.launchers.slurm.watch import Watch
+from pytest_mnode.protocol.launcher_requests import (
+    LauncherRequest,
+    PowerOff,
+    PowerOn,
+    SlurmNames,
+)
 from pytest_mnode.spec import Spec
 
 _TRY_AGAIN_S = 1.0
 
 
-class Slurm:
-    """N nodes of an allocation. Launcher, and PowerSwitch by the spec's commands; thread-safe.
+class Slurm(Launcher):
+    """N nodes of an allocation; their power is switched by the spec's commands. Thread-safe.
 
     arguments: for salloc, where the run is not inside of an allocation. run_dir: of this machine;
     root: where a directory that all nodes see is looked for; python: on the nodes, "" for the path
@@ -52,11 +59,7 @@ class Slurm:
     ) -> None:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
-        self.nodes: Sequence[Node] = ()
-        self.unused: Sequence[str] = ()
-        """Names of nodes of the allocation that the run does not need, known after `start`."""
         self.python = python or sys.executable
-        self.shared_dir: Path | None = None
         self.slurm = slurm.Slurm()
         self.allocation: Allocation = Surrounding()
         self.held = "SLURM_JOB_ID" not in os.environ
@@ -78,18 +81,16 @@ class Slurm:
         self._config = Path(run_dir) / "slurm.json"
         self._names: dict[str, str] = {}
         self._places: dict[str, str] = {}
-        self._watchers: list[Callable[[str, str], None]] = []
+        self._watchers = Watchers("slurm-watch")
         self._watch: Watch | None = None
         # No connection of its own: commands end, and files are removed, with the keeper.
         self._keeper = Connections(lambda *_: None)
         self._closing = threading.Event()
 
     @property
-    def job_id(self) -> int:
-        """The allocation's number, once there is one."""
-        if self.granted is None:
-            raise ClusterError("slurm: no allocation yet")
-        return self.granted.job_id
+    def _job(self) -> int:
+        assert self.job_id is not None
+        return self.job_id
 
     # Coming up.
 
@@ -97,6 +98,7 @@ class Slurm:
         """Have the nodes, and look at each. Raises ClusterError that names what is missing."""
         try:
             self.granted = self.allocation.get(self._count)
+            self.job_id = self.granted.job_id
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
             names = present(self.granted, states, self._count)
             self.unused = [name for name in self.granted.names if name not in names]
@@ -111,15 +113,14 @@ class Slurm:
         except BaseException:
             self.close()
             raise
-        self._watch = Watch(self.slurm, self.allocation, self.job_id)
-        self._watch.watchers = self._watchers
+        self._watch = Watch(self.slurm, self.allocation, self.granted.job_id, self._watchers)
         self._watch.start(self._names)
 
     def _check_gpus(self, states: Mapping[str, slurm.NodeState], names: Sequence[str]) -> None:
         """Ranks without accelerators would fail in worse words."""
         promised = self._spec.accelerators.per_node
         others = [state for name, state in states.items() if name not in names]
-        job = self.slurm.job(self.job_id) if promised else None
+        job = self.slurm.job(self._job) if promised else None
         if why := too_few_gpus(job, [states[name] for name in names], promised, others):
             raise ClusterError(why)
 
@@ -129,7 +130,7 @@ class Slurm:
         shared = self._candidate.directory
         keeper_pid = self._keeper.start([self._run_dir, *([str(shared)] if shared else [])])
         far = [self.python, "-I", "-S", "-c", sending.BOOTSTRAP]
-        commands = {name: step_command(self.job_id, name, far) for name in names}
+        commands = {name: step_command(self._job, name, far) for name in names}
         self._config.write_text(sending.told(keeper_pid, commands))
 
     def _look(self, names: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
@@ -167,7 +168,7 @@ class Slurm:
 
     def _there(self, node: Node) -> str:
         """Slurm's name of a node; NodeLostError where it is gone."""
-        name = self._slurm_name(node)
+        name = self._slurm_name(node.name)
         why = "the run is over" if self._closing.is_set() else None
         if why is None and self._watch is not None:
             why = self._watch.why_gone(node.name)
@@ -175,42 +176,45 @@ class Slurm:
             raise NodeLostError(node.name, f"{node.name} is not there: {why}")
         return name
 
-    def _slurm_name(self, node: Node) -> str:
-        name = self._names.get(node.name)
-        if name is None:
-            raise UsageError(f"slurm: no node {node.name!r} (there are: {', '.join(self._names)})")
-        return name
-
-    def slurm_names(self) -> dict[str, str]:
-        """Slurm's name of each node, by what the node calls itself."""
-        return dict(self._names)
-
-    def agent_command(self, argv: Sequence[str]) -> list[str]:  # noqa: ARG002
-        """None serves all: the nodes share no kernel."""
-        raise ClusterError("slurm: one agent program cannot serve nodes that share no kernel")
-
-    def doorway(self, node: Node) -> int | None:  # noqa: ARG002
-        """None: a process is on the node by being started there."""
-        return None
+    def _slurm_name(self, name: str) -> str:
+        found = self._names.get(name)
+        if found is None:
+            raise UsageError(f"slurm: no node {name!r} (there are: {', '.join(self._names)})")
+        return found
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
         """See Launcher."""
-        self._watchers.append(on_lost)
+        self._watchers.add(on_lost)
 
-    def power_off(self, node: Node) -> None:
+    def ask(self, request: LauncherRequest) -> Any:
+        """See Launcher: power, and Slurm's names."""
+        match request:
+            case PowerOff(name):
+                return self._power_off(self._node(name))
+            case PowerOn(name):
+                return self._power_on(self._node(name))
+            case SlurmNames():
+                return dict(self._names)
+            case _:
+                return super().ask(request)
+
+    def _node(self, name: str) -> Node:
+        self._slurm_name(name)
+        return next(node for node in self.nodes if node.name == name)
+
+    def _power_off(self, node: Node) -> None:
         """Switch it off by the spec's command. Raises ClusterError."""
-        self._slurm_name(node)
         power.switch(self._spec.power, "off", node)
         if self._watch is not None:
             self._watch.note(node.name, "powered off")
 
-    def power_on(self, node: Node) -> None:
+    def _power_on(self, node: Node) -> None:
         """Boot it by the spec's command, and wait until steps run there. Raises ClusterError.
 
         Slurm takes a node that it has called DOWN out of the allocation, and does not put it back:
         it must be up again within SlurmdTimeout.
         """
-        name = self._slurm_name(node)
+        name = self._slurm_name(node.name)
         section = power.switch(self._spec.power, "on", node)
         end = time.monotonic() + section.within_s
         while (problem := self._back(name, node)) is not None:
@@ -227,10 +231,10 @@ class Slurm:
         Raises ClusterError where it never will be.
         """
         try:
-            job, states = self.slurm.job(self.job_id), self.slurm.nodes([name])
+            job, states = self.slurm.job(self._job), self.slurm.nodes([name])
         except ClusterError as error:  # it is asked again
             return str(error)
-        if (why := not_back(job, self.job_id, node.name, name, states)) is not None:
+        if (why := not_back(job, self._job, node.name, name, states)) is not None:
             return why
         looks, problems = self._look([name])
         if (look := looks.get(name)) is None:

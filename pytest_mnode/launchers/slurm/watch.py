@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node import Watchers
 from pytest_mnode.launchers.slurm.allocation import Allocation
 from pytest_mnode.launchers.slurm.commands import Slurm
 from pytest_mnode.launchers.slurm.kept import lost
@@ -15,30 +15,28 @@ LOOK_S = 3.0
 
 
 class Watch:
-    """Two threads from `start` to `close`: one asks, the other tells the watchers.
+    """Asks in a thread from `start` to `close`."""
 
-    names: Slurm's names of the nodes by their own, by which they are told of.
-    """
-
-    def __init__(self, slurm: Slurm, allocation: Allocation, job_id: int) -> None:
-        self.watchers: list[Callable[[str, str], None]] = []
+    def __init__(
+        self, slurm: Slurm, allocation: Allocation, job_id: int, watchers: Watchers
+    ) -> None:
+        self._watchers = watchers
         self._slurm, self._allocation, self._job_id = slurm, allocation, job_id
         self._names: Mapping[str, str] = {}
         self._gone: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._losses: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
 
     def start(self, names: Mapping[str, str]) -> None:
-        """Watch these nodes."""
+        """names: Slurm's names of the nodes by the nodes' own."""
         self._names = names
-        for target in (self._look, self._tell):
-            threading.Thread(target=target, name="slurm-watch", daemon=True).start()
+        self._watchers.start()
+        threading.Thread(target=self._look, name="slurm-look", daemon=True).start()
 
     def close(self) -> None:
         """End, without waiting for a question that Slurm has not answered yet."""
         self._closing.set()
-        self._losses.put(None)
+        self._watchers.close()
 
     def why_gone(self, name: str) -> str | None:
         """Why a node is not there; None where it is, as far as is known."""
@@ -64,7 +62,7 @@ class Watch:
                     known = name in self._gone
                     self._gone.setdefault(name, why)
                 if not known:
-                    self._losses.put((name, why))
+                    self._watchers.lost(name, why)
 
     def _found(self) -> dict[str, str]:
         if (why := self._allocation.gone()) is not None:
@@ -81,9 +79,3 @@ class Watch:
         except ClusterError:
             return None
         return job.text if job is not None and (job.over or job.reason) else None
-
-    def _tell(self) -> None:
-        """From a thread of its own, so that watchers may use the launcher."""
-        while (loss := self._losses.get()) is not None:
-            for watcher in list(self.watchers):
-                watcher(*loss)

@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState, SlurmError
 from pytest_mnode.launchers.slurm.launcher import Slurm
+from pytest_mnode.protocol.launcher_requests import SlurmNames
 
 RUNS = JobState(7, "x", "RUNNING", nodes=("n1",))
 
@@ -27,7 +28,7 @@ def back(
 ) -> str | None:
     """What is wrong with it; `looks`: what its step said it is."""
     made = Slurm.__new__(Slurm)
-    made.granted = SimpleNamespace(job_id=7)  # type: ignore[assignment]
+    made.job_id = 7
     node = NodeState("n1", state, frozenset(flags), "fan")
     made.slurm = SimpleNamespace(job=job, nodes=lambda _: (node,))  # type: ignore[assignment]
     seen = {"n1": "host1"} if looks is None else looks
@@ -39,7 +40,7 @@ def back(
 def test_says_what_slurm_calls_its_nodes() -> None:
     made = Slurm.__new__(Slurm)
     made._names = {"ip-10-0-0-1": "gpu1"}
-    assert made.slurm_names() == {"ip-10-0-0-1": "gpu1"}
+    assert made.ask(SlurmNames()) == {"ip-10-0-0-1": "gpu1"}
 
 
 def test_a_node_on_which_steps_run_is_back() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pytest_mnode.launchers.node import Watchers
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 from pytest_mnode.launchers.slurm import watch as module
 from pytest_mnode.launchers.slurm.allocation import Surrounding
@@ -58,7 +59,7 @@ Lost = list[tuple[str, str]]
 
 @pytest.fixture
 def watch(slurm: Told, allocation: Ended) -> Iterator[Watch]:
-    watch = Watch(slurm, allocation, 7)
+    watch = Watch(slurm, allocation, 7, Watchers("watch"))
     yield watch
     watch.close()
 
@@ -66,7 +67,7 @@ def watch(slurm: Told, allocation: Ended) -> Iterator[Watch]:
 @pytest.fixture
 def lost(watch: Watch) -> Lost:
     found: Lost = []
-    watch.watchers.append(lambda *loss: found.append(loss))
+    watch._watchers.add(lambda *loss: found.append(loss))
     watch.start(NAMES)
     return found
 

@@ -51,8 +51,8 @@ WRITE_BW = """\
 """
 
 
-def _no_launcher(method: str, *_: object) -> None:
-    raise AssertionError(f"the launcher is not asked to {method}")
+def _no_launcher(request: object) -> None:
+    raise AssertionError(f"the launcher is not asked for {request}")
 
 
 class Local(Nodes):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.controller.session import run_of
+from pytest_mnode.protocol.launcher_requests import PowerOff
 
 _NEXT = "test_next["
 
@@ -62,7 +63,7 @@ class _PowerCut:
         pool = run_of(self.config).pool
         assert pool is not None
         rack: Any = pool.launcher
-        rack.power_off(next(node for node in rack.nodes if node.name == self.node))
+        rack.ask(PowerOff(self.node))
 
 
 class _LateKill:

@@ -1,4 +1,4 @@
-"""What faults are made of: commands on a node, rules at the switch, and undoing it all."""
+"""What faults are made of: commands on a node, programs and rules at the switch, and the undo."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _tables = itertools.count(1)
 
 
 def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
-    """`undo`, done at most once, and not at all where it has undone itself.
+    """`undo`, done at most once, and not at all where nothing is left to undo.
 
-    It has where the rack is closed, and what was done within the node `on` where that node was
-    switched off meanwhile.
+    That is so after the rack was closed and, for what was done inside the node `on`, after that
+    node was switched off.
     """
-    doorway = rack.doorway(on) if on is not None else None
+    before = rack.namespace_pid(on) if on is not None else None
     left = [undo]
 
     def once() -> None:
@@ -37,7 +37,7 @@ def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
         act = left.pop()
         if on is not None:
             try:
-                if rack.doorway(on) != doorway:
+                if rack.namespace_pid(on) != before:
                     return
             except NodeLostError:
                 return
@@ -47,7 +47,7 @@ def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
 
 
 def all_undone(undos: Sequence[Undo]) -> Undo:
-    """Undoes in reverse order; every one is tried, the first error is raised."""
+    """Undo all in reverse order; each is tried, and the first error is raised."""
 
     def undo() -> None:
         with contextlib.ExitStack() as stack:
@@ -67,9 +67,9 @@ def program(name: str, package: str) -> str:
 
 
 def on_node(rack: Rack, node: Node, argv: Sequence[str], data: bytes = b"") -> str:
-    """Run a command on a node with `data` as its input; its output.
+    """Run a command on a node with `data` as its standard input; its output.
 
-    Raises ClusterError with its last words where it fails, TimeLimitError.
+    Raises ClusterError with the last line of its errors where it fails, or TimeLimitError.
     """
     (command,) = rack.commands([node], argv)
     try:
@@ -85,14 +85,14 @@ def on_node(rack: Rack, node: Node, argv: Sequence[str], data: bytes = b"") -> s
 
 
 def inside(rack: Rack, node: Node, *words: str, data: bytes = b"") -> str:
-    """Have `inside.py` do something in a node's namespaces; its output."""
+    """Run `inside.py` in a node's namespaces; its output."""
     return on_node(rack, node, [sys.executable, "-S", "-E", "-s", INSIDE, *words], data)
 
 
 def running(command: Sequence[str], what: str) -> Undo:
-    """Start a program that prints a line when it is ready; returns what ends it.
+    """Start a program that prints a line when it is ready; returns a function that ends it.
 
-    It has to end when its standard input does. Raises ClusterError with its last words.
+    The program must end when its standard input ends. Raises ClusterError with its last line.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -117,7 +117,7 @@ def running(command: Sequence[str], what: str) -> Undo:
 
 
 def processes_of(rack: Rack, node: Node) -> list[int]:
-    """Pids, as seen from here, of all that is in a node's network: on it, or about to be."""
+    """Pids, as seen from here, of all processes in a node's network namespace."""
     network = Path(f"/proc/{rack.pid_of(node)}/ns/net").stat().st_ino
     found = []
     for entry in Path("/proc").iterdir():
@@ -129,7 +129,7 @@ def processes_of(rack: Rack, node: Node) -> list[int]:
 
 
 def at_switch(rack: Rack, rules: Sequence[str]) -> Undo:
-    """nftables rules on all that the switch passes from port to port, until undone."""
+    """Apply nftables rules to what the switch forwards, until undone."""
     nft = program("nft", "nftables")
     table = f"mnode{next(_tables)}"
     chain = "type filter hook forward priority 0; " + " ".join(f"{rule};" for rule in rules)
@@ -139,3 +139,8 @@ def at_switch(rack: Rack, rules: Sequence[str]) -> Undo:
         rack.switch([nft, "delete", "table", "bridge", table])
 
     return undone_once(rack, undo)
+
+
+def nodes_of(rack: Rack) -> str:
+    """ "node0 to node3", for messages."""
+    return f"{rack.nodes[0].name} to {rack.nodes[-1].name}"
