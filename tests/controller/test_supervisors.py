@@ -23,7 +23,7 @@ WELL = ["cat"]
 
 
 @dataclass
-class RemoteOptions:
+class TwoMachines:
     """A launcher of other machines; `runs` is what is started on each in place of a gate."""
 
     runs: dict[str, list[str]]
@@ -38,7 +38,7 @@ class RemoteOptions:
         self.asked.append((nodes[0].name, *argv))
         return [self.runs[node.name] for node in nodes]
 
-    def doorway(self, node: Node) -> None:
+    def namespace_pid(self, node: Node) -> None:
         return None
 
 
@@ -47,7 +47,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gates]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
     ends = {"n0": "tcp://10.0.0.9:1", "n1": "tcp://10.1.0.9:1"}
     place = Place("ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024)
-    launcher: Any = RemoteOptions(runs)
+    launcher: Any = TwoMachines(runs)
     made = Gates(launcher, Keys("a", "b", "c"), place)
     made.open()
     try:

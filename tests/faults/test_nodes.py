@@ -181,12 +181,12 @@ def test_processors_are_rationed(rack: Rack) -> None:
         faults.inject(rack, "cpu_quota:node1")
     undo()
     assert "mnode-" not in shell(rack, 1, "cat /proc/self/cgroup /proc/1/cgroup")
-    assert _groups() == []
+    assert _groups(rack) == []
 
 
-def _groups() -> list[str]:
-    root = Path("/sys/fs/cgroup")
-    return [str(p) for p in (*root.glob("mnode-*"), *root.glob("*/mnode-*")) if p.is_dir()]
+def _groups(rack: Rack) -> list[str]:
+    root, name = Path("/sys/fs/cgroup"), f"mnode-{rack.keeper_pid}-*"
+    return [str(path) for path in (*root.glob(name), *root.glob(f"*/{name}"))]
 
 
 def test_somebody_else_is_busy(rack: Rack) -> None:

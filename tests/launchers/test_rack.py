@@ -130,7 +130,7 @@ def test_orphans_are_buried(rack: Rack, run_on: RunOn) -> None:
     assert len(output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script])).split()) == 2
 
 
-def test_an_agent_enters_nodes_by_their_doorways(rack: Rack) -> None:
+def test_an_agent_enters_nodes_by_their_pids_in_the_rack(rack: Rack) -> None:
     script = (
         "import os, sys\n"
         "from pytest_mnode.machine import namespaces\n"
@@ -144,10 +144,10 @@ def test_an_agent_enters_nodes_by_their_doorways(rack: Rack) -> None:
         "        os.wait(); os._exit(0)\n"
         "    os.waitpid(child, 0)\n"
     )
-    doorways = [str(rack.namespace_pid(node)) for node in rack.nodes]
+    pids_in_the_rack = [str(rack.namespace_pid(node)) for node in rack.nodes]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        rack.agent_command([sys.executable, "-c", script, *doorways]),
+        rack.agent_command([sys.executable, "-c", script, *pids_in_the_rack]),
         capture_output=True,
         text=True,
         check=False,
