@@ -37,7 +37,8 @@ class RestartCriterion(Criterion):
     """The same for a job that goes on with another number of ranks, which sum in another order;
     left out: checkpoints are not promised to be loaded by any other number."""
     refuses_damaged: Annotated[bool, Field(strict=True)] = True
-    """A checkpoint that was damaged after it was written is refused, and the one before is used."""
+    """A checkpoint that was damaged after it was written is refused, and the one before is used.
+    The tests of the plugin show this, because only its own code decides it."""
     checkpoint_within_s: Seconds | None = Field(None, alias="checkpoint_within")
     """The longest that a checkpoint of the job takes."""
     grace_s: Seconds = Field(30.0, alias="grace")
@@ -45,8 +46,9 @@ class RestartCriterion(Criterion):
     back_within_s: Seconds = Field(120.0, alias="back_within")
     """How long a job waits for its node to be booted again (node_loss: rebooted)."""
     steps: _Steps = 20
-    """Optimiser steps of the job, of which 10 are an epoch; a checkpoint is saved at every 4th,
-    and kills strike after the 6th and the 14th, or while the 12th is saved."""
+    """Optimiser steps of the job, of which 10 are an epoch; 16 more where a node is lost. A
+    checkpoint is saved at every 4th step. Kills come after step 6 (rank), while the checkpoint of
+    step 12 is written, after step 14 (preemption) and after step 26 (node)."""
     pause_s: Seconds = Field(0.1, alias="pause")
     """Waited after each step of the runs that are killed, so that the kill falls between the first
     step and the last: as long as a command on a node takes, divided by a few."""

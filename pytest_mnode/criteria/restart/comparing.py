@@ -1,51 +1,53 @@
-"""Two runs beside each other, number by number. Pure."""
+"""Two runs beside each other, number by number, and the samples that a run saw. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
-from pytest_mnode.criteria.restart.lives import Life
+from pytest_mnode.criteria.restart.history import Effective, Incarnation
+from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.reference_job.records import EndRecord, StepRecord
-from pytest_mnode.wrong import Wrong, found, listed
 
-Curve = Mapping[int, Mapping[int, StepRecord]]
-"""What each rank wrote, by step and rank."""
+LossCurve = Mapping[int, Mapping[int, StepRecord]]
+"""Records by step and rank."""
+Parameters = Mapping[str, Any]
+"""Arrays by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
+class Tolerance:
     """How equal two runs have to be.
 
-    tolerance: of losses, relative; 0: bit by bit, and then parameters too. source: why.
+    relative: of losses; 0: bit by bit, and then parameters too. source: where it comes from.
     same_ranks: both have as many ranks, so that what belongs to a rank can be compared.
     """
 
-    tolerance: float
+    relative: float
     source: str
     same_ranks: bool = True
 
     @property
     def exact(self) -> bool:
         """Whether parameters and optimiser state have to be equal bit by bit."""
-        return self.tolerance == 0 and self.same_ranks
+        return self.relative == 0 and self.same_ranks
 
-    def loss(self, one: float, other: float) -> bool:
-        """Whether two losses are equal enough; what is no number never is, and nothing is near to
-        infinity."""
-        if self.tolerance == 0 or not (isfinite(one) and isfinite(other)):
+    def accepts(self, one: float, other: float) -> bool:
+        """Whether two losses are equal enough; NaN equals nothing, and infinity only itself."""
+        if self.relative == 0 or not (isfinite(one) and isfinite(other)):
             return one == other
-        return abs(one - other) <= self.tolerance * max(abs(one), abs(other))
+        return abs(one - other) <= self.relative * max(abs(one), abs(other))
 
     def differences(
         self, one: Mapping[int, StepRecord], other: Mapping[int, StepRecord]
     ) -> Iterator[str]:
-        """How the same step of two runs differs, a line for each rank and number."""
+        """How the same step of two runs differs, one line per rank and number."""
         for rank in sorted(one.keys() & other.keys()):
             a, b = one[rank], other[rank]
             where = f"rank {rank} on {b.node}"
-            if not self.loss(a.loss, b.loss):
+            if not self.accepts(a.loss, b.loss):
                 yield f"{where}: loss {b.loss!r} instead of {a.loss!r}"
             if a.lr != b.lr:
                 yield f"{where}: learning rate {b.lr!r} instead of {a.lr!r}"
@@ -56,71 +58,65 @@ class Like:
                     yield f"{where}: other random states"
 
 
-def differing(whole: Curve, cut: Curve, like: Like) -> list[Wrong]:
-    """What differs from the run that was never killed, over all steps that both did."""
-    losses = _Compared(
-        "losses that differ",
-        lambda a, b: like.loss(a.loss, b.loss),
-        lambda a, b: f"{b.loss!r} instead of {a.loss!r}",
-        lambda a, b: abs(a.loss - b.loss) / (max(abs(a.loss), abs(b.loss)) or 1.0),
-    )
-    rates = _Compared(
-        "learning rates that differ",
-        lambda a, b: a.lr == b.lr,
-        lambda a, b: f"{b.lr!r} instead of {a.lr!r}",
-    )
-    states = _Compared("random states that differ", lambda a, b: a.rng == b.rng, lambda *_: "")
-    numbers = [losses, rates, states] if like.same_ranks else [losses, rates]
-    return [*(one.over(whole, cut, like) for one in numbers), _other_samples(whole, cut, like)]
+def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
+    """Numbers that differ from the uninterrupted run, over all steps that both did."""
+    pairs = list(_pairs(whole, cut, tolerance.same_ranks))
 
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """One number of each step and rank. equal(a, b): b is the one of the run that was killed."""
-
-    name: str
-    equal: Callable[[StepRecord, StepRecord], bool]
-    shown: Callable[[StepRecord, StepRecord], str]
-    far: Callable[[StepRecord, StepRecord], float] | None = None
-
-    def over(self, whole: Curve, cut: Curve, like: Like) -> Wrong:
-        """Count what differs, and name where it begins for each rank."""
-        count = pairs = 0
-        farthest = 0.0
-        first: dict[int, str] = {}
-        for step in sorted(whole.keys() & cut.keys()):
-            for rank, a, b in _paired(whole[step], cut[step], like):
-                pairs += 1
-                if self.far is not None:
-                    farthest = max(farthest, self.far(a, b))
-                if not self.equal(a, b):
-                    count += 1
-                    how = self.shown(a, b)
-                    text = f"rank {rank} on {b.node} from step {step} on" + f": {how}" * bool(how)
-                    first.setdefault(rank, text)
+    def differing(
+        name: str,
+        equal: Callable[[StepRecord, StepRecord], bool],
+        shown: Callable[[StepRecord], object] | None = None,
+        distance: str = "",
+    ) -> Measurement:
         if not pairs:
-            return Wrong(self.name, None, like.source, note="no step that both runs did")
-        note = f"of {pairs} steps and ranks"
-        if self.far is not None and farthest:
-            note += f", by {farthest:.2g} at most, relative"
-        return Wrong(self.name, count, like.source, listed(first.values()) or None, note)
+            return Measurement.unknown(name, "no step that both runs did", source=tolerance.source)
+        first: dict[int, str] = {}
+        count = 0
+        for rank, a, b in pairs:
+            if not equal(a, b):
+                count += 1
+                how = f": {shown(b)!r} instead of {shown(a)!r}" if shown else ""
+                first.setdefault(rank, f"rank {rank} on {b.node} from step {b.step} on{how}")
+        note = f"of {len(pairs)} steps and ranks{distance}"
+        return Measurement.none_allowed(
+            name, first.values(), tolerance.source, count=count, note=note
+        )
+
+    farthest = max((_relative_distance(a.loss, b.loss) for _, a, b in pairs), default=0.0)
+    distance = f", by {farthest:.2g} at most, relative" if farthest else ""
+    found = [
+        differing(
+            "losses that differ",
+            lambda a, b: tolerance.accepts(a.loss, b.loss),
+            lambda record: record.loss,
+            distance,
+        ),
+        differing(
+            "learning rates that differ", lambda a, b: a.lr == b.lr, lambda record: record.lr
+        ),
+    ]
+    if tolerance.same_ranks:
+        found.append(differing("random states that differ", lambda a, b: a.rng == b.rng))
+    return [*found, _other_samples(whole, cut, tolerance)]
 
 
-def _paired(
-    whole: Mapping[int, StepRecord], cut: Mapping[int, StepRecord], like: Like
+def _relative_distance(one: float, other: float) -> float:
+    return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+
+
+def _pairs(
+    whole: LossCurve, cut: LossCurve, same_ranks: bool
 ) -> Iterator[tuple[int, StepRecord, StepRecord]]:
-    """Rank by rank; with another number of ranks each beside any, as losses are of all of them."""
-    if like.same_ranks:
-        for rank in sorted(whole.keys() & cut.keys()):
-            yield rank, whole[rank], cut[rank]
-    elif whole:
-        some = whole[min(whole)]
-        for rank in sorted(cut):
-            yield rank, some, cut[rank]
+    """Records of the same step and rank; any rank's with another number, as losses are of all."""
+    for step in sorted(whole.keys() & cut.keys()):
+        for rank in sorted(cut[step]):
+            other = whole[step].get(rank) if same_ranks else whole[step][min(whole[step])]
+            if other is not None:
+                yield rank, other, cut[step][rank]
 
 
-def _other_samples(whole: Curve, cut: Curve, like: Like) -> Wrong:
-    """Steps whose samples, over all ranks, are not those of the run that was never killed."""
+def _other_samples(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Measurement:
+    """Steps whose samples, over all ranks, are not those of the uninterrupted run."""
     wrong = []
     for step in sorted(whole.keys() & cut.keys()):
         one, other = (
@@ -130,38 +126,104 @@ def _other_samples(whole: Curve, cut: Curve, like: Like) -> Wrong:
         if one != other:
             new = sorted(set(other) - set(one))
             wrong.append(f"step {step}: samples {new[:4] or 'missing'} that it had not")
-    return found("steps of other samples", like.source, wrong)
+    return Measurement.none_allowed("steps of other samples", wrong, tolerance.source)
 
 
-def differing_ends(whole: Life, cut: Life, like: Like) -> list[Wrong]:
+def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) -> list[Measurement]:
     """Final parameters, optimiser state and learning rate of each rank, compared bit by bit.
 
-    With a tolerance, or another number of ranks, digests say nothing; then only ends are counted.
+    With a tolerance, or another number of ranks, digests say nothing: only ends are counted then.
     """
     missing = [f"rank {rank}" for rank in range(cut.size) if _end(cut, rank) is None]
-    findings = [found("ranks that did not come to the end", like.source, missing)]
-    if not like.exact:
-        return findings
-    for name, what in (
+    source = tolerance.source
+    found = [Measurement.none_allowed("ranks that did not come to the end", missing, source)]
+    if not tolerance.exact:
+        return found
+    ends = [(rank, _end(whole, rank), _end(cut, rank)) for rank in range(cut.size)]
+    both = [(rank, a, b) for rank, a, b in ends if a is not None and b is not None]
+    for field, name in (
         ("parameters", "final parameters that differ"),
         ("optimiser", "final optimiser states that differ"),
         ("lr", "final learning rates that differ"),
     ):
-        wrong = []
-        known = 0
-        for rank in range(cut.size):
-            a, b = _end(whole, rank), _end(cut, rank)
-            if a is not None and b is not None:
-                known += 1
-                if getattr(a, name) != getattr(b, name):
-                    wrong.append(f"rank {rank} on {b.node}")
-        if not known:
-            findings.append(Wrong(what, None, like.source, note="no rank came to the end in both"))
-        else:
-            findings.append(found(what, like.source, wrong))
-    return findings
+        if not both:
+            why = "no rank came to the end in both"
+            found.append(Measurement.unknown(name, why, source=source))
+            continue
+        wrong = [
+            f"rank {rank} on {b.node}"
+            for rank, a, b in both
+            if getattr(a, field) != getattr(b, field)
+        ]
+        found.append(Measurement.none_allowed(name, wrong, source))
+    return found
 
 
-def _end(life: Life, rank: int) -> EndRecord | None:
-    own = life.by_rank.get(rank)
+def _end(incarnation: Incarnation, rank: int) -> EndRecord | None:
+    own = incarnation.by_rank.get(rank)
     return None if own is None or own.end is None or own.end.preempted else own.end
+
+
+def samples_not_seen_once(
+    effective: Iterable[Effective], samples: int, consumed: int
+) -> Measurement:
+    """Samples that an epoch did not see exactly once, over all ranks.
+
+    samples: of one epoch. consumed: by the whole run. An unfinished epoch may miss as many samples
+    as it left, but none may come twice.
+    """
+    seen: dict[int, dict[int, list[str]]] = {}
+    for one in effective:
+        for rank, record in one.by_rank.items():
+            for sample in record.samples:
+                where = f"step {one.step} on rank {rank}"
+                seen.setdefault(record.epoch, {}).setdefault(sample, []).append(where)
+    finished, left = divmod(consumed, samples)
+    wrong = []
+    for epoch in range(finished + bool(left)):
+        in_epoch = seen.pop(epoch, {})
+        for sample, places in sorted(in_epoch.items()):
+            if not 0 <= sample < samples:
+                wrong.append(f"sample {sample} of epoch {epoch}: there is none")
+            elif len(places) > 1:
+                times = f"{len(places)} times, {', '.join(places)}"
+                wrong.append(f"sample {sample} of epoch {epoch}: {times}")
+        if epoch < finished:
+            missing = sorted(set(range(samples)) - in_epoch.keys())
+            wrong += [f"sample {sample} of epoch {epoch}: not seen" for sample in missing]
+        elif len(in_epoch) != left:
+            wrong.append(f"epoch {epoch}: {len(in_epoch)} samples in place of {left}")
+    wrong += [f"epoch {epoch}: beyond the end of the run" for epoch in sorted(seen)]
+    return Measurement.none_allowed(
+        "samples not seen exactly once",
+        wrong,
+        f"{finished} whole epochs of {samples} samples and {left} more, over all ranks",
+    )
+
+
+def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance) -> Measurement:
+    """The largest difference of final parameters, relative to the largest of them."""
+    import numpy as np
+
+    name, bound = "final parameters, largest difference", at_most(tolerance.relative)
+    source = tolerance.source
+
+    def unknown(why: str) -> Measurement:
+        return Measurement.unknown(name, why, expected=bound, source=source)
+
+    if one.keys() != other.keys() or not one:
+        return unknown(f"only in one: {sorted(one.keys() ^ other.keys())}")
+    if any(one[key].shape != other[key].shape for key in one):
+        return unknown("of other shapes")
+    odd = [
+        key for key in one if not (np.isfinite(one[key]).all() and np.isfinite(other[key]).all())
+    ]
+    if odd:
+        # A difference from NaN or infinity has no size: it counts as all of the value.
+        note = f"not finite: {listed(odd)}"
+        return Measurement(name, 1.0, "", bound, source, odd[0], note)
+    largest = max((float(np.abs(value).max(initial=0.0)) for value in one.values()), default=0.0)
+    distance = {key: float(np.abs(one[key] - other[key]).max(initial=0.0)) for key in one}
+    worst = max(distance, key=lambda key: distance[key])
+    note = f"relative to {largest:.4g}, the largest of all; in {worst}"
+    return Measurement(name, distance[worst] / (largest or 1.0), "", bound, source, worst, note)

@@ -1,111 +1,142 @@
 """A run that was killed beside one that was not: what is wrong with how it came back. Pure.
 
-Each question is one function from histories to a finding; `judge` asks all of them. A question
-that cannot be answered is a finding without a value, which is inconclusive.
+A question that cannot be answered is a measurement without a value, which is inconclusive.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.restart.comparing import Like, differing, differing_ends
-from pytest_mnode.criteria.restart.evidence import Struck
-from pytest_mnode.criteria.restart.findings import EVERY_STEP, Finding
-from pytest_mnode.criteria.restart.lives import History
+from pytest_mnode.criteria.restart.comparing import (
+    Tolerance,
+    compared_ends,
+    compared_steps,
+    samples_not_seen_once,
+)
+from pytest_mnode.criteria.restart.history import History
 from pytest_mnode.criteria.restart.resuming import (
+    EVERY_STEP,
+    KillReport,
     came_back,
     first_new_step,
-    of_the_kill,
-    of_the_resume,
+    judge_kill,
+    judge_loading,
 )
-from pytest_mnode.criteria.restart.sampling import samples_not_seen_once
-from pytest_mnode.wrong import Wrong, found, listed
+from pytest_mnode.measurement import Measurement, at_most, listed
 
-SAME_SEED = "beside a run with the same seed that was never killed"
+_SAME_SEED = "beside a run with the same seed that was never killed"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What the runs were to do, and what is promised of them.
 
-    steps: in all; samples: of one epoch; batch: samples a step over all ranks. like: how equal
-    losses have to be. within_s: from the kill to the first new step, None: not promised.
+    steps: in all; samples: of one epoch; batch: samples per step over all ranks. within_s: from
+    the kill to the first new step, None: not promised.
     """
 
     steps: int
     samples: int
     batch: int
-    like: Like
+    tolerance: Tolerance
     within_s: float | None = None
 
 
-def judge(whole: History, cut: History, struck: Struck, terms: Terms) -> list[Finding]:
-    """All findings on one kill of a run. whole: of the run that was never killed."""
-    until = History(cut.lives[: struck.lives], cut.stray)
-    since = History(until.lives[struck.killed :], cut.stray)
-    unfit = struck.missed or _unfit(whole, since, terms)
-    if not unfit and _over_before(since, struck, terms.steps):
+def judge(whole: History, cut: History, kill: KillReport, terms: Terms) -> list[Measurement]:
+    """All measurements of one kill of the run `cut`. whole: the uninterrupted run."""
+    until = History(cut.incarnations[: kill.incarnations], cut.stray)
+    since = History(until.incarnations[kill.incarnation :], cut.stray)
+    unfit = kill.missed or _unfit(whole, since, terms)
+    if not unfit and _over_before(since, kill, terms.steps):
         unfit = "the run was over before the kill: more steps, or a longer pause, are needed"
     if unfit:
-        return [came_back(since, struck, unfit)]
-    findings: list[Finding] = [came_back(since, struck), *of_the_kill(since, struck)]
-    if len(since.lives) > 1:
-        findings += of_the_resume(since, struck, until.lives[0].began_by_rank_0)
-        findings.append(first_new_step(since, struck, terms.within_s))
-        findings += _compared(whole, since, until, struck, terms)
-    return findings
+        return [came_back(since, kill, unfit)]
+    found = [came_back(since, kill), *judge_kill(since, kill)]
+    if len(since.incarnations) > 1:
+        found += judge_loading(since, kill, until.incarnations[0].began_by_rank_0)
+        found.append(first_new_step(since, kill, terms.within_s))
+        found += _judge_course(whole, since, until, kill, terms)
+    return found
 
 
-def judge_resume(whole: History, cut: History, terms: Terms) -> list[Finding]:
-    """Findings on a run that was ended and resumed, and is over: what it did, not how it died."""
+def judge_resume(whole: History, cut: History, terms: Terms) -> list[Measurement]:
+    """Measurements of a run that was ended, resumed and finished: what it did, not how it died."""
     unfit = _unfit(whole, cut, terms)
     if unfit:
-        return [Wrong("comparisons that could not be made", None, SAME_SEED, note=unfit)]
+        name = "comparisons that could not be made"
+        return [Measurement.unknown(name, unfit, source=_SAME_SEED)]
     return [
-        *steps_and_numbers(whole, cut, terms.steps, terms.like),
-        steps_too_many(cut, terms.steps),
+        *_steps_and_numbers(whole, cut, terms.steps, terms.tolerance),
+        _wrong_ends(cut, terms.steps),
         samples_not_seen_once(cut.effective(), terms.samples, terms.steps * terms.batch),
-        *differing_ends(whole.lives[-1], cut.lives[-1], terms.like),
+        *compared_ends(whole.incarnations[-1], cut.incarnations[-1], terms.tolerance),
     ]
 
 
-def _compared(
-    whole: History, since: History, until: History, struck: Struck, terms: Terms
-) -> list[Finding]:
-    """What the run that came back did, up to its end or to the kill that followed."""
-    over = struck.lives is None
-    last = terms.steps if over else since.lives[-1].last_common_step
-    # What a life did that was resumed itself was judged with the kill before it.
-    known = since.lives[1].loaded if struck.killed else 0
-    findings = steps_and_numbers(whole, since, last, terms.like, known)
-    if over:
-        findings.append(steps_too_many(since, terms.steps))
-    counted = [one for one in until.effective() if one.step <= last]
-    findings.append(samples_not_seen_once(counted, terms.samples, last * terms.batch))
-    if over:
-        findings += differing_ends(whole.lives[-1], since.lives[-1], terms.like)
-    return findings
+def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> list[Measurement]:
+    """The longest time of a checkpoint over all ranks, and the size of all files.
 
-
-def steps_and_numbers(
-    whole: History, cut: History, last: int, like: Like, known: int = 0
-) -> list[Finding]:
-    """Each step once, up to `last`, and with the numbers of the run that was never killed.
-
-    known: step up to which numbers are not compared.
+    expected: how many checkpoints the run saves.
     """
-    curve = {step: found for step, found in cut.curve().items() if known < step <= last}
+    name, source = "time of a checkpoint, the longest", "criteria.restart.checkpoint_within"
+    bound = None if within_s is None else at_most(within_s)
+    written = [
+        (record, own.start.node)
+        for incarnation in whole.incarnations
+        for own in incarnation.by_rank.values()
+        for record in own.checkpoints
+    ]
+    steps = {record.step for record, _ in written}
+    if len(steps) < expected:
+        why = f"{len(steps)} of {expected} checkpoints were written"
+        return [Measurement.unknown(name, why, unit="s", expected=bound, source=source)]
+    longest, node = max(written, key=lambda pair: pair[0].seconds)
+    largest = max(record.bytes for record, _ in written)
+    note = f"{len(steps)} of them, step {longest.step} the longest"
+    culprit = f"rank {longest.rank} on {node}, step {longest.step}"
     return [
-        steps_not_done_once(cut, last),
-        *differing(whole.curve(), curve, like),
-        again_differently(cut, like),
+        Measurement(name, longest.seconds, "s", bound, source if bound else "", culprit, note),
+        Measurement("size of a checkpoint", largest / 1e6, "MB", note="all files of all ranks"),
     ]
 
 
-def steps_not_done_once(cut: History, last: int) -> Wrong:
+def _judge_course(
+    whole: History, since: History, until: History, kill: KillReport, terms: Terms
+) -> list[Measurement]:
+    """What the run that came back did, up to its end or to the next kill."""
+    over = kill.incarnations is None
+    last = terms.steps if over else since.incarnations[-1].last_common_step
+    # An incarnation that was itself a resume was judged with the kill before it.
+    judged_before = since.incarnations[1].loaded if kill.incarnation else 0
+    found = _steps_and_numbers(whole, since, last, terms.tolerance, judged_before)
+    if over:
+        found.append(_wrong_ends(since, terms.steps))
+    counted = [one for one in until.effective() if one.step <= last]
+    found.append(samples_not_seen_once(counted, terms.samples, last * terms.batch))
+    if over:
+        found += compared_ends(whole.incarnations[-1], since.incarnations[-1], terms.tolerance)
+    return found
+
+
+def _steps_and_numbers(
+    whole: History, cut: History, last: int, tolerance: Tolerance, judged_before: int = 0
+) -> list[Measurement]:
+    """Each step once, up to `last`, and with the numbers of the uninterrupted run.
+
+    judged_before: the step up to which numbers are not compared again.
+    """
+    curve = {step: found for step, found in cut.curve().items() if judged_before < step <= last}
+    return [
+        _steps_not_done_once(cut, last),
+        *compared_steps(whole.curve(), curve, tolerance),
+        _redone_differently(cut, tolerance),
+    ]
+
+
+def _steps_not_done_once(cut: History, last: int) -> Measurement:
     """Steps that are missing from what counts, or there more than once."""
-    first, loaded = cut.lives[0].loaded + 1, cut.lives[-1].loaded
-    sizes = {life.number: life.size for life in cut.lives}
+    first, loaded = cut.incarnations[0].loaded + 1, cut.incarnations[-1].loaded
+    sizes = {one.number: one.size for one in cut.incarnations}
     times: dict[int, int] = {}
     lacking = []
     for one in cut.effective():
@@ -113,7 +144,7 @@ def steps_not_done_once(cut: History, last: int) -> Wrong:
         if one.step <= last:
             lacking += [
                 f"step {one.step} of rank {rank}: nothing written"
-                for rank in range(sizes[one.life])
+                for rank in range(sizes[one.incarnation])
                 if rank not in one.by_rank
             ]
     missing = [
@@ -122,67 +153,70 @@ def steps_not_done_once(cut: History, last: int) -> Wrong:
         if step not in times
     ]
     double = [f"step {step}: done {n} times" for step, n in sorted(times.items()) if n > 1]
-    made = found("steps missing or done twice", EVERY_STEP, [*missing, *double, *lacking])
-    note = f"steps {first} to {last} over {len(cut.lives)} starts"
-    return Wrong(made.name, made.count, made.source, made.culprit, note)
+    wrong = [*missing, *double, *lacking]
+    note = f"steps {first} to {last} over {len(cut.incarnations)} starts"
+    return Measurement.none_allowed("steps missing or done twice", wrong, EVERY_STEP, note=note)
 
 
-def steps_too_many(cut: History, steps: int) -> Wrong:
-    """Steps done beyond those that there are, and ranks that ended with another number."""
+def _wrong_ends(cut: History, steps: int) -> Measurement:
+    """Steps beyond the last one, and ranks that ended with another number of steps."""
     beyond = [f"step {one.step} of {steps}" for one in cut.effective() if one.step > steps]
-    ends = {rank: own.end for rank, own in cut.lives[-1].by_rank.items()}
+    ends = {rank: own.end for rank, own in cut.incarnations[-1].by_rank.items()}
     others = [
         f"rank {rank} on {end.node} ended with {end.steps} of {steps} steps"
         for rank, end in ends.items()
         if end is not None and not end.preempted and end.steps != steps
     ]
-    return found("ends at another step", "a run ends after the steps it has", [*beyond, *others])
+    source = "a run ends after the steps it has"
+    return Measurement.none_allowed("ends at another step", [*beyond, *others], source)
 
 
-def again_differently(cut: History, like: Like) -> Wrong:
-    """Steps that were done again, and came out otherwise than the first time."""
-    curve, differ = cut.curve(), []
-    again = cut.taken_back()
-    for one in again:
-        if one.step in curve:
-            texts = like.differences(one.by_rank, curve[one.step])
-            differ += [f"step {one.step}: {text}" for text in texts]
+def _redone_differently(cut: History, tolerance: Tolerance) -> Measurement:
+    """Steps that were done again with another result than the first time."""
+    curve, redone = cut.curve(), cut.redone()
+    differ = [
+        f"step {one.step}: {text}"
+        for one in redone
+        if one.step in curve
+        for text in tolerance.differences(one.by_rank, curve[one.step])
+    ]
     source = "what is redone replaces what was lost, and is equal to it"
-    made = found("steps done again with another result", source, differ)
-    note = f"{len({one.step for one in again})} steps were done again"
-    return Wrong(made.name, made.count, made.source, made.culprit, note)
+    note = f"{len({one.step for one in redone})} steps were done again"
+    name = "steps done again with another result"
+    return Measurement.none_allowed(name, differ, source, note=note)
 
 
-def _over_before(since: History, struck: Struck, steps: int) -> bool:
-    """Whether the kill found nothing to do: all steps were done, or were in spite of it."""
-    life = since.lives[0]
-    if life.last_step_until(struck.at) >= steps:
+def _over_before(since: History, kill: KillReport, steps: int) -> bool:
+    """Whether the kill found nothing to do: all steps were done, or were done in spite of it."""
+    first = since.incarnations[0]
+    if first.last_step_until(kill.at) >= steps:
         return True
-    ends = [own.end for own in life.by_rank.values()]
-    alone = len(since.lives) == 1 and not life.silent
+    ends = [own.end for own in first.by_rank.values()]
+    alone = len(since.incarnations) == 1 and not first.silent
     return alone and all(end is not None and end.steps >= steps for end in ends)
 
 
 def _unfit(whole: History, cut: History, terms: Terms) -> str:
     """Why these runs cannot be compared; "" where they can."""
-    if not whole.lives:
+    if not whole.incarnations:
         return f"the run that was not to be killed wrote no records{_stray(whole)}"
-    life = whole.lives[-1]
+    last = whole.incarnations[-1]
     expected = list(range(1, terms.steps + 1))
-    done = {rank: [s.step for s in own.steps] for rank, own in life.by_rank.items()}
-    silent = life.silent or [r for r, own in life.by_rank.items() if own.end is None]
+    done = {rank: [s.step for s in own.steps] for rank, own in last.by_rank.items()}
+    silent = last.silent or [rank for rank, own in last.by_rank.items() if own.end is None]
     lacking = [rank for rank, steps in done.items() if steps != expected]
-    if len(whole.lives) > 1 or silent or lacking:
+    if len(whole.incarnations) > 1 or silent or lacking:
         fewest = min(len(set(steps) & set(expected)) for steps in done.values())
         whose = f", ranks {silent} did not end" if silent else ""
         whose += f", ranks {lacking} have not each step once" if lacking else ""
         return (
             f"the run that was not to be killed did {fewest} of {terms.steps} steps in "
-            f"{len(whole.lives)} starts{whose}{_stray(whole)}"
+            f"{len(whole.incarnations)} starts{whose}{_stray(whole)}"
         )
-    if not cut.lives:
+    if not cut.incarnations:
         return f"the run that was killed wrote no records{_stray(cut)}"
-    silent = sorted({rank for one in (cut.lives[0], cut.lives[-1]) for rank in one.silent})
+    ends = (cut.incarnations[0], cut.incarnations[-1])
+    silent = sorted({rank for one in ends for rank in one.silent})
     return f"nothing written by ranks {silent}{_stray(cut)}" if silent else ""
 
 

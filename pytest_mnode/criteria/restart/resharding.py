@@ -1,4 +1,4 @@
-"""A checkpoint of one number of ranks, gone on from with others."""
+"""A checkpoint of one number of ranks, from which other numbers of ranks go on."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.restart import watching
-from pytest_mnode.criteria.restart.findings import Finding
-from pytest_mnode.criteria.restart.judging import Terms, judge_resume
-from pytest_mnode.criteria.restart.planning import config_for, device_for, like_resharded
-from pytest_mnode.criteria.restart.resuming import completed
-from pytest_mnode.criteria.restart.warming import (
-    Parameters,
-    finished,
-    killed_after,
-    last_line,
-    parameters_differ,
+from pytest_mnode.criteria.restart import run_files, warm_runs
+from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
+from pytest_mnode.criteria.restart.judging import judge_resume
+from pytest_mnode.criteria.restart.plan import (
+    config_for,
+    device_for,
+    resharded_tolerance,
+    terms_of,
 )
+from pytest_mnode.criteria.restart.resuming import completed
 from pytest_mnode.errors import RankError
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.restart import RestartCriterion
-from pytest_mnode.wrong import Wrong
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
-    from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
 _KILLED_AFTER = 10
+_DID_NOT_GO_ON = "runs that did not go on"
+_SOURCE = "checkpoints are loaded by any number of ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +42,11 @@ class Size:
         return len(self.nodes) * self.per_node
 
 
-@dataclass(frozen=True, slots=True)
-class Resharded:
-    """What came of going on with another number of ranks; `sizes` says which."""
-
-    sizes: str
-    findings: Sequence[Finding]
-
-    def record(self, measure: Measure) -> None:
-        """Have every finding judged with the test, under its sizes."""
-        for finding in self.findings:
-            replace(finding, name=f"{self.sizes}: {finding.name}").record(measure)
-
-
 def sizes(nodes: Sequence[str], per_node: int, doubled: bool) -> tuple[Size, list[Size]]:
-    """What a checkpoint is saved on, and what it is resumed on: half, and twice as many.
+    """Where a checkpoint is saved, and where it is resumed: on half and twice as many ranks.
 
-    doubled: whether a node can have twice as many ranks; where it cannot, for they would share
-    accelerators, what is saved on half of the nodes is resumed on all, and on a quarter.
+    doubled: whether a node can have twice as many ranks. Where ranks would share accelerators, half
+    of the nodes save, and all of them and a quarter resume.
     """
     names = tuple(nodes)
     half = Size(names[: max(1, len(names) // 2)], per_node)
@@ -71,65 +57,64 @@ def sizes(nodes: Sequence[str], per_node: int, doubled: bool) -> tuple[Size, lis
     return half, [*smaller, Size(names, per_node)]
 
 
-def judged_on_other_sizes(
+def judge_other_sizes(
     promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
-) -> list[Resharded]:
+) -> list[Measurement]:
     """Save on some ranks, kill them, and go on with half and twice as many, in warm ranks.
 
-    Compared with a run of the first size that nobody killed; without dropout, whose masks are
-    each rank's own.
+    Compared with an uninterrupted run of the first size; without dropout, whose masks each rank
+    draws for itself.
     """
-    place = watching.shared_place(cluster, spec, base)
-    if isinstance(place, str):
+    shared = run_files.shared_directory(cluster, spec, base)
+    if isinstance(shared, str):
         why = "ranks of another number need the files of those that saved"
-        return [Resharded("resharding", [Wrong("runs that did not go on", None, why, note=place)])]
+        return [Measurement.unknown(f"resharding: {_DID_NOT_GO_ON}", shared, source=why)]
     saved_on, resumed_on = sizes(
         cluster.nodes, cluster.procs_per_node, not spec.accelerators.per_node
     )
     batch = 2 * max(size.ranks for size in (saved_on, *resumed_on))
     config = config_for(promise, batch, device_for(spec))
-    config = replace(config, dropout=0.0, reshard=True, pause_s=0.0)
-    eye, at = cluster.nodes[0], (saved_on.nodes, saved_on.per_node)
-    found = []
+    config = replace(config, steps=promise.steps, dropout=0.0, reshard=True, pause_s=0.0)
+    tolerance = resharded_tolerance(promise)
+    terms = terms_of(config, tolerance)
+    node, at = cluster.nodes[0], (saved_on.nodes, saved_on.per_node)
+    found: list[Measurement] = []
     with (
-        watching.run_directory(cluster, eye, place, "whole") as whole_at,
-        watching.run_directory(cluster, eye, place, "saved") as saved_at,
+        run_files.run_directory(cluster, node, shared, "whole") as whole_at,
+        run_files.run_directory(cluster, node, shared, "saved") as saved_at,
     ):
-        expected = finished(cluster, replace(config, directory=whole_at), *at)
-        whole = watching.read_history(cluster, eye, whole_at, base / "reshard-whole")
-        killed_after(cluster, replace(config, directory=saved_at), *at, _KILLED_AFTER)
+        expected = warm_runs.finished(cluster, replace(config, directory=whole_at), *at)
+        whole = run_files.read_history(cluster, node, whole_at, base / "reshard-whole")
+        warm_runs.killed_after(cluster, replace(config, directory=saved_at), *at, _KILLED_AFTER)
         for size in resumed_on:
-            with watching.run_directory(cluster, eye, place, "resharded") as there:
-                watching.copy_run(cluster, eye, saved_at, there)
-                moved = replace(config, directory=there)
-                came_to = finished(cluster, moved, size.nodes, size.per_node)
+            with run_files.run_directory(cluster, node, shared, "resharded") as resumed_at:
+                run_files.copy_run(cluster, node, saved_at, resumed_at)
+                moved = replace(config, directory=resumed_at)
+                final = warm_runs.finished(cluster, moved, size.nodes, size.per_node)
                 into = base / f"resharded-{size.ranks}"
-                cut = watching.read_history(cluster, eye, there, into)
-            named = f"{saved_on.ranks} to {size.ranks} ranks"
-            like = like_resharded(promise)
-            terms = Terms(config.steps, config.samples, config.global_batch, like)
-            findings: list[Finding] = [_went_on(came_to, expected)]
-            if isinstance(came_to, RankError) or isinstance(expected, RankError):
-                found.append(Resharded(named, findings))
-                continue
-            resumed = cut.lives[-1]
-            saved = max(completed(cut.lives[0]), default=0)
-            culprit = f"the resume: went on from step {resumed.loaded}, and {saved} was saved"
-            lost = abs(saved - resumed.loaded)
-            findings.append(
-                Wrong("steps lost", lost, like.source, culprit if lost else None, f"from {saved}")
-            )
-            findings += judge_resume(whole, cut, terms)
-            findings.append(parameters_differ(expected, came_to, like.tolerance, like.source))
-            found.append(Resharded(named, findings))
+                cut = run_files.read_history(cluster, node, resumed_at, into)
+            of_size = [_went_on(final, expected)]
+            if not isinstance(final, RankError) and not isinstance(expected, RankError):
+                saved = max(completed(cut.incarnations[0]), default=0)
+                loaded = cut.incarnations[-1].loaded
+                culprit = f"the resume: went on from step {loaded}, and {saved} was saved"
+                lost = Measurement.none_allowed(
+                    "steps lost",
+                    [culprit],
+                    tolerance.source,
+                    count=abs(saved - loaded),
+                    note=f"from {saved}",
+                )
+                of_size += [lost, *judge_resume(whole, cut, terms)]
+                of_size.append(compared_parameters(expected, final, tolerance))
+            label = f"{saved_on.ranks} to {size.ranks} ranks"
+            found += [replace(one, name=f"{label}: {one.name}") for one in of_size]
     return found
 
 
-def _went_on(came_to: Parameters | RankError, expected: Parameters | RankError) -> Wrong:
-    name, source = "runs that did not go on", "checkpoints are loaded by any number of ranks"
+def _went_on(final: Parameters | RankError, expected: Parameters | RankError) -> Measurement:
     if isinstance(expected, RankError):
-        why = f"the run to compare with failed: {last_line(expected)}"
-        return Wrong(name, None, source, note=why)
-    if isinstance(came_to, RankError):
-        return Wrong(name, 1, source, last_line(came_to))
-    return Wrong(name, 0, source)
+        why = f"the run to compare with failed: {warm_runs.last_line(expected)}"
+        return Measurement.unknown(_DID_NOT_GO_ON, why, source=_SOURCE)
+    failed = [warm_runs.last_line(final)] if isinstance(final, RankError) else []
+    return Measurement.none_allowed(_DID_NOT_GO_ON, failed, _SOURCE)

@@ -1,170 +1,217 @@
-"""How a run died and came back: wholly, from the right checkpoint, in time. Pure.
+"""How a run was killed and came back: completely, from the right checkpoint, in time. Pure.
 
-The histories here begin with the life that was killed.
+The histories here begin with the incarnation that was killed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from pytest_mnode.criteria.restart.evidence import Struck
-from pytest_mnode.criteria.restart.findings import EVERY_STEP, Figure, Finding
-from pytest_mnode.criteria.restart.lives import History, Life
-from pytest_mnode.wrong import Wrong, found, listed
+from pytest_mnode.criteria.restart.history import History, Incarnation
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals, listed
 
-_CLOCKS_S = 5.0
-"""By so much clocks of nodes may differ, and a step be seen late over a shared file system."""
+EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
+_CLOCK_TOLERANCE_S = 5.0
+"""Clocks of nodes may differ, and a step be seen late over a shared file system, by this much."""
 
 
-def came_back(cut: History, struck: Struck, unfit: str = "") -> Wrong:
-    """Whether the job trained again without anybody's hands. unfit: why nobody can tell."""
+@dataclass(frozen=True, slots=True)
+class StoreListing:
+    """The store after the kill and before anything was loaded, newest first.
+
+    complete: steps of complete checkpoints. unfinished: steps of the others, with the reason.
+    """
+
+    complete: tuple[int, ...]
+    unfinished: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def newest(self) -> int:
+        """The newest complete one; 0 where there is none: to begin anew loses nothing then."""
+        return max(self.complete, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class KillReport:
+    """One kill, and what followed.
+
+    what: in words, such as "SIGKILL of rank 1 on node1". at: wall clock, s; clock: whose.
+    incarnation: number of the one that it ended, from 0. incarnations: how many there were at the
+    next kill; None: it was the last kill of the run.
+    listing: None where the store could not be seen between the kill and the next incarnation.
+    alive: "pid on node" of processes of the killed incarnation that ran while the next one
+    trained; None where that is not known.
+    came_back: whether it trained again, and after the last kill to its end; None where that could
+    not be seen; ended_how: how it ended instead, or why it was not seen.
+    preempted: it was told to end, and may lose nothing; late: nodes on which it had to be killed
+    when the time to save was over. in_writing: the step whose checkpoint was being written.
+    missed: why there was no kill; then nothing else counts.
+    between_s: shortest and longest time from the kill until all ranks had done a step again, by
+    the controller's monotonic clock; None where it did not see that.
+    """
+
+    what: str
+    at: float
+    clock: str
+    incarnation: int = 0
+    incarnations: int | None = None
+    listing: StoreListing | None = None
+    alive: Sequence[str] | None = None
+    came_back: bool | None = False
+    ended_how: str = ""
+    preempted: bool = False
+    late: Sequence[str] = ()
+    in_writing: int | None = None
+    notes: Sequence[str] = ()
+    missed: str = ""
+    between_s: tuple[float, float] | None = None
+
+
+def came_back(cut: History, kill: KillReport, unfit: str = "") -> Measurement:
+    """Whether the job trained again by itself. unfit: why that cannot be judged."""
     name = "kills that the job did not come back from"
     source = "torchrun restarts ranks, the launcher requeues jobs"
-    lives = len(cut.lives)
-    if unfit:
-        return Wrong(name, None, source, note=unfit)
-    if struck.came_back is None:
-        return Wrong(name, None, source, note=struck.ended_how)
-    if lives < 2:
-        why = f"no rank trained again after {struck.what}; {struck.ended_how}".rstrip("; ")
-        return Wrong(name, 1, source, culprit=why)
-    if not struck.came_back:
-        why = f"started again after {struck.what}, and did not go on: {struck.ended_how}"
-        return Wrong(name, 1, source, culprit=why)
-    more = f", at the start number {lives - 1} after it" if lives > 2 else ""
-    return Wrong(name, 0, source, note="; ".join([f"after {struck.what}{more}", *struck.notes]))
+    started = len(cut.incarnations)
+    if unfit or kill.came_back is None:
+        return Measurement.unknown(name, unfit or kill.ended_how, source=source)
+    culprits = []
+    if started < 2:
+        culprits = [f"no rank trained again after {kill.what}; {kill.ended_how}".rstrip("; ")]
+    elif not kill.came_back:
+        culprits = [f"started again after {kill.what}, and did not go on: {kill.ended_how}"]
+    more = f", at the start number {started - 1} after it" if started > 2 else ""
+    note = "" if culprits else "; ".join([f"after {kill.what}{more}", *kill.notes])
+    return Measurement.none_allowed(name, culprits, source, note=note)
 
 
-def of_the_kill(cut: History, struck: Struck) -> Iterator[Finding]:
-    """Whether the kill was one, and all of it."""
-    alive = struck.alive
-    yield Wrong(
-        "processes that outlived the kill",
-        None if alive is None else len(alive),
-        "what is left of a killed run writes over the one that follows",
-        listed(alive) or None if alive is not None else None,
-        f"of {sum(map(len, cut.lives[0].processes.values()))} ranks"
-        if alive is not None
-        else "not found out whether there were any",
-    )
-    if struck.gently:
+def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
+    """Whether the kill was complete, and hit what it was meant to hit."""
+    name = "processes that outlived the kill"
+    source = "what is left of a killed run writes over the one that follows"
+    if kill.alive is None:
+        yield Measurement.unknown(name, "not found out whether there were any", source=source)
+    else:
+        note = f"of {sum(map(len, cut.incarnations[0].processes.values()))} ranks"
+        yield Measurement.none_allowed(name, kill.alive, source, note=note)
+    if kill.preempted:
         source = "a job that is told to end saves and ends in the time it is given"
-        yield found("nodes killed when the time to save was over", source, struck.late)
-    if struck.in_writing is not None:
-        unfinished = struck.shelf.unfinished if struck.shelf is not None else ()
-        hit = any(step == struck.in_writing for step, _ in unfinished)
-        yield Wrong(
+        name = "nodes killed when the time to save was over"
+        yield Measurement.none_allowed(name, kill.late, source)
+    if kill.in_writing is not None:
+        unfinished = kill.listing.unfinished if kill.listing is not None else ()
+        hit = any(step == kill.in_writing for step, _ in unfinished)
+        seen = "its directory was there, not complete" if hit else "no unfinished one was found"
+        yield Measurement(
             "kills that missed the writing of a checkpoint",
             0 if hit else None,
+            "",
+            equals(0),
             "only a kill in the middle of writing shows that half a checkpoint is not used",
-            note=f"checkpoint of step {struck.in_writing}: "
-            + ("its directory was there, not complete" if hit else "no unfinished one was found"),
+            note=f"checkpoint of step {kill.in_writing}: {seen}",
         )
 
 
-def of_the_resume(cut: History, struck: Struck, began: float | None) -> Iterator[Finding]:
-    """Whether the newest complete checkpoint was loaded, by all ranks, and was of this run.
+def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterator[Measurement]:
+    """Whether all ranks loaded the newest complete checkpoint, and it was of this run.
 
     began: when the run was started first, by the wall clock of rank 0, which also dates
     checkpoints; None where that is not known.
     """
-    killed, resumed = cut.lives[0], cut.lives[1]
-    yield _lost(killed, resumed, struck)
+    killed, resumed = cut.incarnations[0], cut.incarnations[1]
+    yield _lost_steps(killed, resumed, kill)
     loaded = {rank: own.start.loaded for rank, own in resumed.by_rank.items()}
-    yield found(
-        "ranks that loaded another checkpoint than rank 0",
-        EVERY_STEP,
-        [
-            f"rank {rank} on {own.start.node} loaded {shown(own.start.loaded)}, "
-            f"rank 0 {shown(loaded.get(0))}"
-            for rank, own in resumed.by_rank.items()
-            if own.start.loaded != loaded.get(0)
-        ],
-    )
-    yield _newer(resumed, began)
+    others = [
+        f"rank {rank} on {own.start.node} loaded {_shown(own.start.loaded)}, "
+        f"rank 0 {_shown(loaded.get(0))}"
+        for rank, own in resumed.by_rank.items()
+        if own.start.loaded != loaded.get(0)
+    ]
+    name = "ranks that loaded another checkpoint than rank 0"
+    yield Measurement.none_allowed(name, others, EVERY_STEP)
+    yield _age_of_checkpoint(resumed, began)
 
 
-def _lost(killed: Life, resumed: Life, struck: Struck) -> Wrong:
-    if struck.gently:
+def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> Measurement:
+    if kill.preempted:
         name, newest = "steps lost though it was told to end", killed.last_step
     else:
         name = "steps lost beyond the newest complete checkpoint"
-        if struck.shelf is None:
+        if kill.listing is None:
             why = "the store was not seen between the kill and the next start"
-            return Wrong(name, None, EVERY_STEP, note=why)
-        newest = max([struck.shelf.newest, *completed(killed)])
+            return Measurement.unknown(name, why, source=EVERY_STEP)
+        newest = max([kill.listing.newest, *completed(killed)])
     lost = newest - resumed.loaded
     refused = listed(text for own in resumed.by_rank.values() for text in own.start.refused)
-    again = max(0, killed.last_step - resumed.loaded)
-    note = f"loaded {shown(resumed.loaded or None)}; {again} steps done again"
+    loaded = _shown(resumed.loaded or None)
     culprit = (
-        f"the resume: it went on from {shown(resumed.loaded or None)}, and step {newest} was "
-        + ("finished" if struck.gently else "saved")
+        f"the resume: it went on from {loaded}, and step {newest} was "
+        + ("finished" if kill.preempted else "saved")
         + (f"; refused {refused}" if refused else "")
     )
-    return Wrong(name, abs(lost), EVERY_STEP, culprit if lost else None, note)
+    again = max(0, killed.last_step - resumed.loaded)
+    note = f"loaded {loaded}; {again} steps done again"
+    return Measurement.none_allowed(name, [culprit], EVERY_STEP, count=abs(lost), note=note)
 
 
-def completed(life: Life) -> set[int]:
-    """Steps of the checkpoints that some rank wrote down as complete."""
-    return {c.step for own in life.by_rank.values() for c in own.checkpoints}
+def completed(incarnation: Incarnation) -> set[int]:
+    """Steps of the checkpoints that some rank recorded as complete."""
+    return {c.step for own in incarnation.by_rank.values() for c in own.checkpoints}
 
 
-def _newer(resumed: Life, began: float | None) -> Figure:
+def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement:
     """How much later than the start of the run the loaded checkpoint was saved."""
     name, source = "loaded checkpoint saved after the start", "it is of this run, and not left over"
     saved = [own.start.saved_at for own in resumed.by_rank.values()]
     times = [time for time in saved if time is not None]
     if len(times) < len(saved) or began is None:
         why = "nothing was loaded" if began is not None else "rank 0 did not say when it started"
-        return Figure(name, None, "s", at_least=0, source=source, note=why)
-    return Figure(
-        name,
-        min(times) - began,
-        "s",
-        at_least=0,
-        source=source,
-        culprit=f"{shown(resumed.loaded)}, which is older than the run",
-    )
+        return Measurement.unknown(name, why, unit="s", expected=at_least(0), source=source)
+    culprit = f"{_shown(resumed.loaded)}, which is older than the run"
+    return Measurement(name, min(times) - began, "s", at_least(0), source, culprit)
 
 
-def first_new_step(cut: History, struck: Struck, within_s: float | None) -> Figure:
+def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:
     """Seconds from the kill until all ranks had done a step again, by the clocks of both.
 
-    Where the controller saw it come to be, these have to agree with its own clock: no answer hangs
-    on a clock that is wrong.
+    Where the controller saw that step, its own clock has to agree with these: a clock that is wrong
+    decides nothing.
     """
-    lives = [life for life in cut.lives[1:] if life.first_step_ended() is not None]
-    ended = lives[0].first_step_ended() if lives else None
-    seconds = None if ended is None else ended - struck.at
-    note = f"kill by the clock of {struck.clock}, step by that of the slowest rank"
-    least, most = struck.between_s or (0.0, math.inf)
-    if seconds is not None and struck.between_s is None and seconds < 0:
+    back = [one for one in cut.incarnations[1:] if one.first_step_ended() is not None]
+    ended = back[0].first_step_ended() if back else None
+    seconds = None if ended is None else ended - kill.at
+    note = f"kill by the clock of {kill.clock}, step by that of the slowest rank"
+    least, most = kill.between_s or (0.0, math.inf)
+    if seconds is not None and kill.between_s is None and seconds < 0:
         note += f", which is {-seconds:.3g} s before the kill: these clocks differ, set them right"
         seconds = None
-    elif seconds is not None and not least - _CLOCKS_S <= seconds <= most + _CLOCKS_S:
-        whose = f"{_last_of(lives[0])}'s clock, or that of {struck.clock}, is wrong: set it right"
-        note += f"; by these {seconds:.3g} s, by the controller's own {least:.1f} to {most:.1f} s: "
-        note += whose
+    elif (
+        seconds is not None
+        and not least - _CLOCK_TOLERANCE_S <= seconds <= most + _CLOCK_TOLERANCE_S
+    ):
+        note += (
+            f"; by these {seconds:.3g} s, by the controller's own {least:.1f} to {most:.1f} s: "
+            f"{_slowest_node(back[0])}'s clock, or that of {kill.clock}, is wrong: set it right"
+        )
         seconds = None
-    return Figure(
+    return Measurement(
         "time from the kill to the first new step",
         seconds,
         "s",
-        at_most=within_s,
-        source="criteria.restart.within" if within_s is not None else "",
-        culprit=f"the way back from {struck.what}",
-        note=note,
+        None if within_s is None else at_most(within_s),
+        "" if within_s is None else "criteria.restart.within",
+        f"the way back from {kill.what}",
+        note,
     )
 
 
-def _last_of(life: Life) -> str:
+def _slowest_node(incarnation: Incarnation) -> str:
     """The node whose first step ended last, by its own clock."""
-    last = max((own for own in life.by_rank.values() if own.steps), key=lambda o: o.steps[0].ended)
-    return last.start.node
+    stepped = (own for own in incarnation.by_rank.values() if own.steps)
+    return max(stepped, key=lambda own: own.steps[0].ended).start.node
 
 
-def shown(step: int | None) -> str:
+def _shown(step: int | None) -> str:
     """A loaded checkpoint, in words."""
     return "no checkpoint" if step is None else f"the checkpoint of step {step}"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_mnode.criteria.restart.comparing import Like
-from pytest_mnode.criteria.restart.evidence import Shelf, Struck
-from pytest_mnode.criteria.restart.findings import Finding
+from pytest_mnode.criteria.restart.comparing import Tolerance
+from pytest_mnode.criteria.restart.history import history_of
 from pytest_mnode.criteria.restart.judging import Terms, judge
-from pytest_mnode.criteria.restart.lives import history_of
+from pytest_mnode.criteria.restart.resuming import KillReport, StoreListing
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.reference_job.records import (
     CheckpointRecord,
     EndRecord,
@@ -21,14 +21,14 @@ from pytest_mnode.reference_job.records import (
 
 RANKS, STEPS, EPOCH, EVERY = 2, 12, 8, 4
 BATCH = 4
-EXACT = Like(0.0, "bit by bit")
+EXACT = Tolerance(0.0, "bit by bit")
 TERMS = Terms(STEPS, EPOCH * BATCH, BATCH, EXACT, 60.0)
 
 Change = Callable[[Record], Record | None]
 """Makes another record of one, or leaves it out (None)."""
 
 
-def life(
+def incarnation(
     first: int,
     last: int,
     *,
@@ -90,45 +90,38 @@ def _step(step: int, rank: int, ranks: int, place: dict[str, Any], began: float)
     )
 
 
-WHOLE = life(1, STEPS, ends=True)
-KILLED = life(1, 6)
-STRUCK = Struck(
+WHOLE = incarnation(1, STEPS, ends=True)
+KILLED = incarnation(1, 6)
+KILL = KillReport(
     "SIGKILL of rank 1 on node1",
     at=1010.0,
     clock="node1",
-    shelf=Shelf((4,)),
+    listing=StoreListing((4,)),
     alive=[],
     came_back=True,
 )
 
 
 def resumed(first: int = 5, *, loaded: int | None = 4, **given: Any) -> list[Record]:
-    """The life after the kill, which begins 15 s after it."""
+    """The incarnation after the kill, which begins 15 s after it."""
     known: dict[str, Any] = {"began": 1025.0, "number": 1, "ends": True}
-    return life(first, STEPS, loaded=loaded, **(known | given))
+    return incarnation(first, STEPS, loaded=loaded, **(known | given))
 
 
 def verdicts(
     cut: Iterable[Record],
-    struck: Struck = STRUCK,
+    kill: KillReport = KILL,
     terms: Terms = TERMS,
     whole: Iterable[Record] = WHOLE,
     **changed: Any,
-) -> dict[str, Finding]:
-    """Findings by name, those only that are not right: wrong, or without a value."""
-    found = judge(history_of(whole), history_of(cut), replace(struck, **changed), terms)
-    return {finding.name: finding for finding in found if not is_right(finding)}
+) -> dict[str, Measurement]:
+    """Measurements that are wrong or without a value, by name."""
+    found = judge(history_of(whole), history_of(cut), replace(kill, **changed), terms)
+    return {one.name: one for one in found if not is_right(one)}
 
 
-def is_right(finding: Finding) -> bool:
-    value = getattr(finding, "count", None) if hasattr(finding, "count") else finding.value
-    if value is None:
-        return False
-    if hasattr(finding, "count"):
-        return bool(value == 0)
-    return (finding.at_most is None or value <= finding.at_most) and (
-        finding.at_least is None or value >= finding.at_least
-    )
+def is_right(one: Measurement) -> bool:
+    return one.value is not None and (one.expected is None or one.passed)
 
 
 def only(kind: type[Any], step: int | None = None, rank: int | None = None, **new: Any) -> Change:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.restart.comparing import Like
-from pytest_mnode.criteria.restart.evidence import Shelf
+from pytest_mnode.criteria.restart.comparing import Tolerance
+from pytest_mnode.criteria.restart.history import history_of
 from pytest_mnode.criteria.restart.judging import judge
-from pytest_mnode.criteria.restart.lives import history_of
+from pytest_mnode.criteria.restart.resuming import StoreListing
 from pytest_mnode.reference_job.records import (
+    CheckpointRecord,
     EndRecord,
     Record,
     StartRecord,
@@ -20,13 +21,13 @@ from pytest_mnode.reference_job.records import (
 )
 from tests.criteria.restart.made import (
     EXACT,
+    KILL,
     KILLED,
-    STRUCK,
     TERMS,
     WHOLE,
     Change,
+    incarnation,
     is_right,
-    life,
     only,
     resumed,
     verdicts,
@@ -39,7 +40,7 @@ AGAIN = "steps done again with another result"
 
 
 def test_a_run_that_came_back_right_has_nothing_wrong() -> None:
-    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), STRUCK, TERMS)
+    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), KILL, TERMS)
     assert [f.name for f in found if not is_right(f)] == []
     names = [f.name for f in found]
     assert len(names) == len(set(names)) == 18
@@ -47,8 +48,8 @@ def test_a_run_that_came_back_right_has_nothing_wrong() -> None:
     assert by_name[ONCE].note == "steps 1 to 12 over 2 starts"
     assert by_name[LOST].note == "loaded the checkpoint of step 4; 2 steps done again"
     assert by_name[AGAIN].note == "2 steps were done again"
-    assert vars_of(by_name["time from the kill to the first new step"])["value"] == 15.5
-    assert vars_of(by_name["loaded checkpoint saved after the start"])["value"] == 4.0
+    assert by_name["time from the kill to the first new step"].value == 15.5
+    assert by_name["loaded checkpoint saved after the start"].value == 4.0
 
 
 def late(node: int, seconds: float) -> Change:
@@ -66,14 +67,14 @@ def late(node: int, seconds: float) -> Change:
 @pytest.mark.parametrize("seconds", [5, 40, -40])
 def test_clocks_of_nodes_that_differ_make_nothing_wrong(seconds: float) -> None:
     change = late(1, seconds)
-    cut = [*life(1, 6, change=change), *resumed(change=change)]
+    cut = [*incarnation(1, 6, change=change), *resumed(change=change)]
     assert verdicts(cut, at=1010.0 + seconds) == {}
 
 
 def test_a_first_step_before_the_kill_is_no_time() -> None:
     [found] = verdicts([*KILLED, *resumed()], at=1310.0).values()
-    assert vars_of(found)["value"] is None
-    assert "284 s before the kill: these clocks differ" in vars_of(found)["note"]
+    assert found.value is None
+    assert "284 s before the kill: these clocks differ" in found.note
 
 
 TIME = "time from the kill to the first new step"
@@ -111,11 +112,11 @@ def test_a_clock_that_is_wrong_decides_nothing(
             record = late(node, seconds)(record) or record
         return record
 
-    cut = [*life(1, 6, change=change), *resumed(began=began, change=change)]
+    cut = [*incarnation(1, 6, change=change), *resumed(began=began, change=change)]
     found = verdicts(cut, clock="the controller", between_s=seen)[TIME]
-    assert vars_of(found)["value"] is None
-    assert told in vars_of(found)["note"]
-    assert "is wrong: set it right" in vars_of(found)["note"]
+    assert found.value is None
+    assert told in found.note
+    assert "is wrong: set it right" in found.note
 
 
 @pytest.mark.parametrize("seen", [None, (14.0, 16.0), (0.0, 16.0), (17.0, 18.0), (8.0, 12.0)])
@@ -125,15 +126,15 @@ def test_clocks_that_are_about_right_are_believed(seen: tuple[float, float] | No
 
 def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
     found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
-    back = vars_of(found["kills that the job did not come back from"])
-    assert (back["count"], back["note"]) == (None, "node0: the run could not be watched")
+    back = found["kills that the job did not come back from"]
+    assert (back.value, back.note) == (None, "node0: the run could not be watched")
 
 
 def test_a_job_told_to_end_in_its_last_step_was_over() -> None:
-    done = life(1, 12, ends=True)
-    [found] = verdicts(done, gently=True, at=1011.2, came_back=False).values()
-    assert vars_of(found)["count"] is None
-    assert "the run was over before the kill" in vars_of(found)["note"]
+    done = incarnation(1, 12, ends=True)
+    [found] = verdicts(done, preempted=True, at=1011.2, came_back=False).values()
+    assert found.value is None
+    assert "the run was over before the kill" in found.note
 
 
 def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
@@ -142,24 +143,20 @@ def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
 
     whole = [record for record in WHOLE if not lacks(record)]
     [found] = verdicts([*KILLED, *resumed()], whole=whole).values()
-    assert vars_of(found)["count"] is None
-    assert "did 2 of 12 steps in 1 starts, ranks [1] have not" in vars_of(found)["note"]
+    assert found.value is None
+    assert "did 2 of 12 steps in 1 starts, ranks [1] have not" in found.note
 
 
 def test_steps_beyond_the_last_are_found() -> None:
-    more = life(5, 15, loaded=4, began=1025.0, number=1, ends=True)
-    found = vars_of(verdicts([*KILLED, *more])["ends at another step"])
-    assert found["count"] == 5
-    assert found["culprit"].startswith("step 13 of 12; ")
-    assert "rank 0 on node0 ended with 15 of 12 steps" in found["culprit"]
-
-
-def vars_of(finding: Any) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in finding.__slots__}
+    more = incarnation(5, 15, loaded=4, began=1025.0, number=1, ends=True)
+    found = verdicts([*KILLED, *more])["ends at another step"]
+    assert found.value == 5
+    assert (found.culprit or "").startswith("step 13 of 12; ")
+    assert "rank 0 on node0 ended with 15 of 12 steps" in (found.culprit or "")
 
 
 @pytest.mark.parametrize(
-    ("cut", "struck", "name", "count", "culprit"),
+    ("cut", "kill", "name", "count", "culprit"),
     [
         # A resume that loses steps.
         (
@@ -182,13 +179,13 @@ def vars_of(finding: Any) -> dict[str, Any]:
         # Takes an older one.
         (
             resumed(5),
-            {"shelf": Shelf((8, 4))},
+            {"listing": StoreListing((8, 4))},
             LOST,
             4,
             "the resume: it went on from the checkpoint of step 4, and step 8 was saved",
         ),
         # One that was not complete.
-        (resumed(5), {"shelf": Shelf((), ((4, "cut short"),))}, None, 0, None),
+        (resumed(5), {"listing": StoreListing((), ((4, "cut short"),))}, None, 0, None),
         # Another rank another one.
         (
             resumed(change=only(StartRecord, rank=1, loaded=8)),
@@ -274,14 +271,14 @@ def vars_of(finding: Any) -> dict[str, Any]:
         ),
         (
             resumed(),
-            {"gently": True},
+            {"preempted": True},
             "steps lost though it was told to end",
             2,
             "the resume: it went on from the checkpoint of step 4, and step 6 was finished",
         ),
         (
             resumed(),
-            {"gently": True, "late": ["node1"]},
+            {"preempted": True, "late": ["node1"]},
             "nodes killed when the time to save was over",
             1,
             "node1",
@@ -303,15 +300,15 @@ def vars_of(finding: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_is_counted_and_named(
-    cut: list[Record], struck: dict[str, Any], name: str | None, count: int, culprit: str | None
+    cut: list[Record], kill: dict[str, Any], name: str | None, count: int, culprit: str | None
 ) -> None:
-    found = verdicts(KILLED + cut, **struck)
+    found = verdicts(KILLED + cut, **kill)
     if name is None:
         assert not found
         return
     assert name in found, found
-    finding: Any = found[name]
-    assert finding.count == count, str(finding)
+    finding = found[name]
+    assert finding.value == count, str(finding)
     assert culprit is not None
     assert (finding.culprit or "").startswith(culprit), str(finding)
 
@@ -320,23 +317,23 @@ def test_time_from_the_kill_to_the_first_new_step_has_a_bound() -> None:
     late = verdicts(KILLED + resumed(began=1100.0))
     assert list(late) == ["time from the kill to the first new step"]
     [figure] = late.values()
-    assert vars_of(figure)["value"] == 90.5
-    assert vars_of(figure)["culprit"] == "the way back from SIGKILL of rank 1 on node1"
+    assert figure.value == 90.5
+    assert figure.culprit == "the way back from SIGKILL of rank 1 on node1"
 
 
 def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
     left_over = resumed(change=only(StartRecord, saved_at=900.0))
     [figure] = verdicts(KILLED + left_over).values()
-    assert (figure.name, vars_of(figure)["value"]) == (
+    assert (figure.name, figure.value) == (
         "loaded checkpoint saved after the start",
         -100.0,
     )
 
 
 @pytest.mark.parametrize(
-    ("cut", "whole", "struck", "name", "note"),
+    ("cut", "whole", "kill", "name", "note"),
     [
-        (KILLED + resumed(), WHOLE, {"shelf": None}, LOST, "the store was not seen between"),
+        (KILLED + resumed(), WHOLE, {"listing": None}, LOST, "the store was not seen between"),
         (
             KILLED + resumed(),
             WHOLE,
@@ -354,7 +351,7 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
         (KILLED, [], {}, "", "the run that was not to be killed wrote no records"),
         (
             KILLED,
-            life(1, 11),
+            incarnation(1, 11),
             {},
             "",
             "the run that was not to be killed did 11 of 12 steps in 1 starts, ranks [0, 1] did",
@@ -368,14 +365,15 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
             "the run that was killed wrote no records; rank0.jsonl:1: torn",
         ),
         (
-            life(1, 12) + resumed(),
+            incarnation(1, 12) + resumed(),
             WHOLE,
             {"at": 1012.0},
             "",
             "the run was over before the kill",
         ),
         (
-            life(1, 6, change=lambda r: None if r.rank else r) + resumed(),  # type: ignore[union-attr]
+            incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else None)
+            + resumed(),
             WHOLE,
             {},
             "",
@@ -385,68 +383,71 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
     ],
 )
 def test_what_cannot_be_known_is_inconclusive(
-    cut: list[Record], whole: list[Record], struck: dict[str, Any], name: str, note: str
+    cut: list[Record], whole: list[Record], kill: dict[str, Any], name: str, note: str
 ) -> None:
-    found = verdicts(cut, whole=whole, **struck)
+    found = verdicts(cut, whole=whole, **kill)
     [finding] = found.values()
     assert finding.name == (name or "kills that the job did not come back from")
-    assert getattr(finding, "count", "") is None
+    assert finding.value is None
     assert finding.note.startswith(note), finding.note
 
 
 def test_a_kill_in_the_middle_of_writing_is_proven() -> None:
-    shelf = Shelf((4,), ((8, "no COMPLETE"),))
-    killed = [r for r in life(1, 8) if not (r.kind == "checkpoint" and r.step == 8)]  # type: ignore[union-attr]
-    assert verdicts(killed + resumed(), in_writing=8, shelf=shelf) == {}
+    listing = StoreListing((4,), ((8, "no COMPLETE"),))
+    killed = [r for r in incarnation(1, 8) if not (isinstance(r, CheckpointRecord) and r.step == 8)]
+    assert verdicts(killed + resumed(), in_writing=8, listing=listing) == {}
 
 
-def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> None:
+def test_with_a_likelosses_may_differ_by_it_and_digests_do_not_count() -> None:
     cut = KILLED + resumed(
         change=lambda r: replace(r, loss=r.loss * 1.001) if isinstance(r, StepRecord) else r
     )
     cut = [replace(r, parameters="q") if isinstance(r, EndRecord) else r for r in cut]
-    near, far = Like(0.01, "relative"), Like(0.0001, "relative")
-    assert verdicts(cut, terms=replace(TERMS, like=near)) == {}
-    assert list(verdicts(cut, terms=replace(TERMS, like=far))) == ["losses that differ", AGAIN]
+    near, far = Tolerance(0.01, "relative"), Tolerance(0.0001, "relative")
+    assert verdicts(cut, terms=replace(TERMS, tolerance=near)) == {}
+    assert list(verdicts(cut, terms=replace(TERMS, tolerance=far))) == ["losses that differ", AGAIN]
     assert "losses that differ" in verdicts(cut)
     nothing = resumed(change=only(StepRecord, 9, loss=float("nan")))
-    assert "losses that differ" in verdicts(KILLED + nothing, terms=replace(TERMS, like=near))
+    assert "losses that differ" in verdicts(KILLED + nothing, terms=replace(TERMS, tolerance=near))
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6, 0.01])
 def test_a_loss_without_bounds_is_near_to_nothing_else(tolerance: float) -> None:
-    infinite, like = float("inf"), Like(tolerance, "relative")
-    assert not like.loss(1.0, infinite)
-    assert not like.loss(infinite, 1.0)
-    assert not like.loss(infinite, -infinite)
-    assert like.loss(infinite, infinite)
+    infinite, like = float("inf"), Tolerance(tolerance, "relative")
+    assert not like.accepts(1.0, infinite)
+    assert not like.accepts(infinite, 1.0)
+    assert not like.accepts(infinite, -infinite)
+    assert like.accepts(infinite, infinite)
     endless = KILLED + resumed(change=only(StepRecord, 9, loss=infinite))
-    found = verdicts(endless, terms=replace(TERMS, like=like))
+    found = verdicts(endless, terms=replace(TERMS, tolerance=like))
     assert "losses that differ" in found
-    culprit = vars_of(found["losses that differ"])["culprit"]
-    assert culprit.startswith("rank 0 on node0 from step 9 on: inf instead of 3.875")
+    assert (found["losses that differ"].culprit or "").startswith(
+        "rank 0 on node0 from step 9 on: inf instead of 3.875"
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_other_ranks_are_compared_by_what_belongs_to_all(ranks: int) -> None:
-    like = Like(0.01, "relative", same_ranks=False)
+    like = Tolerance(0.01, "relative", same_ranks=False)
     cut = KILLED + resumed(ranks=ranks)
-    assert verdicts(cut, terms=replace(TERMS, like=like)) == {}
+    assert verdicts(cut, terms=replace(TERMS, tolerance=like)) == {}
     wrong = KILLED + resumed(ranks=ranks, change=only(StepRecord, 9, samples=(0,)))
-    found = verdicts(wrong, terms=replace(TERMS, like=like))
+    found = verdicts(wrong, terms=replace(TERMS, tolerance=like))
     assert {SAMPLES, "steps of other samples"} == found.keys()
 
 
 def test_two_kills_of_one_run_are_judged_apart() -> None:
     first = resumed(began=1025.0, ends=False, change=lambda r: r)
     first = [r for r in first if getattr(r, "step", 0) <= 10]
-    second = life(9, 12, loaded=8, began=1060.0, number=2, ends=True)
+    second = incarnation(9, 12, loaded=8, began=1060.0, number=2, ends=True)
     cut = KILLED + first + second
-    one = replace(STRUCK, lives=2)
-    two = replace(STRUCK, killed=1, at=1050.0, shelf=Shelf((8, 4)))
+    one = replace(KILL, incarnations=2)
+    two = replace(KILL, incarnation=1, at=1050.0, listing=StoreListing((8, 4)))
     assert verdicts(cut, one) == {}
     assert verdicts(cut, two) == {}
-    wrong = life(9, 12, loaded=8, began=1060.0, number=2, ends=True, change=only(StepRecord, lr=9))
+    wrong = incarnation(
+        9, 12, loaded=8, began=1060.0, number=2, ends=True, change=only(StepRecord, lr=9)
+    )
     cut = KILLED + first + wrong
     assert verdicts(cut, one) == {}
     assert "learning rates that differ" in verdicts(cut, two)
@@ -457,13 +458,13 @@ def test_two_kills_of_one_run_are_judged_apart() -> None:
 
 
 def test_a_start_that_failed_in_between_is_told_and_does_not_count() -> None:
-    between = life(1, 0, loaded=4, began=1020.0, number=1)
+    between = incarnation(1, 0, loaded=4, began=1020.0, number=1)
     cut = KILLED + between + resumed(number=1, began=1040.0)
-    found = judge(history_of(WHOLE), history_of(cut), STRUCK, TERMS)
+    found = judge(history_of(WHOLE), history_of(cut), KILL, TERMS)
     assert [f.name for f in found if not is_right(f)] == []
     assert "at the start number 2 after it" in found[0].note
 
 
 def test_bit_by_bit_is_the_default_of_nothing() -> None:
     assert EXACT.exact
-    assert not Like(0.0, "", same_ranks=False).exact
+    assert not Tolerance(0.0, "", same_ranks=False).exact

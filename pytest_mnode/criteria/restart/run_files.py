@@ -1,6 +1,6 @@
-"""A run's directory, as a node sees it: made, read, waited on, surveyed, removed.
+"""The directory of a run, as a node sees it: made, read, watched, listed, removed.
 
-The controller may see no file system of the nodes, so that everything is a command there.
+The controller may not see the nodes' file systems, so that everything is a command on a node.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.restart.evidence import Shelf
-from pytest_mnode.criteria.restart.lives import History, history_of
+from pytest_mnode.criteria.restart.history import History, history_of
+from pytest_mnode.criteria.restart.resuming import StoreListing
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.records import read_records
@@ -31,8 +31,8 @@ import json, pathlib, sys
 files = pathlib.Path(sys.argv[1]).glob("rank*.jsonl")
 json.dump({f.name: f.read_bytes().decode("utf-8", "replace") for f in files}, sys.stdout)
 """
-# Until so many ranks have started `starts` times and have done `step` since, or the store holds
-# a checkpoint open in the middle of being written. Says after how long it last was not so.
+# Waits until as many ranks have started `starts` times and done `step` since, or with ranks=0 until
+# a checkpoint is held open. Prints the time at which it last looked in vain.
 _AWAIT = r"""
 import glob, json, os, sys, time
 place, ranks, starts, step, limit = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
@@ -70,23 +70,12 @@ from pytest_mnode.reference_job.checkpoint import Store
 found = [(one.step, one.reason) for one in Store(sys.argv[1]).survey()]
 json.dump(found, sys.stdout)
 """
-_FLIP = r"""
-import pathlib, sys
-files = list(pathlib.Path(sys.argv[1]).glob(sys.argv[2] + "*/*.distcp"))
-file = max(files, key=lambda f: f.stat().st_size)
-with file.open("r+b") as it:
-    it.seek(file.stat().st_size // 2)
-    [byte] = it.read(1)
-    it.seek(-1, 1)
-    it.write(bytes([byte ^ 1]))
-print(file.name, "has a flipped bit")
-"""
 
 
-def shared_place(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
-    """Where all nodes see the same files; else, as a text, why there is no such place.
+def shared_directory(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
+    """A directory that all nodes see; else, as a text, why there is none.
 
-    base: of this machine, used where all nodes are on it.
+    base: on this machine, used where all nodes are on it.
     """
     if spec.storage is not None and spec.storage.checkpoints is not None:
         return Path(spec.storage.checkpoints)
@@ -98,9 +87,9 @@ def shared_place(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
 
 
 @contextlib.contextmanager
-def run_directory(cluster: Cluster, node: str, place: Path, name: str) -> Iterator[str]:
-    """A directory for one run, made through a node, and removed in the end."""
-    [made] = cluster.run(["mktemp", "-d", str(place / f"mnode-{name}-XXXXXX")], node)
+def run_directory(cluster: Cluster, node: str, parent: Path, name: str) -> Iterator[str]:
+    """A directory for one run, made by a node, and removed in the end."""
+    [made] = cluster.run(["mktemp", "-d", str(parent / f"mnode-{name}-XXXXXX")], node)
     if not made.ok:
         raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
     directory = made.stdout.strip()
@@ -119,7 +108,7 @@ def write_config(cluster: Cluster, node: str, config: JobConfig) -> str:
 
 
 def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> History:
-    """A run's records, brought here into a directory, as lives."""
+    """The history of a run; its records are copied into a directory here."""
     files = json.loads(_ask(cluster, node, _READ, f"{directory}/records"))
     into.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -127,8 +116,8 @@ def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> His
     return history_of(read_records(into))
 
 
-def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
-    """What is in the run's store now; None where it cannot be read."""
+def list_store(cluster: Cluster, node: str, directory: str) -> StoreListing | None:
+    """What is in the run's store; None where it cannot be read."""
     argv = [cluster.python, "-c", _SURVEY, f"{directory}/checkpoints"]
     [found] = cluster.run(argv, node, timeout=_LIMIT_S)
     try:
@@ -136,14 +125,14 @@ def read_shelf(cluster: Cluster, node: str, directory: str) -> Shelf | None:
     except ValueError:
         return None
     complete = tuple(step for step, reason in steps if reason is None)
-    return Shelf(complete, tuple((step, why) for step, why in steps if why is not None))
+    return StoreListing(complete, tuple((step, why) for step, why in steps if why is not None))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """When something came to be, by this process's monotonic clock: not before, and not after.
+class SeenBetween:
+    """When a step was seen, by this process's monotonic clock.
 
-    not_before: None where it was so at the first look.
+    not_before: None where it was seen at the first look.
     """
 
     not_before: float | None
@@ -160,12 +149,12 @@ def await_steps(
     starts: int = 1,
     limit_s: float,
     over: Callable[[], bool],
-) -> Seen | None:
-    """Wait until so many ranks did this step since their start number `starts`; None: they did not.
+) -> SeenBetween | None:
+    """Wait until as many ranks did this step since their start number `starts`; None: they did not.
 
-    Called again and again meanwhile, `over` says whether there is nothing to wait for any more.
-    With ranks=0 it waits for a checkpoint that is held open. Raises ClusterError where the watcher
-    on the node failed: that nothing was seen is then not the run's doing.
+    over: called repeatedly meanwhile; True ends the wait. With ranks=0 it waits for a checkpoint
+    that is held open. Raises ClusterError where the watcher on the node failed, so that nothing
+    follows about the run.
     """
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
     began = time.monotonic()
@@ -174,7 +163,7 @@ def await_steps(
     try:
         while watcher.poll() is None and time.monotonic() < end:
             if over():
-                # What was written last may have been what is waited for.
+                # The step may have been written last.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     watcher.wait(0.5)
                 break
@@ -182,20 +171,20 @@ def await_steps(
         code, ended = watcher.poll(), time.monotonic()
     finally:
         watcher.kill()
-        found, said = watcher.communicate()
+        found, errors = watcher.communicate()
     if code not in (None, 0, _NOT_SEEN):
-        why = (said.strip().splitlines() or [f"status {code}"])[-1]
+        why = (errors.strip().splitlines() or [f"status {code}"])[-1]
         raise ClusterError(f"{node}: the run could not be watched: {why}")
     return _seen(began, ended, found) if code == 0 else None
 
 
-def _seen(began: float, ended: float, said: str) -> Seen:
-    """said: seconds after its own beginning at which the watcher last did not see it."""
+def _seen(began: float, ended: float, printed: str) -> SeenBetween:
+    """printed: seconds after its own start at which the watcher last looked in vain."""
     try:
-        missed_s = float(said)
+        missed_s = float(printed)
     except ValueError:
         missed_s = 0.0
-    return Seen(began + missed_s if missed_s else None, ended)
+    return SeenBetween(began + missed_s if missed_s else None, ended)
 
 
 def _ask(cluster: Cluster, node: str, code: str, *words: str) -> str:
@@ -210,9 +199,3 @@ def copy_run(cluster: Cluster, node: str, source: str, target: str) -> None:
     [done] = cluster.run(["cp", "-a", f"{source}/.", f"{target}/"], node, timeout=_LIMIT_S)
     if not done.ok:
         raise ClusterError(f"{node}: {done.stderr.strip()}")
-
-
-def flip_a_bit(cluster: Cluster, node: str, directory: str, step: int) -> str:
-    """Flip one bit in the middle of the largest file of a checkpoint; what was done, in words."""
-    where = f"{directory}/checkpoints"
-    return f"whose file {_ask(cluster, node, _FLIP, where, f'step-{step:08d}').strip()}"

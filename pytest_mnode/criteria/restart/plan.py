@@ -1,13 +1,13 @@
-"""Which job is run, on which nodes, and where the kill strikes: from the promise alone. Pure."""
+"""Which job is run, on which nodes, and when it is killed: from the promise alone. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from pytest_mnode.criteria.restart.comparing import Like
+from pytest_mnode.criteria.restart.comparing import Tolerance
 from pytest_mnode.criteria.restart.judging import Terms
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs import Job
@@ -15,18 +15,17 @@ from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
-ORDEALS: tuple[tuple[Kill, ...], ...] = (("rank", "checkpoint"), ("preemption", "node"))
-"""Kills of the same run, one after the other: those that torchrun restarts ranks after, and those
-that the launcher requeues the job after. To start a job takes longer than all it does then."""
 EPOCH_STEPS = 10
 CHECKPOINT_EVERY = 4
-STRIKE_AFTER = (6, 14)
-"""Steps after which the first kill of a run strikes and the second: in the middle of an epoch, a
-checkpoint of the same epoch behind it."""
-HELD = 12
-"""The step whose checkpoint is held open while written; the one before is of another epoch."""
+KILL_AFTER: Mapping[Kill, int] = {"rank": 6, "checkpoint": 12, "preemption": 14, "node": 26}
+"""The step after which each kill comes, in the order in which all of them fall on one run, because
+to start a job takes longer than all that it does then. Each is in the middle of an epoch, behind a
+checkpoint of the same epoch; "checkpoint" names the step whose checkpoint is held open while it is
+written, where the checkpoint before is of another epoch."""
+STEPS_FOR_NODE = 16
+"""How many more steps the job has where a node is lost."""
 RESTARTS = 3
-"""A kill costs each node one; the others are for a meeting that fails on a busy machine."""
+"""Each kill costs every node one; others are for a rendezvous that fails on a busy machine."""
 _KEY = "criteria.restart"
 
 
@@ -34,9 +33,9 @@ _KEY = "criteria.restart"
 class Plan:
     """A job that will be killed.
 
-    nodes: it begins on; spares: stand by; ranks_after: how many ranks it has when it came back
-    from the loss of a node. victim: the node that is lost. eye: a node that is not, from which the
-    others are watched.
+    nodes: where it begins; spares: nodes that stand by; fewest: the lowest number of nodes that it
+    goes on with. victim: the node that is lost. observer_node: another node, from which the run is
+    watched.
     """
 
     nodes: tuple[str, ...]
@@ -44,7 +43,7 @@ class Plan:
     per_node: int
     fewest: int | None
     victim: str
-    eye: str
+    observer_node: str
     config: JobConfig
 
     @property
@@ -52,7 +51,7 @@ class Plan:
         return len(self.nodes) * self.per_node
 
     def ranks_after(self, kill: Kill) -> int:
-        """How many ranks the job has when it came back."""
+        """How many ranks the job has after it came back from this kill."""
         if kill == "node" and self.fewest is not None:
             return self.fewest * self.per_node
         return self.ranks
@@ -71,12 +70,12 @@ class Plan:
         )
 
     def whole(self, directory: str) -> JobConfig:
-        """The config of the run that is not killed."""
+        """The config of the uninterrupted run."""
         return replace(self.config, directory=directory, pause_s=0.0)
 
     def cut(self, kills: Sequence[Kill], directory: str) -> JobConfig:
-        """The config of the run that is."""
-        held = HELD if "checkpoint" in kills else None
+        """The config of a run that is killed."""
+        held = KILL_AFTER["checkpoint"] if "checkpoint" in kills else None
         return replace(self.config, directory=directory, hold_checkpoint=held)
 
     def exact(self, promise: RestartCriterion) -> bool:
@@ -84,22 +83,25 @@ class Plan:
         return promise.tolerance == 0 and self.fewest is None
 
     def digest(self) -> str:
-        """Names the run that is not killed: the same for the same job on the same nodes."""
+        """Identifies the uninterrupted run: the same for the same job on the same nodes."""
         what = json.dumps([asdict(self.whole(".")), self.nodes, self.per_node])
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     def terms(self, kill: Kill, promise: RestartCriterion) -> Terms:
         """What the run has to keep."""
-        config = self.config
         same = self.ranks_after(kill) == self.ranks
-        like = like_same(promise) if same else like_resharded(promise)
-        return Terms(config.steps, config.samples, config.global_batch, like, promise.within_s)
+        tolerance = same_ranks_tolerance(promise) if same else resharded_tolerance(promise)
+        return terms_of(self.config, tolerance, promise.within_s)
 
 
-def ordeal_of(kill: Kill, promise: RestartCriterion) -> tuple[Kill, ...]:
-    """The kills, of those promised, that come over the same run as this one."""
-    together = next(kills for kills in ORDEALS if kill in kills)
-    return tuple(one for one in together if one in promise.kills)
+def kills_in_order(promise: RestartCriterion) -> tuple[Kill, ...]:
+    """The kills that are promised, in the order in which they fall on one run."""
+    return tuple(kill for kill in KILL_AFTER if kill in promise.kills)
+
+
+def terms_of(config: JobConfig, tolerance: Tolerance, within_s: float | None = None) -> Terms:
+    """What a run of this job has to keep."""
+    return Terms(config.steps, config.samples, config.global_batch, tolerance, within_s)
 
 
 def plan(
@@ -125,13 +127,13 @@ def plan(
         per_node=per_node,
         fewest=fewest,
         victim=victim,
-        eye=next(name for name in there if name != victim),
+        observer_node=next(name for name in there if name != victim),
         config=config,
     )
 
 
 def device_for(spec: Spec) -> str:
-    """What the job trains on: what the cluster has, and a job on CPUs would say nothing of."""
+    """The device that the job trains on: accelerators where the cluster has them."""
     return "accelerator" if spec.accelerators.per_node else "cpu"
 
 
@@ -145,7 +147,7 @@ def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> J
         layers=2,
         global_batch=batch,
         samples=EPOCH_STEPS * batch,
-        steps=promise.steps,
+        steps=promise.steps + (STEPS_FOR_NODE if "node" in promise.kills else 0),
         parallel=promise.parallel,
         checkpoint_every=CHECKPOINT_EVERY,
         keep=3,
@@ -155,15 +157,15 @@ def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> J
     )
 
 
-def like_same(promise: RestartCriterion) -> Like:
+def same_ranks_tolerance(promise: RestartCriterion) -> Tolerance:
     """How equal a run is that goes on with as many ranks."""
     if promise.tolerance == 0:
-        return Like(0.0, f"{_KEY}.tolerance 0: bit by bit")
-    return Like(promise.tolerance, f"{_KEY}.tolerance {promise.tolerance:g}, relative")
+        return Tolerance(0.0, f"{_KEY}.tolerance 0: bit by bit")
+    return Tolerance(promise.tolerance, f"{_KEY}.tolerance {promise.tolerance:g}, relative")
 
 
-def like_resharded(promise: RestartCriterion) -> Like:
+def resharded_tolerance(promise: RestartCriterion) -> Tolerance:
     """How equal a run is that goes on with another number of ranks."""
-    tolerance = promise.resharded_tolerance or 0.0
-    source = f"{_KEY}.resharded_tolerance {tolerance:g}, relative"
-    return Like(tolerance, source, same_ranks=False)
+    relative = promise.resharded_tolerance or 0.0
+    source = f"{_KEY}.resharded_tolerance {relative:g}, relative"
+    return Tolerance(relative, source, same_ranks=False)

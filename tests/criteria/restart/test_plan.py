@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.criteria.restart.planning import HELD, STRIKE_AFTER, ordeal_of, plan
+from pytest_mnode.criteria.restart.plan import KILL_AFTER, kills_in_order, plan
 from pytest_mnode.criteria.restart.resharding import sizes
 from pytest_mnode.errors import UsageError
 from pytest_mnode.spec.restart import KILLS, RestartCriterion
@@ -22,11 +22,11 @@ def test_a_spare_stands_by() -> None:
     assert planned.spares == ("node3",)
     assert (planned.ranks, planned.fewest) == (6, None)
     assert all(planned.ranks_after(kill) == 6 for kill in KILLS)
-    assert (planned.victim, planned.eye) == ("node1", "node0")
+    assert (planned.victim, planned.observer_node) == ("node1", "node0")
     config = planned.config
-    assert (config.global_batch, config.samples, config.steps) == (12, 120, 20)
+    assert (config.global_batch, config.samples, config.steps) == (12, 120, 36)
     assert config.local_batch(6) == 2
-    assert planned.terms("node", _promise()).like.exact
+    assert planned.terms("node", _promise()).tolerance.exact
     job = planned.job("config.json", _promise())
     assert (job.nodes, job.spares, job.requeues, job.restarts) == (NODES[:3], ("node3",), 2, 3)
 
@@ -43,9 +43,9 @@ def test_fewer_nodes_go_on_without_dropout_and_within_a_tolerance() -> None:
     assert planned.config.local_batch(6) == 4
     assert planned.config.dropout == 0
     assert planned.config.reshard
-    like = planned.terms("node", promise).like
-    assert (like.tolerance, like.same_ranks, like.exact) == (0.001, False, False)
-    assert planned.terms("preemption", promise).like.exact
+    tolerance = planned.terms("node", promise).tolerance
+    assert (tolerance.relative, tolerance.same_ranks, tolerance.exact) == (0.001, False, False)
+    assert planned.terms("preemption", promise).tolerance.exact
     assert not planned.exact(promise)
 
 
@@ -57,37 +57,40 @@ def test_the_node_that_is_booted_again_goes_on() -> None:
 def test_two_nodes_are_enough_and_one_is_not() -> None:
     planned = plan(_promise(), NODES[:2], 1)
     assert (planned.nodes, planned.spares) == (("node0",), ("node1",))
-    assert (planned.victim, planned.eye) == ("node0", "node1")
+    assert (planned.victim, planned.observer_node) == ("node0", "node1")
     with pytest.raises(UsageError, match="1 node; give --mnode-nodes=2 or more"):
         plan(_promise(), NODES[:1], 1)
 
 
-def test_only_what_is_promised_is_killed() -> None:
-    assert [ordeal_of(kill, _promise()) for kill in KILLS] == [
-        ("rank", "checkpoint"),
-        ("preemption", "node"),
-        ("preemption", "node"),
-        ("rank", "checkpoint"),
-    ]
-    assert ordeal_of("node", _promise(kills=["node", "rank"])) == ("node",)
+def test_only_promised_kills_are_made_in_the_order_of_their_steps() -> None:
+    assert kills_in_order(_promise()) == ("rank", "checkpoint", "preemption", "node")
+    assert kills_in_order(_promise(kills=["node", "rank"])) == ("rank", "node")
+    steps = [KILL_AFTER[kill] for kill in kills_in_order(_promise())]
+    assert steps == sorted(steps)
 
 
 def test_the_run_that_is_not_killed_has_no_pause_and_no_held_checkpoint() -> None:
     planned = plan(_promise(pause="1 s"), NODES, 1)
     whole, cut = planned.whole("/a"), planned.cut(("rank", "checkpoint"), "/b")
     assert (whole.pause_s, whole.hold_checkpoint, whole.directory) == (0.0, None, "/a")
-    assert (cut.pause_s, cut.hold_checkpoint, cut.directory) == (1.0, HELD, "/b")
+    assert (cut.pause_s, cut.hold_checkpoint, cut.directory) == (
+        1.0,
+        KILL_AFTER["checkpoint"],
+        "/b",
+    )
     assert planned.cut(("preemption",), "/b").hold_checkpoint is None
     assert planned.digest() == plan(_promise(pause="2 s"), NODES, 1).digest()
     assert planned.digest() != plan(_promise(), NODES[:3], 1).digest()
     assert planned.digest() != plan(_promise(width=32), NODES, 1).digest()
 
 
-def test_kills_leave_a_checkpoint_behind_and_steps_to_do() -> None:
-    config = plan(_promise(), NODES, 1).config
-    for step in (*STRIKE_AFTER, HELD):
-        assert config.checkpoint_every < step < config.steps
-    assert HELD % config.checkpoint_every == 0
+@pytest.mark.parametrize("kills", [KILLS, ("rank", "checkpoint", "preemption"), ("node",)])
+def test_kills_leave_a_checkpoint_behind_and_steps_to_do(kills: tuple[str, ...]) -> None:
+    promise = _promise(kills=kills)
+    config = plan(promise, NODES, 1).config
+    for kill in kills_in_order(promise):
+        assert config.checkpoint_every < KILL_AFTER[kill] <= config.steps - 6
+    assert KILL_AFTER["checkpoint"] % config.checkpoint_every == 0
     assert config.steps % config.checkpoint_every == 0  # final parameters are in a checkpoint
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.restart.striking import _between
-from pytest_mnode.criteria.restart.watching import _AWAIT, _NOT_SEEN, Seen, _seen
+from pytest_mnode.criteria.restart.kill_run import _between
+from pytest_mnode.criteria.restart.run_files import _AWAIT, _NOT_SEEN, SeenBetween, _seen
 
 START, TORN = '{"kind":"start","rank":1}\n', '{"kind":"step","rank":1,"wor\n'
 
@@ -56,9 +56,9 @@ def test_it_says_for_how_long_the_step_was_not_to_be_seen(tmp_path: Path) -> Non
 
 
 def test_when_something_was_seen_is_told_by_the_watcher_and_by_this_clock() -> None:
-    assert _seen(100.0, 103.0, "2.5\n") == Seen(102.5, 103.0)
-    assert _seen(100.0, 103.0, "0.0\n") == Seen(None, 103.0)
-    assert _seen(100.0, 103.0, "") == Seen(None, 103.0)
-    assert _between(90.0, 92.0, Seen(102.5, 103.0)) == (10.5, 13.0)
-    assert _between(90.0, 92.0, Seen(None, 103.0)) == (0.0, 13.0)
+    assert _seen(100.0, 103.0, "2.5\n") == SeenBetween(102.5, 103.0)
+    assert _seen(100.0, 103.0, "0.0\n") == SeenBetween(None, 103.0)
+    assert _seen(100.0, 103.0, "") == SeenBetween(None, 103.0)
+    assert _between(90.0, 92.0, SeenBetween(102.5, 103.0)) == (10.5, 13.0)
+    assert _between(90.0, 92.0, SeenBetween(None, 103.0)) == (0.0, 13.0)
     assert _between(90.0, 92.0, None) is None

@@ -1,0 +1,161 @@
+"""The questions of the acceptance test, asked on a cluster; each run is made once per session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.restart import run_files, warm_runs
+from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
+from pytest_mnode.criteria.restart.history import History, history_of
+from pytest_mnode.criteria.restart.judging import checkpoint_costs, judge
+from pytest_mnode.criteria.restart.kill_run import KillRun
+from pytest_mnode.criteria.restart.plan import (
+    CHECKPOINT_EVERY,
+    Plan,
+    device_for,
+    kills_in_order,
+    plan,
+)
+from pytest_mnode.criteria.restart.resuming import KillReport
+from pytest_mnode.errors import RankError
+from pytest_mnode.jobs import JobEvent
+from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.reference_job.records import read_records
+from pytest_mnode.spec.restart import Kill, RestartCriterion
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A kill, the run that it fell on, and the run that nobody killed.
+
+    parameters: final ones of the run that was killed; None where digests are compared.
+    """
+
+    plan: Plan
+    whole: History
+    history: History
+    report: KillReport
+    events: Sequence[JobEvent]
+    parameters: Parameters | None
+
+    @property
+    def lines(self) -> list[str]:
+        """What happened, for the reader of the log."""
+        return [self.report.what, *map(str, self.events)]
+
+
+_KILLED: dict[tuple[str, str], dict[Kill, Killed]] = {}
+"""Kills of this session, by its directory and the promise."""
+
+
+def killed_before(kill: Kill, promise: RestartCriterion, base: Path) -> Killed | None:
+    """A kill that fell on a run with others, where an earlier test has asked; else None.
+
+    It needs no nodes, because one of them may be gone for good.
+    """
+    return _KILLED.get((str(base), promise.model_dump_json()), {}).get(kill)
+
+
+def kill_in_run(
+    kill: Kill, promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
+) -> Killed | str:
+    """Run the reference job, and kill it in every way that is promised, one after the other.
+
+    A kill that the job does not survive ends its run; the kills that are left get another one.
+    base: a directory of this session on this machine. As a text: why nothing can be tried.
+    """
+    shared = run_files.shared_directory(cluster, spec, base)
+    if isinstance(shared, str):
+        return shared
+    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
+    whole = uninterrupted(planned, promise, cluster, shared, base)
+    kills = kills_in_order(promise)
+    done = _KILLED.setdefault((str(base), promise.model_dump_json()), {})
+    while left := [one for one in kills if one not in done]:
+        node = planned.observer_node
+        with run_files.run_directory(cluster, node, shared, "killed") as directory:
+            into = base / f"killed-{'-'.join(left)}-{planned.digest()}"
+            run = KillRun(left, promise, planned, cluster, directory, into)
+            history = run.run()
+            config = replace(planned.config, directory=directory)
+            parameters = None
+            if not planned.exact(promise):
+                with contextlib.suppress(RankError):
+                    parameters = warm_runs.saved_parameters(cluster, config, node)
+        for one, report in run.reports.items():
+            done[one] = Killed(planned, whole, history, report, run.events, parameters)
+    return done[kill]
+
+
+def judge_killed(
+    kill: Kill, promise: RestartCriterion, killed: Killed | str, base: Path
+) -> list[Measurement]:
+    """Everything that is asked of one kill."""
+    if isinstance(killed, str):
+        name = "kills that the job did not come back from"
+        source = "a job goes on from a directory that all nodes share"
+        return [Measurement.unknown(name, killed, source=source)]
+    terms = killed.plan.terms(kill, promise)
+    found = judge(killed.whole, killed.history, killed.report, terms)
+    if killed.report.incarnations is None and not terms.tolerance.exact:
+        expected = _kept_parameters(base, killed.plan)
+        found.append(compared_parameters(expected, killed.parameters or {}, terms.tolerance))
+    return found
+
+
+def judge_checkpoints(
+    promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
+) -> list[Measurement]:
+    """Time and size of the checkpoints of the uninterrupted run."""
+    within_s = promise.checkpoint_within_s
+    shared = run_files.shared_directory(cluster, spec, base)
+    if isinstance(shared, str):
+        bound = None if within_s is None else at_most(within_s)
+        name, source = "time of a checkpoint, the longest", "criteria.restart.checkpoint_within"
+        return [Measurement.unknown(name, shared, unit="s", expected=bound, source=source)]
+    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
+    whole = uninterrupted(planned, promise, cluster, shared, base)
+    return checkpoint_costs(whole, planned.config.steps // CHECKPOINT_EVERY, within_s)
+
+
+def uninterrupted(
+    planned: Plan, promise: RestartCriterion, cluster: Cluster, shared: Path, base: Path
+) -> History:
+    """The run that nobody kills, in warm ranks; made once per session.
+
+    Where it did not end well, the reason is among what is stray of it.
+    """
+    kept = base / f"whole-{planned.digest()}"
+    reason = kept / "reason"
+    if not reason.exists():
+        node = planned.observer_node
+        with run_files.run_directory(cluster, node, shared, "whole") as directory:
+            config = planned.whole(directory)
+            final = warm_runs.finished(cluster, config, planned.nodes, planned.per_node)
+            run_files.read_history(cluster, node, directory, kept)
+        why = ""
+        if isinstance(final, RankError):
+            why = warm_runs.last_line(final)
+        elif not planned.exact(promise):
+            import numpy as np
+
+            np.savez(kept / "parameters.npz", **final)
+        reason.write_text(why)
+    history = history_of(read_records(kept))
+    stray = (reason.read_text(), *history.stray)
+    return replace(history, stray=tuple(filter(None, stray)))
+
+
+def _kept_parameters(base: Path, planned: Plan) -> Parameters:
+    import numpy as np
+
+    path = base / f"whole-{planned.digest()}" / "parameters.npz"
+    return dict(np.load(path)) if path.exists() else {}

@@ -1,0 +1,216 @@
+"""Incarnations of a run: which ranks trained which steps, from their records. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_mnode.reference_job.records import (
+    CheckpointRecord,
+    EndRecord,
+    Record,
+    StartRecord,
+    StepRecord,
+    UnreadableRecord,
+)
+
+
+@dataclass(slots=True)
+class RankIncarnation:
+    """What one rank wrote between one start and the next, in the order of writing."""
+
+    start: StartRecord
+    steps: list[StepRecord] = field(default_factory=list)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """All ranks from one start of the job to the next; `number` counts from 0.
+
+    by_rank: ranks that wrote something. size: how many ranks there should be.
+    """
+
+    number: int
+    size: int
+    by_rank: Mapping[int, RankIncarnation]
+
+    @property
+    def loaded(self) -> int:
+        """The step that it resumed from, the lowest of all ranks; 0: from the beginning."""
+        return min(own.start.loaded or 0 for own in self.by_rank.values())
+
+    @property
+    def began_by_rank_0(self) -> float | None:
+        """When rank 0 was ready to train, by its own wall clock; None where it wrote nothing."""
+        return self.by_rank[0].start.time if 0 in self.by_rank else None
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that wrote nothing."""
+        return [rank for rank in range(self.size) if rank not in self.by_rank]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that any rank finished; the loaded one where none did."""
+        steps = [s.step for own in self.by_rank.values() for s in own.steps]
+        return max(steps, default=self.loaded)
+
+    def last_step_until(self, time: float) -> int:
+        """The last step that any rank had finished at this wall clock; 0 where there is none."""
+        steps = [s.step for own in self.by_rank.values() for s in own.steps if s.ended <= time]
+        return max(steps, default=0)
+
+    @property
+    def last_common_step(self) -> int:
+        """The last step that all ranks finished; the loaded one where there is none."""
+        if self.silent:
+            return self.loaded
+        lasts = [own.steps[-1].step if own.steps else 0 for own in self.by_rank.values()]
+        return max(self.loaded, min(lasts))
+
+    @property
+    def processes(self) -> dict[str, list[tuple[int, float]]]:
+        """(pid, a time at which it ran) of its ranks, by node."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for own in self.by_rank.values():
+            found.setdefault(own.start.node, []).append((own.start.pid, own.start.time))
+        return found
+
+    def first_step_ended(self) -> float | None:
+        """When all of its ranks had finished their first step, wall clock; None: not all did."""
+        firsts = [own.steps[0].ended for own in self.by_rank.values() if own.steps]
+        return max(firsts) if len(firsts) == self.size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A step that counts: no later incarnation did it again. `incarnation`: who did it."""
+
+    step: int
+    incarnation: int
+    by_rank: Mapping[int, StepRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run: its incarnations in order; `stray` lines belong to none or could not be read."""
+
+    incarnations: tuple[Incarnation, ...]
+    stray: tuple[str, ...] = ()
+
+    def kept_until(self, incarnation: Incarnation) -> int:
+        """The last step of an incarnation that no later one did again."""
+        later = [other.loaded for other in self.incarnations if other.number > incarnation.number]
+        return min(later, default=incarnation.last_step)
+
+    def effective(self) -> list[Effective]:
+        """Steps that count, in order of incarnations; twice where one incarnation did it twice."""
+        return [
+            Effective(step, incarnation.number, found)
+            for incarnation in self.incarnations
+            for step, found in _steps(incarnation)
+            if step <= self.kept_until(incarnation)
+        ]
+
+    def redone(self) -> list[Effective]:
+        """Steps as they were before a later incarnation did them again."""
+        return [
+            Effective(step, incarnation.number, found)
+            for incarnation in self.incarnations
+            for step, found in _steps(incarnation)
+            if step > self.kept_until(incarnation)
+        ]
+
+    def curve(self) -> dict[int, Mapping[int, StepRecord]]:
+        """Records by step and rank of the steps that count; of a step done twice, the last."""
+        return {one.step: one.by_rank for one in self.effective()}
+
+
+def history_of(records: Iterable[Record]) -> History:
+    """Incarnations from records, which come rank by rank in the order of writing (read_records).
+
+    Ranks count their restarts apart, so that their numbers identify no incarnation: a new one
+    begins where a rank starts again, with another requeue, or with another number of ranks. Clocks
+    of nodes differ, so that time separates incarnations only where a rank wrote nothing in one.
+    """
+    by_rank: dict[int, list[RankIncarnation]] = {}
+    stray = []
+    for record in records:
+        if isinstance(record, UnreadableRecord):
+            stray.append(f"{record.path}:{record.line}: {record.reason}")
+        elif isinstance(record, StartRecord):
+            by_rank.setdefault(record.rank, []).append(RankIncarnation(record))
+        elif not by_rank.get(record.rank):
+            stray.append(f"rank {record.rank}: a {record.kind} before any start")
+        else:
+            _add(by_rank[record.rank][-1], record)
+    groups = [group for comparable in _comparable(by_rank) for group in _grouped(comparable)]
+    incarnations = tuple(
+        Incarnation(number, _world_size(group), dict(sorted(group.items())))
+        for number, group in enumerate(groups)
+    )
+    return History(incarnations, tuple(stray))
+
+
+def _world_size(group: Mapping[int, RankIncarnation]) -> int:
+    return next(iter(group.values())).start.world_size
+
+
+def _add(incarnation: RankIncarnation, record: StepRecord | CheckpointRecord | EndRecord) -> None:
+    if isinstance(record, StepRecord):
+        incarnation.steps.append(record)
+    elif isinstance(record, CheckpointRecord):
+        incarnation.checkpoints.append(record)
+    else:
+        incarnation.end = record
+
+
+def _comparable(
+    by_rank: Mapping[int, Sequence[RankIncarnation]],
+) -> list[dict[int, list[RankIncarnation]]]:
+    """Starts of the same requeue and number of ranks, by rank; in the order of requeues."""
+    comparable: dict[tuple[int, str], dict[int, list[RankIncarnation]]] = {}
+    for rank, incarnations in by_rank.items():
+        for incarnation in incarnations:
+            what = (incarnation.start.world_size, incarnation.start.incarnation.partition(".")[0])
+            comparable.setdefault(what, {}).setdefault(rank, []).append(incarnation)
+
+    def order(what: tuple[int, str]) -> tuple[int, float]:
+        requeue = int(what[1]) if what[1].isdecimal() else 0
+        firsts = (incarnations[0].start.time for incarnations in comparable[what].values())
+        return requeue, min(firsts)
+
+    return [comparable[what] for what in sorted(comparable, key=order)]
+
+
+def _grouped(by_rank: Mapping[int, Sequence[RankIncarnation]]) -> list[dict[int, RankIncarnation]]:
+    """One group per incarnation: first starts, second ones; by time where some rank lacks one."""
+    counts = {len(incarnations) for incarnations in by_rank.values()}
+    if len(counts) == 1:
+        return [{rank: starts[n] for rank, starts in by_rank.items()} for n in range(counts.pop())]
+    starts = [incarnation for incarnations in by_rank.values() for incarnation in incarnations]
+    groups: list[dict[int, RankIncarnation]] = []
+    for incarnation in sorted(starts, key=lambda incarnation: incarnation.start.time):
+        if not groups or incarnation.start.rank in groups[-1]:
+            groups.append({})
+        groups[-1][incarnation.start.rank] = incarnation
+    return groups
+
+
+def _steps(incarnation: Incarnation) -> Iterator[tuple[int, Mapping[int, StepRecord]]]:
+    """Each step with the records of all ranks; again for each time that a rank did it again."""
+    times: dict[int, list[dict[int, StepRecord]]] = {}
+    for rank, own in incarnation.by_rank.items():
+        done: dict[int, int] = {}
+        for record in own.steps:
+            number = done.get(record.step, 0)
+            done[record.step] = number + 1
+            rounds = times.setdefault(record.step, [])
+            if len(rounds) <= number:
+                rounds.append({})
+            rounds[number][rank] = record
+    for step in sorted(times):
+        for found in times[step]:
+            yield step, found

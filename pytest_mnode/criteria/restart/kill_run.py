@@ -1,0 +1,222 @@
+"""One run of the reference job under torchrun, killed once or several times."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mnode.criteria.restart import run_files
+from pytest_mnode.criteria.restart.history import History, Incarnation
+from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
+from pytest_mnode.criteria.restart.resuming import KillReport
+from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
+from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob, processes
+from pytest_mnode.spec.restart import Kill, RestartCriterion
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+
+START_LIMIT_S = 180.0
+"""From the launch of a job to the step that a kill waits for."""
+_PATIENCE = 2.0
+"""How many times `within` a job is waited for, so that a late return is measured too."""
+_END_LIMIT_S = 120.0
+
+
+@dataclass(slots=True)
+class KillRun:
+    """A run and its kills, in their order. into: a directory here, to which records are copied.
+
+    reports: what followed each kill; none for the kills after one that the job did not survive.
+    """
+
+    kills: Sequence[Kill]
+    promise: RestartCriterion
+    plan: Plan
+    cluster: Cluster
+    directory: str
+    into: Path
+    reports: dict[Kill, KillReport] = field(default_factory=dict)
+    events: Sequence[JobEvent] = ()
+
+    def run(self) -> History:
+        """Launch, kill, wait for the end; the history of the run."""
+        config = self.plan.cut(self.kills, self.directory)
+        path = run_files.write_config(self.cluster, self.plan.observer_node, config)
+        with contextlib.closing(self.cluster.launch(self.plan.job(path, self.promise))) as job:
+            for number, kill in enumerate(self.kills):
+                report = self._kill_and_wait(job, kill, number)
+                self.reports[kill] = report
+                if not report.missed and not report.came_back:
+                    break
+            result: JobResult | None = None
+            if all(report.missed or report.came_back for report in self.reports.values()):
+                with contextlib.suppress(TimeLimitError):
+                    result = job.wait(_END_LIMIT_S)
+                self._note_the_end(_how_ended(job, result), result is not None and result.ok)
+            self.events = job.events
+        return self._history()
+
+    def _kill_and_wait(self, job: LaunchedJob, kill: Kill, number: int) -> KillReport:
+        started = len(self._history().incarnations) if number else 1
+        step = KILL_AFTER[kill]
+        ranks = 0 if kill == "checkpoint" else self.plan.ranks
+        reached, unseen, _ = self._await(job, ranks, step, started, START_LIMIT_S)
+        if not reached:
+            result = job.poll()
+            how = _how_ended(job, result) if result else f"waited {START_LIMIT_S:g} s"
+            moment = f"step {step} was not " + ("saved" if kill == "checkpoint" else "reached")
+            return _missed(f"{moment} in start {started} of the run; {unseen or how}")
+        first = last = time.monotonic()
+        report = self._kill(job, kill)
+        if kill != "node":  # a lost node is timed from the beginning of its power-off
+            last = time.monotonic()
+        if report.missed:
+            return report
+        before = [one for one in self.reports if not self.reports[one].missed]
+        if before:
+            changed = replace(self.reports[before[-1]], incarnations=started)
+            self.reports[before[-1]] = changed
+        listing = run_files.list_store(self.cluster, self.plan.observer_node, self.directory)
+        seen = self._history().incarnations
+        if kill == "node" and self.promise.node_loss == "rebooted":
+            self._boot_again(job)
+        patience = _PATIENCE * self.promise.within_s
+        ranks = self.plan.ranks_after(kill)
+        back, unseen, seen_between = self._await(job, ranks, 0, started + 1, patience)
+        result = job.poll()
+        how = _how_ended(job, result) if result else f"nothing in {patience:g} s"
+        return replace(
+            report,
+            incarnation=started - 1,
+            # A later listing may hold what the next incarnation saved.
+            listing=listing if len(seen) == started else None,
+            alive=self._alive(seen[started - 1]) if len(seen) >= started else None,
+            came_back=back,
+            ended_how=unseen or how,
+            preempted=kill == "preemption",
+            in_writing=step if kill == "checkpoint" else None,
+            notes=_notes(job, report.at),
+            between_s=_between(first, last, seen_between),
+        )
+
+    def _note_the_end(self, how: str, well: bool) -> None:
+        """Add how the job ended to the report of the last kill."""
+        last = next((k for k in reversed(self.reports) if not self.reports[k].missed), None)
+        if last is not None:
+            self.reports[last] = replace(self.reports[last], came_back=well, ended_how=how)
+
+    def _kill(self, job: LaunchedJob, kill: Kill) -> KillReport:
+        """Kill: what was done, when, and by whose clock."""
+        known, at = len(job.events), time.time()
+        late: Sequence[str] = ()
+        try:
+            if kill == "node":
+                self.cluster.power_off(self.plan.victim)
+                return KillReport(f"power-off of {self.plan.victim}", at, "the controller")
+            if kill == "preemption":
+                late = job.preempt(self.promise.grace_s)
+                what = f"SIGTERM to the job, with {self.promise.grace_s:g} s to end"
+            else:
+                # Rank 0 commits checkpoints.
+                rank = 0 if kill == "checkpoint" else min(1, self.plan.ranks - 1)
+                job.kill(rank=rank, signal=signal.SIGKILL)
+                what = f"SIGKILL of rank {rank}"
+        except MnodeError as error:
+            return _missed(str(error))
+        sent = [event for event in job.events[known:] if event.what == "signalled"]
+        if not sent:
+            result = job.poll()
+            state = _how_ended(job, result) if result is not None else "the job had not ended"
+            return _missed(f"no process was there to get a signal; {state}")
+        first = min(sent, key=lambda event: event.time_s)
+        if kill != "preemption":
+            what += f" on {first.node}"
+        if kill == "checkpoint":
+            what += f" while the checkpoint of step {KILL_AFTER[kill]} was written"
+        return KillReport(what, first.time_s, str(first.node), late=late)
+
+    def _boot_again(self, job: LaunchedJob) -> None:
+        """Boot the lost node, as an operator does, once the launcher has noticed the loss."""
+        end = time.monotonic() + self.promise.within_s
+        while not any(event.what == "node lost" for event in job.events):
+            if job.poll() is not None or time.monotonic() > end:
+                return
+            time.sleep(0.02)
+        self.cluster.power_on(self.plan.victim)
+
+    def _await(
+        self, job: LaunchedJob, ranks: int, step: int, starts: int, limit_s: float
+    ) -> tuple[bool | None, str, run_files.SeenBetween | None]:
+        """Whether the step was seen, see await_steps; None, and why, if unknown; and when."""
+        try:
+            seen = run_files.await_steps(
+                self.cluster,
+                self.plan.observer_node,
+                self.directory,
+                ranks=ranks,
+                step=step,
+                starts=starts,
+                limit_s=limit_s,
+                over=lambda: job.poll() is not None,
+            )
+        except MnodeError as error:
+            return None, str(error), None
+        return seen is not None, "", seen
+
+    def _history(self) -> History:
+        node = self.plan.observer_node
+        return run_files.read_history(self.cluster, node, self.directory, self.into)
+
+    def _alive(self, killed: Incarnation) -> list[str] | None:
+        """Processes of a killed incarnation that still run; those of a lost node went with it."""
+        there = processes.living(self.cluster, killed.processes)
+        try:
+            running = processes.alive(
+                self.cluster, {node: killed.processes[node] for node in there}
+            )
+        except ClusterError:
+            return None
+        return [f"pid {pid} on {node}" for node in there for pid in sorted(running[node])]
+
+
+def _missed(why: str) -> KillReport:
+    return KillReport("no kill", time.time(), "nobody", missed=f"there was no kill: {why}")
+
+
+def _between(
+    first: float, last: float, seen: run_files.SeenBetween | None
+) -> tuple[float, float] | None:
+    """Seconds from a kill between `first` and `last` to what was seen after it."""
+    if seen is None:
+        return None
+    least = 0.0 if seen.not_before is None else max(0.0, seen.not_before - last)
+    return least, seen.not_after - first
+
+
+def _how_ended(job: LaunchedJob, result: JobResult | None) -> str:
+    """In words, with the last message of a rank."""
+    if result is None:
+        return f"the job still ran on {', '.join(job.nodes)}"
+    codes = ", ".join(f"{code} on {node}" for node, code in result.returncodes.items())
+    messages = [
+        line.strip()
+        for text in result.output.values()
+        for line in text.splitlines()
+        if line.startswith("train: ")
+    ]
+    return f"torchrun ended with {codes}" + (f"; {messages[-1]}" if messages else "")
+
+
+def _notes(job: LaunchedJob, since: float) -> tuple[str, ...]:
+    """How the job was started again, and where."""
+    requeued = [e for e in job.events if e.what == "requeued" and e.time_s >= since]
+    if not requeued:
+        return ("by torchrun's restart",)
+    why = "; ".join(event.detail for event in requeued)
+    return (f"requeued: {why}; on {', '.join(job.nodes)}",)
