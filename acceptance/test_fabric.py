@@ -8,7 +8,6 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
-from pytest_mnode.criteria import transport
 from pytest_mnode.measuring import limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
 from pytest_mnode.options import locate_budget_s
@@ -105,9 +104,9 @@ def test_traffic_runs_on_the_fabric(
         not_promised("fabric.transport")
     if len(world.nodes) < 2:
         pytest.skip("traffic of one node leaves no node; give --mnode-nodes=2 or more")
-    found = transport.prove(world, fabric.transport, spec, device)
-    print("\n".join(found.proof.lines()))
-    found.record(measure)
+    found = bench.prove_transport(world, fabric.transport, spec, device)
+    print(*found, sep="\n")
+    measure.record(found)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.mesh import DTYPES, exchange, sums, whose
     from pytest_mnode.measuring.numa import placement
     from pytest_mnode.measuring.sweep import wrong_values
+    from pytest_mnode.measuring.transport import prove_transport
 
 __all__ = [
     "ALL_GATHER",
@@ -47,6 +48,7 @@ __all__ = [
     "measured_busbw",
     "near_and_far",
     "placement",
+    "prove_transport",
     "sums",
     "whose",
     "wrong_products",
@@ -63,6 +65,7 @@ _MODULES = (
     "numa",
     "copies",
     "devices",
+    "transport",
 )
 
 

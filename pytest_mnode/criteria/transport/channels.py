@@ -3,134 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pytest_mnode.criteria.transport.facts import NodeFacts, RankFacts
-from pytest_mnode.criteria.transport.gid_types import wrong_gids
-from pytest_mnode.criteria.transport.proof import Answer, Case, Fact, Finding
-from pytest_mnode.criteria.transport.sockets import off_fabric
-from pytest_mnode.criteria.transport.why import Silence, Why, failure
-from pytest_mnode.logs.nccl_log import Channel, NcclLog, Network, RankLog, network_of
+from pytest_mnode.criteria.transport.fallback import failure, why_fallen_back, wrong_gids
+from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.criteria.transport.settings import why_silent
+from pytest_mnode.logs.nccl_log import (
+    Channel,
+    NcclLog,
+    Network,
+    RankLog,
+    UcxConfig,
+    Warn,
+    network_of,
+)
 from pytest_mnode.spec.models import Spec
 
 _LAYERS = {"IB": "infiniband", "INFINIBAND": "infiniband", "ROCE": "roce", "ETHERNET": "roce"}
 _OTHER_FABRICS = ("cxi", "gni", "opx", "psm2")
 """Libfabric providers of Slingshot, Aries and Omni-Path. Source: fi_provider(7)."""
+_SHOWN, _WARNING_SHOWN = 120, 160
 
 
+@dataclass(slots=True)
 class RankChannels:
-    """What one rank's log says of its channels, beside the promise."""
+    """The channels in one rank's log, beside the promise.
 
-    def __init__(
-        self,
-        spec: Spec,
-        roce_version: str,
-        node: NodeFacts,
-        rank: RankFacts,
-        nccl_version: str | None = None,
-    ) -> None:
-        self.spec = spec
-        self.roce_version = roce_version
-        self.node = node
-        self.rank = rank
-        self.nccl_version = rank.log.nccl_version if rank.log else None
-        self.nccl_version = self.nccl_version or nccl_version
-        self.log: NcclLog | None = rank.log
-        self.mine = rank.own_log
-        self.channels: tuple[Channel, ...] = ()
-        if self.mine is not None:
-            self.channels = self.mine.net_channels
+    nccl_version: of the rank's log, or of another rank's. own: its part of a log that ranks may
+    share. channels: its network channels.
+    """
+
+    spec: Spec
+    roce_version: str
+    node: NodeFacts
+    rank: RankFacts
+    nccl_version: str | None = None
+    own: RankLog | None = field(init=False)
+    channels: tuple[Channel, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nccl_version = (self.log and self.log.nccl_version) or self.nccl_version
+        self.own = self.rank.own_log
+        self.channels = self.own.net_channels if self.own else ()
+
+    @property
+    def log(self) -> NcclLog | None:
+        return self.rank.log
+
+    @property
+    def about(self) -> About:
+        return About(Fact.LOGGED, self.node.name, self.rank.rank)
+
+    def _unreadable(self, text: str) -> Remark:
+        return self.about.missing(Case.UNREADABLE, text)
 
     @property
     def identified(self) -> bool:
-        """Whether a line of a communicator or a channel says that this is its log."""
-        return self.mine is not None and bool(self.mine.comms or self.mine.channels)
+        """Whether a line of a communicator or a channel shows that this is the rank's log."""
+        return self.own is not None and bool(self.own.comms or self.own.channels)
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is known to be missing in it: what it does not tell of is not there."""
-        if self.log is None or self.mine is None or not self.identified:
+        """Whether no line is known to be missing: what the log does not contain is not there."""
+        if self.log is None or self.own is None or not self.identified:
             return False
-        if self.mine.complete is False:
-            return False
-        return not (self.log.truncated or self.log.unknown_lines)
+        return self.own.complete is not False and not (self.log.truncated or self.log.unknown_lines)
 
-    def said(self, answer: Answer, case: Case, text: str) -> Finding:
-        return Finding(
-            fact=Fact.LOGGED,
-            answer=answer,
-            case=case,
-            text=text,
-            node=self.node.name,
-            rank=self.rank.rank,
-        )
-
-    def against(self, case: Case, text: str) -> Finding:
-        return self.said(Answer.DISAGREES, case, text)
-
-    def missing(self, case: Case, text: str) -> Finding:
-        return self.said(Answer.MISSING, case, text)
-
-    def note(self, case: Case, text: str) -> Finding:
-        return self.said(Answer.AGREES, case, text)
-
-    def findings(self) -> Iterator[Finding]:
-        """All that it objects to, lacks or notes."""
+    def remarks(self) -> Iterator[Remark]:
+        """All remarks on this rank's log."""
         if self.log is None:
-            yield self.missing(Case.NO_LOG, f"no log: {self.rank.no_log or 'none was written'}")
+            text = f"no log: {self.rank.no_log or 'none was written'}"
+            yield self.about.missing(Case.NO_LOG, text)
             return
         if not self.identified:
-            silence = Silence(self.rank.environment).text or "no line says which rank wrote it"
-            yield self.missing(Case.NO_LOG, f"the log does not tell of this rank: {silence}")
-        if self.mine is None:
+            why = why_silent(self.rank.environment) or "no line shows which rank wrote it"
+            yield self.about.missing(Case.NO_LOG, f"the log does not contain this rank: {why}")
+        if self.own is None:
             yield from self._failed_for_all(self.log)
             return
-        yield from self._whole(self.log, self.mine)
-        yield from self._carried(self.log) if self.channels else self._chosen(self.log, self.mine)
+        yield from self._not_whole(self.log, self.own)
+        yield from self._carried(self.log) if self.channels else self._chosen(self.log, self.own)
         if any((c.network or "").upper().startswith("UCX") for c in self.channels):
-            configs = [one for one in self.log.ucx if one.process == self.mine.process]
-            for case, text in off_fabric(configs, self.spec, self.rank):
-                yield self.against(case, text)
-        yield from self._gids(self.log)
-        yield from self._warned(self.log, self.mine)
+            configs = [one for one in self.log.ucx if one.process == self.own.process]
+            yield from ucx_off_fabric(configs, self.spec, self.rank)
+        yield from self._gids(self.log, self.own)
+        yield from self._warned(self.log, self.own)
 
-    def _whole(self, log: NcclLog, mine: RankLog) -> Iterator[Finding]:
+    def _not_whole(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         if log.unknown_lines:
             text = (
                 f"{len(log.unknown_lines)} lines of channels cannot be read, such as "
-                f"{log.unknown_lines[0][:120]!r}"
+                f"{log.unknown_lines[0][:_SHOWN]!r}"
             )
-            yield self.missing(Case.UNREADABLE, text)
+            yield self._unreadable(text)
         if log.truncated:
-            yield self.missing(Case.UNREADABLE, f"the log is not whole: {log.truncated[0][:120]}")
-        if mine.complete is False:
-            yield self.missing(Case.UNREADABLE, "the log ends before its communicator is complete")
+            yield self.about.missing(
+                Case.UNREADABLE, f"the log is not whole: {log.truncated[0][:_SHOWN]}"
+            )
+        if own.complete is False:
+            yield self.about.missing(
+                Case.UNREADABLE, "the log ends before its communicator is complete"
+            )
 
-    def _chosen(self, log: NcclLog, mine: RankLog) -> Iterator[Finding]:
-        """The network that NCCL says it uses, where no channel is logged."""
-        providers = log.providers_of(mine.process)
+    def _chosen(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
+        """The network that NCCL chose, where no channel is logged."""
+        providers = log.providers_of(own.process)
         promised = Network.SOCKETS if self.spec.fabric.kind == "ethernet" else Network.RDMA
-        for name in log.networks_of(mine.process):
+        for name in log.networks_of(own.process):
             kind = network_of(name, providers)
             if kind in (promised, Network.UNKNOWN):
                 continue
             if kind is Network.SOCKETS:
-                why = Why.of(self.rank, self.node, log, self.spec)
-                text = f"NCCL uses network {name} instead of {self.spec.fabric.kind}: {why.text}"
-                yield self.against(why.case, text)
+                case, why = why_fallen_back(self.rank, self.node, log, self.spec)
+                text = f"NCCL uses network {name} instead of {self.spec.fabric.kind}: {why}"
+                yield self.about.against(case, text)
             else:
                 text = f"NCCL uses network {name} ({kind}), promised is {self.spec.fabric.kind}"
-                yield self.against(Case.OTHER_NETWORK, text)
+                yield self.about.against(Case.OTHER_NETWORK, text)
 
-    def _carried(self, log: NcclLog) -> Iterator[Finding]:
+    def _carried(self, log: NcclLog) -> Iterator[Remark]:
         by_kind: dict[Network, list[Channel]] = {}
         for channel in self.channels:
             kind = log.kind_of(channel) or Network.UNKNOWN
             by_kind.setdefault(kind, []).append(channel)
         if unknown := by_kind.get(Network.UNKNOWN):
             names = ", ".join(dict.fromkeys(c.network or c.detail for c in unknown))
-            text = f"channels run over {names}, of which it is not known what carries it"
-            yield self.missing(Case.UNKNOWN_NETWORK, text)
+            text = f"channels run over {names}: not known what carries its bytes"
+            yield self.about.missing(Case.UNKNOWN_NETWORK, text)
         sockets = by_kind.get(Network.SOCKETS, [])
         if self.spec.fabric.kind == "ethernet":
             yield from self._other(by_kind.get(Network.RDMA, []), "RDMA")
@@ -141,41 +141,43 @@ class RankChannels:
             yield from self._fallen_back(log, sockets)
         yield from self._rdma(log, by_kind.get(Network.RDMA, []))
 
-    def _other(self, channels: Sequence[Channel], what: str) -> Iterator[Finding]:
+    def _other(self, channels: Sequence[Channel], what: str) -> Iterator[Remark]:
         if channels:
             text = (
                 f"channels run over {_networks(channels)} ({what}), promised is "
                 f"{self.spec.fabric.kind}"
             )
-            yield self.against(Case.OTHER_NETWORK, text)
+            yield self.about.against(Case.OTHER_NETWORK, text)
 
-    def _socket_interfaces(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Finding]:
-        names, unnamed = adapters(log, channels)
-        if unnamed:
-            yield self.missing(Case.UNREADABLE, "the log does not name the interfaces of sockets")
+    def _socket_interfaces(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
+        names, all_named = log.adapters(channels)
+        if not all_named:
+            yield self.about.missing(
+                Case.UNREADABLE, "the log does not name the interfaces of sockets"
+            )
         if wrong := [name for name in names if not self.spec.fabric.has_interface(name)]:
             fabric = ", ".join(self.spec.fabric.interfaces)
             case = Case.WRONG_INTERFACE if len(wrong) == len(names) else Case.STRAY_RAIL
             text = f"sockets run over {', '.join(wrong)}, not over the fabric ({fabric})"
-            yield self.against(case, text)
+            yield self.about.against(case, text)
 
-    def _fallen_back(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Finding]:
-        names, _ = adapters(log, channels)
+    def _fallen_back(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
+        names, _ = log.adapters(channels)
         over = _networks(channels) + (f" ({', '.join(names)})" if names else "")
-        why = Why.of(self.rank, self.node, log, self.spec)
-        text = f"channels run over {over} instead of {self.spec.fabric.kind}: {why.text}"
-        yield self.against(why.case, text)
-        known = {nic.name for nic in self.node.nics or () if nic.infiniband}
+        case, why = why_fallen_back(self.rank, self.node, log, self.spec)
+        text = f"channels run over {over} instead of {self.spec.fabric.kind}: {why}"
+        yield self.about.against(case, text)
+        known = self.node.ipoib
         if over_ib := [n for n in names if n in known or (not known and n.startswith("ib"))]:
             text = f"sockets run over {', '.join(over_ib)}, which is IP over InfiniBand, not RDMA"
-            yield self.against(Case.IPOIB, text)
+            yield self.about.against(Case.IPOIB, text)
 
-    def _rdma(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Finding]:
+    def _rdma(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         kind = self.spec.fabric.kind
         devices, _ = log.adapters(channels)
-        ports = {port.device: port.protocol or "" for port in self.node.ports or ()}
-        told = {d.link_layer or ports.get(name, "") for name, d in devices.items()}
-        layers = {_LAYERS.get(layer.upper()) for layer in told} - {None}
+        ports = {port.device: port.protocol or "" for port in self.node.machine.ports}
+        printed = {d.link_layer or ports.get(name, "") for name, d in devices.items()}
+        layers = {_LAYERS.get(layer.upper()) for layer in printed} - {None}
         providers = set(log.providers_of(channels[0].process)) if channels else set()
         efa = any(name.lower().startswith("efa") for name in providers)
         own = sorted(name for name in providers if name.lower().split(";")[0] in _OTHER_FABRICS)
@@ -188,7 +190,7 @@ class RankChannels:
         if self.spec.fabric.gpudirect:
             yield from self._gpudirect(log, channels)
 
-    def _gpudirect(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Finding]:
+    def _gpudirect(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         staged = [c for c in channels if c.gdr is False]
         if staged:
             own = staged[0].process
@@ -202,58 +204,73 @@ class RankChannels:
                 f"channels{f' that {ways}' if ways else ''} run over {_networks(staged)} without "
                 f"GDRDMA, staged through the host although GPUDirect is promised{why}"
             )
-            yield self.against(Case.GPUDIRECT_OFF, text)
+            yield self.about.against(Case.GPUDIRECT_OFF, text)
         elif any(c.gdr is None for c in channels):
-            yield self.missing(Case.UNREADABLE, "whether channels use GPUDirect is cut off")
+            yield self.about.missing(
+                Case.UNREADABLE, "the log is cut before whether channels use GPUDirect"
+            )
 
-    def _gids(self, log: NcclLog) -> Iterator[Finding]:
+    def _gids(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         if self.spec.fabric.kind != "roce":
             return
-        process = self.mine.process if self.mine else None
-        told = wrong_gids(
-            # Why a connection failed is told with NCCL's own warning.
-            [replace(gid, error=None) for gid in log.gids if gid.process == process],
-            [p for p in self.node.ports or () if self.spec.fabric.has_interface(p.device)],
-            self.roce_version,
-            self._takes_the_first(log),
-        )
-        for text in told:
-            yield self.against(Case.GID_TYPE, text)
-
-    def _takes_the_first(self, log: NcclLog) -> str | None:
-        """The version, where it takes GID 0 for RDMA because nothing tells it otherwise."""
         runs_rdma = any(log.kind_of(c) is Network.RDMA for c in self.channels)
-        pinned = "NCCL_IB_GID_INDEX" in self.rank.environment  # judged there
-        return self.nccl_version if runs_rdma and not pinned else None
+        pinned = "NCCL_IB_GID_INDEX" in self.rank.environment  # judged by the first fact
+        for text in wrong_gids(
+            # The error of a connection is reported with NCCL's own warning.
+            [replace(gid, error=None) for gid in log.gids if gid.process == own.process],
+            self.node.fabric_ports(self.spec),
+            self.roce_version,
+            self.nccl_version if runs_rdma and not pinned else None,
+        ):
+            yield self.about.against(Case.GID_TYPE, text)
 
-    def _failed_for_all(self, log: NcclLog) -> Iterator[Finding]:
-        """What failed for good by a log that does not tell its ranks, so that all ranks tell it."""
+    def _failed_for_all(self, log: NcclLog) -> Iterator[Remark]:
+        """Final failures in a log that does not tell its ranks apart: they are of every rank."""
         for warn in log.warnings:
             cause = failure(warn) if warn.recovered is False else None
             if cause is not None:
-                yield self.against(cause[0], f"{warn.process}: {cause[1]}")
+                yield self.about.against(cause[0], f"{warn.process}: {cause[1]}")
 
-    def _warned(self, log: NcclLog, mine: RankLog) -> Iterator[Finding]:
+    def _warned(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         for warn in log.warnings:
-            if warn.process != mine.process or mine.cuda_device not in (None, warn.cuda_device):
-                continue
-            told = f"NCCL warned {warn.text[:160]!r}"
-            cause = failure(warn)
-            if cause is not None:
-                # Without a sign that NCCL gave up or went on, it may have done either.
-                yield (self.missing if warn.recovered is None else self.against)(*cause)
-            elif warn.recovered is False:
-                yield self.missing(Case.UNREADABLE, f"{told} and gave up")
-            else:
-                again = " and went on" if warn.recovered else ""
-                yield self.note(Case.RECOVERED, f"{told}{again}")
+            if warn.process == own.process and own.cuda_device in (None, warn.cuda_device):
+                yield self._warning(warn)
+
+    def _warning(self, warn: Warn) -> Remark:
+        text = f"NCCL warned {warn.text[:_WARNING_SHOWN]!r}"
+        cause = failure(warn)
+        if cause is not None:
+            # Without a sign that NCCL gave up or recovered, it may have done either.
+            unsure = warn.recovered is None
+            return (self.about.missing if unsure else self.about.against)(*cause)
+        if warn.recovered is False:
+            return self._unreadable(f"{text} and gave up")
+        return self.about.note(Case.RECOVERED, f"{text}{' and went on' * bool(warn.recovered)}")
 
 
 def _networks(channels: Sequence[Channel]) -> str:
     return ", ".join(dict.fromkeys(f"NET/{channel.network}" for channel in channels))
 
 
-def adapters(log: NcclLog, channels: Sequence[Channel]) -> tuple[tuple[str, ...], bool]:
-    """Names of the devices of these channels, and whether any of them has no name."""
-    devices, all_named = log.adapters(channels)
-    return tuple(devices), not all_named
+def ucx_off_fabric(configs: Sequence[UcxConfig], spec: Spec, rank: RankFacts) -> Iterator[Remark]:
+    """Where UCX reaches other nodes by something else than the fabric."""
+    about = About(Fact.LOGGED, rank.node, rank.rank)
+    kind, fabric = spec.fabric.kind, ", ".join(spec.fabric.interfaces)
+    for config in configs:
+        if kind == "ethernet" and config.rdma:
+            text = f"UCX runs over {', '.join(config.rdma)} (RDMA), promised is {kind}"
+            yield about.against(Case.OTHER_NETWORK, text)
+            continue
+        if kind != "ethernet" and not config.rdma:
+            named = ("UCX_TLS", "UCX_NET_DEVICES")
+            why = [f"{n}={rank.environment[n]}" for n in named if n in rank.environment]
+            text = f"channels run over UCX's tcp ({', '.join(config.tcp)}) instead of {kind}"
+            reason = ", ".join(why) or "the log does not show why"
+            yield about.against(Case.SOCKETS, f"{text}: {reason}")
+            continue
+        used = config.tcp if kind == "ethernet" else config.rdma
+        wrong = [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]
+        if wrong:
+            case = Case.WRONG_INTERFACE if len(wrong) == len(used) else Case.STRAY_RAIL
+            text = f"UCX runs over {', '.join(wrong)}, not over the fabric ({fabric})"
+            yield about.against(case, text)

@@ -1,203 +1,216 @@
-"""Third and fourth fact: what the fabric's NICs carried, and that all others were quiet."""
+"""Third and fourth fact: what the fabric's NICs carried, and that all other NICs were quiet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_mnode.criteria.transport.facts import Facts, NodeFacts
-from pytest_mnode.criteria.transport.moved import Expected
-from pytest_mnode.criteria.transport.proof import Answer, Case, Fact, FactVerdict, Finding
-from pytest_mnode.criteria.transport.rails import (
-    Carrier,
-    carriers,
-    is_rdma,
-    megabytes,
-    of_fabric,
-    rails_expected,
-    same_wire,
-)
+from pytest_mnode.criteria.transport.expected import Expected
+from pytest_mnode.criteria.transport.facts import Carrier, Facts, NodeFacts, is_rdma
+from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
 
 _LOOPBACK = "lo"
 
 
-def counted(facts: Facts, spec: Spec, promise: TransportPromise, range_: Expected) -> FactVerdict:
+def counted(
+    facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+) -> Iterator[Remark]:
     """Whether the NICs of the fabric sent what the algorithm must move, each its share."""
-    found = [
-        finding
-        for node in facts.nodes
-        for finding in _counted_on(node, facts, spec, promise, range_)
-    ]
-    return FactVerdict(Fact.COUNTED, tuple(found))
+    for node in facts.nodes:
+        yield from _counted_on(node, facts, spec, promise, expected)
 
 
-def sent_on_fabric(node: NodeFacts, spec: Spec) -> int | None:
+def quiet(
+    facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+) -> Iterator[Remark]:
+    """Whether every NIC outside the fabric carried next to nothing."""
+    for node in facts.nodes:
+        yield from _quiet_on(node, facts, spec, promise, expected)
+
+
+def measured_bytes(
+    facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+) -> list[Measurement]:
+    """Bytes on the fabric of the nodes that sent least and most, and past it on each node."""
+    sent = {node.name: _sent_on_fabric(node, spec) for node in facts.nodes}
+    known = {name: count for name, count in sent.items() if count is not None}
+    found = []
+    for word, choose, bound in (
+        ("least", min, at_least(expected.least_bytes / 1e6)),
+        ("most", max, at_most(expected.most_bytes / 1e6)),
+    ):
+        node = choose(known, key=lambda name: known[name], default=None)
+        found.append(
+            Measurement(
+                f"transport, bytes on the fabric of the node that sent {word}",
+                known[node] / 1e6 if node is not None and len(known) == len(sent) else None,
+                "MB",
+                bound,
+                expected.source,
+                note=node or "",
+            )
+        )
+    for facts_of_node in facts.nodes:
+        nic = _busiest_elsewhere(facts_of_node, spec)
+        if nic is not None:
+            limit = _allowed_elsewhere(nic.name, facts, promise, expected)
+            found.append(
+                Measurement(
+                    f"transport, bytes past the fabric on {facts_of_node.name}",
+                    None if nic.sent_bytes is None else nic.sent_bytes / 1e6,
+                    "MB",
+                    note=f"{nic.name}, at most {limit / 1e6:.3g} MB",
+                )
+            )
+    return found
+
+
+def _sent_on_fabric(node: NodeFacts, spec: Spec) -> int | None:
     """Bytes that the fabric's NICs of a node sent together; None where one is not known."""
-    fabric = of_fabric(node, spec)
-    if fabric is None:
+    fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
+    if fabric is None or any(nic.sent_bytes is None for nic in fabric):
         return None
-    sent = [nic.sent_bytes for nic in fabric]
-    return None if None in sent else sum(count or 0 for count in sent)
+    return sum(nic.sent_bytes or 0 for nic in fabric)
 
 
-def busiest_elsewhere(node: NodeFacts, spec: Spec) -> Carrier | None:
+def _busiest_elsewhere(node: NodeFacts, spec: Spec) -> Carrier | None:
     """Of the other NICs of a node, loopback included, the one that carried most."""
-    return max(_others(node, spec), key=_carried, default=None)
+    return max(_others(node, spec), key=lambda nic: nic.carried_bytes, default=None)
 
 
-def allowed_elsewhere(nic: str, facts: Facts, promise: TransportPromise, range_: Expected) -> float:
-    """Bytes that a NIC that is not of the fabric may carry.
+def _allowed_elsewhere(
+    nic: str, facts: Facts, promise: TransportPromise, expected: Expected
+) -> float:
+    """Bytes that a NIC outside the fabric may carry.
 
-    On loopback ranks of one node may speak with each other: a ring has as many hops in a node as it
-    has ranks there, less one.
+    Ranks of one node may use loopback: a ring has one hop less in a node than it has ranks there.
     """
-    within = (facts.ranks_per_node - 1) * range_.payload_bytes if nic == _LOOPBACK else 0.0
-    return promise.elsewhere_fraction * range_.payload_bytes + within * (1 + promise.over_fraction)
+    within = (facts.ranks_per_node - 1) * expected.payload_bytes if nic == _LOOPBACK else 0.0
+    return promise.elsewhere_fraction * expected.payload_bytes + within * (
+        1 + promise.over_fraction
+    )
 
 
 def _counted_on(
-    node: NodeFacts, facts: Facts, spec: Spec, promise: TransportPromise, range_: Expected
-) -> Iterator[Finding]:
+    node: NodeFacts, facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+) -> Iterator[Remark]:
+    about = About(Fact.COUNTED, node.name)
     names = ", ".join(spec.fabric.interfaces)
     what = "RDMA device" if is_rdma(spec) else "interface"
-    fabric = of_fabric(node, spec)
+    fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
+    instead = _instead(node, spec, expected)
     if fabric is None:
-        yield _finding(node, Answer.MISSING, Case.NO_COUNTER, f"no {what}s could be listed")
+        yield about.missing(Case.NO_COUNTER, f"no {what}s could be listed")
         return
     if not fabric:
-        any_ = carriers(node, spec, rdma=is_rdma(spec), of_fabric=False)
-        there = f"; there is {', '.join(c.name for c in any_)}" if any_ else ""
+        others = node.carriers(spec, rdma=is_rdma(spec), of_fabric=False)
+        there = f"; there is {', '.join(nic.name for nic in others)}" if others else ""
         case = Case.NO_DEVICE if is_rdma(spec) else Case.WRONG_INTERFACE
-        text = f"no {what} of the fabric ({names}){there}{_instead(node, spec, range_)}"
-        yield _finding(node, Answer.DISAGREES, case, text)
+        yield about.against(case, f"no {what} of the fabric ({names}){there}{instead}")
         return
     if unknown := [nic.shown for nic in fabric if nic.sent_bytes is None]:
         text = f"bytes sent by {', '.join(unknown)} could not be read"
-        yield _finding(node, Answer.MISSING, Case.NO_COUNTER, text)
+        yield about.missing(Case.NO_COUNTER, text)
         return
     sent = sum(nic.sent_bytes or 0 for nic in fabric)
-    said = f"the fabric ({names}) sent {megabytes(sent)}"
-    if sent < range_.least_bytes:
-        text = (
-            f"{said}, {megabytes(range_.least_bytes)} at least expected"
-            f"{_instead(node, spec, range_)}"
-        )
-        yield _finding(node, Answer.DISAGREES, Case.NOT_ON_FABRIC, text)
-    elif sent > range_.most_bytes:
-        text = (
-            f"{said}, {megabytes(range_.most_bytes)} at most expected: "
+    text = f"the fabric ({names}) sent {_shown(sent)}"
+    if sent < expected.least_bytes:
+        text += f", expected at least {_shown(expected.least_bytes)}{instead}"
+        yield about.against(Case.NOT_ON_FABRIC, text)
+    elif sent > expected.most_bytes:
+        text += (
+            f", expected at most {_shown(expected.most_bytes)}: "
             "something else used it, or packets were sent again and again"
         )
-        yield _finding(node, Answer.DISAGREES, Case.TOO_MANY_BYTES, text)
+        yield about.against(Case.TOO_MANY_BYTES, text)
     if len(fabric) < spec.fabric.nics_per_node:
         text = f"{len(fabric)} of {spec.fabric.nics_per_node} NICs of the fabric are there: "
         text += ", ".join(nic.shown for nic in fabric)
-        yield _finding(node, Answer.DISAGREES, Case.RAIL_DOWN, text)
-    if sent >= range_.least_bytes:  # shares of nothing say nothing
-        yield from _rails(node, fabric, rails_expected(facts, spec), spec, promise)
+        yield about.against(Case.RAIL_DOWN, text)
+    if sent >= expected.least_bytes:  # below it, shares mean nothing
+        yield from _idle_rails(about, fabric, facts.rails_expected(spec), spec, promise)
 
 
-def _rails(
-    node: NodeFacts, fabric: list[Carrier], expected: int, spec: Spec, promise: TransportPromise
-) -> Iterator[Finding]:
+def _idle_rails(
+    about: About, fabric: list[Carrier], expected: int, spec: Spec, promise: TransportPromise
+) -> Iterator[Remark]:
     sent = sum(nic.sent_bytes or 0 for nic in fabric)
     promised = spec.fabric.nics_per_node
     share = sent / expected
     idle = [nic for nic in fabric if (nic.sent_bytes or 0) < promise.rail_fraction * share]
     carrying = len(fabric) - len(idle)
     if carrying < min(expected, len(fabric)):
-        told = ", ".join(
+        shares = ", ".join(
             f"{nic.shown} sent {(nic.sent_bytes or 0) / share:.0%} of its share" for nic in idle
         )
-        text = f"{carrying} of {expected} rails carried the traffic: {told}"
-        yield _finding(node, Answer.DISAGREES, Case.RAIL_DOWN, text)
+        text = f"{carrying} of {expected} rails carried the traffic: {shares}"
+        yield about.against(Case.RAIL_DOWN, text)
     busy = [nic for nic in fabric if (nic.sent_bytes or 0) > promise.elsewhere_fraction * sent]
     if len(busy) > promised:
         names = ", ".join(nic.name for nic in busy)
         text = f"{len(busy)} NICs sent, {promised} are promised: {names}"
-        yield _finding(node, Answer.DISAGREES, Case.STRAY_RAIL, text)
+        yield about.against(Case.STRAY_RAIL, text)
 
 
-def quiet(facts: Facts, spec: Spec, promise: TransportPromise, range_: Expected) -> FactVerdict:
-    """Whether all NICs that are not of the fabric carried next to nothing, in both directions."""
-    found = [
-        finding for node in facts.nodes for finding in _quiet_on(node, facts, spec, promise, range_)
-    ]
-    return FactVerdict(Fact.QUIET, tuple(found))
+def _instead(node: NodeFacts, spec: Spec, expected: Expected) -> str:
+    """The NIC that carried the traffic instead, where there is one."""
+    nic = _busiest_elsewhere(node, spec)
+    if nic is None or nic.carried_bytes < 0.1 * expected.least_bytes:
+        return ""
+    return f"; {nic.name} sent {_shown(nic.sent_bytes or 0)}"
 
 
 def _quiet_on(
-    node: NodeFacts, facts: Facts, spec: Spec, promise: TransportPromise, range_: Expected
-) -> Iterator[Finding]:
-    def finding(answer: Answer, case: Case, text: str) -> Finding:
-        return Finding(fact=Fact.QUIET, answer=answer, case=case, text=text, node=node.name)
-
-    if node.nics is None:
+    node: NodeFacts, facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+) -> Iterator[Remark]:
+    about = About(Fact.QUIET, node.name)
+    if node.machine.interfaces is None:
         text = "interfaces could not be listed, so none is known to be quiet"
-        yield finding(Answer.MISSING, Case.NO_COUNTER, text)
-    if node.ports is None and is_rdma(spec):
+        yield about.missing(Case.NO_COUNTER, text)
+    if node.machine.rdma is None and is_rdma(spec):
         text = "RDMA devices could not be listed, so none is known to be quiet"
-        yield finding(Answer.MISSING, Case.NO_COUNTER, text)
-    ipoib = {nic.name for nic in node.nics or () if nic.infiniband}
-    management = spec.management
+        yield about.missing(Case.NO_COUNTER, text)
+    ports = {nic.name for nic in node.carriers(spec, rdma=True, of_fabric=False) or ()}
     for nic in _others(node, spec):
-        limit = allowed_elsewhere(nic.name, facts, promise, range_)
+        limit = _allowed_elsewhere(nic.name, facts, promise, expected)
         if nic.sent_bytes is None or nic.received_bytes is None:
-            if not nic.state:  # what is down carries nothing
-                text = f"what {nic.name} carried could not be read"
-                yield finding(Answer.MISSING, Case.NO_COUNTER, text)
-        elif _carried(nic) > limit:
-            kind = ""
-            case = Case.NOT_QUIET
-            if nic.name in ipoib:
+            if not nic.state:  # a NIC that is down carries nothing
+                yield about.missing(Case.NO_COUNTER, f"counters of {nic.name} could not be read")
+        elif nic.carried_bytes > limit:
+            kind, case = "", Case.NOT_QUIET
+            if nic.name in node.ipoib:
                 kind, case = " (IP over InfiniBand)", Case.IPOIB
-            elif management is not None and management.has_interface(nic.name):
+            elif spec.management is not None and spec.management.has_interface(nic.name):
                 kind = " (management)"
-            elif is_rdma(spec) and nic.name in _port_names(node, spec):
+            elif is_rdma(spec) and nic.name in ports:
                 case = Case.STRAY_RAIL
             text = (
-                f"{nic.name}{kind} sent {megabytes(nic.sent_bytes)} and received "
-                f"{megabytes(nic.received_bytes)}, {megabytes(limit)} at most expected"
+                f"{nic.name}{kind} sent {_shown(nic.sent_bytes)} and received "
+                f"{_shown(nic.received_bytes)}, expected at most {_shown(limit)}"
             )
-            yield finding(Answer.DISAGREES, case, text)
+            yield about.against(case, text)
 
 
 def _others(node: NodeFacts, spec: Spec) -> list[Carrier]:
-    """NICs by which traffic could go elsewhere; not those that carry the fabric's own bytes."""
-    netdevs = carriers(node, spec, rdma=False, of_fabric=False) or []
-    ports = carriers(node, spec, rdma=True, of_fabric=False) or []
+    """NICs over which traffic could go elsewhere; not those that carry the fabric's own bytes."""
+    interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
+    ports = node.carriers(spec, rdma=True, of_fabric=False) or []
     if not is_rdma(spec):
-        wires = [nic.name for nic in node.nics or () if spec.fabric.has_interface(nic.name)]
-        own = same_wire(node, wires)
-        beside = {p.device for p in node.ports or () if set(p.netdevs) & own}
-        return [n for n in netdevs if n.name not in own] + [
-            p for p in ports if p.name.partition(":")[0] not in beside
+        named = [name for name in node.machine.by_name if spec.fabric.has_interface(name)]
+        own = node.same_wire(named)
+        beside = {p.device for p in node.machine.ports if own & set(node.netdevs_of(p))}
+        return [nic for nic in interfaces if nic.name not in own] + [
+            port for port in ports if port.name.partition(":")[0] not in beside
         ]
-    ours = [p for p in node.ports or () if spec.fabric.has_interface(p.device)]
-    ipoib = {nic.name for nic in node.nics or () if nic.infiniband}
-    own = same_wire(node, [name for port in ours for name in port.netdevs]) - ipoib
-    # Interfaces of RoCE are left out: some drivers count RDMA there too, and the port's own
-    # counters tell both apart. IP over InfiniBand is told: the port counts it as if it were RDMA.
-    named = carriers(node, spec, rdma=False, of_fabric=True) or []
-    return [n for n in [*netdevs, *named] if n.name not in own] + ports
+    netdevs = [name for port in node.fabric_ports(spec) for name in node.netdevs_of(port)]
+    # Interfaces of RoCE do not count: some drivers count RDMA there too, and the port's own
+    # counters tell them apart. IP over InfiniBand counts: the port counts it as if it were RDMA.
+    own = node.same_wire(netdevs) - node.ipoib
+    named_ones = node.carriers(spec, rdma=False, of_fabric=True) or []
+    return [nic for nic in [*interfaces, *named_ones] if nic.name not in own] + ports
 
 
-def _port_names(node: NodeFacts, spec: Spec) -> set[str]:
-    return {p.name for p in carriers(node, spec, rdma=True, of_fabric=False) or []}
-
-
-def _instead(node: NodeFacts, spec: Spec, range_: Expected) -> str:
-    """Who carried the traffic instead, where one did."""
-    nic = busiest_elsewhere(node, spec)
-    if nic is None or _carried(nic) < 0.1 * range_.least_bytes:
-        return ""
-    return f"; {nic.name} sent {megabytes(nic.sent_bytes or 0)}"
-
-
-def _carried(nic: Carrier) -> int:
-    return max(nic.sent_bytes or 0, nic.received_bytes or 0)
-
-
-def _finding(node: NodeFacts, answer: Answer, case: Case, text: str) -> Finding:
-    return Finding(fact=Fact.COUNTED, answer=answer, case=case, text=text, node=node.name)
+def _shown(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.4g} GB"

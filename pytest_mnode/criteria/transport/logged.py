@@ -1,135 +1,218 @@
-"""Second fact: what ranks say that they run on, each by itself and the ranks of a node together."""
+"""Second fact: what ranks run on, by NCCL's log, by gloo's connections, or by UCX's log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_mnode.criteria.transport.channels import RankChannels, adapters
-from pytest_mnode.criteria.transport.facts import Facts, NodeFacts
-from pytest_mnode.criteria.transport.proof import Answer, Case, Fact, FactVerdict, Finding
-from pytest_mnode.criteria.transport.rails import rails_expected
-from pytest_mnode.criteria.transport.sockets import connected, over_ucx
-from pytest_mnode.criteria.transport.why import Silence
+from pytest_mnode.criteria.transport.channels import RankChannels, ucx_off_fabric
+from pytest_mnode.criteria.transport.facts import (
+    Connection,
+    Facts,
+    NodeFacts,
+    RankFacts,
+    is_rdma,
+    state_of,
+)
+from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.criteria.transport.settings import why_silent
 from pytest_mnode.logs.nccl_log import Network
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec.models import Spec
 
+_INSTEAD = " instead of "
 
-def logged(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
-    """What ranks say that they run on: NCCL by its log, gloo by its connections, others by UCX."""
+
+def logged(facts: Facts, spec: Spec, roce_version: str) -> list[Remark]:
+    """What ranks run on: NCCL by its log, gloo by its connections, others by UCX's log."""
     if facts.backend == "gloo":
-        return connected(facts, spec)
+        return list(_connected(facts, spec))
     if facts.backend != "nccl":
-        return over_ucx(facts, spec)
-    found: list[Finding] = []
+        return list(_over_ucx(facts, spec))
+    found: list[Remark] = []
     for node in facts.nodes:
         ranks = [rank for rank in facts.ranks if rank.node == node.name]
         read = [RankChannels(spec, roce_version, node, rank, facts.nccl_version) for rank in ranks]
         for one in read:
-            found += one.findings()
+            found += one.remarks()
             found += _past_the_network(one, facts)
         found += _of_node(node, read, facts, spec)
-    return FactVerdict(Fact.LOGGED, tuple(_beside_others(found, facts)))
+    return _beside_others(found, facts)
 
 
 def _of_node(
     node: NodeFacts, ranks: Sequence[RankChannels], facts: Facts, spec: Spec
-) -> Iterator[Finding]:
-    """What only all ranks of a node can tell: that any channel leaves it, and over which rails."""
-
-    def said(answer: Answer, case: Case, text: str) -> Finding:
-        return Finding(fact=Fact.LOGGED, answer=answer, case=case, text=text, node=node.name)
-
+) -> Iterator[Remark]:
+    """What only all ranks of a node show: that a channel leaves it, and over which rails."""
+    about = About(Fact.LOGGED, node.name)
     if not ranks:
-        text = "no rank of this node told what it runs on"
-        yield Finding(
-            fact=Fact.LOGGED, answer=Answer.MISSING, case=Case.NO_LOG, text=text, node=node.name
-        )
+        yield about.missing(Case.NO_LOG, "no rank of this node reported what it runs on")
         return
     most = max(sum(rank.node == other.name for rank in facts.ranks) for other in facts.nodes)
     if len(ranks) < most:
-        text = f"{len(ranks)} ranks of this node told what they run on, of others {most}"
-        yield said(Answer.MISSING, Case.NO_LOG, text)
-    told = [one for one in ranks if one.mine is not None]
+        text = f"{len(ranks)} ranks of this node reported what they run on, {most} of others"
+        yield about.missing(Case.NO_LOG, text)
+    known = [one for one in ranks if one.own is not None]
     past = any(True for one in ranks for _ in _past_the_network(one, facts))
-    if told and not past and not any(one.channels for one in ranks):
-        silence = Silence(told[0].rank.environment).text
-        text = "no channel that leaves the node is logged" + (f": {silence}" if silence else "")
-        yield said(Answer.MISSING, Case.NO_LOG, text)
-    if spec.fabric.kind == "ethernet":
-        return
+    if known and not past and not any(one.channels for one in ranks):
+        why = why_silent(known[0].rank.environment)
+        text = "no channel that leaves the node is logged" + (f": {why}" if why else "")
+        yield about.missing(Case.NO_LOG, text)
+    if is_rdma(spec):
+        yield from _rails(node, ranks, facts, spec, all_ranks=len(ranks) == most)
+
+
+def _rails(
+    node: NodeFacts,
+    ranks: Sequence[RankChannels],
+    facts: Facts,
+    spec: Spec,
+    *,
+    all_ranks: bool,
+) -> Iterator[Remark]:
+    """RDMA devices that channels of a node's ranks run on, against those of the fabric."""
+    about = About(Fact.LOGGED, node.name)
+    by_pci = {device.pci_address: device.name for device in node.machine.rdma or ()}
     used: dict[str, None] = {}
     unnamed = False
-    for one in told:
-        assert one.log is not None
+    for one in ranks:
+        if one.log is None or one.own is None:
+            continue
         rdma = [c for c in one.channels if one.log.kind_of(c) is Network.RDMA]
-        names, nameless = adapters(one.log, rdma)
-        by_pci = {p.pci_address: p.device for p in one.node.ports or () if p.pci_address}
+        names, all_named = one.log.adapters(rdma)
         devices = [by_pci.get(name, name) for name in names]
         used.update(dict.fromkeys(devices))
-        # A PCI address that no device was found for tells nothing of rails.
-        unnamed = unnamed or nameless or any(name.count(":") > 1 for name in devices)
-    if unnamed and spec.fabric.kind != "efa":  # libfabric lists no adapters: counters tell
-        yield said(Answer.MISSING, Case.UNREADABLE, "the log does not name the devices of channels")
+        # A PCI address without a known device shows no rail.
+        unnamed = unnamed or not all_named or any(name.count(":") > 1 for name in devices)
+    if unnamed and spec.fabric.kind != "efa":  # libfabric lists no adapters: counters decide
+        yield about.missing(Case.UNREADABLE, "the log does not name the devices of channels")
     if unnamed or not used:
         return
-    if stray := [name for name in used if not spec.fabric.has_interface(_device(name))]:
+    if stray := [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]:
         fabric = ", ".join(spec.fabric.interfaces)
         text = f"channels run over {', '.join(stray)}, not of the fabric ({fabric})"
-        yield said(Answer.DISAGREES, Case.STRAY_RAIL, text)
+        yield about.against(Case.STRAY_RAIL, text)
     ours = [name for name in used if name not in stray]
-    expected = rails_expected(facts, spec)
-    if len(ranks) == most and all(one.whole for one in ranks) and 0 < len(ours) < expected:
+    expected = facts.rails_expected(spec)
+    if all_ranks and all(one.whole for one in ranks) and 0 < len(ours) < expected:
         idle = [
-            f"{p.device}:{p.port}{'' if p.active in (True, None) else f' ({p.state})'}"
-            for p in ranks[0].node.ports or ()
-            if spec.fabric.has_interface(p.device)
-            and not {p.device, f"{p.device}:{p.port}"} & used.keys()
+            f"{port.name} ({state_of(port)})" if state_of(port) else port.name
+            for port in node.fabric_ports(spec)
+            if not {port.device, port.name} & used.keys()
         ]
         without = f", none over {', '.join(idle)}" if idle else ""
         text = f"channels run over {len(ours)} of {expected} rails ({', '.join(ours)}){without}"
-        yield said(Answer.DISAGREES, Case.RAIL_DOWN, text)
+        yield about.against(Case.RAIL_DOWN, text)
 
 
-def _past_the_network(one: RankChannels, facts: Facts) -> Iterator[Finding]:
+def _past_the_network(one: RankChannels, facts: Facts) -> Iterator[Remark]:
     """Channels to ranks of other nodes that no network carries: NVLink between nodes (MNNVL)."""
-    if one.mine is None:
+    if one.own is None:
         return
     nodes = {rank.rank: rank.node for rank in facts.ranks}
-    world = {comm.address for comm in one.mine.comms if comm.size == len(facts.ranks)}
-    ways: dict[str, None] = {}
-    for channel in one.mine.channels:
+    world = {comm.address for comm in one.own.comms if comm.size == len(facts.ranks)}
+    paths: dict[str, None] = {}
+    for channel in one.own.channels:
         ends = [nodes.get(rank) for rank in (channel.sender, channel.receiver) if rank is not None]
-        # Numbers of ranks are those of the channel's communicator: only in the world's they tell.
+        # Ranks of a channel are those of its communicator: only the world's are known here.
         if channel.crosses_network or channel.comm not in world or None in ends:
             continue
         if any(name != one.node.name for name in ends):
-            ways[channel.detail] = None
-    if ways:
-        why = " (NVLink between nodes)" if any("MNNVL" in way for way in ways) else ""
-        text = f"channels to other nodes run over {', '.join(ways)}{why}, past the fabric"
-        yield one.against(Case.NOT_ON_FABRIC, text)
+            paths[channel.detail] = None
+    if paths:
+        why = " (NVLink between nodes)" if any("MNNVL" in path for path in paths) else ""
+        text = f"channels to other nodes run over {', '.join(paths)}{why}, past the fabric"
+        yield one.about.against(Case.NOT_ON_FABRIC, text)
 
 
-def _beside_others(found: Sequence[Finding], facts: Facts) -> list[Finding]:
-    """Where some nodes fell back and others did not, that is said: a node is alone on TCP."""
-    fallen = {
-        f.node
-        for f in found
-        if f.answer is Answer.DISAGREES and f.text.startswith("channels run over")
-        and " instead of " in f.text
-    }  # fmt: skip
+def _beside_others(found: Sequence[Remark], facts: Facts) -> list[Remark]:
+    """The remarks, with the nodes that did not fall back where some nodes did."""
+
+    def is_fallback(remark: Remark) -> bool:
+        begins = remark.text.startswith("channels run over")
+        return remark.verdict is Verdict.FAIL and begins and _INSTEAD in remark.text
+
+    fallen = {remark.node for remark in found if is_fallback(remark)}
     others = [node.name for node in facts.nodes if node.name not in fallen]
     if not fallen or not others:
         return list(found)
     alone = "alone, " if len(fallen) == 1 else ""
     return [
-        replace(f, text=f"{alone}{f.text}; not so {', '.join(others)}")
-        if f.node in fallen and " instead of " in f.text
-        else f
-        for f in found
+        replace(remark, text=f"{alone}{remark.text}; not so {', '.join(others)}")
+        if remark.node in fallen and _INSTEAD in remark.text
+        else remark
+        for remark in found
     ]
 
 
-def _device(name: str) -> str:
-    return name.partition(":")[0]
+def _connected(facts: Facts, spec: Spec) -> Iterator[Remark]:
+    """Whether connections between ranks of different nodes are bound to the fabric.
+
+    A connection between ranks is one that both have, with its ends swapped: a rank's connection to
+    the store, or a test's own, has no such other end. Every rank whose neighbour in the ring is on
+    another node must have a connection to it.
+    """
+    owners = {connection: rank for rank in facts.ranks for connection in rank.connections or ()}
+    for rank in facts.ranks:
+        about = About(Fact.LOGGED, rank.node, rank.rank)
+        if rank.connections is None:
+            yield about.missing(Case.UNREADABLE, "no connections are known")
+            continue
+        peers = {
+            (own, remote): owners[remote, own]
+            for own, remote in rank.connections
+            if (remote, own) in owners
+        }
+        yield from _bound(about, facts.node(rank.node), peers, spec)
+        yield from _not_connected(about, rank, {peer.rank for peer in peers.values()}, facts)
+
+
+def _bound(
+    about: About, node: NodeFacts, peers: dict[Connection, RankFacts], spec: Spec
+) -> Iterator[Remark]:
+    wrong: dict[str, None] = {}
+    for ((address, _), _), peer in peers.items():
+        if peer.node == node.name:
+            continue
+        interface = node.interface_of(address)
+        if interface is None:
+            text = f"a connection is bound to {address}, an address of no known interface"
+            yield about.missing(Case.UNREADABLE, text)
+        elif not spec.fabric.has_interface(interface):
+            wrong[interface] = None
+    if wrong:
+        over, fabric = ", ".join(wrong), ", ".join(spec.fabric.interfaces)
+        text = f"connections to other nodes are bound to {over}, not to the fabric ({fabric})"
+        yield about.against(Case.WRONG_INTERFACE, text)
+
+
+def _not_connected(
+    about: About, rank: RankFacts, peers: set[int], facts: Facts
+) -> Iterator[Remark]:
+    by_rank = {other.rank: other for other in facts.ranks}
+    for step in (-1, 1):
+        neighbour = by_rank.get((rank.rank + step) % len(facts.ranks))
+        if (
+            neighbour is not None
+            and neighbour.node != rank.node
+            and neighbour.connections is not None
+            and neighbour.rank not in peers
+        ):
+            where = f"rank {neighbour.rank} on {neighbour.node}"
+            text = f"no connection to its neighbour, {where}, was found"
+            yield about.missing(Case.UNREADABLE, text)
+            return
+
+
+def _over_ucx(facts: Facts, spec: Spec) -> Iterator[Remark]:
+    """What ranks of a backend over UCX (MPI, UCC) run on."""
+    for rank in facts.ranks:
+        configs = rank.log.ucx if rank.log is not None else ()
+        if not configs:
+            text = (
+                f"not known what the {facts.backend} backend runs on; where that is UCX, set "
+                "UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
+            )
+            about = About(Fact.LOGGED, rank.node, rank.rank)
+            yield about.missing(Case.UNKNOWN_NETWORK, text)
+        yield from ucx_off_fabric(configs, spec, rank)

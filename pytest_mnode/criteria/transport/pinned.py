@@ -1,4 +1,4 @@
-"""First fact: what the environment pins, in every rank, and whether it is what was promised."""
+"""First fact: what the settings of every rank pin, against what the spec promises."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_mnode.criteria.transport.differing import differing
-from pytest_mnode.criteria.transport.facts import Facts, NodeFacts, RankFacts
-from pytest_mnode.criteria.transport.gid_types import GID_CHOSEN_FROM
-from pytest_mnode.criteria.transport.proof import Answer, Case, Fact, FactVerdict, Finding
+from pytest_mnode.criteria.transport.facts import (
+    Facts,
+    NodeFacts,
+    RankFacts,
+    gid_types,
+    is_rdma,
+    state_of,
+)
+from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import (
+    GID_CHOSEN_SINCE,
+    MUST_BE_EQUAL,
     cost,
     distance,
+    is_default,
     is_off,
     is_on,
     number,
@@ -24,7 +32,7 @@ from pytest_mnode.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank's environment beside the promise; methods tell what they object to."""
+    """One rank's settings beside the promise."""
 
     spec: Spec
     roce_version: str
@@ -32,8 +40,12 @@ class _Rank:
     node: NodeFacts
     nccl_version: str | None
 
+    @property
+    def about(self) -> About:
+        return About(Fact.PINNED, self.rank.node, self.rank.rank)
+
     def value(self, name: str) -> str | None:
-        """As the environment has it, else as NCCL says that it found it."""
+        """The value in the environment, else the one that NCCL logged."""
         return self.rank.environment.get(name, self.rank.logged_settings.get(name))
 
     def shown(self, name: str) -> str:
@@ -43,41 +55,30 @@ class _Rank:
             file = "its log"
         return f"{name}={self.value(name)}{f' (in {file})' if file else ''}"
 
-    def _told(self, answer: Answer, case: Case, text: str) -> Finding:
-        return Finding(
-            fact=Fact.PINNED,
-            answer=answer,
-            case=case,
-            text=text,
-            node=self.rank.node,
-            rank=self.rank.rank,
-        )
+    def against(self, case: Case, text: str) -> Remark:
+        return self.about.against(case, text)
 
-    def against(self, case: Case, text: str) -> Finding:
-        return self._told(Answer.DISAGREES, case, text)
+    def missing(self, text: str) -> Remark:
+        return self.about.missing(Case.UNREADABLE, text)
 
-    def missing(self, text: str) -> Finding:
-        return self._told(Answer.MISSING, Case.UNREADABLE, text)
-
-    def note(self, text: str) -> Finding:
-        return self._told(Answer.AGREES, Case.NOTED, text)
+    def note(self, text: str) -> Remark:
+        return self.about.note(Case.NOTED, text)
 
 
-def pinned(facts: Facts, spec: Spec, roce_version: str) -> FactVerdict:
-    """What each rank's variables send elsewhere or tie, and where ranks differ."""
-    found: list[Finding] = []
+def pinned(facts: Facts, spec: Spec, roce_version: str) -> list[Remark]:
+    """Variables of each rank that send traffic elsewhere, and those in which ranks differ."""
+    found: list[Remark] = []
     for rank in facts.ranks:
         own = rank.log.nccl_version if rank.log else None
         one = _Rank(spec, roce_version, rank, facts.node(rank.node), own or facts.nccl_version)
-        mine = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
-        found += [*mine, *_costs(one, mine)]
+        remarks = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
+        found += [*remarks, *_costs(one, remarks)]
     if facts.backend != "gloo" and spec.fabric.protocol is not None:
-        found += [f for node in facts.nodes for f in _ports(node, spec, roce_version)]
-    found += differing(facts.ranks)
-    return FactVerdict(Fact.PINNED, tuple(found))
+        found += [remark for node in facts.nodes for remark in _ports(node, spec, roce_version)]
+    return [*found, *_differing(facts.ranks)]
 
 
-def _gloo(one: _Rank) -> Iterator[Finding]:
+def _gloo(one: _Rank) -> Iterator[Remark]:
     written = one.value("GLOO_SOCKET_IFNAME")
     if written is None:
         yield one.note("GLOO_SOCKET_IFNAME is not set: gloo takes the interface of the host's name")
@@ -90,10 +91,9 @@ def _gloo(one: _Rank) -> Iterator[Finding]:
         )
 
 
-def _nccl(one: _Rank) -> Iterator[Finding]:
-    rdma = one.spec.fabric.kind != "ethernet"
+def _nccl(one: _Rank) -> Iterator[Remark]:
     yield from _network(one)
-    if rdma:
+    if is_rdma(one.spec):
         yield from _devices(one)
         yield from _gids(one)
     else:
@@ -108,7 +108,7 @@ def _nccl(one: _Rank) -> Iterator[Finding]:
         )
 
 
-def _network(one: _Rank) -> Iterator[Finding]:
+def _network(one: _Rank) -> Iterator[Remark]:
     kind = one.spec.fabric.kind
     net = (one.value("NCCL_NET") or "").strip()
     if kind in ("infiniband", "roce") and is_on(one.value("NCCL_IB_DISABLE")):
@@ -139,17 +139,17 @@ def _network(one: _Rank) -> Iterator[Finding]:
             )
 
 
-def _devices(one: _Rank) -> Iterator[Finding]:
+def _devices(one: _Rank) -> Iterator[Remark]:
     written = one.value("NCCL_IB_HCA")
     if not written or one.spec.fabric.kind == "efa":
         return
     shown, fabric = one.shown("NCCL_IB_HCA"), one.spec.fabric
-    if one.node.ports is None:
-        yield one.missing(f"{shown}: which devices it takes is not known, for none could be listed")
+    if one.node.machine.rdma is None:
+        yield one.missing(f"{shown}: not known which devices it takes: none could be listed")
         return
     chosen = Selection.of(written)
-    there = [p for p in one.node.ports if p.active is not False]
-    taken = {p.device for p in there if chosen.takes(p.device, p.port)}
+    there = [p for p in one.node.machine.ports if p.active is not False]
+    taken = {p.device for p in there if chosen.takes(p.device, p.number)}
     ours = {p.device for p in there if fabric.has_interface(p.device)}
     if not taken:
         yield one.against(Case.NO_DEVICE, f"{shown} takes no RDMA device of this node")
@@ -162,12 +162,12 @@ def _devices(one: _Rank) -> Iterator[Finding]:
         )
 
 
-def _gids(one: _Rank) -> Iterator[Finding]:
+def _gids(one: _Rank) -> Iterator[Remark]:
     if one.spec.fabric.kind != "roce":
         return
     asked = number(one.value("NCCL_IB_ROCE_VERSION_NUM"))
     version = version_numbers(one.nccl_version)
-    reads_it = version is None or version >= GID_CHOSEN_FROM
+    reads_it = version is None or version >= GID_CHOSEN_SINCE
     if reads_it and asked in (1, 2) and f"v{asked}" != one.roce_version:
         yield one.against(
             Case.GID_TYPE,
@@ -178,16 +178,14 @@ def _gids(one: _Rank) -> Iterator[Finding]:
         return
     shown = one.shown("NCCL_IB_GID_INDEX")
     wrong: dict[str, list[str]] = {}
-    for port in one.node.ports or ():
-        if not one.spec.fabric.has_interface(port.device):
-            continue
-        name = f"{port.device}:{port.port}"
-        if port.gid_types is None:
-            yield one.missing(f"{shown}: types of the GIDs of {name} could not be read")
-        elif index not in port.gid_types:
-            yield one.against(Case.GID_TYPE, f"{shown}: {name} has no such GID")
-        elif port.gid_types[index] != one.roce_version:
-            wrong.setdefault(port.gid_types[index], []).append(name)
+    for port in one.node.fabric_ports(one.spec):
+        types = gid_types(port)
+        if types is None:
+            yield one.missing(f"{shown}: types of the GIDs of {port.name} could not be read")
+        elif index not in types:
+            yield one.against(Case.GID_TYPE, f"{shown}: {port.name} has no such GID")
+        elif types[index] != one.roce_version:
+            wrong.setdefault(types[index], []).append(port.name)
     for type_, names in wrong.items():
         yield one.against(
             Case.GID_TYPE,
@@ -195,48 +193,40 @@ def _gids(one: _Rank) -> Iterator[Finding]:
         )
 
 
-def _ports(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Finding]:
-    """Ports of the fabric that speak another protocol than promised, or have no GID of RoCE's."""
-
-    def finding(answer: Answer, case: Case, text: str) -> Finding:
-        return Finding(fact=Fact.PINNED, answer=answer, case=case, text=text, node=node.name)
-
-    wanted = spec.fabric.protocol
+def _ports(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Remark]:
+    """Ports of the fabric with another protocol than promised, or without a GID of RoCE's."""
+    about, wanted = About(Fact.PINNED, node.name), spec.fabric.protocol
     others: dict[str | None, list[str]] = {}
-    for port in node.ports or ():
-        name = f"{port.device}:{port.port}"
-        if not spec.fabric.has_interface(port.device) or port.active is False:
+    for port in node.fabric_ports(spec):
+        if state_of(port):
             continue
+        types = gid_types(port)
         if port.protocol != wanted:
-            others.setdefault(port.protocol, []).append(name)
-        elif (
-            wanted == "RoCE"
-            and port.gid_types is not None
-            and roce_version not in port.gid_types.values()
-        ):
-            text = f"{name} has no GID of RoCE {roce_version}"
-            yield finding(Answer.DISAGREES, Case.GID_TYPE, text)
+            others.setdefault(port.protocol, []).append(port.name)
+        elif wanted == "RoCE" and types is not None and roce_version not in types.values():
+            yield about.against(Case.GID_TYPE, f"{port.name} has no GID of RoCE {roce_version}")
     for protocol, names in others.items():
         shown = ", ".join(names)
         if protocol is None:
             text = f"node type or link layer of {shown} could not be read, promised is {wanted}"
-            yield finding(Answer.MISSING, Case.UNREADABLE, text)
+            yield about.missing(Case.UNREADABLE, text)
         else:
             text = f"protocol of {shown} is {protocol}, promised is {wanted}"
-            yield finding(Answer.DISAGREES, Case.OTHER_NETWORK, text)
+            yield about.against(Case.OTHER_NETWORK, text)
 
 
-def _interfaces(one: _Rank) -> Iterator[Finding]:
-    """Of NCCL's sockets; for RDMA they only carry the first words between ranks."""
+def _interfaces(one: _Rank) -> Iterator[Remark]:
+    """Interfaces of NCCL's sockets; with RDMA they carry only the set-up of connections."""
     written = one.value("NCCL_SOCKET_IFNAME")
     if not written:
         return
     shown = one.shown("NCCL_SOCKET_IFNAME")
-    if one.node.nics is None:
-        yield one.missing(f"{shown}: which interfaces it takes is not known, for none were listed")
+    if one.node.machine.interfaces is None:
+        yield one.missing(f"{shown}: not known which interfaces it takes: none could be listed")
         return
     fabric = one.spec.fabric
-    taken = Selection.of(written).taken(nic.name for nic in one.node.nics if nic.name != "lo")
+    names = [name for name in one.node.machine.by_name if name != "lo"]
+    taken = Selection.of(written).taken(names)
     if not any(fabric.has_interface(name) for name in taken):
         over = f"takes {', '.join(taken)}" if taken else "takes no interface of this node"
         yield one.against(Case.WRONG_INTERFACE, f"{shown} {over}, not {_fabric(one.spec)}")
@@ -246,7 +236,7 @@ def _interfaces(one: _Rank) -> Iterator[Finding]:
         )
 
 
-def _gpudirect(one: _Rank) -> Iterator[Finding]:
+def _gpudirect(one: _Rank) -> Iterator[Remark]:
     against = partial(one.against, Case.GPUDIRECT_OFF)
     if distance(one.value("NCCL_NET_GDR_LEVEL") or one.value("NCCL_IB_GDR_LEVEL")) == 0:
         name = "NCCL_NET_GDR_LEVEL" if one.value("NCCL_NET_GDR_LEVEL") else "NCCL_IB_GDR_LEVEL"
@@ -257,8 +247,8 @@ def _gpudirect(one: _Rank) -> Iterator[Finding]:
         yield against(f"{one.shown('FI_EFA_USE_DEVICE_RDMA')} switches RDMA reads off")
 
 
-def _others(one: _Rank) -> Iterator[Finding]:
-    """Settings of other libraries: told, and left to other facts."""
+def _others(one: _Rank) -> Iterator[Remark]:
+    """Settings of other libraries: only notes, because other facts judge them."""
     pipe = one.value("TP_SOCKET_IFNAME")
     if pipe and not one.spec.fabric.has_interface(pipe.strip()):
         yield one.note(f"{one.shown('TP_SOCKET_IFNAME')}: RPC does not run on the fabric")
@@ -268,19 +258,36 @@ def _others(one: _Rank) -> Iterator[Finding]:
         if wrong := [name for name in names if not one.spec.fabric.has_interface(name)]:
             yield one.note(f"{one.shown('UCX_NET_DEVICES')}: {', '.join(wrong)} for UCX")
     transports = {part.strip() for part in (one.value("UCX_TLS") or "").lower().split(",")}
-    rdma = one.spec.fabric.kind != "ethernet"
-    if rdma and "tcp" in transports and not transports & {"all", "ib", "rc", "dc", "rc_x"}:
+    rdma_transports = {"all", "ib", "rc", "dc", "rc_x"}
+    if is_rdma(one.spec) and "tcp" in transports and not transports & rdma_transports:
         yield one.note(f"{one.shown('UCX_TLS')}: UCX is kept to sockets")
 
 
-def _costs(one: _Rank, told: Sequence[Finding]) -> Iterator[Finding]:
-    """Settings that cost speed and of which nothing is told yet: they change no path."""
+def _costs(one: _Rank, remarks: Sequence[Remark]) -> Iterator[Remark]:
+    """Settings that cost speed and have no remark yet: they change no path."""
     for name in {**one.rank.environment, **one.rank.logged_settings}:
         why = cost(name, one.value(name) or "", one.spec.fabric.kind, one.nccl_version)
         shown = one.shown(name)
-        if why is not None and not any(finding.text.startswith(shown) for finding in told):
+        if why is not None and not any(remark.text.startswith(shown) for remark in remarks):
             yield one.note(f"{shown}: {why}")
 
 
 def _fabric(spec: Spec) -> str:
     return f"the fabric ({', '.join(spec.fabric.interfaces)})"
+
+
+def _differing(ranks: Sequence[RankFacts]) -> Iterator[Remark]:
+    """Each rank that has another value than most ranks in what must be equal on all."""
+    for name in MUST_BE_EQUAL:
+        holders: dict[str | None, list[RankFacts]] = {}
+        for rank in ranks:
+            value = rank.environment.get(name)
+            holders.setdefault(None if is_default(name, value) else value, []).append(rank)
+        usual = max(holders, key=lambda value: len(holders[value]))
+        others = "not set" if usual is None else repr(usual)
+        for value, group in holders.items():
+            shown = "is not set" if value is None else f"is {value!r}"
+            for rank in group if value != usual else ():
+                yield About(Fact.PINNED, rank.node, rank.rank).against(
+                    Case.DIFFERS, f"{name} {shown}, on other ranks {others}"
+                )

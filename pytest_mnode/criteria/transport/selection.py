@@ -11,8 +11,8 @@ from typing import Self
 class Selection:
     """A list as in NCCL_SOCKET_IFNAME and NCCL_IB_HCA: names or, without `=`, prefixes.
 
-    excludes: begun by `^`: all but those. exact: begun by `=`: whole names. names: with the port
-    that is asked for behind a colon, None for every port.
+    excludes: it begins with `^`: all but those. exact: it begins with `=`: whole names. names: each
+    with the port behind its colon, None for every port.
 
     Source: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
     """
@@ -24,7 +24,7 @@ class Selection:
 
     @classmethod
     def of(cls, written: str) -> Self:
-        """Read such a list; any text is one."""
+        """Parse a list; any text is one."""
         rest = written.strip()
         excludes = rest.startswith("^")
         rest = rest.removeprefix("^")
@@ -34,13 +34,13 @@ class Selection:
         return cls(written, excludes, exact, tuple(names))
 
     def takes(self, name: str, port: int | None = None) -> bool:
-        """Whether it lets a device through; an empty list lets all through."""
+        """Whether it selects a device; an empty list selects all."""
         if not self.names:
             return True
         return self._lists(name, port) is not self.excludes
 
     def taken(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that it lets through, by any port."""
+        """Those of `names` that it selects, by any port."""
         return tuple(name for name in names if self.takes(name))
 
     def _lists(self, name: str, port: int | None) -> bool:
@@ -52,7 +52,7 @@ class Selection:
 
 
 def _name_and_port(text: str) -> tuple[str, int | None]:
-    """Of DEVICE, DEVICE:PORT or DEVICE:PORT:RAIL:PLANE, where the port may be empty."""
+    """DEVICE, DEVICE:PORT or DEVICE:PORT:RAIL:PLANE, where the port may be empty."""
     name, _, rest = text.partition(":")
     port = rest.partition(":")[0]
     return (name, int(port) if port.isdigit() else None)

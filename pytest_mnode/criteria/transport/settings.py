@@ -1,4 +1,4 @@
-"""Variables that networks obey: which they are, what their values mean, and what they cost."""
+"""Variables that networks read: what their values mean, and which of them cost speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_GLOO_", "TP_", "UCX_", "UCC_", "FI_", "OFI_NCCL_")
-"""What a rank's environment is read for."""
+"""Prefixes of the variables that are read from a rank's environment."""
 
 MUST_BE_EQUAL = (
     *("GLOO_SOCKET_IFNAME", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_ALGO"),
@@ -16,20 +16,24 @@ MUST_BE_EQUAL = (
     *("NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_TC", "NCCL_IB_SL", "FI_PROVIDER"),
 )
 """Ranks that differ in one of these do not run the same way. Names of interfaces and devices, and
-indices of GIDs, may differ where nodes do."""
+indices of GIDs, may differ between nodes."""
+GID_CHOSEN_SINCE = (2, 21)
+"""Earlier versions take GID 0 unless a setting names another; since then NCCL takes one of the RoCE
+version that is set. Source: NCCL user guide, NCCL_IB_GID_INDEX and NCCL_IB_ROCE_VERSION_NUM."""
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _DISTANCES = {"LOC": 0, "NVL": 0, "NVB": 0, "C2C": 0, "PIX": 1, "PXB": 2, "PHB": 3, "SYS": 4}
 
 
 def of_networks(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment networks obey."""
+    """The variables of an environment that networks read."""
     return {name: value for name, value in environment.items() if name.startswith(PREFIXES)}
 
 
 def number(value: str | None) -> int | None:
-    """As NCCL reads a number, by strtoll; None of an empty value, which NCCL ignores.
+    """A number as NCCL reads it, by strtoll; None for an empty value, which NCCL ignores.
 
-    Decimal, 0x… or 0…; what follows it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is off.
+    Decimal, 0x… or 0…; anything behind it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is
+    off.
     Source: NCCL, src/misc/param.cc, ncclLoadParam.
     """
     if not value:
@@ -52,7 +56,7 @@ def is_off(value: str | None) -> bool:
 
 
 def distance(value: str | None) -> int | None:
-    """Of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL, 0 to 4; None where NCCL ignores it, as "loc".
+    """NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL as 0 to 4; None where NCCL ignores it, such as "loc".
 
     Source: NCCL, src/graph/paths.cc, ncclGetLevel.
     """
@@ -61,7 +65,7 @@ def distance(value: str | None) -> int | None:
 
 
 def version_numbers(text: str | None) -> tuple[int, ...] | None:
-    """(2, 27, 5) of "2.27.5+cuda12.9"; None where it is no version."""
+    """(2, 27, 5) for "2.27.5+cuda12.9"; None where it is no version."""
     found = re.match(r"\d+(?:\.\d+)+", text or "")
     return tuple(map(int, found[0].split("."))) if found else None
 
@@ -104,8 +108,8 @@ _ALL = _RDMA | {"ethernet"}
 class Setting:
     """A variable, and which of its values cost speed.
 
-    costs: asked of values that are neither empty nor the default. kinds: of fabric where they cost.
-    defaults: from which version of NCCL on, and the value. since, before: versions that read it.
+    costs: whether a value costs speed that is neither empty nor the default. kinds: of fabric.
+    defaults: first version of NCCL, and the value. since, before: versions that read the variable.
     """
 
     name: str
@@ -119,7 +123,7 @@ class Setting:
 
 _OFF = (((), "0"),)
 _CHANNELS = _from_to(1, 31)
-"""Of which NCCL would choose up to 32, since 2.5."""
+"""NCCL chooses up to 32 since 2.5."""
 
 SETTINGS = (
     # Another network
@@ -237,7 +241,7 @@ SETTINGS = (
     Setting("TORCH_DISTRIBUTED_DEBUG", _one_of("detail"), "a check in every collective"),
     Setting("CUDA_LAUNCH_BLOCKING", is_on, "a wait in every kernel"),
 )
-"""What costs speed, or takes from NCCL what it would choose.
+"""Settings that cost speed, or that override a choice of NCCL.
 
 Sources: NCCL user guide, Environment Variables, of 2.4 to 2.32; torch.distributed and
 ProcessGroupNCCL documentation; gloo's Device; fi_efa(7).
@@ -245,10 +249,10 @@ ProcessGroupNCCL documentation; gloo's Device; fi_efa(7).
 
 
 def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
-    """What a setting costs on a fabric of this kind; None where nothing.
+    """What a setting costs on a fabric of this kind; None where it costs nothing.
 
-    nccl: NCCL's version. Where it is None, nothing is told of a value that is the default of any
-    version, nor of a variable that newer versions do not read.
+    nccl: NCCL's version. Where it is None, a value that is the default of any version costs
+    nothing, nor does a variable that newer versions do not read.
     """
     version = version_numbers(nccl)
     for setting in SETTINGS:
@@ -274,3 +278,16 @@ def is_default(name: str, value: str | None) -> bool:
         for setting in SETTINGS
         if setting.name == name and setting.defaults
     )
+
+
+def why_silent(settings: Mapping[str, str]) -> str:
+    """Why NCCL's log may lack channels, with the remedy; empty where the settings are right."""
+    level = settings.get("NCCL_DEBUG", "")
+    if level.upper() not in ("INFO", "TRACE"):
+        shown = f"NCCL_DEBUG={level}" if level else "NCCL_DEBUG is not set"
+        return f"{shown}; set NCCL_DEBUG=INFO"
+    subsystems = settings.get("NCCL_DEBUG_SUBSYS", "")
+    named = {part.strip().upper() for part in subsystems.split(",") if part.strip()}
+    if named and not named & {"ALL", "NET", "INIT"}:
+        return f"NCCL_DEBUG_SUBSYS={subsystems}; set INIT,NET,ENV,GRAPH"
+    return ""

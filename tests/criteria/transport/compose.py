@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
-from pytest_mnode.criteria.transport import Facts, Nic, NodeFacts, Port, Proof, RankFacts, judge
-from pytest_mnode.criteria.transport.moved import expected
-from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.criteria.transport.expected import expected_bytes
+from pytest_mnode.criteria.transport.facts import Facts, NodeFacts, RankFacts
+from pytest_mnode.criteria.transport.judge import judge, remarks_on
+from pytest_mnode.criteria.transport.remarks import Case, Fact, Remark, in_words
+from pytest_mnode.logs.nccl_log import NcclLog, read_nccl_log
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.fabric import TransportPromise
 
@@ -99,6 +106,12 @@ def log_text(
     return head + "\n".join(told) + "\n"
 
 
+@cache
+def read_log(text: str) -> NcclLog:
+    """The log of a rank; tests share many of them."""
+    return read_nccl_log(text)
+
+
 def healthy(kind: str, nodes: int = 3) -> Facts:
     """All four facts agree."""
     spec = spec_of(kind)
@@ -107,48 +120,132 @@ def healthy(kind: str, nodes: int = 3) -> Facts:
             rank=rank,
             node=f"birch{rank // RAILS}",
             environment={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,GRAPH"},
-            log=read_nccl_log(log_text(rank, nodes, kind)),
+            log=read_log(log_text(rank, nodes, kind)),
         )
         for rank in range(nodes * RAILS)
     )
-    names = tuple(NodeFacts(name=f"birch{n}", nics=(), ports=()) for n in range(nodes))
     facts = Facts(
-        backend="nccl", size_bytes=PROMISE.size_bytes, calls=PROMISE.calls, nodes=names, ranks=ranks
+        backend="nccl",
+        size_bytes=PROMISE.size_bytes,
+        calls=PROMISE.calls,
+        nodes=tuple(NodeFacts(name=f"birch{n}", machine=Machine()) for n in range(nodes)),
+        ranks=ranks,
     )
-    each = int(expected(facts, spec.fabric, PROMISE).payload_bytes * 1.02 / RAILS)
-    return replace(facts, nodes=tuple(_node(node.name, kind, each) for node in names))
+    each = int(expected_bytes(facts, spec.fabric, PROMISE).payload_bytes * 1.02 / RAILS)
+    return replace(facts, nodes=tuple(node(one.name, kind, each) for one in facts.nodes))
 
 
-def _node(name: str, kind: str, each: int) -> NodeFacts:
-    def nic(nic_name: str, count: int = 20_000, **more: Any) -> Nic:
-        return Nic(name=nic_name, sent_bytes=count, received_bytes=count, up=True, **more)
+def interface(name: str, **more: Any) -> Interface:
+    """An interface that is up."""
+    known: dict[str, Any] = {one.name: None for one in fields(Interface)}
+    defaults = {"kind": Kind.PHYSICAL, "operstate": "up", "slaves": (), "rdma_devices": ()}
+    return Interface(**{**known, **defaults, "errors": {}, "addresses": (), **more, "name": name})
 
-    nics = [nic("lo"), nic("mgmt0")]
-    ports: list[Port] = []
-    for rail in range(RAILS):
-        if kind == "ethernet":
-            nics.append(nic(device(kind, rail), each))
-            continue
+
+def rdma(
+    name: str, kind: str, *, netdevs: tuple[str, ...] = (), pci: str | None = None
+) -> RdmaDevice:
+    """An RDMA device with one active port."""
+    types = {0: "IB/RoCE v1", 1: "RoCE v2", 3: "RoCE v2"} if kind == "roce" else {0: "IB"}
+    layers = {"infiniband": "InfiniBand", "roce": "Ethernet", "efa": "Unknown"}
+    port = Port(
+        device=name,
+        number=1,
+        state="ACTIVE",
+        phys_state="LinkUp",
+        rate_gbits_s=400.0,
+        link_layer=layers[kind],
+        gids=tuple(Gid(index=n, gid="", type=t, netdev=None) for n, t in types.items()),
+        counters={},
+        hw_counters={},
+        node_type="unspecified" if kind == "efa" else "CA",
+    )
+    return RdmaDevice(
+        name=name,
+        ports=(port,),
+        node_type=port.node_type,
+        firmware=None,
+        driver=None,
+        parent=None,
+        netdevs=netdevs,
+        pci_address=pci,
+        numa_node=None,
+        virtual=False,
+    )
+
+
+def node(name: str, kind: str, each: int) -> NodeFacts:
+    """Eight rails that carried `each` bytes in both directions; others are quiet."""
+    names = [device(kind, rail) for rail in range(RAILS)]
+    nics = [interface("lo", kind=Kind.LOOPBACK), interface("mgmt0")]
+    devices = []
+    if kind == "ethernet":
+        nics += map(interface, names)
+    for rail, rail_name in enumerate(names if kind != "ethernet" else ()):
         netdevs = {"infiniband": (f"ib{rail}",), "roce": (f"ens{rail}",)}.get(kind, ())
-        nics += [nic(n, infiniband=kind == "infiniband") for n in netdevs]
-        ports.append(
-            Port(
-                device=device(kind, rail),
-                port=1,
-                sent_bytes=each,
-                received_bytes=each,
-                state="ACTIVE",
-                protocol=spec_of(kind).fabric.protocol,
-                gid_types={0: "v1", 1: "v2", 3: "v2"} if kind == "roce" else {0: "IB"},
-                netdevs=netdevs,
-            )
+        of = Kind.IPOIB if kind == "infiniband" else Kind.PHYSICAL
+        nics += [interface(netdev, kind=of) for netdev in netdevs]
+        devices.append(rdma(rail_name, kind, netdevs=netdevs))
+    counts = {nic.name: 20_000 for nic in nics}
+    counts |= {n if kind == "ethernet" else f"{n}:1": each for n in names}
+    return NodeFacts(
+        name=name,
+        machine=Machine(interfaces=tuple(nics), rdma=tuple(devices)),
+        sent_bytes=counts,
+        received_bytes=counts,
+    )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Remarks and measurements on the same facts, which must agree."""
+
+    remarks: list[Remark]
+    measurements: list[Measurement]
+    nodes: list[str]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Over all four facts."""
+        remarks = {remark.verdict for remark in self.remarks}
+        measured = {one.verdict for one in self.measurements[: len(Fact)]}
+        order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+        verdict = next(verdict for verdict in order if verdict in measured)
+        assert verdict is next((one for one in order if one in remarks), Verdict.PASS)
+        return verdict
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """The verdict of each fact."""
+        return {fact: str(one.verdict) for fact, one in zip(Fact, self.measurements, strict=False)}
+
+    @property
+    def culprit(self) -> str:
+        """What is wrong, or missing where nothing is wrong; empty where all facts agree."""
+        return self.text(Verdict.FAIL) or self.text(Verdict.INCONCLUSIVE)
+
+    @property
+    def cases(self) -> set[Case]:
+        """Of what is wrong or missing."""
+        return {remark.case for remark in self.remarks if remark.verdict is not Verdict.PASS}
+
+    def text(self, verdict: Verdict, *facts: Fact) -> str:
+        """Remarks of these facts, or of all, in words."""
+        return in_words(
+            (r for r in self.remarks if r.verdict is verdict and r.fact in (facts or Fact)),
+            self.nodes,
         )
-    return NodeFacts(name=name, nics=tuple(nics), ports=tuple(ports))
 
 
-def judged(kind: str, facts: Facts, **spec: Any) -> Proof:
-    """The proof of these facts for the page of this kind."""
-    return judge(facts, spec_of(kind, **spec), PROMISE)
+def judged_by(facts: Facts, spec: Spec, promise: TransportPromise) -> Judged:
+    """These facts, judged."""
+    names = [node.name for node in facts.nodes]
+    return Judged(remarks_on(facts, spec, promise), judge(facts, spec, promise), names)
+
+
+def judged(kind: str, facts: Facts, **spec: Any) -> Judged:
+    """These facts, judged by the page of this kind."""
+    return judged_by(facts, spec_of(kind, **spec), PROMISE)
 
 
 def on_node(facts: Facts, name: str | None, change: Callable[[NodeFacts], NodeFacts]) -> Facts:
@@ -175,7 +272,7 @@ def with_logs(facts: Facts, kind: str, node: str | None = None, **how: Any) -> F
     return replace(
         facts,
         ranks=tuple(
-            replace(r, log=read_nccl_log(log_text(r.rank, count, kind, **how)))
+            replace(r, log=read_log(log_text(r.rank, count, kind, **how)))
             if node in (None, r.node)
             else r
             for r in facts.ranks
@@ -183,27 +280,58 @@ def with_logs(facts: Facts, kind: str, node: str | None = None, **how: Any) -> F
     )
 
 
-def carried(facts: Facts, node: str | None, counts: Mapping[str, int | None]) -> Facts:
+def carried(facts: Facts, name: str | None, counts: Mapping[str, int | None]) -> Facts:
     """With what these NICs (interfaces or RDMA devices) carried in both directions."""
 
-    def change(n: NodeFacts) -> NodeFacts:
-        def of(item: Any, name: str) -> Any:
-            if name not in counts:
-                return item
-            return replace(item, sent_bytes=counts[name], received_bytes=counts[name])
+    def change(one: NodeFacts) -> NodeFacts:
+        known = dict(one.sent_bytes)
+        for nic, count in counts.items():
+            key = f"{nic}:1" if nic in one.devices else nic
+            known.pop(key, None)
+            known |= {} if count is None else {key: count}
+        return replace(one, sent_bytes=known, received_bytes=known)
 
-        return replace(
-            n,
-            nics=tuple(of(nic, nic.name) for nic in n.nics or ()),
-            ports=tuple(of(port, port.device) for port in n.ports or ()),
+    return on_node(facts, name, change)
+
+
+def ports_of(facts: Facts, name: str | None, change: Callable[[Port], Port]) -> Facts:
+    """With the ports of one node changed, or of all."""
+
+    def changed(one: NodeFacts) -> NodeFacts:
+        devices = tuple(
+            replace(device, ports=tuple(map(change, device.ports)))
+            for device in one.machine.rdma or ()
         )
+        return replace(one, machine=replace(one.machine, rdma=devices))
 
-    return on_node(facts, node, change)
+    return on_node(facts, name, changed)
+
+
+def with_nics(
+    facts: Facts, name: str | None, *extra: Interface | RdmaDevice, without: str = ""
+) -> Facts:
+    """With more NICs on one node, or on all, and without one of this name."""
+    nics = [one for one in extra if isinstance(one, Interface)]
+    devices = [one for one in extra if isinstance(one, RdmaDevice)]
+
+    def changed(one: NodeFacts) -> NodeFacts:
+        machine = replace(
+            one.machine,
+            interfaces=tuple(
+                nic for nic in (*(one.machine.interfaces or ()), *nics) if nic.name != without
+            ),
+            rdma=tuple(
+                device for device in (*(one.machine.rdma or ()), *devices) if device.name != without
+            ),
+        )
+        return replace(one, machine=machine)
+
+    return on_node(facts, name, changed)
 
 
 def moved(kind: str, facts: Facts) -> int:
     """What a node sends in all."""
-    return int(expected(facts, spec_of(kind).fabric, PROMISE).payload_bytes)
+    return int(expected_bytes(facts, spec_of(kind).fabric, PROMISE).payload_bytes)
 
 
 def fallen_back(kind: str, facts: Facts, node: str | None, over: str, **how: Any) -> Facts:

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.transport import Answer, Case, Fact, Facts, Nic, NodeFacts, Port
+from pytest_mnode.criteria.transport.facts import NodeFacts
+from pytest_mnode.criteria.transport.remarks import Case, Fact
 from pytest_mnode.logs.nccl_log import read_nccl_log
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Verdict
 from tests.criteria.transport.compose import (
     RAILS,
@@ -15,56 +18,60 @@ from tests.criteria.transport.compose import (
     device,
     fallen_back,
     healthy,
+    interface,
     judged,
     log_text,
     moved,
     on_node,
+    ports_of,
+    rdma,
     with_env,
     with_logs,
+    with_nics,
 )
 
 NODES = ("birch0", "birch1", "birch2")
 
 
-def answers(proof: object) -> dict[str, str]:
-    return {str(fact.fact): str(fact.answer) for fact in proof.facts}  # type: ignore[attr-defined]
+def no_devices(node: NodeFacts) -> NodeFacts:
+    return replace(node, machine=replace(node.machine, rdma=()))
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_all_four_agree(kind: str, nodes: int) -> None:
     proof = judged(kind, healthy(kind, nodes))
-    assert proof.verdict is Verdict.PASS, proof.lines()
-    assert proof.culprit is None
-    assert proof.lines() == ["pinned agrees", "logged agrees", "counted agrees", "quiet agrees"]
+    assert proof.verdict is Verdict.PASS, proof.remarks
+    assert proof.culprit == ""
+    assert proof.answers == dict.fromkeys(Fact, "pass")
+    assert proof.remarks == []
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce"])
 def test_no_device(kind: str) -> None:
     facts = fallen_back(kind, healthy(kind), "birch1", "mgmt0", before="NET/IB : No device found.")
-    facts = on_node(facts, "birch1", lambda n: replace(n, ports=()))
+    facts = on_node(facts, "birch1", no_devices)
     proof = judged(kind, facts)
     assert proof.verdict is Verdict.FAIL
     assert Case.NO_DEVICE in proof.cases
     assert not proof.cases & {Case.IB_DISABLED, Case.IPOIB, Case.NET_CHOSEN, Case.WRONG_INTERFACE}
-    logged = proof.of(Fact.LOGGED).text(Answer.DISAGREES, NODES)
+    logged = proof.text(Verdict.FAIL, Fact.LOGGED)
     assert logged.startswith(
         f"ranks 8-15 on birch1: alone, channels run over NET/Socket (mgmt0) instead of {kind}: "
         "the node has no RDMA device; not so birch0, birch2"
     )
-    counted = proof.of(Fact.COUNTED).text(Answer.DISAGREES, NODES)
+    counted = proof.text(Verdict.FAIL, Fact.COUNTED)
     assert counted.startswith("birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ")
 
 
 def test_a_cluster_without_any_device_fails_node_by_node_at_any_bandwidth() -> None:
     facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0")
-    facts = on_node(facts, None, lambda n: replace(n, ports=()))
+    facts = on_node(facts, None, no_devices)
     proof = judged("infiniband", facts)
     assert proof.verdict is Verdict.FAIL
     for name in NODES:
-        [told] = [f for f in proof.of(Fact.COUNTED).findings if f.node == name]
-        assert told.case is Case.NO_DEVICE
-    assert proof.culprit is not None
+        cases = [r.case for r in proof.remarks if r.node == name and r.fact is Fact.COUNTED]
+        assert cases == [Case.NO_DEVICE]
     assert proof.culprit.startswith("all nodes: channels run over NET/Socket")
 
 
@@ -72,10 +79,9 @@ def test_a_cluster_without_any_device_fails_node_by_node_at_any_bandwidth() -> N
 def test_switched_off_by_a_variable(kind: str) -> None:
     facts = with_env(fallen_back(kind, healthy(kind), None, "mgmt0"), NCCL_IB_DISABLE="1")
     proof = judged(kind, facts)
-    assert answers(proof) == dict.fromkeys(answers(proof), "disagrees")
+    assert proof.answers == dict.fromkeys(proof.answers, "fail")
     assert Case.IB_DISABLED in proof.cases
     assert Case.NO_DEVICE not in proof.cases
-    assert proof.culprit is not None
     assert proof.culprit.startswith("all nodes: NCCL_IB_DISABLE=1 switches RDMA off; ")
     assert f"instead of {kind}: NCCL_IB_DISABLE=1" in proof.culprit
 
@@ -89,7 +95,6 @@ def test_switched_off_by_a_file_is_said_with_the_file() -> None:
         ),
     )
     told = judged("infiniband", facts).culprit
-    assert told is not None
     assert told.startswith(
         "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) switches RDMA off; "
     )
@@ -101,8 +106,8 @@ def test_what_only_the_log_says_of_a_setting_counts() -> None:
         healthy("infiniband"), "infiniband", before="NCCL_IB_DISABLE set by environment to 1."
     )
     proof = judged("infiniband", facts)
-    assert proof.of(Fact.PINNED).answer is Answer.DISAGREES
-    assert "NCCL_IB_DISABLE=1 (in its log)" in str(proof.culprit)
+    assert proof.answers["pinned"] == "fail"
+    assert "NCCL_IB_DISABLE=1 (in its log)" in proof.culprit
 
 
 def test_sockets_chosen() -> None:
@@ -110,7 +115,7 @@ def test_sockets_chosen() -> None:
     proof = judged("roce", facts)
     assert Case.NET_CHOSEN in proof.cases
     assert not proof.cases & {Case.SOCKETS, Case.NO_DEVICE, Case.IB_DISABLED}
-    assert "NCCL_NET=Socket chooses sockets where roce is promised" in str(proof.culprit)
+    assert "NCCL_NET=Socket chooses sockets where roce is promised" in proof.culprit
 
 
 @pytest.mark.parametrize(
@@ -127,23 +132,19 @@ def test_sockets_chosen() -> None:
     ],
 )
 def test_devices_chosen_by_a_variable(written: str, case: Case | None, told: str) -> None:
-    def storage(node: NodeFacts) -> NodeFacts:
-        other = Port(device="mlx5_10", port=1, sent_bytes=0, received_bytes=0, state="ACTIVE")
-        return replace(node, ports=(*(node.ports or ()), other))
-
-    facts = on_node(with_env(healthy("infiniband"), NCCL_IB_HCA=written), None, storage)
-    pinned = judged("infiniband", facts).of(Fact.PINNED)
-    assert {f.case for f in pinned.of(Answer.DISAGREES)} == ({case} if case else set())
-    assert told in pinned.text(Answer.DISAGREES, NODES)
+    facts = with_env(healthy("infiniband"), NCCL_IB_HCA=written)
+    proof = judged("infiniband", with_nics(facts, None, rdma("mlx5_10", "infiniband")))
+    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is Fact.PINNED]
+    assert {remark.case for remark in against} == ({case} if case else set())
+    assert told in proof.text(Verdict.FAIL, Fact.PINNED)
 
 
 def test_wrong_interface() -> None:
     facts = fallen_back("ethernet", healthy("ethernet"), "birch2", "mgmt0")
     facts = with_env(facts, "birch2", NCCL_SOCKET_IFNAME="mgmt")
     proof = judged("ethernet", facts)
-    assert answers(proof) == dict.fromkeys(answers(proof), "disagrees")
+    assert proof.answers == dict.fromkeys(proof.answers, "fail")
     assert Case.WRONG_INTERFACE in proof.cases
-    assert proof.culprit is not None
     assert proof.culprit.startswith(
         "ranks 16-23 on birch2: NCCL_SOCKET_IFNAME=mgmt takes mgmt0, not the fabric (eth[1-8]); "
         "ranks 16-23 on birch2: sockets run over mgmt0, not over the fabric (eth[1-8])"
@@ -156,15 +157,15 @@ def test_sockets_over_ip_over_infiniband() -> None:
     facts = with_logs(healthy("infiniband"), "infiniband", net="Socket", devices=["ib0"])
     facts = carried(facts, None, {"ib0": moved("infiniband", facts)})
     proof = judged("infiniband", facts)
-    assert answers(proof) == {
-        "pinned": "agrees",
-        "logged": "disagrees",
-        "counted": "agrees",
-        "quiet": "disagrees",
+    assert proof.answers == {
+        "pinned": "pass",
+        "logged": "fail",
+        "counted": "pass",
+        "quiet": "fail",
     }
     assert Case.IPOIB in proof.cases
-    assert "sockets run over ib0, which is IP over InfiniBand, not RDMA" in str(proof.culprit)
-    assert "ib0 (IP over InfiniBand) sent " in str(proof.culprit)
+    assert "sockets run over ib0, which is IP over InfiniBand, not RDMA" in proof.culprit
+    assert "ib0 (IP over InfiniBand) sent " in proof.culprit
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_sockets_over_ip_over_infiniband() -> None:
 def test_gid_by_its_index(index: str, told: str) -> None:
     proof = judged("roce", with_env(healthy("roce"), NCCL_IB_GID_INDEX=index))
     assert (Case.GID_TYPE in proof.cases) is bool(told)
-    assert told in str(proof.culprit or "")
+    assert told in proof.culprit
 
 
 def test_gid_by_the_log() -> None:
@@ -197,13 +198,12 @@ def test_gid_by_the_log() -> None:
 
 
 def test_a_port_without_a_gid_of_the_type_promised() -> None:
-    def v1_only(node: NodeFacts) -> NodeFacts:
-        ports = tuple(replace(p, gid_types={0: "v1"}) for p in node.ports or ())
-        return replace(node, ports=ports)
+    def v1_only(port: Port) -> Port:
+        return replace(port, gids=(port.gids or ())[:1])
 
-    proof = judged("roce", on_node(healthy("roce"), "birch1", v1_only))
+    proof = judged("roce", ports_of(healthy("roce"), "birch1", v1_only))
     assert proof.cases == {Case.GID_TYPE}
-    assert str(proof.culprit).startswith("birch1: mlx5_0:1 has no GID of RoCE v2; ")
+    assert proof.culprit.startswith("birch1: mlx5_0:1 has no GID of RoCE v2; ")
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce"])
@@ -213,24 +213,15 @@ def test_one_rail_down(kind: str) -> None:
     left = [device(kind, rail) for rail in range(RAILS - 1)]
     facts = with_logs(facts, kind, "birch2", devices=left)
     facts = carried(facts, "birch2", {**dict.fromkeys(left, share), device(kind, 7): 0})
-    facts = on_node(
-        facts,
-        "birch2",
-        lambda n: replace(
-            n,
-            ports=tuple(
-                replace(p, state="DOWN") if p.device == "mlx5_7" else p for p in n.ports or ()
-            ),
-        ),
+    facts = ports_of(
+        facts, "birch2", lambda p: replace(p, state="DOWN") if p.device == "mlx5_7" else p
     )
     proof = judged(kind, facts)
     assert proof.cases == {Case.RAIL_DOWN}
-    assert answers(proof)["quiet"] == "agrees"
-    assert str(proof.culprit).startswith("birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1")
-    assert "none over mlx5_7:1 (DOWN)" in str(proof.culprit)
-    assert "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share" in str(
-        proof.culprit
-    )
+    assert proof.answers["quiet"] == "pass"
+    assert proof.culprit.startswith("birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1")
+    assert "none over mlx5_7:1 (DOWN)" in proof.culprit
+    assert "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share" in proof.culprit
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
@@ -239,18 +230,10 @@ def test_a_rail_that_is_not_there(kind: str) -> None:
     name = device(kind, 3)
     share = moved(kind, facts) // (RAILS - 1)
     facts = carried(facts, "birch0", dict.fromkeys((device(kind, r) for r in range(RAILS)), share))
-    facts = on_node(
-        facts,
-        "birch0",
-        lambda n: replace(
-            n,
-            nics=tuple(x for x in n.nics or () if x.name != name),
-            ports=tuple(x for x in n.ports or () if x.device != name),
-        ),
-    )
+    facts = with_nics(facts, "birch0", without=name)
     proof = judged(kind, facts)
     assert proof.verdict is Verdict.FAIL
-    assert "birch0: 7 of 8 NICs of the fabric are there" in str(proof.culprit)
+    assert "birch0: 7 of 8 NICs of the fabric are there" in proof.culprit
 
 
 def test_a_stray_rail() -> None:
@@ -259,20 +242,14 @@ def test_a_stray_rail() -> None:
     share = moved("infiniband", facts) // RAILS
     names = [device("infiniband", rail) for rail in range(RAILS - 1)] + ["mlx5_8"]
     facts = with_logs(facts, "infiniband", "birch1", devices=names)
-
-    def storage(n: NodeFacts) -> NodeFacts:
-        other = Port(
-            device="mlx5_8", port=1, sent_bytes=share, received_bytes=share, state="ACTIVE"
-        )
-        return replace(n, ports=(*(n.ports or ()), other))
-
-    facts = on_node(carried(facts, "birch1", {"mlx5_7": 0}), "birch1", storage)
+    facts = with_nics(facts, "birch1", rdma("mlx5_8", "infiniband"))
+    facts = carried(facts, "birch1", {"mlx5_7": 0, "mlx5_8": share})
     proof = judged("infiniband", facts)
     assert Case.STRAY_RAIL in proof.cases
-    assert proof.of(Fact.PINNED).answer is Answer.AGREES
-    logged = proof.of(Fact.LOGGED).text(Answer.DISAGREES, NODES)
+    assert proof.answers["pinned"] == "pass"
+    logged = proof.text(Verdict.FAIL, Fact.LOGGED)
     assert "birch1: channels run over mlx5_8, not of the fabric (mlx5_[0-7])" in logged
-    assert "birch1: mlx5_8 sent" in proof.of(Fact.QUIET).text(Answer.DISAGREES, NODES)
+    assert "birch1: mlx5_8 sent" in proof.text(Verdict.FAIL, Fact.QUIET)
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
@@ -281,10 +258,8 @@ def test_gpudirect_off(kind: str) -> None:
     facts = with_logs(healthy(kind), kind, "birch1", gdr="", before=why)
     proof = judged(kind, facts)
     assert proof.cases == {Case.GPUDIRECT_OFF}
-    assert str(proof.culprit).startswith("ranks 8-15 on birch1: channels that receive and send run")
-    assert "without GDRDMA, staged through the host although GPUDirect is promised" in str(
-        proof.culprit
-    )
+    assert proof.culprit.startswith("ranks 8-15 on birch1: channels that receive and send run")
+    assert "without GDRDMA, staged through the host although GPUDirect is promised" in proof.culprit
     assert judged(kind, facts, gpudirect=False).verdict is Verdict.PASS
 
 
@@ -295,7 +270,7 @@ def test_gpudirect_off(kind: str) -> None:
 def test_gpudirect_switched_off(setting: dict[str, str]) -> None:
     facts = with_env(healthy("infiniband"), **setting)
     proof = judged("infiniband", facts)
-    assert answers(proof)["pinned"] == "disagrees"
+    assert proof.answers["pinned"] == "fail"
     assert proof.cases == {Case.GPUDIRECT_OFF}
     assert judged("infiniband", facts, gpudirect=False).verdict is Verdict.PASS
 
@@ -307,10 +282,10 @@ def test_one_node_alone_on_tcp(nodes: int) -> None:
     assert proof.verdict is Verdict.FAIL
     others = ", ".join(f"birch{n}" for n in range(nodes) if n != 1)
     assert (
-        "alone, channels run over NET/Socket (mgmt0) instead of roce: nothing tells why; "
-        f"not so {others}" in str(proof.culprit)
+        "alone, channels run over NET/Socket (mgmt0) instead of roce: the log does not show why; "
+        f"not so {others}" in proof.culprit
     )
-    assert {f.node for fact in proof.facts for f in fact.of(Answer.DISAGREES)} == {"birch1"}
+    assert {r.node for r in proof.remarks if r.verdict is Verdict.FAIL} == {"birch1"}
 
 
 def test_a_warning_that_recovered_passes_and_is_noted() -> None:
@@ -318,7 +293,7 @@ def test_a_warning_that_recovered_passes_and_is_noted() -> None:
     facts = with_logs(healthy("infiniband"), "infiniband", "birch0", before=warn)
     proof = judged("infiniband", facts)
     assert proof.verdict is Verdict.PASS
-    assert "NCCL warned" in proof.of(Fact.LOGGED).text(Answer.AGREES, NODES)
+    assert "NCCL warned" in proof.text(Verdict.PASS, Fact.LOGGED)
 
 
 def test_unknown_plugin_is_inconclusive() -> None:
@@ -326,9 +301,7 @@ def test_unknown_plugin_is_inconclusive() -> None:
     proof = judged("infiniband", facts)
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.cases == {Case.UNKNOWN_NETWORK}
-    assert "channels run over Zephyr, of which it is not known what carries it" in str(
-        proof.culprit
-    )
+    assert "channels run over Zephyr: not known what carries its bytes" in proof.culprit
 
 
 def test_a_missing_log_names_its_rank() -> None:
@@ -337,7 +310,7 @@ def test_a_missing_log_names_its_rank() -> None:
     ranks[11] = replace(ranks[11], log=None, no_log="NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO")
     proof = judged("infiniband", replace(facts, ranks=tuple(ranks)))
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert answers(proof)["logged"] == "missing"
+    assert proof.answers["logged"] == "inconclusive"
     assert proof.culprit == "rank 11 on birch1: no log: NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO"
 
 
@@ -349,26 +322,26 @@ def test_a_log_that_says_too_little_is_inconclusive(cut: int) -> None:
     ranks[5] = replace(ranks[5], log=read_nccl_log(text))
     proof = judged("infiniband", replace(facts, ranks=tuple(ranks)))
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert "rank 5 on birch0: " in str(proof.culprit)
+    assert "rank 5 on birch0: " in proof.culprit
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "efa", "ethernet"])
 def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
     proof = judged(kind, carried(healthy(kind), "birch2", {device(kind, 4): None}))
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert answers(proof)["counted"] == "missing"
+    assert proof.answers["counted"] == "inconclusive"
     assert proof.culprit == f"birch2: bytes sent by {device(kind, 4)} could not be read"
 
 
 def test_nothing_that_can_be_listed_is_inconclusive() -> None:
-    facts = on_node(healthy("roce"), "birch0", lambda n: replace(n, nics=None, ports=None))
+    facts = on_node(healthy("roce"), "birch0", lambda n: replace(n, machine=Machine()))
     proof = judged("roce", facts)
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert answers(proof) == {
-        "pinned": "agrees",
-        "logged": "agrees",
-        "counted": "missing",
-        "quiet": "missing",
+    assert proof.answers == {
+        "pinned": "pass",
+        "logged": "pass",
+        "counted": "inconclusive",
+        "quiet": "inconclusive",
     }
 
 
@@ -377,14 +350,14 @@ def test_bytes_on_the_wrong_nic_although_the_log_says_right() -> None:
     names = {device("infiniband", rail): 1000 for rail in range(RAILS)}
     facts = carried(facts, "birch1", {**names, "mgmt0": moved("infiniband", facts)})
     proof = judged("infiniband", facts)
-    assert answers(proof) == {
-        "pinned": "agrees",
-        "logged": "agrees",
-        "counted": "disagrees",
-        "quiet": "disagrees",
+    assert proof.answers == {
+        "pinned": "pass",
+        "logged": "pass",
+        "counted": "fail",
+        "quiet": "fail",
     }
     assert proof.cases == {Case.NOT_ON_FABRIC, Case.NOT_QUIET}
-    assert "at least expected; mgmt0 sent " in str(proof.culprit)
+    assert "; mgmt0 sent " in proof.culprit
 
 
 def test_more_bytes_than_the_algorithm_moves() -> None:
@@ -392,7 +365,7 @@ def test_more_bytes_than_the_algorithm_moves() -> None:
     counts = dict.fromkeys((device("ethernet", r) for r in range(RAILS)), moved("ethernet", facts))
     proof = judged("ethernet", carried(facts, "birch1", counts))
     assert proof.cases == {Case.TOO_MANY_BYTES}
-    assert "something else used it" in str(proof.culprit)
+    assert "something else used it" in proof.culprit
 
 
 @pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])
@@ -402,31 +375,43 @@ def test_a_variable_that_a_version_does_not_read_changes_nothing(
     facts = with_logs(
         with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"), "roce", version=version
     )
-    told = judged("roce", facts).of(Fact.PINNED).text(Answer.DISAGREES, NODES)
+    told = judged("roce", facts).text(Verdict.FAIL, Fact.PINNED)
     assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in told) is judged_it
 
 
+PROTOCOLS: dict[str | None, tuple[str, str]] = {
+    "InfiniBand": ("InfiniBand", "CA"),
+    "RoCE": ("Ethernet", "CA"),
+    "iWARP": ("Ethernet", "RNIC"),
+    "usNIC": ("Ethernet", "usNIC"),
+    "EFA": ("Unknown", "unspecified"),
+    None: ("Ethernet", "something new"),
+}
+
+
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
-@pytest.mark.parametrize("protocol", ["InfiniBand", "RoCE", "iWARP", "usNIC", "EFA", None])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
     """Even where log and counters agree, as those of iWARP do, whose log says RoCE."""
 
-    def other(node: NodeFacts) -> NodeFacts:
-        first, *rest = node.ports or ()
-        return replace(node, ports=(replace(first, protocol=protocol), *rest))
-
-    proof = judged(kind, on_node(healthy(kind), "birch1", other))
-    wanted = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}[kind]
+    layer, node_type = PROTOCOLS[protocol]
     name = f"{device(kind, 0)}:1"
+
+    def other(port: Port) -> Port:
+        first = port.name == name
+        return replace(port, link_layer=layer, node_type=node_type) if first else port
+
+    proof = judged(kind, ports_of(healthy(kind), "birch1", other))
+    wanted = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}[kind]
     if protocol == wanted:
         assert proof.verdict is Verdict.PASS
     elif protocol is None:
         assert proof.verdict is Verdict.INCONCLUSIVE
-        assert f"birch1: node type or link layer of {name} could not be read" in str(proof.culprit)
+        assert f"birch1: node type or link layer of {name} could not be read" in proof.culprit
     else:
         assert proof.cases == {Case.OTHER_NETWORK}
         told = f"birch1: protocol of {name} is {protocol}, promised is {wanted}"
-        assert str(proof.culprit).startswith(told)
+        assert proof.culprit.startswith(told)
 
 
 def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
@@ -434,7 +419,7 @@ def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
     assert judged("infiniband", facts).cases == {Case.NOT_ON_FABRIC}
     tied = judged("infiniband", with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1"))
     assert tied.verdict is Verdict.PASS
-    assert "NCCL_P2P_DISABLE=1: no direct copies between accelerators" in "\n".join(tied.lines())
+    assert "NCCL_P2P_DISABLE=1: no direct copies between accelerators" in tied.text(Verdict.PASS)
 
 
 def test_efa() -> None:
@@ -454,17 +439,12 @@ def test_efa() -> None:
 def test_infiniband_where_roce_is_promised() -> None:
     proof = judged("roce", with_logs(healthy("roce"), "infiniband"))
     assert Case.OTHER_NETWORK in proof.cases
-    assert "channels run over NET/IB (infiniband), promised is roce" in str(proof.culprit)
+    assert "channels run over NET/IB (infiniband), promised is roce" in proof.culprit
 
 
 def test_a_bond_and_what_it_is_made_of_are_one_wire() -> None:
-    def bonded(n: NodeFacts) -> NodeFacts:
-        below = Nic(
-            name="ens9", sent_bytes=10**10, received_bytes=10**10, up=True, rides_on=("eth1",)
-        )
-        return replace(n, nics=(*(n.nics or ()), below))
-
-    assert judged("ethernet", on_node(healthy("ethernet"), None, bonded)).verdict is Verdict.PASS
+    facts = with_nics(healthy("ethernet"), None, interface("ens9", master="eth1"))
+    assert judged("ethernet", carried(facts, None, {"ens9": 10**10})).verdict is Verdict.PASS
 
 
 def test_interfaces_of_roce_may_count_rdma_too() -> None:
@@ -479,6 +459,6 @@ def test_another_backend_is_inconclusive() -> None:
 
 
 def test_one_node_proves_nothing() -> None:
-    facts: Facts = healthy("infiniband")
+    facts = healthy("infiniband")
     with pytest.raises(ValueError, match="two nodes or more"):
         judged("infiniband", replace(facts, nodes=facts.nodes[:1]))

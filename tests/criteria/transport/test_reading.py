@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.transport import Case, Fact, Proof, judge
-from pytest_mnode.criteria.transport.reading import Counters, node_between, rank_now
+from pytest_mnode.criteria.transport.facts import PARTS, NodeFacts, rank_now
+from pytest_mnode.criteria.transport.remarks import Case
 from pytest_mnode.criteria.transport.settings import number
 from pytest_mnode.logs.nccl_files import log_of_process, settings_in
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.rank.world import World
 from tests.criteria.transport.compose import (
-    PROMISE,
     RAILS,
+    Judged,
     device,
     healthy,
+    judged,
     log_text,
     moved,
-    spec_of,
 )
 
 NODES = ("birch0", "birch1")
@@ -66,9 +68,14 @@ def _tree(root: Path, kind: str, words: int, *, drop: str = "") -> None:
         )
 
 
-def _proof(tmp_path: Path, *, drop: str = "", silent: int | None = None) -> Proof:
+def _between(name: str, directory: Path) -> NodeFacts:
+    before, after = (Machine.read(directory / when, PARTS) for when in ("before", "after"))
+    return NodeFacts.between(name, before, after)
+
+
+def _proof(tmp_path: Path, *, drop: str = "", silent: int | None = None) -> Judged:
     """Two nodes and sixteen ranks, each with its own tree, log and environment."""
-    kind, spec = "infiniband", spec_of("infiniband")
+    kind = "infiniband"
     words = moved(kind, healthy(kind, 2)) // RAILS // 4
     nodes = []
     for name in NODES:
@@ -76,7 +83,7 @@ def _proof(tmp_path: Path, *, drop: str = "", silent: int | None = None) -> Proo
         before, after = tmp_path / name / "before", tmp_path / name / "after"
         _tree(before, kind, 1000, drop=lost)
         _tree(after, kind, 1000 + words, drop=lost)
-        nodes.append(node_between(name, Counters.read(before), Counters.read(after), {}))
+        nodes.append(_between(name, tmp_path / name))
     ranks = []
     for rank in range(2 * RAILS):
         log = tmp_path / f"rank{rank}.log"
@@ -86,20 +93,12 @@ def _proof(tmp_path: Path, *, drop: str = "", silent: int | None = None) -> Proo
             environment |= {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/nowhere/%h.%p"}
         world = World(rank, 16, rank % RAILS, RAILS, NODES[rank // RAILS], NODES)
         ranks.append(rank_now(world, "nccl", environment, tmp_path))
-    facts = healthy(kind, 2)
-    read = type(facts)(
-        backend="nccl",
-        size_bytes=facts.size_bytes,
-        calls=facts.calls,
-        nodes=tuple(nodes),
-        ranks=tuple(ranks),
-    )
-    return judge(read, spec, PROMISE)
+    return judged(kind, replace(healthy(kind, 2), nodes=tuple(nodes), ranks=tuple(ranks)))
 
 
 def test_files_of_a_healthy_cluster_pass(tmp_path: Path) -> None:
     proof = _proof(tmp_path)
-    assert proof.verdict is Verdict.PASS, proof.lines()
+    assert proof.verdict is Verdict.PASS, proof.remarks
 
 
 def test_a_counter_that_is_not_there_is_inconclusive(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_a_rank_whose_user_wants_no_log_is_named_with_the_remedy(tmp_path: Path)
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.cases == {Case.NO_LOG}
     assert proof.culprit == "rank 9 on birch1: no log: NCCL_DEBUG=WARN; set NCCL_DEBUG=INFO"
-    assert str(proof.of(Fact.LOGGED).answer) == "missing"
+    assert proof.answers["logged"] == "inconclusive"
 
 
 def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Path) -> None:
@@ -144,11 +143,9 @@ def test_what_ucx_logs_to_a_file_of_its_own_is_read(tmp_path: Path, backend: str
 def test_a_counter_that_went_back_is_not_known(tmp_path: Path) -> None:
     _tree(tmp_path / "before", "infiniband", 5000)
     _tree(tmp_path / "after", "infiniband", 10)
-    node = node_between(
-        "birch0", Counters.read(tmp_path / "before"), Counters.read(tmp_path / "after"), {}
-    )
-    assert {port.sent_bytes for port in node.ports or ()} == {None}
-    assert {nic.sent_bytes for nic in node.nics or ()} == {0}
+    node = _between("birch0", tmp_path)
+    assert node.sent_bytes == {nic.name: 0 for nic in node.machine.interfaces or ()}
+    assert len(node.machine.ports) == RAILS
 
 
 def test_settings_in() -> None:

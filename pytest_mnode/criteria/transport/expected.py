@@ -16,35 +16,31 @@ _RDMA_HEADER_BYTES = {"infiniband": 8 + 40 + 12 + 16 + 4 + 2, "roce": 18 + 40 + 
 RDMA 16, checksums 4 (and 2). Source: InfiniBand Architecture Specification 1.4, chapter 5, and its
 annex A17 (RoCEv2)."""
 _EFA_HEADER_SHARE = 0.02
-"""A bound: packets of 8 kB with headers of some 100 bytes, of which counters show none or all."""
+"""An upper bound: packets of 8 kB with headers of about 100 bytes; counters show none or all."""
 _ACK_BYTES = 14 + 40 + 20 + 12
 _GLOO_ALGORITHM = "a flat ring"
 _PROTOCOL_COST = {"LL": 2.0, "LL128": 128 / 120}
-"""Bytes sent for each of payload, flags included. Source: NCCL, src/include/device.h."""
+"""Bytes sent per byte of payload, flags included. Source: NCCL, src/include/device.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What each node must send, tolerances included. source: where the range comes from."""
+    """The range that each node must send, tolerances included, and where the range comes from."""
 
     least_bytes: float
     most_bytes: float
     payload_bytes: float
     source: str
 
-    def holds(self, sent_bytes: float) -> bool:
-        """Whether so many bytes are within the range."""
-        return self.least_bytes <= sent_bytes <= self.most_bytes
 
+def expected_bytes(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expected:
+    """The range for the NICs of the fabric of each node together, for two nodes or more.
 
-def expected(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expected:
-    """The range for each node's NICs of the fabric together, of two nodes or more.
-
-    gloo runs a flat ring. NCCL chooses, unless pinned, between rings, trees and reduction in the
-    network: from S (`in_network_node_bytes`; a leaf of both trees) to 2·S (an inner node of both
-    trees, which sends its sum up once and results down twice). Sources: `spec.wire`; Sanders,
-    Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-    Parallel Computing 35(12), 2009.
+    gloo runs a flat ring. NCCL chooses, unless a setting does, between rings, trees and reduction
+    in the network: from S (`in_network_node_bytes`; a leaf of both trees) to 2·S (an inner node of
+    both trees, which sends its sum up once and results down twice). Sources: `spec.bandwidth`;
+    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+    scan", Parallel Computing 35(12), 2009.
     """
     moved, nodes, each = facts.size_bytes * facts.calls, len(facts.nodes), facts.ranks_per_node
     environment = facts.ranks[0].environment
@@ -77,7 +73,7 @@ def expected(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expecte
 
 
 def header_share(fabric: Fabric) -> float:
-    """The most that headers, and acknowledgements of as much received, add to payload sent."""
+    """The most that headers, and acknowledgements of received bytes, add to the payload sent."""
     if fabric.kind == "efa":
         return _EFA_HEADER_SHARE
     if fabric.kind != "ethernet":
@@ -91,6 +87,6 @@ def header_share(fabric: Fabric) -> float:
 
 
 def _only(environment: Mapping[str, str], name: str) -> str | None:
-    """The one value that a variable names; None where it is not set, or says more than that."""
+    """The one value of a variable; None where it is not set, or has more than one value."""
     value = environment.get(name, "").strip().upper()
     return value if value and not set(value) & set(",;:^=") else None

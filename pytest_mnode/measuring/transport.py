@@ -1,0 +1,100 @@
+"""The proof of transport, made in ranks: an all-reduce is sent, facts are read around it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.criteria.transport.facts import PARTS, Facts, NodeFacts, RankFacts, rank_now
+from pytest_mnode.criteria.transport.judge import judge
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.agree import by_rank
+from pytest_mnode.measuring.timing import finish
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.fabric import TransportPromise
+
+_SETTLE_S = 0.05
+"""Drivers keep counters for a while (mlx5 10 ms) before they ask the card again."""
+
+
+def prove_transport(
+    world: World,
+    promise: TransportPromise,
+    spec: Spec,
+    device: torch.device,
+    *,
+    root: Path = Path("/"),
+) -> list[Measurement]:
+    """Send the all-reduce that the promise names, and judge its path. All ranks call this.
+
+    With the default group in place, over two nodes or more. root: where sys lies, for tests.
+    The measurements are the same on every rank.
+    """
+    backend = _backend(device)
+    buffer = torch.zeros(max(1, promise.size_bytes // 4), dtype=torch.float32, device=device)
+    if backend != "gloo":  # gloo is connected by now, others connect at their first call
+        dist.all_reduce(buffer)
+
+    def send() -> None:
+        for _ in range(promise.calls):
+            dist.all_reduce(buffer)
+        finish(device)
+
+    return judge(_gather(world, backend, promise, send, device, root), spec, promise)
+
+
+def _gather(  # noqa: PLR0917  the world's, then what is sent and where it is read
+    world: World,
+    backend: str,
+    promise: TransportPromise,
+    send: Callable[[], None],
+    device: torch.device,
+    root: Path,
+) -> Facts:
+    """Facts of all nodes and ranks around `send`; the same on every rank."""
+    _meet(device)
+    before = Machine.read(root, PARTS)
+    _meet(device)  # nobody sends before all have read
+    send()
+    _meet(device)  # everything has arrived, and nothing is sent until all have read again
+    time.sleep(_SETTLE_S)
+    after = Machine.read(root, PARTS)
+    # The counters of a node are read by its first rank.
+    node = NodeFacts.between(world.node, before, after) if world.local_rank == 0 else None
+    own = (node, rank_now(world, backend, os.environ, root))
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, own)
+    return _composed(backend, promise, every)
+
+
+def _composed(
+    backend: str, promise: TransportPromise, every: Sequence[tuple[NodeFacts | None, RankFacts]]
+) -> Facts:
+    return Facts(
+        backend=backend,
+        size_bytes=promise.size_bytes // 4 * 4,
+        calls=promise.calls,
+        nodes=tuple(node for node, _ in every if node is not None),
+        ranks=tuple(rank for _, rank in every),
+    )
+
+
+def _meet(device: torch.device) -> None:
+    by_rank([0], device)
+
+
+def _backend(device: torch.device) -> str:
+    """Of the default group for tensors on `device`: a group may have one for each kind."""
+    group: Any = dist.group.WORLD
+    try:
+        return str(group._get_backend(device).name()).lower()
+    except (RuntimeError, AttributeError):
+        return str(dist.get_backend()).lower()
