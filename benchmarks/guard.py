@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mnode.agent import process
+from pytest_mnode import processes
 
 _SETTLE_S = 1.0
 
@@ -39,7 +39,7 @@ class Finished:
 
 def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Path) -> Finished:
     """Run `argv` with `env` over this process's environment, output in a file of `cwd`."""
-    process.adopt_orphans()
+    processes.adopt_orphans()
     parent = os.getpid()
     path = cwd / "output.txt"
     with path.open("wb") as file:
@@ -52,7 +52,7 @@ def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Path) 
             env={**os.environ, **env},
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=lambda: process.die_with_parent(parent),  # noqa: PLW1509  no threads here
+            preexec_fn=lambda: processes.die_with_parent(parent),  # noqa: PLW1509  no threads here
         )
         code: int | None
         try:
@@ -63,7 +63,7 @@ def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Path) 
     left = _survivors() if code is not None else []
     program.kill()
     program.wait()
-    process.kill_descendants()
+    processes.kill_descendants()
     return Finished(code, started, ended, path.read_text(errors="replace"), tuple(left))
 
 
@@ -71,8 +71,8 @@ def _survivors() -> list[str]:
     """Names of what still runs below this process once the command's own exits have settled."""
     end = time.monotonic() + _SETTLE_S
     while True:
-        process.reap()
-        below = process.descendants(os.getpid())
+        processes.reap()
+        below = processes.descendants(os.getpid())
         if not below or time.monotonic() > end:
             return [name for pid in below if (name := _name(pid))]
         time.sleep(0.02)

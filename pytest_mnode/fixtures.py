@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
     from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
-    from pytest_mnode.rank.loop import Rank
+    from pytest_mnode.rank.rank import Rank
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
 
 
 def _rank_of(request: pytest.FixtureRequest) -> Rank:
-    follower: Any = request.config.pluginmanager.getplugin("mnode-follower")
+    follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
     rank: Rank | None = follower.rank if follower is not None else None
     if rank is None:
         pytest.fail(
@@ -74,7 +74,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
     """Record a measured value with what is expected of it; see Measure.__call__."""
     from pytest_mnode.measure import measure_of
 
-    follower: Any = request.config.pluginmanager.getplugin("mnode-follower")
+    follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
     where = ""
     if follower is not None and follower.rank is not None:
         place = follower.rank.world

@@ -87,7 +87,7 @@ def _discover_instead(config: pytest.Config, settings: options.Settings) -> None
 
 def _follows(config: pytest.Config) -> bool:
     """Whether this session is a forge's or a rank's."""
-    return config.pluginmanager.has_plugin("mnode-follower")
+    return config.pluginmanager.has_plugin("mnode-rank-session")
 
 
 def _only_shows(config: pytest.Config) -> bool:
@@ -213,7 +213,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit for a test in ranks: kept by the controller, which can name ranks."""
-    if (follower := item.config.pluginmanager.getplugin("mnode-follower")) is not None:
+    if (follower := item.config.pluginmanager.getplugin("mnode-rank-session")) is not None:
         follower.limit(settings.timeout, settings.func_only)
         return True
     return True if marks.runs_in_ranks(item) and not marks.contradiction(item) else None

@@ -145,10 +145,10 @@ def test_a_run_that_is_killed_while_a_job_runs(tmp_path: Path, launcher: str) ->
         run.end()
 
 
-def test_a_run_whose_gate_is_killed(busy: Watched) -> None:
+def test_a_run_whose_agent_is_killed(busy: Watched) -> None:
     """The process that guards the ranks dies: the test fails with the reason, the run ends."""
-    [gate] = [int(line.split()[0]) for line in busy.alive() if line.endswith("mnode-gate")]
-    os.kill(gate, signal.SIGKILL)
+    [agent] = [int(line.split()[0]) for line in busy.alive() if line.endswith("mnode-agent")]
+    os.kill(agent, signal.SIGKILL)
     output, _ = busy.process.communicate(timeout=60)
     assert busy.process.returncode not in (0, None)
     assert "test_long" in output

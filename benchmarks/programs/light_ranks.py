@@ -1,6 +1,6 @@
-"""Speaks the protocol for a whole cluster: one process for the supervisor, all agents, all ranks.
+"""Speaks the protocol for a whole cluster: one process for the agent and all ranks.
 
-Started by the hub in place of the supervisor, with its order on standard input. The ranks pass the
+Started by the hub in place of the agent, with its order on standard input. The ranks pass the
 test, except where its name says otherwise: in `hang` the last rank never enters the collective that
 all others wait in; in `differ` each rank raises an error of its own.
 """
@@ -16,26 +16,25 @@ from typing import Any
 
 import zmq
 
-from pytest_mnode.agent.supervisor import read_order
+from pytest_mnode.agent.orders import read_order
 from pytest_mnode.outcome.calls import INSIDE, RETURNED, SEPARATOR
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.messages import (
     HUB,
-    AgentUp,
+    AgentAlive,
+    AgentOrder,
     BodyDone,
-    BootAgent,
     Collect,
-    GateAlive,
-    GateOrder,
     Hello,
     Launch,
+    NodeBooted,
+    NodeReady,
     PhaseReport,
     Ping,
     Pong,
     RunItem,
     StackTexts,
     StopWorld,
-    StorePort,
     TakeStacks,
     TearDown,
     TornDown,
@@ -63,7 +62,7 @@ class _LightRank:
 
 
 class _Cluster:
-    def __init__(self, order: GateOrder) -> None:
+    def __init__(self, order: AgentOrder) -> None:
         self.order = order
         self.keys = Keys.from_dict(order.keys)
         self.context = zmq.Context(io_threads=1)
@@ -81,7 +80,7 @@ class _Cluster:
         next_beat = 0.0
         while True:
             if time.monotonic() >= next_beat:
-                self.line.send(HUB, GateAlive(self.order.gate, self.order.life))
+                self.line.send(HUB, AgentAlive(self.order.agent, self.order.life))
                 next_beat = time.monotonic() + BEAT_S
             if self.changed:
                 self._make_poller()
@@ -107,9 +106,9 @@ class _Cluster:
         match message:
             case Collect():
                 for port, entry in enumerate(self.order.nodes, start=1):
-                    self.line.send(HUB, AgentUp(entry.name, entry.name, port))
-            case BootAgent(entry=entry):
-                self.line.send(HUB, AgentUp(entry.name, entry.name, 1))
+                    self.line.send(HUB, NodeReady(entry.name, port))
+            case NodeBooted(entry=entry):
+                self.line.send(HUB, NodeReady(entry.name, 1))
             case Launch():
                 self._launch(message)
             case StopWorld(node, world):
@@ -130,7 +129,7 @@ class _Cluster:
             self.by_node.setdefault((launch.node, world.id), []).append(light)
             line.send(HUB, Hello(world.id, rank))
         if launch.node_rank == 0:
-            self.line.send(HUB, StorePort(launch.node, 1))
+            self.line.send(HUB, NodeReady(launch.node, 1))
 
     def _stop(self, node: str, world: str) -> None:
         for rank in self._on(node, world):

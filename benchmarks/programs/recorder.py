@@ -30,7 +30,7 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self.config.pluginmanager.has_plugin("mnode-follower"):
+        if self.config.pluginmanager.has_plugin("mnode-rank-session"):
             return
         rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
         _write(

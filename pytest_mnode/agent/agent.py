@@ -1,254 +1,339 @@
-"""One a node, inside it: forks worlds, stops them with all they started, takes stacks."""
+"""The agent: the program that a launcher starts on a node, or once for all nodes of one kernel.
+
+It is light (no torch) and waits for nobody, so it notices at once when the controller is gone (its
+standard input ends) and ends everything below it. It carries messages between the hub and the
+processes below, has the fork server start each node's part of a world, and ends such parts.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
+import shutil
 import signal
 import socket
+import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_mnode.agent import elastic, process
-from pytest_mnode.machine import namespaces
-from pytest_mnode.machine.threads import native_frames, threads_text
-from pytest_mnode.outcome import calls
+import zmq
+
+from pytest_mnode import processes
+from pytest_mnode.agent import fork_server
+from pytest_mnode.agent.orders import read_order, settled, sys_path_here
+from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.machine import namespaces, open_files
+from pytest_mnode.outcome.describe import returncode_text
+from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.messages import (
-    AgentUp,
-    Death,
-    GateOrder,
+    BEAT,
+    HUB,
+    RUN,
+    AgentAlive,
+    AgentFailed,
+    AgentOrder,
+    ForkLauncher,
+    ForkServerFailed,
+    ForkServerReady,
     Launch,
+    LauncherForked,
+    NodeBooted,
     NodeEntry,
+    NodeGone,
+    NodeReady,
     PartLost,
-    RanksStarted,
-    StackTexts,
     StopWorld,
-    StorePort,
     TakeStacks,
 )
-from pytest_mnode.rank import traces
-from pytest_mnode.rank.progress import read_progress
+from pytest_mnode.protocol.rank_files import agent_log
 
-if TYPE_CHECKING:
-    from pytest_mnode.rank.session import Follower
-
-STACK_SIGNAL = signal.SIGRTMIN + 5
-"""Asks a rank for its stacks: high enough that no library uses it."""
-
-_STACKS_LIMIT_S = 0.6
+_BEAT_S = 1.0
+_SILENCE_S = 15.0
+"""Without a message of a hub on another machine, which sends one every second."""
+_ENDING_TURN_S = 0.005
+_ENDING_LIMIT_S = 5.0
 
 
-def main(order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follower) -> None:
-    """Entry of the forked process, still outside its node."""
-    if entry.namespace_pid is not None:
-        namespaces.enter(entry.namespace_pid)
-        outside = os.getpid()
-        inside = os.fork()
-        if inside:  # only a child is in the PID namespace; this one stays as its parent
-            process.close_all_but(set())
-            namespaces.set_process_name("mnode-door")
-            os.waitpid(inside, 0)
-            os._exit(0)
-        process.die_with_parent(outside)
-    namespaces.set_process_name("mnode-agent")
-    process.adopt_orphans()
+def main() -> None:
+    line = sys.stdin.readline()
+    if not line:
+        return
+    order = settled(read_order(line))
+    open_files.give_back(order.open_files)
+    sys.path[:] = sys_path_here(order.sys_path, order)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the end of standard input ends an agent
+    processes.set_name("mnode-agent")
+    processes.adopt_orphans()
+    server, pid = _fork_server(order)  # before zmq, which does not survive a fork
     try:
-        Agent(order, entry, forge, follower).serve()
-    except (EOFError, ConnectionError):
-        pass  # the forge is gone, or closed this agent's line to boot another
+        Agent(
+            order,
+            Line(order.peer, order.endpoint, Keys.from_dict(order.keys)),
+            server,
+            pid,
+        ).serve()
     finally:
-        process.kill_descendants()
+        processes.kill_descendants()
+        # What the controller started on nodes would outlive it where a node is this very machine.
+        processes.end_started_with(RUN, order.run_id)
+        if order.remove_run_dir:
+            shutil.rmtree(order.run_dir, ignore_errors=True)
+        # What the controller's commands made at the path of its own directory, where that is not
+        # the very directory.
+        if order.remote and not Path(order.run_id, "hub").exists():
+            shutil.rmtree(order.run_id, ignore_errors=True)
+
+
+def _fork_server(order: AgentOrder) -> tuple[Pipe, int]:
+    """The pipe to the fork server, which waits to be asked for, and its pid."""
+    ours, theirs = Pipe.pair()
+    agent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        processes.die_with_parent(agent_pid)
+        processes.run_and_exit(lambda: fork_server.main(order, theirs))
+    theirs.close()
+    return ours, pid
 
 
 @dataclass(slots=True)
-class _Running:
-    """What this node has of a world."""
+class _Part:
+    """A node's part of a world.
+
+    pid: of its first process; 0 until the fork server has reported it. enters: whether that process
+    only enters the namespaces of the node. end_by: when it is to have ended, once nobody wants it.
+    """
 
     launch: Launch
-    elastic_pid: int
-    connection: Connection
-    pids: dict[int, int] = field(default_factory=dict)
+    pipe: Pipe
+    enters: bool
+    pid: int = 0
+    end_by: float = math.inf
+
+    def has_ended(self) -> bool:
+        """Kill what runs of it; whether nothing does any more. To be called until that is so.
+
+        The elastic launcher comes last: it adopts the processes that lose their parents meanwhile.
+        """
+        in_time = time.monotonic() < self.end_by
+        if self.pid == 0 and in_time:
+            return False
+        # In a node with namespaces the first process is the one that entered them.
+        launchers = [self.pid, *(processes.children(self.pid) if self.enters else [])]
+        below = [
+            pid
+            for pid in processes.descendants(self.pid)
+            if pid not in launchers and not processes.has_ended(pid)
+        ]
+        for pid in below:
+            processes.kill(pid)
+        if below and in_time:
+            return False
+        for pid in launchers:
+            processes.kill(pid)
+        self.pipe.close()
+        return True
 
 
 class Agent:
-    """Serves the orders of the hub for one node."""
+    """Serves the hub for the nodes of this kernel."""
 
     def __init__(
-        self, order: GateOrder, entry: NodeEntry, forge: Connection, follower: Follower
+        self, order: AgentOrder, line: Line, fork_server: Pipe, fork_server_pid: int
     ) -> None:
         self.order = order
-        self.entry = entry
-        self.forge = forge
-        self.follower = follower
-        self.worlds: dict[str, _Running] = {}
-        self.store = self._new_store_socket()
-
-    def _new_store_socket(self) -> socket.socket:
-        """A listening socket on a port the system chose, for the next world led from here."""
-        return socket.create_server((self.entry.address, 0), backlog=2048)
-
-    def _send(self, message: Any) -> None:
-        self.forge.send_bytes(pickle.dumps(message))
+        self.line = line
+        self.fork_server = fork_server
+        self.fork_server_pid = fork_server_pid
+        self.nodes = {entry.name: entry for entry in order.nodes}
+        self.parts: dict[tuple[str, str], _Part] = {}
+        self.ending: list[_Part] = []
+        self._stores: dict[str, socket.socket] = {}
+        self._ready = False
+        self._fork_server_status: int | None = None
+        self._clock = ListeningClock()
+        self._heard: float | None = None
+        self._next_beat = 0.0
+        self._beat = pickle.dumps(AgentAlive(order.agent, order.life))
+        self._poller = zmq.Poller()
+        for source in (0, line.socket, fork_server.fileno()):
+            self._poller.register(source, zmq.POLLIN)
 
     def serve(self) -> None:
-        port = self.store.getsockname()[1]
-        self._send(AgentUp(self.entry.name, socket.gethostname(), port))
-        while True:
-            for ready in wait([self.forge, *(w.connection for w in self.worlds.values())]):
-                if ready is self.forge:
-                    self._obey(pickle.loads(self.forge.recv_bytes()))
-                else:
-                    self._from_elastic(ready)
-            process.reap()
+        """Until standard input ends, or nothing is heard of a hub on another machine."""
+        while self.turn():
+            self._reap()
 
-    def _obey(self, message: Any) -> None:
+    def _reap(self) -> None:
+        for pid, status in processes.reap():
+            if pid == self.fork_server_pid:
+                self._fork_server_status = status
+
+    def turn(self) -> bool:
+        """Wait for something to do, and do it; False where the controller is gone."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self.line.send_bytes(HUB, self._beat)
+            self._next_beat = now + _BEAT_S
+        wait_s = _ENDING_TURN_S if self.ending else max(0.0, self._next_beat - now)
+        ready = dict(self._poller.poll(int(wait_s * 1000) + 1))
+        if 0 in ready and not os.read(0, 4096):
+            return False
+        if self.line.socket in ready:
+            self._heard = self._clock.now()
+            self._from_hub(self.line.socket.recv_multipart()[-1])
+        if self._hub_is_silent():
+            sys.stderr.write(f"nothing heard of the controller for {_SILENCE_S:g} s\n")
+            return False
+        if self.fork_server.fileno() in ready:
+            self._from_fork_server()
+        for part in [part for part in self.parts.values() if part.pipe.fileno() in ready]:
+            self._from_part(part)
+        self._end_processes()
+        return True
+
+    def _hub_is_silent(self) -> bool:
+        remote = self.order.remote and self._heard is not None
+        return remote and self._clock.now() > (self._heard or 0.0) + _SILENCE_S
+
+    def _from_hub(self, payload: bytes) -> None:
+        if payload == BEAT:
+            return
+        message = pickle.loads(payload)
         match message:
             case Launch():
                 self._launch(message)
-            case StopWorld(world=world):
-                self._stop(world)
-            case TakeStacks(world=world, native=ranks) if ranks:
-                self._send(StackTexts(self.entry.name, world, native=self._native(world, ranks)))
-            case TakeStacks(world=world, look=look):
-                texts = StackTexts(self.entry.name, world) if look else self._stacks(world)
-                self._send(replace(texts, calls=self._calls(world), look=look))
+            case StopWorld(node, world):
+                if (part := self.parts.pop((node, world), None)) is not None:
+                    self._end(part)
+            case TakeStacks(node=node, world=world):
+                part = self.parts.get((node, world))
+                # One that does not read is stopped, and would give no stacks.
+                if part is not None and part.pipe.has_room():
+                    with contextlib.suppress(OSError):
+                        part.pipe.send_bytes(payload)
+            case NodeBooted(entry):
+                self.nodes[entry.name] = entry
+                if self._ready:
+                    self._offer(entry)
+            case _:
+                with contextlib.suppress(OSError):  # it ended: how is read from its end
+                    self.fork_server.send_bytes(payload)
 
-    def _from_elastic(self, connection: Any) -> None:
-        world = next((w for w in self.worlds.values() if w.connection is connection), None)
-        if world is None:
-            return  # stopped meanwhile
+    def _from_fork_server(self) -> None:
         try:
-            message = connection.recv()
-        except (EOFError, OSError):  # OSError: it ended in the middle of a message
-            self._stop(world.launch.world.id)
-            text = "the elastic launcher of this node ended"
-            self._send(PartLost(self.entry.name, world.launch.world.id, text))
+            payloads = self.fork_server.receive()
+        except EOFError:
+            self._poller.unregister(self.fork_server.fileno())
+            self._fail(self._how_it_ended())
             return
-        if isinstance(message, RanksStarted):
-            world.pids = message.pids
+        for payload in payloads:
+            match pickle.loads(payload):
+                case ForkServerReady():
+                    self._ready = True
+                    for entry in self.nodes.values():
+                        self._offer(entry)
+                case ForkServerFailed(text):
+                    self._fail(text)
+                case LauncherForked(node, world, pid):
+                    parts = [*self.parts.values(), *self.ending]
+                    for part in parts:
+                        if (part.launch.node, part.launch.world.id) == (node, world):
+                            part.pid = pid
+
+    def _fail(self, text: str) -> None:
+        self._send(AgentFailed(self.order.agent, text, self.order.life))
+
+    def _send(self, message: Any) -> None:
+        self.line.send(HUB, message)
+
+    def _how_it_ended(self) -> str:
+        limit = time.monotonic() + 1.0
+        while self._fork_server_status is None and time.monotonic() < limit:
+            time.sleep(0.01)
+            self._reap()
+        status = self._fork_server_status
+        how = "ended" if status is None else returncode_text(os.waitstatus_to_exitcode(status))
+        log = agent_log(self.order.log_dir, self.order.agent, self.order.life)
+        tail = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""
+        what = f"the process that imports torch and the tests {how}"
+        return f"{what}:\n{tail}" if tail else what
+
+    def _offer(self, entry: NodeEntry) -> None:
+        """Listen for the store of the next world that is led from a node, and name its port."""
+        try:
+            if entry.namespace_pid is None:
+                network: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            else:
+                network = namespaces.network_of(entry.namespace_pid)
+            with network:
+                store = socket.create_server((entry.address, 0), backlog=2048)
+        except OSError as error:
+            sys.stderr.write(f"{entry.name}: no port for a store: {error}\n")
+            self._send(NodeGone(entry.name))
             return
-        if isinstance(message, Death):
-            # The dead give no stacks: waiting for one would hold up the world that comes next.
-            world.pids = {local: pid for local, pid in world.pids.items() if pid != message.pid}
-        self._send(message)
+        if (old := self._stores.pop(entry.name, None)) is not None:
+            old.close()
+        self._stores[entry.name] = store
+        self._send(NodeReady(entry.name, store.getsockname()[1]))
 
     def _launch(self, launch: Launch) -> None:
         # The controller may be another machine, where logs lie elsewhere.
         launch = replace(launch, world=replace(launch.world, log_dir=self.order.log_dir))
+        entry = self.nodes[launch.node]
         leads = launch.node_rank == 0
-        listening = self.store if leads else None
-        ours, theirs = Pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            keep = {theirs.fileno()} | ({listening.fileno()} if listening else set())
-            self._close_mine(keep | {ours.fileno()})
-            ours.close()
-            process.die_with_parent(parent)
-            process.run_and_exit(
-                lambda: elastic.main(self.order, launch, theirs, listening, self.follower)
-            )
-        theirs.close()
-        self.worlds[launch.world.id] = _Running(launch, pid, ours)
-        if leads:
-            self.store.close()
-            self.store = self._new_store_socket()
-            self._send(StorePort(self.entry.name, self.store.getsockname()[1]))
-
-    def _close_mine(self, keep: set[int]) -> None:
-        for connection in (self.forge, *(w.connection for w in self.worlds.values())):
-            if connection.fileno() not in keep:
-                connection.close()
-        if self.store.fileno() not in keep:
-            self.store.close()
-
-    def _stop(self, world_id: str) -> None:
-        world = self.worlds.pop(world_id, None)
-        if world is None:
+        store = self._stores.pop(launch.node, None) if leads else None
+        if leads and store is None:
+            self._send(PartLost(launch.node, launch.world.id, "it has no port for a store"))
             return
-        world.connection.close()
-        # Ranks first, then what they started, which the kernel gave to this process by then.
-        doomed = [world.elastic_pid, *process.descendants(world.elastic_pid)]
-        for pid in doomed:
-            process.kill(pid)
-        process.reap()
-        elastics = {w.elastic_pid for w in self.worlds.values()}
-        for pid in process.children(os.getpid()):
-            if pid not in elastics:
-                for lost in (pid, *process.descendants(pid)):
-                    process.kill(lost)
-        process.reap()
+        ours, theirs = Pipe.pair()
+        fds = [theirs.fileno(), *([store.fileno()] if store is not None else [])]
+        try:
+            self.fork_server.send(ForkLauncher(launch, entry.namespace_pid), fds)
+        except OSError as error:
+            self._send(PartLost(launch.node, launch.world.id, f"no fork server: {error}"))
+        else:
+            self.parts[launch.node, launch.world.id] = _Part(
+                launch, ours, entry.namespace_pid is not None
+            )
+            self._poller.register(ours.fileno(), zmq.POLLIN)
+        theirs.close()
+        if store is not None:
+            store.close()
+            self._offer(entry)
 
-    def _stacks(self, world_id: str) -> StackTexts:
-        """What faulthandler writes in each rank of this node, all asked at once."""
-        world = self.worlds.get(world_id)
-        if world is None:
-            return StackTexts(self.entry.name, world_id)
-        info = world.launch.world
-        first = world.launch.node_rank * info.shape.procs_per_node
-        files = {first + local: traces.stack_file(info, first + local) for local in world.pids}
-        for local, pid in world.pids.items():
-            files[first + local].write_text("")
-            process.kill(pid, STACK_SIGNAL)
-        end = time.monotonic() + _STACKS_LIMIT_S
-        sizes = dict.fromkeys(files, 0)
-        while time.monotonic() < end:
-            time.sleep(0.02)
-            now = {rank: _size(path) for rank, path in files.items()}
-            if all(now.values()) and now == sizes:
-                break
-            sizes = now
-        texts = {rank: path.read_text(errors="replace") for rank, path in files.items()}
-        pids = {first + local: pid for local, pid in world.pids.items()}
-        return StackTexts(
-            self.entry.name,
-            world_id,
-            texts,
-            {rank: _output(pid) for rank, pid in pids.items()},
-            {rank: process.state(pid) for rank, pid in pids.items() if not texts[rank]},
-            {rank: read_progress(traces.mark_file(info, rank)) for rank in pids},
-            kernel={rank: threads_text(pid) for rank, pid in pids.items()},
-        )
+    def _from_part(self, part: _Part) -> None:
+        """Pass on what the elastic launcher of a part says, or its end."""
+        node, world = part.launch.node, part.launch.world.id
+        try:
+            for payload in part.pipe.receive():
+                self.line.send_bytes(HUB, payload)
+        except EOFError:
+            del self.parts[node, world]
+            self._end(part)
+            namespace_pid = self.nodes[node].namespace_pid
+            if namespace_pid is not None and processes.is_ending(namespace_pid):
+                self._send(NodeGone(node))  # the launcher of nodes knows why
+            else:
+                self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 
-    def _native(self, world_id: str, ranks: Sequence[int]) -> dict[int, str]:
-        """C stacks of ranks of this node, all taken at the same time."""
-        world = self.worlds.get(world_id)
-        if world is None:
-            return {}
-        first = world.launch.node_rank * world.launch.world.shape.procs_per_node
-        pids = {rank: world.pids[rank - first] for rank in ranks if rank - first in world.pids}
-        with ThreadPoolExecutor() as pool:
-            return dict(zip(pids, pool.map(native_frames, pids.values()), strict=True))
+    def _end(self, part: _Part) -> None:
+        self._poller.unregister(part.pipe.fileno())
+        part.end_by = time.monotonic() + _ENDING_LIMIT_S
+        self.ending.append(part)
+        self._end_processes()
 
-    def _calls(self, world_id: str) -> dict[int, str]:
-        """The record of every rank of this node, also of one that died."""
-        world = self.worlds.get(world_id)
-        if world is None:
-            return {}
-        info = world.launch.world
-        first = world.launch.node_rank * info.shape.procs_per_node
-        ranks = range(first, first + info.shape.procs_per_node)
-        read = {rank: calls.read(traces.calls_file(info, rank)) for rank in ranks}
-        return {rank: text for rank, text in read.items() if text is not None}
+    def _end_processes(self) -> None:
+        """Kill what runs of the parts that are to end, in as many turns as that takes."""
+        self.ending = [part for part in self.ending if not part.has_ended()]
 
 
-def _output(pid: int) -> str:
-    """The end of what a rank's test has printed so far."""
-    tails = []
-    for fd in (1, 2):
-        with contextlib.suppress(OSError):
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
-            tails.append(traces.tail_of_fd(opened))
-            os.close(opened)
-    return "".join(tails)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+if __name__ == "__main__":
+    main()

@@ -1,74 +1,76 @@
-"""One process a world and node: starts its ranks by torchrun's elastic launcher, and watches them.
+"""One process per world and node: starts its ranks by torch's elastic agent, and watches them.
 
-`torch.distributed.launcher.api` is the code behind the torchrun command. Two things are ours: the
-rendezvous (who is where is decided by the hub, so there is nothing to negotiate) and the watch,
-which sees a death at once and keeps the other ranks running until the hub says stop. Left alone,
-the launcher polls ten times a second and ends the neighbours of a dead rank before anyone could
-ask them where they were.
+`LocalElasticAgent` is what the torchrun command starts ranks with. Two things are ours: the
+rendezvous (the hub decides who is where, so there is nothing to negotiate) and the watch, which
+sees a death at once and keeps the other ranks running until the hub says stop. Left alone, torch's
+agent polls ten times a second and ends the neighbours of a dead rank before anyone could ask them
+where they were.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import pickle
 import resource
 import select
-import socket
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
-from torch.distributed.elastic.agent.server import api as server_api
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    Worker,
-    WorkerGroup,
-    WorkerSpec,
-)
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.launcher import api
+from torch.distributed.launcher.api import LaunchConfig
 
-from pytest_mnode.machine import namespaces
+from pytest_mnode import processes
+from pytest_mnode.agent import rank_stacks
+from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.machine.cgroup import read_oom_kills
 from pytest_mnode.machine.pidfd import pidfd_open
 from pytest_mnode.protocol.messages import (
+    AgentOrder,
+    BindingOrder,
     Death,
-    GateOrder,
     Launch,
     PartLost,
-    RanksStarted,
+    TakeStacks,
 )
-from pytest_mnode.rank import binding, traces
-from pytest_mnode.rank.progress import read_progress
+from pytest_mnode.protocol.rank_files import (
+    CUT,
+    RankFiles,
+    error_message,
+    head,
+    nccl_causes,
+    read_progress,
+    tail,
+    tail_of_fd,
+)
 
-if TYPE_CHECKING:
-    from pytest_mnode.rank.session import Follower
+RankMain = Callable[[Launch, int, bool], None]
+"""Starts a rank in a forked process: (launch, pid of its elastic launcher, bound by torch)."""
+_IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
+"""Has torch number ranks by node without asking a store: all nodes have as many ranks."""
 
-BACKEND = "mnode"
 
-
-class OurRendezvous(RendezvousHandler):
+class Rendezvous(RendezvousHandler):
     """Group rank, world size and store as the hub decided them."""
 
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
-        self._rank = int(parameters.get("rank"))
-        self._size = parameters.min_nodes
-        self._store = RendezvousStoreInfo(parameters.get("addr"), int(parameters.get("port")))
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
 
     def get_backend(self) -> str:
-        return BACKEND
+        return "mnode"
 
     @property
     def use_agent_store(self) -> bool:
@@ -76,8 +78,9 @@ class OurRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # The launcher would use its store to agree on ranks; ours are known beforehand.
-        return RendezvousInfo(HashStore(), self._rank, self._size, self._store)
+        launch = self._launch
+        address = RendezvousStoreInfo(launch.master_addr, launch.master_port)
+        return RendezvousInfo(HashStore(), launch.node_rank, launch.world.shape.nodes, address)
 
     def is_closed(self) -> bool:
         return False
@@ -89,92 +92,94 @@ class OurRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        return str(self._run_id)
+        return self._launch.world.id
 
     def shutdown(self) -> bool:
         return True
 
 
 class WatchfulAgent(LocalElasticAgent):
-    """torch's agent of one node, with a watch that sees deaths at once."""
+    """torch's agent of one node, with a watch that sees deaths at once and takes stacks."""
 
-    order: GateOrder
-    launch: Launch
-    agent: Connection
-    listening: socket.socket | None
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        *,
+        order: AgentOrder,
+        launch: Launch,
+        agent: Pipe,
+        store_fd: int | None,
+    ) -> None:
+        super().__init__(spec, logs_specs, start_method="fork")
+        self.order = order
+        self.launch = launch
+        self.agent = agent
+        self._store_fd = store_fd
+        self._pids: dict[int, int] = {}
+        self._outputs: dict[int, list[int]] = {}
 
     @contextlib.contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002  torch's signature
-        yield
-
-    def _assign_worker_ranks(
-        self,
-        store: object,  # noqa: ARG002  torch's signature
-        group_rank: int,
-        group_world_size: int,
-        spec: WorkerSpec,
-    ) -> list[Worker]:
-        size = group_world_size * spec.local_world_size
-        first = group_rank * spec.local_world_size
-        return [
-            Worker(local, first + local, first + local, size, size)
-            for local in range(spec.local_world_size)
-        ]
+        yield  # torch writes an event that nobody reads, with a look-up of this machine's name
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._captured_r, self._captured_w = os.pipe()
+        os.environ.pop(_IDENTICAL)  # nothing for ranks
+        self._captured_r, captured_w = os.pipe()
         os.set_blocking(self._captured_r, False)
-        os.environ["MNODE_CAPTURED_FD"] = str(self._captured_w)
+        os.environ["MNODE_CAPTURED_FD"] = str(captured_w)
         self._oom_before = read_oom_kills()
         ids: dict[int, Any] = super()._start_workers(worker_group)
-        os.close(self._captured_w)
-        if self.listening is not None:
+        os.close(captured_w)
+        if self._store_fd is not None:
             # Only now: its server thread must not be there when ranks are forked.
             self._world_store = TCPStore(
                 self.launch.master_addr,
                 self.launch.master_port,
                 is_master=True,
                 wait_for_workers=False,
-                master_listen_fd=self.listening.detach(),
+                master_listen_fd=self._store_fd,
             )
         self._pids = {int(local): int(pid) for local, pid in ids.items()}
-        self._fds = {pidfd_open(pid): local for local, pid in self._pids.items()}
-        self._outputs: dict[int, list[int]] = {}
-        self._poll = select.poll()
-        for fd in (*self._fds, self._captured_r, self.agent.fileno()):
-            self._poll.register(fd, select.POLLIN)
-        self.agent.send(RanksStarted(self.launch.node, self.launch.world.id, self._pids))
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ends = {pidfd_open(pid): local for local, pid in self._pids.items()}
+        poll = select.poll()
+        for fd in (*ends, self._captured_r, self.agent.fileno()):
+            poll.register(fd, select.POLLIN)
         while True:
-            for fd, _ in self._poll.poll(1000):
+            for fd, _ in poll.poll():
                 if fd == self.agent.fileno():
-                    # Either end of this pipe closing means stop; the agent kills what is left.
-                    os._exit(0)
+                    self._obey()
                 elif fd == self._captured_r:
-                    self._open_outputs()
+                    if not self._open_outputs():
+                        poll.unregister(fd)
                 else:
-                    self._poll.unregister(fd)
-                    self._report(self._fds[fd], worker_group)
+                    poll.unregister(fd)
+                    self._report(ends[fd], worker_group)
 
-    def _get_fq_hostname(self) -> str:
-        # torch looks itself up in the DNS for its event log, which nobody reads here.
-        return socket.gethostname()
+    def _obey(self) -> None:
+        try:
+            orders = self.agent.receive()
+        except EOFError:
+            os._exit(0)  # the agent has ended, or wants this world no more: it kills what is left
+        for order in map(pickle.loads, orders):
+            if isinstance(order, TakeStacks):
+                self.agent.send(rank_stacks.take(order, self.launch, self._pids))
 
-    def _open_outputs(self) -> None:
+    def _open_outputs(self) -> bool:
         """Hold the files that ranks' captured output goes to, which die with the ranks."""
         ranks = os.read(self._captured_r, 4096)
-        if not ranks:
-            self._poll.unregister(self._captured_r)
         for local in ranks:
             with contextlib.suppress(OSError):
                 self._outputs[local] = [
                     os.open(f"/proc/{self._pids[local]}/fd/{fd}", os.O_RDONLY) for fd in (1, 2)
                 ]
+        return bool(ranks)
 
     def _report(self, local: int, worker_group: WorkerGroup) -> None:
-        pid = self._pids[local]
+        pid = self._pids.pop(local)  # the dead give no stacks
         # Looked at, not reaped: reaping is the launcher's, if it ever gets there.
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert info is not None
@@ -183,12 +188,10 @@ class WatchfulAgent(LocalElasticAgent):
         world = self.launch.world
         ranks = self._pcontext
         assert ranks is not None
-        log = "".join(
-            traces.tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local])
-        )
-        log += traces.nccl_causes(traces.nccl_file(world, rank))
-        output = "".join(self._output(rank, fd) for fd in self._outputs.get(local, ()))
-        place = read_progress(traces.mark_file(world, rank))
+        files = RankFiles(world, rank)
+        log = "".join(tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local]))
+        output = "".join(self._output(files, fd) for fd in self._outputs.get(local, ()))
+        progress = read_progress(files.progress)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self.agent.send(
@@ -200,106 +203,101 @@ class WatchfulAgent(LocalElasticAgent):
                 code=info.si_status if exited else None,
                 signal=None if exited else info.si_status,
                 output=output,
-                log=log,
-                fault=traces.head(traces.fault_file(world, rank)),
+                log=log + nccl_causes(files.nccl),
+                fault=head(files.fault),
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
                 oom_kills=read_oom_kills().since(self._oom_before),
-                error=traces.error_message(Path(ranks.error_files[local])),
-                ordinal=place.ordinal,
-                phase=place.phase,
+                error=error_message(Path(ranks.error_files[local])),
+                ordinal=progress.ordinal,
+                phase=progress.phase,
             )
         )
 
-    def _output(self, rank: int, fd: int) -> str:
+    def _output(self, files: RankFiles, fd: int) -> str:
         """The end of what a dead rank's test printed; all of it is kept, for it dies with `fd`."""
-        tail = traces.tail_of_fd(fd)
-        if not tail.startswith(traces.CUT):
-            return tail
+        text = tail_of_fd(fd)
+        if not text.startswith(CUT):
+            return text
         if self.order.logs_are_temporary:
-            return tail.replace(
-                traces.CUT, f"{traces.CUT} (--mnode-log-dir=DIR keeps all of it)", 1
-            )
-        path = traces.world_dir(self.launch.world) / f"rank{rank}.output.log"
-        with contextlib.suppress(OSError), path.open("ab") as kept:
+            return text.replace(CUT, f"{CUT} (--mnode-log-dir=DIR keeps all of it)", 1)
+        with contextlib.suppress(OSError), files.output.open("ab") as kept:
             offset = 0
             while data := os.pread(fd, 2**20, offset):
                 kept.write(data)
                 offset += len(data)
-            return tail.replace(traces.CUT, f"{traces.CUT} (all of it is in {path})", 1)
-        return tail
+            return text.replace(CUT, f"{CUT} (all of it is in {files.output})", 1)
+        return text
 
 
 def main(
-    order: GateOrder,
-    launch: Launch,
-    agent: Connection,
-    listening: socket.socket | None,
-    follower: Follower,
+    order: AgentOrder, launch: Launch, agent: Pipe, store_fd: int | None, rank_main: RankMain
 ) -> None:
     """Entry of the forked process: runs the launcher until the world is stopped."""
-    namespaces.set_process_name("mnode-elastic")
+    processes.set_name("mnode-elastic")
+    processes.adopt_orphans()
     world = launch.world
     user_tmp = os.environ.get("TMPDIR")
-    scratch = traces.world_dir(world) / launch.node
+    scratch = Path(world.log_dir, world.id, launch.node)
     scratch.mkdir(parents=True, exist_ok=True)
     # The launcher leaves temporary files behind when it is killed: keep them in our folder.
     tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)
     for name, value in launch.env.items():
         os.environ.setdefault(name, value)  # what the user pinned is left alone
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[_IDENTICAL] = "1"
     elastic_pid = os.getpid()
+    defaults = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+    if (signals := getattr(defaults, "signals_to_handle", None)) is not None:
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals
+    newer = {}
+    if any(field.name == "numa_options" for field in dataclasses.fields(WorkerSpec)):
+        newer["numa_options"] = numa_options(
+            launch.binding, world.shape.procs_per_node, getattr(defaults, "numa_options", None)
+        )
+    by_torch = newer.get("numa_options") is not None
 
     def rank() -> None:
-        from pytest_mnode.rank import loop as rank_module
-
         agent.close()
-        if listening is not None:
-            listening.close()
+        if store_fd is not None:
+            os.close(store_fd)
         tempfile.tempdir = None
         os.environ.pop("TMPDIR")
         if user_tmp is not None:
             os.environ["TMPDIR"] = user_tmp
-        rank_module.main(order, launch, follower, elastic_pid, by_torch)
+        rank_main(launch, elastic_pid, by_torch)
 
-    WatchfulAgent.order = order
-    WatchfulAgent.launch = launch
-    WatchfulAgent.agent = agent
-    WatchfulAgent.listening = listening
-    # launch_agent names its agent class itself, and tells of every step to an event log that
-    # nobody reads, each time with a look-up of this machine's name. This process runs nothing else.
-    server_api.record = lambda *_: None  # type: ignore[attr-defined]
-    api.LocalElasticAgent = WatchfulAgent  # type: ignore[attr-defined]
-    config = api.LaunchConfig(
-        min_nodes=world.shape.nodes,
-        max_nodes=world.shape.nodes,
-        nproc_per_node=world.shape.procs_per_node,
-        run_id=world.id,
-        rdzv_backend=BACKEND,
-        rdzv_configs={
-            "rank": launch.node_rank,
-            "addr": launch.master_addr,
-            "port": launch.master_port,
-        },
+    spec = WorkerSpec(
+        role=defaults.role or "default",
+        local_world_size=world.shape.procs_per_node,
+        entrypoint=rank,
+        rdzv_handler=Rendezvous(launch),
         max_restarts=0,
         monitor_interval=0.001,  # the watch itself waits; torch wants more than 0
-        start_method="fork",
-        logs_specs=DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ALL),
         local_addr=launch.master_addr if launch.node_rank == 0 else None,
+        **newer,
     )
-    # One of us binds, or nobody.
-    config.numa_options = binding.torch_options(
-        launch.binding, world.shape.procs_per_node, getattr(config, "numa_options", None)
-    )
-    by_torch = config.numa_options is not None
+    logs = DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ALL)
     try:
-        _run(config, rank)
-    except ChildFailedError:
-        pass
+        WatchfulAgent(spec, logs, order=order, launch=launch, agent=agent, store_fd=store_fd).run()
     except BaseException as error:
         with contextlib.suppress(OSError):
             agent.send(PartLost(launch.node, world.id, f"{type(error).__name__}: {error}"))
         raise
 
 
-def _run(config: Any, rank: Callable[[], None]) -> None:
-    api.elastic_launch(config, rank)()
+def numa_options(order: BindingOrder, local_size: int, default: Any) -> Any:
+    """torch's own NumaOptions where torch can do what is asked for; None: it is to do nothing.
+
+    default: what torch does unasked.
+    """
+    if order.mode == "auto" and not order.shown.emulated and order.cpus is None:
+        return default
+    if order.mode not in ("node", "exclusive") or order.shown.emulated or order.cpus is not None:
+        return None
+    try:
+        from torch.numa.binding import AffinityMode, NumaOptions
+    except ImportError:  # before torch 2.9
+        return None
+    if torch.cuda.device_count() != local_size or shutil.which("numactl") is None:
+        return None
+    return NumaOptions(AffinityMode(order.mode))

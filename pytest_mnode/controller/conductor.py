@@ -44,7 +44,7 @@ DEATH_GRACE_S = 0.3
 LOOK_S = 0.5
 """When the calls of ranks that do not end are first compared; the wait doubles each time."""
 MOST_LOOK_S = 16.0
-STACKS_LIMIT_S = 0.9
+STACKS_LIMIT_S = 3.0
 """How long to wait for stacks; longer where there are many ranks."""
 STACKS_RANKS_PER_S = 1000
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0

@@ -18,8 +18,8 @@ from typing import Any
 
 import zmq
 
+from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.supervisors import Gates, Place
 from pytest_mnode.controller.worlds import PoolFacts, Worlds
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node import Launcher
@@ -37,28 +37,28 @@ from pytest_mnode.protocol.launcher_requests import (
 from pytest_mnode.protocol.messages import (
     BEAT,
     HUB,
-    AgentLost,
-    AgentUp,
+    AgentAlive,
+    AgentFailed,
     Answer,
     AskLauncher,
-    BootAgent,
     ClientGone,
     CloseWorld,
     Collect,
     Death,
-    GateAlive,
-    GateFailed,
     Hello,
     LeaseNodes,
+    NodeBooted,
+    NodeGone,
+    NodeReady,
     OpenWorld,
     PartLost,
     Refused,
     ReleaseNodes,
     StackTexts,
+    StartForkServer,
     StartPool,
     StopHub,
     StopWorld,
-    StorePort,
     TakeStacks,
     Withdraw,
 )
@@ -79,21 +79,22 @@ class Hub(threading.Thread):
         switchboard: Switchboard,
         keys: Keys,
         facts: PoolFacts,
-        place: Place,
+        place: RunDirectories,
     ) -> None:
         super().__init__(name="mnode-hub", daemon=True)
         self.launcher = launcher
         self.switchboard = switchboard
         self.log_dir = facts.log_dir
-        self.gates = Gates(launcher, keys, place)
+        self.agents = Agents(launcher, keys, place)
         # Limits are judged by the time in which the hub could listen.
-        self._now = self.gates.clock.now
+        self._now = self.agents.clock.now
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
         self.worlds = Worlds(
             facts, self.leases, self._send, self._to_agent, launcher.rank_cpus, now=self._now
         )
         self.collect: Collect | None = None
+        self._ranks_wanted = False
         self.failure: tuple[str, str] | None = None
         self._begun = False
         self._boot_deadline = 0.0
@@ -133,7 +134,7 @@ class Hub(threading.Thread):
 
     def _close(self) -> None:
         with contextlib.suppress(Exception):
-            self.gates.close()
+            self.agents.close()
         with contextlib.suppress(Exception):
             self.launcher.close()
         self.switchboard.close()
@@ -183,16 +184,18 @@ class Hub(threading.Thread):
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)
         if state is not None:
-            self._send(self.gates.peer(state.gate), message)
+            self._send(self.agents.peer(state.agent), message)
 
     def _handle(self, source: str, message: Any) -> None:  # noqa: PLR0912  one case a message
         match message:
             case StartPool():
                 self._start()
+                self._want_ranks()
             case Collect():
                 self._set_collect(message)
             case LeaseNodes():
                 self._start()
+                self._want_ranks()
                 self.leases.ask(source, message)
                 self._grant()
             case ReleaseNodes(lease):
@@ -212,23 +215,26 @@ class Hub(threading.Thread):
                 self._running = False
             case TakeStacks() | StopWorld():
                 self._to_agent(message.node, message)
-            case GateAlive(gate, life) if self.gates.is_current(gate, life):
-                # Nothing can be sent to a gate before it was heard of.
-                if self.gates.heard(gate) and self.collect is not None:
-                    self._send(source, self.collect)
+            case AgentAlive(agent, life) if self.agents.is_current(agent, life):
+                # Nothing can be sent to an agent before it was heard of.
+                if self.agents.heard(agent):
+                    if self._ranks_wanted:
+                        self._send(source, StartForkServer())
+                    if self.collect is not None:
+                        self._send(source, self.collect)
             case _:
                 self._from_below(message)
 
     def _from_below(self, message: Any) -> None:
         match message:
-            case GateFailed(gate, text, life) if self.gates.is_current(gate, life):
-                self._gate_lost(gate, text)
-            case AgentUp(node=name, store_port=port) | StorePort(node=name, port=port):
+            case AgentFailed(agent, text, life) if self.agents.is_current(agent, life):
+                self._agent_lost(agent, text)
+            case NodeReady(name, port):
                 self.nodes[name].came(port)
                 self._suspects.pop(name, None)
                 self._grant()
                 self.worlds.open()
-            case AgentLost(node=name):
+            case NodeGone(node=name):
                 # Where the whole node went, its launcher is about to say so in better words.
                 self._suspects[name] = self._now() + _SUSPICION_S
                 self.nodes[name].booted = False
@@ -247,20 +253,29 @@ class Hub(threading.Thread):
             self.launcher.watch(
                 lambda name, reason: self.soon(lambda: self._node_lost(name, reason))
             )
-            for gate, nodes in enumerate(self.gates.open()):
+            for agent, nodes in enumerate(self.agents.open()):
                 for node in nodes:
-                    self.nodes[node.name] = NodeState(node, gate)
+                    self.nodes[node.name] = NodeState(node, agent)
         except (MnodeError, OSError) as error:
             self._fail("ClusterError", f"could not start on the nodes: {error}")
             return
         self._boot_deadline = self._now() + _BOOT_LIMIT_S
 
+    def _want_ranks(self) -> None:
+        if not self._ranks_wanted:
+            self._ranks_wanted = True
+            self._to_agents(StartForkServer())
+
     def _set_collect(self, collect: Collect) -> None:
         if self.collect is None:
             self.collect = collect
             self._boot_deadline = self._now() + _BOOT_LIMIT_S
-            for peer in self.gates.known:
-                self._send(peer, collect)
+            self._to_agents(collect)
+
+    def _to_agents(self, message: Any) -> None:
+        """To those that were heard of; the others get it then."""
+        for peer in self.agents.known:
+            self._send(peer, message)
 
     def _check_limits(self) -> None:
         now = self._now()
@@ -276,27 +291,27 @@ class Hub(threading.Thread):
             self._fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
         for name in [n for n, due in self._suspects.items() if now > due]:
             del self._suspects[name]
-            self._node_lost(name, "its agent ended")
-        for gate, how in self.gates.ended().items():
-            self._gate_lost(gate, how)
-        for gate, how in self.gates.silent(_SILENCE_LIMIT_S).items():
-            for state in self._served_by(gate):
+            self._node_lost(name, "its namespaces ended")
+        for agent, how in self.agents.ended().items():
+            self._agent_lost(agent, how)
+        for agent, how in self.agents.silent(_SILENCE_LIMIT_S).items():
+            for state in self._served_by(agent):
                 self._node_lost(state.node.name, how)
         if not self.launcher.shared_kernel and now >= self._next_beat:
             self._next_beat = now + _BEAT_S
-            for peer in self.gates.known:
+            for peer in self.agents.known:
                 self._deliver(peer, HUB, BEAT)
 
-    def _served_by(self, gate: int) -> list[NodeState]:
-        return [state for state in self.nodes.values() if state.gate == gate]
+    def _served_by(self, agent: int) -> list[NodeState]:
+        return [state for state in self.nodes.values() if state.agent == agent]
 
-    def _gate_lost(self, gate: int, why: str) -> None:
-        """A gate ended, or cannot do its work: without the one gate of all nodes nothing goes on,
-        and one of several takes its own node along."""
+    def _agent_lost(self, agent: int, why: str) -> None:
+        """An agent ended, or cannot do its work: the run ends where it served all nodes, and its
+        own node is lost where there are several."""
         if self.launcher.shared_kernel:
-            self._fail("WorldError", f"{self.gates.place(gate)}: {why}")
+            self._fail("WorldError", f"{self.agents.place(agent)}: {why}")
             return
-        for state in self._served_by(gate):
+        for state in self._served_by(agent):
             self._node_lost(state.node.name, why)
 
     def _fail(self, kind: str, text: str) -> None:
@@ -342,7 +357,7 @@ class Hub(threading.Thread):
             return
         state.went(reason)
         if not self.launcher.shared_kernel:
-            self.gates.drop(state.gate)
+            self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
         self._grant()
 
@@ -411,8 +426,8 @@ class Hub(threading.Thread):
             nodes=tuple(state.node for state in self.nodes.values()),
             shares_kernel=launcher.shared_kernel,
             shares_files=launcher.shared_kernel or launcher.shared_dir is not None,
-            scratch=str(launcher.shared_dir or self.gates.run_dir),
-            run_id=self.gates.run_dir,
+            scratch=str(launcher.shared_dir or self.agents.run_dir),
+            run_id=self.agents.run_dir,
             python=launcher.python,
             allocation=launcher.job_id,
         )
@@ -425,9 +440,9 @@ class Hub(threading.Thread):
         self._suspects.pop(name, None)
         self._boot_deadline = self._now() + _BOOT_LIMIT_S
         if self.launcher.shared_kernel:
-            self._send(self.gates.peer(state.gate), BootAgent(self.gates.entry(state.node)))
+            self._send(self.agents.peer(state.agent), NodeBooted(self.agents.entry(state.node)))
             return
         try:
-            self.gates.open_again(state.gate)
+            self.agents.open_again(state.agent)
         except (MnodeError, OSError) as error:
             self._node_lost(name, str(error))

@@ -21,7 +21,7 @@ class NodeState:
     """What the hub knows of a node. `lost` is why it is gone, empty where it is not."""
 
     node: Node
-    gate: int
+    agent: int
     booted: bool = False
     store_port: int | None = None
     lease: int | None = None

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from pytest_mnode.controller.agents import RunDirectories
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.hub import Hub
-from pytest_mnode.controller.supervisors import Place
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.choose import RemoteOptions, by_ssh, choose
@@ -85,7 +85,7 @@ class Pool:
             switchboard = Switchboard(f"ipc://{self.run_dir}/hub", secret, keys)
             undo.callback(switchboard.close)
             self.address = Address(switchboard.endpoint, keys)
-            place = Place(
+            place = RunDirectories(
                 endpoint=switchboard.endpoint,
                 endpoints=_endpoints(self.launcher, switchboard),
                 run_dir=str(self.run_dir),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.agent.accelerators import home_of
 from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.process import read_process
@@ -21,6 +20,7 @@ from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.farness import Places, buffer_bytes, nothing_far, places
 from pytest_mnode.measuring.numa import address_of
 from pytest_mnode.rank import binding, mempolicy
+from pytest_mnode.rank.accelerators import home_of
 from pytest_mnode.rank.world import World
 from pytest_mnode.skipping import not_promised
 from pytest_mnode.spec import Spec

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.agent.accelerators import accelerator_address
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
 from pytest_mnode.criteria.placement.facts import PARTS, SOURCES, Question, RankFacts, over_ranks
 from pytest_mnode.criteria.placement.memory import judge_memory
@@ -23,6 +22,7 @@ from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.carriers import nics_of_this_rank
 from pytest_mnode.rank import binding
+from pytest_mnode.rank.accelerators import accelerator_address
 from pytest_mnode.rank.binding import Binding
 from pytest_mnode.rank.world import World
 from pytest_mnode.skipping import not_promised, promised

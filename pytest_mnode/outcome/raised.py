@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.logs.causes import Cause, causes, is_peer_lost
 from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, collected, signature
 from pytest_mnode.outcome.stacks import is_hidden
-from pytest_mnode.rank.traces import NCCL_SECTION
+from pytest_mnode.protocol.rank_files import NCCL_SECTION
 
 _LINE_CHARS = 2000
 Reports = dict[int, dict[str, pytest.TestReport]]

@@ -16,7 +16,7 @@ from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 HUB = "hub"
 BEAT = b"mnode-hub-is-there"
-"""From the hub to gates of other machines, as it stands: without it for long they end."""
+"""From the hub to agents of other machines, as it is: an agent that misses it for long ends."""
 RUN = "MNODE_RUN"
 """Variable of what is started on nodes; its value is the directory of the run it goes with."""
 
@@ -66,12 +66,12 @@ class Lease:
 
 @dataclass(frozen=True)
 class StartPool:
-    """Bring nodes, gates and torch up, before anything asks for a world."""
+    """Bring nodes, agents and torch up, before anything asks for a world."""
 
 
 @dataclass(frozen=True)
 class Collect:
-    """How the controller's pytest was configured, so that forges collect the same items.
+    """How the controller's pytest was configured, so that fork servers collect the same items.
 
     args: what to collect from, of which only `files` are wanted.
     """
@@ -176,12 +176,12 @@ class Refused:
     node: str = ""
 
 
-# Hub to gate, forge, agent.
+# Hub to agent.
 
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """A node as its agent needs it; `namespace_pid` is the process whose namespaces it is."""
+    """A node as its agent needs it; `namespace_pid` is a process whose namespaces are the node."""
 
     name: str
     index: int
@@ -191,7 +191,14 @@ class NodeEntry:
 
 
 @dataclass(frozen=True)
-class BootAgent:
+class StartForkServer:
+    """Ranks are wanted: have torch imported."""
+
+
+@dataclass(frozen=True)
+class NodeBooted:
+    """A node of this agent was booted again, and is reached by this entry now."""
+
     entry: NodeEntry
 
 
@@ -225,6 +232,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class StopWorld:
+    """End a node's part of a world, with everything that it started."""
+
     node: str
     world: str
 
@@ -242,45 +251,37 @@ class TakeStacks:
     native: tuple[int, ...] = ()
 
 
-# Gate, forge, agent to hub.
+# Agent to hub.
 
 
 @dataclass(frozen=True)
-class GateAlive:
-    gate: int
+class AgentAlive:
+    agent: int
     life: int = 0
 
 
 @dataclass(frozen=True)
-class GateFailed:
-    """A gate's forge ended or could not do its work; `text` is for the user."""
+class AgentFailed:
+    """An agent's fork server ended or could not do its work; `text` is for the user."""
 
-    gate: int
+    agent: int
     text: str
     life: int = 0
 
 
 @dataclass(frozen=True)
-class AgentUp:
-    """An agent is ready; `store_port` is where the next world led from here has its store."""
+class NodeReady:
+    """Ranks can be started on a node; `store_port` is of the next store that is led from there."""
 
     node: str
-    hostname: str
     store_port: int
 
 
 @dataclass(frozen=True)
-class AgentLost:
-    """`text` is for the user; empty from below, where only the end of the agent is known."""
+class NodeGone:
+    """The namespaces of a node have ended."""
 
     node: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class StorePort:
-    node: str
-    port: int
 
 
 @dataclass(frozen=True)
@@ -290,15 +291,6 @@ class PartLost:
     node: str
     world: str
     text: str
-
-
-@dataclass(frozen=True)
-class RanksStarted:
-    """Pids by local rank, in the node's PID namespace."""
-
-    node: str
-    world: str
-    pids: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -478,17 +470,17 @@ class CallFunction:
 
 
 @dataclass(frozen=True)
-class GateOrder:
-    """Everything a gate is told on its standard input, as JSON.
+class AgentOrder:
+    """What an agent reads on its standard input, as JSON.
 
-    mark: value of the variable RUN of what the controller starts on its nodes. remote: its nodes
+    run_id: value of the variable RUN of what the controller starts on its nodes. remote: its nodes
     are another machine, where it makes a directory of its own (run_dir is empty then). prefixes:
-    of the controller's Python, where the nodes have another one; own_sys_path: the gate's, of it.
-    life: how often a gate of this number was started before; the hub hears of the last alone.
+    of the controller's Python, where the nodes have another one; own_sys_path: the agent's, of it.
+    life: how often an agent of this number was started before; the hub listens to the last alone.
     open_files: how many it and its ranks may have open each, where the controller may have more.
     """
 
-    gate: int
+    agent: int
     endpoint: str
     keys: dict[str, str]
     run_dir: str
@@ -496,7 +488,7 @@ class GateOrder:
     nodes: tuple[NodeEntry, ...] = ()
     sys_path: tuple[str, ...] = field(default=())
     remove_run_dir: bool = False
-    mark: str = ""
+    run_id: str = ""
     remote: bool = False
     prefixes: tuple[str, ...] = ()
     own_sys_path: tuple[str, ...] = ()
@@ -505,10 +497,43 @@ class GateOrder:
 
     @property
     def peer(self) -> str:
-        """The gate's name on the hub's switchboard."""
-        return f"gate/{self.gate}.{self.life}"
+        """The agent's name on the hub's switchboard."""
+        return f"agent/{self.agent}.{self.life}"
 
     @property
     def logs_are_temporary(self) -> bool:
         """Logs go with the run's directory unless the user named one for them."""
         return self.log_dir.startswith(self.run_dir)
+
+
+# Between agent, fork server and elastic launchers, which share a machine.
+
+
+@dataclass(frozen=True)
+class ForkServerReady:
+    """Torch is imported and the tests are collected."""
+
+
+@dataclass(frozen=True)
+class ForkServerFailed:
+    text: str
+
+
+@dataclass(frozen=True)
+class ForkLauncher:
+    """Fork the elastic launcher of a node's part of a world, in the namespaces of the node.
+
+    Its descriptors come along: its pipe to the agent and, on the first node, the listening store.
+    """
+
+    launch: Launch
+    namespace_pid: int | None
+
+
+@dataclass(frozen=True)
+class LauncherForked:
+    """The process at the root of a node's part of a world."""
+
+    node: str
+    world: str
+    pid: int

@@ -12,20 +12,18 @@ itself right after the fork. How depends on the node:
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pytest_mnode.agent.accelerators import homes_of
-from pytest_mnode.agent.cores import Core, Share, shares
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.messages import BindingOrder
 from pytest_mnode.rank import mempolicy
+from pytest_mnode.rank.accelerators import homes_of
+from pytest_mnode.rank.cores import Core, Share, shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +75,6 @@ def of_this_rank() -> Binding:
     if _current is None:
         raise RuntimeError("this process is not a rank, so nobody bound it")
     return _current
-
-
-def torch_options(order: BindingOrder, local_size: int, default: Any) -> Any:
-    """torch's own NumaOptions where torch can do what is asked for; None: it is to do nothing.
-
-    default: what torch does unasked.
-    """
-    if order.mode == "auto" and not order.shown.emulated and order.cpus is None:
-        return default
-    if order.mode not in ("node", "exclusive") or order.shown.emulated or order.cpus is not None:
-        return None
-    try:
-        import torch
-        from torch.numa.binding import AffinityMode, NumaOptions
-    except ImportError:  # before torch 2.9
-        return None
-    if torch.cuda.device_count() != local_size or shutil.which("numactl") is None:
-        return None
-    return NumaOptions(AffinityMode(order.mode))
 
 
 def bind(order: BindingOrder, local_rank: int, local_size: int, by_torch: bool) -> Binding:

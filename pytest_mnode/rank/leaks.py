@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.agent import process
+from pytest_mnode import processes
 from pytest_mnode.rank.process_group import LAST_GROUP
 
 HOST_MEMORY_LIMIT_BYTES = 256 * 2**20
@@ -102,7 +102,7 @@ def _children() -> list[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []
-    return [pid for pid in process.children(os.getpid()) if not process.has_ended(pid)]
+    return [pid for pid in processes.children(os.getpid()) if not processes.has_ended(pid)]
 
 
 def _threads() -> dict[int, str]:

@@ -1,6 +1,6 @@
-"""The pytest session of a forge and its ranks: collects, then runs what the controller asks.
+"""The pytest session of a fork server and its ranks: collects, then runs what the controller asks.
 
-Registered in the forge before anything is collected. In a rank it sends every report on, and holds
+Registered before anything is collected. In a rank it sends every report on, and holds
 a test between its body and its teardown until the controller has heard from all ranks.
 """
 
@@ -12,10 +12,10 @@ import os
 import pickle
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -32,12 +32,9 @@ from pytest_mnode.protocol.messages import (
     TearDown,
     TornDown,
 )
+from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.rank import leaks
-from pytest_mnode.rank.traces import NCCL_SECTION, nccl_causes, nccl_file, size, world_dir
-
-if TYPE_CHECKING:
-    from pytest_mnode.agent.fork_server import Forge
-    from pytest_mnode.rank.loop import Rank
+from pytest_mnode.rank.rank import Rank
 
 OUTPUT_LIMIT_CHARS = 16 * 1024
 """What of a test's output travels in a report; all of it is in the log directory."""
@@ -51,12 +48,18 @@ _PHASE_WORDS = {
 }
 
 
-class Follower:
-    """pytest plugin of a forge; becomes a rank's after the fork."""
+class RankSession:
+    """pytest plugin of a fork server; becomes a rank's after the fork."""
 
-    def __init__(self, forge: Forge, collect: Collect) -> None:
-        self.forge = forge
+    serve: Callable[[], None]
+    """Called once with everything collected; returns in no process."""
+
+    def __init__(
+        self, collect: Collect, logs_are_temporary: bool, fail: Callable[[str], None]
+    ) -> None:
         self.collect = collect
+        self.fail = fail
+        self.logs_are_temporary = logs_are_temporary
         self.rank: Rank | None = None
         self.items: dict[str, pytest.Item] = {}
         self.broken: list[str] = []
@@ -64,11 +67,11 @@ class Follower:
         self.session: pytest.Session
         self._held: list[PhaseReport] = []
         self._reported: dict[str, str] = {}
+        """Outcomes of the phases of a test that have been reported."""
         self._nccl_start = 0
         """Where NCCL's log of this test begins."""
-        """Outcomes of the phases of a test that have been reported."""
 
-    # In the forge.
+    # In the fork server.
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -92,16 +95,16 @@ class Follower:
         self.session = session
         self.items = {item.nodeid: item for item in session.items}
         self._capture("stop_global_capturing")
-        self.forge.serve(self)
+        self.serve()
         return True
 
     @pytest.hookimpl
     def pytest_internalerror(self, excrepr: object) -> None:
-        self.forge.fail(f"pytest failed where the ranks collect:\n{excrepr}")
+        self.fail(f"pytest failed where the ranks collect:\n{excrepr}")
 
     @pytest.hookimpl
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.forge.fail(f"pytest was ended where the ranks collect: {excinfo.value}")
+        self.fail(f"pytest was ended where the ranks collect: {excinfo.value}")
 
     def _capture(self, method: str) -> None:
         if (manager := self.config.pluginmanager.getplugin("capturemanager")) is not None:
@@ -124,12 +127,7 @@ class Follower:
         rank = self.rank
         self._warnings: list[tuple[Any, ...]] = []
         self._reported = {}
-        self._nccl_start = size(nccl_file(rank.launch.world, rank.world.rank))
-        rank.mark.place(order.ordinal, "setup")
-        rank.calls.begin()
-        for name, value in rank.contract.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value  # the test before changed it
+        self._nccl_start = size(rank.files.nccl)
         item = self.items.get(order.nodeid)
         if item is None:
             rank.tell(self._not_collected(order))
@@ -162,7 +160,7 @@ class Follower:
             done = self._finish()
         # pytest tells of warnings last.
         rank.tell(replace(done, warnings=tuple(self._warnings), reports=self._take_held()))
-        rank.mark.place(order.ordinal, "after")
+        rank.progress.write(order.ordinal, "after")
 
     def _protocol(self) -> Any:
         """pytest's own protocol inside the wrappers of all plugins, but no plugin's own loop.
@@ -225,7 +223,7 @@ class Follower:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         if self.rank is not None:
-            self.rank.mark.place(self.order.ordinal, "call")
+            self.rank.progress.write(self.order.ordinal, "call")
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -244,9 +242,9 @@ class Follower:
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Between body and teardown all ranks meet, so that none is torn down under the others."""
         assert self.rank is not None
-        self.rank.mark.place(self.order.ordinal, "teardown")
+        self.rank.progress.write(self.order.ordinal, "teardown")
         self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
-        self._last = self.rank.wait_for(TearDown).last
+        self._last = self.rank.receive(TearDown).last
         result = yield
         if self._last:
             # pytest kept what the next test would have shared; there is none in this world.
@@ -261,9 +259,8 @@ class Follower:
         own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
         partial = not own or when in self._reported
         report = _with_known_outcome(report)
-        log = nccl_file(self.rank.launch.world, self.rank.world.rank)
-        if report.failed and (told := nccl_causes(log, self._nccl_start)):
-            report.sections.append((NCCL_SECTION, told))
+        if report.failed and (causes := nccl_causes(self.rank.files.nccl, self._nccl_start)):
+            report.sections.append((NCCL_SECTION, causes))
         self._trim(report)
         hook = self.config.hook.pytest_report_to_serializable
         data = plain(hook(config=self.config, report=report))
@@ -290,7 +287,7 @@ class Follower:
             tuple(found),
             tuple(kept_by(self.items[self.order.nodeid])),
             reusable=reusable,
-            problem=rank.mark.take_stray(),
+            problem=rank.progress.take_note(),
             entered=rank.groups.entered,
             curves=tuple(curves_kept_by(self.items[self.order.nodeid])),
         )
@@ -303,7 +300,7 @@ class Follower:
             if len(text) > OUTPUT_LIMIT_CHARS:
                 cut = f"{len(text) - OUTPUT_LIMIT_CHARS:,} characters before this"
                 where = f"are in {self._keep(report, name, text)}"
-                if self.forge.order.logs_are_temporary:
+                if self.logs_are_temporary:
                     where = "are not shown; --mnode-log-dir=DIR keeps them"
                 text = f"({cut} {where})\n{text[-OUTPUT_LIMIT_CHARS:]}"
             sections.append((name, text))
@@ -313,7 +310,7 @@ class Follower:
         assert self.rank is not None
         safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in report.nodeid)[-100:]
         words = section.lower().replace(" ", "-")
-        folder = world_dir(self.rank.launch.world)
+        folder = self.rank.files.directory
         path = folder / f"{safe}.rank{self.rank.world.rank}.{words}.log"
         path.write_text(text, errors="replace")
         return path

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pytest_mnode.controller.agents import RunDirectories
 from pytest_mnode.controller.hub import Hub
-from pytest_mnode.controller.supervisors import Place
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.local import Local
@@ -34,14 +34,14 @@ from pytest_mnode.protocol.launcher_requests import (
     SetPairRate,
     SlurmNames,
 )
-from pytest_mnode.protocol.messages import HUB, Answer, AskLauncher, GateAlive, Refused, StartPool
+from pytest_mnode.protocol.messages import HUB, AgentAlive, Answer, AskLauncher, Refused, StartPool
 
 LIMIT_S = 30.0
 SILENT_TURNS = 20
 
 
 class TwoMachines(Launcher):
-    """Two machines, whose gates say nothing by themselves; what is asked of it waits for `go`."""
+    """Two machines, whose agents say nothing by themselves; what is asked of it waits for `go`."""
 
     name = "ssh"
     shared_kernel = False
@@ -86,7 +86,9 @@ def launcher() -> TwoMachines:
 
 
 def hub_of(launcher: Any, directory: Path) -> Hub:
-    place = Place("", {"n0": "tcp://a:1", "n1": "tcp://b:1"}, str(directory), str(directory))
+    place = RunDirectories(
+        "", {"n0": "tcp://a:1", "n1": "tcp://b:1"}, str(directory), str(directory)
+    )
     facts = PoolFacts("gloo", 0, str(directory), 1)
     switchboard: Any = Switchboard()
     return Hub(launcher, switchboard, Keys("a", "b", "c"), facts, place)
@@ -94,25 +96,25 @@ def hub_of(launcher: Any, directory: Path) -> Hub:
 
 @pytest.fixture
 def hub(launcher: TwoMachines, tmp_path: Path) -> Iterator[Hub]:
-    """Started, and it has heard of both gates."""
+    """Started, and it has heard of both agents."""
     made = hub_of(launcher, tmp_path)
     made.local_line("client/0").send(HUB, StartPool())
     beat(made)
     made.turn()
     yield made
     launcher.go.set()
-    made.gates.close()
+    made.agents.close()
 
 
 def beat(hub: Hub) -> None:
-    """A word of each gate, to be read."""
+    """A word of each agent, to be read."""
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
-    queued += [("", HUB, pickle.dumps(GateAlive(gate))) for gate in (0, 1)]
+    queued += [("", HUB, pickle.dumps(AgentAlive(agent))) for agent in (0, 1)]
 
 
 def pass_time(hub: Hub, seconds: float) -> None:
     """Since the hub last looked at its clock."""
-    hub.gates.clock._read -= seconds
+    hub.agents.clock._read -= seconds
 
 
 def answer(hub: Hub, line: LocalLine) -> Any:
@@ -165,7 +167,7 @@ def test_a_node_that_two_clients_have_booted_is_booted_once(hub: Hub) -> None:
     for line in lines:
         line.send(HUB, AskLauncher(1, PowerOn("n1")))
     assert [answer(hub, line) for line in lines] == [Answer(1, None)] * 2
-    assert hub.gates._gates[1].life == 1
+    assert hub.agents._agents[1].life == 1
 
 
 def test_an_error_in_a_launcher_is_the_answer_of_that_call_alone(hub: Hub) -> None:
@@ -198,7 +200,7 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
     for _ in range(SILENT_TURNS):
         pass_time(hub, 1.0)
         hub.switchboard.queued.append(  # type: ignore[attr-defined]
-            ("", HUB, pickle.dumps(GateAlive(0)))
+            ("", HUB, pickle.dumps(AgentAlive(0)))
         )
         hub.turn()
     assert lost(hub) == ["n1"]

@@ -19,7 +19,7 @@ from pytest_mnode.outcome.describe import (
     ranks_text,
 )
 from pytest_mnode.protocol.messages import Death
-from pytest_mnode.rank.traces import nccl_causes
+from pytest_mnode.protocol.rank_files import nccl_causes
 
 NO_KILLS = OomKills(0)
 

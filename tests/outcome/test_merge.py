@@ -11,8 +11,8 @@ from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
+from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.rank.session import plain
-from pytest_mnode.rank.traces import NCCL_SECTION, nccl_causes, size
 
 LOST = "RuntimeError: Connection closed by peer"
 NODES = ("node0", "node1", "node2", "node3")

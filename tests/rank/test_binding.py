@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.agent import accelerators as places
+from pytest_mnode.agent.elastic import numa_options
 from pytest_mnode.launchers.rack import Layout
 from pytest_mnode.launchers.rack.sockets import board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
 from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.messages import BindingOrder
-from pytest_mnode.rank import binding, mempolicy
+from pytest_mnode.rank import accelerators, binding, mempolicy
 from pytest_mnode.rank.binding import Binding
 from tests.launchers.test_sockets import write
 
 
 @pytest.fixture
 def shown(tmp_path: Path) -> SysfsView:
-    """A node of two sockets over the CPUs of this machine, with two places."""
+    """A node of two sockets over the CPUs of this machine, with two accelerators."""
     machine = numa_cores()
     if why_not(machine, Layout()):
         pytest.skip("one CPU")
@@ -95,7 +95,7 @@ def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
 def test_nobody_binds_without_an_order_or_without_knowing_where_to(
     order: BindingOrder, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_cuda_address", lambda _: None)
+    monkeypatch.setattr(accelerators, "_cuda_address", lambda _: None)
     done, cpus = bound(order)
     assert (done.by, done.why) == ("", why)
     assert cpus == set(os.sched_getaffinity(0))
@@ -141,11 +141,11 @@ def test_devices_are_those_that_cuda_would_number(
     visible: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    assert places.visible_addresses([nvml(0), nvml(1), nvml(2)], visible) == found
+    assert accelerators.visible_addresses([nvml(0), nvml(1), nvml(2)], visible) == found
     mixed = [nvml(0), nvml(1, "NVIDIA T4")]
-    assert places.visible_addresses(mixed, None) == [None, None]
+    assert accelerators.visible_addresses(mixed, None) == [None, None]
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert places.visible_addresses(mixed, "1") == ["0000:02:00.0"]
+    assert accelerators.visible_addresses(mixed, "1") == ["0000:02:00.0"]
 
 
 def test_torch_binds_where_it_can_and_nobody_twice(
@@ -156,16 +156,15 @@ def test_torch_binds_where_it_can_and_nobody_twice(
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/numactl")
-    options = binding.torch_options
-    assert options(BindingOrder("node"), 8, None) == NumaOptions(AffinityMode.NODE)
-    assert options(BindingOrder("exclusive"), 8, None) == NumaOptions(AffinityMode.EXCLUSIVE)
+    assert numa_options(BindingOrder("node"), 8, None) == NumaOptions(AffinityMode.NODE)
+    assert numa_options(BindingOrder("exclusive"), 8, None) == NumaOptions(AffinityMode.EXCLUSIVE)
     default = NumaOptions(AffinityMode.SOCKET)
-    assert options(BindingOrder("auto"), 8, default) is default  # what users' jobs get
-    assert options(BindingOrder("none"), 8, default) is None
-    assert options(BindingOrder("node"), 4, default) is None  # not one device a rank
-    assert options(BindingOrder("auto", shown), 8, default) is None  # the rack binds
+    assert numa_options(BindingOrder("auto"), 8, default) is default  # what users' jobs get
+    assert numa_options(BindingOrder("none"), 8, default) is None
+    assert numa_options(BindingOrder("node"), 4, default) is None  # not one device a rank
+    assert numa_options(BindingOrder("auto", shown), 8, default) is None  # the rack binds
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert options(BindingOrder("node"), 8, default) is None
+    assert numa_options(BindingOrder("node"), 8, default) is None
     done = in_thread(lambda: binding.bind(BindingOrder("node"), 0, 8, by_torch=True))
     assert done.by == "torch"
     assert set(done.cpus) == set(os.sched_getaffinity(0))

@@ -23,29 +23,34 @@ TESTS = """
 
     def test_launcher_dies(world): kill("mnode-elastic", world)
     def test_after_launcher(world): assert world.size == 2
-    def test_agent_dies(world): kill("mnode-agent", world)
-    def test_after_agent(world): assert world.size == 2
+"""
+FORK_SERVER = """
+    def test_fork_server_dies(world): kill("mnode-fork", world)
+    def test_after_fork_server(world): assert world.size == 2
 """
 
 
-def test_on_the_rack_both_are_replaced(tmp_path: Path) -> None:
+def test_an_elastic_launcher_is_replaced(tmp_path: Path) -> None:
     need_rack()
     write_files(tmp_path, test_it=TESTS)
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack")
     assert run.outcomes() == {
         "test_launcher_dies": "failure",
         "test_after_launcher": "passed",
-        "test_agent_dies": "failure",
-        "test_after_agent": "passed",
     }, run.output
-    assert "node1" in str(run.cases()["test_agent_dies"].find("failure").get("message"))  # type: ignore[union-attr]
+    failure = run.cases()["test_launcher_dies"].find("failure")
+    assert failure is not None
+    assert "rank 1 of 2 on node1" in str(failure.get("message"))
+    assert "the elastic launcher of this node ended" in str(failure.get("message"))
 
 
-def test_a_node_that_cannot_be_booted_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    write_files(tmp_path, test_it=TESTS)
+def test_without_a_fork_server_the_run_ends_with_the_reason(tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=TESTS + FORK_SERVER)
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     assert run.returncode == pytest.ExitCode.INTERRUPTED
     outcomes = run.outcomes()
     assert outcomes["test_after_launcher"] == "passed", run.output
-    assert outcomes["test_after_agent"] == "error"
-    assert "local1 is lost: its agent ended; it could not be booted again" in run.output
+    assert outcomes["test_fork_server_dies"] == "failure"
+    assert outcomes["test_after_fork_server"] == "error"
+    why = "the process that imports torch and the tests was killed by SIGKILL"
+    assert f"no ranks can be had: local0 … local1: {why}" in run.output

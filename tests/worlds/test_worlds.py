@@ -149,7 +149,7 @@ TESTS = """
             raise ValueError("no")
 
     def test_here(request):
-        assert not request.config.pluginmanager.has_plugin("mnode-follower")
+        assert not request.config.pluginmanager.has_plugin("mnode-rank-session")
 """
 
 

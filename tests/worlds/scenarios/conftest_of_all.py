@@ -77,7 +77,7 @@ class _LateKill:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.pluginmanager.has_plugin("mnode-follower"):
+    if not config.pluginmanager.has_plugin("mnode-rank-session"):
         config.pluginmanager.register(_Clock())
         config.pluginmanager.register(_LateKill())
         if node := os.environ.get("SCENARIO_POWER_OFF"):

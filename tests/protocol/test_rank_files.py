@@ -7,7 +7,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from pytest_mnode.controller.pool import new_log_dir
+from pytest_mnode.protocol.messages import Progress
+from pytest_mnode.protocol.rank_files import ProgressFile, read_progress
 from tests.inner import run_pytest, write_files
 
 
@@ -52,3 +56,44 @@ def test_an_old_crash_explains_no_later_death(tmp_path: Path) -> None:
     assert "Segmentation fault" not in second.output
     for run, logs in zip((first, second), sorted((tmp_path / "logs").iterdir()), strict=True):
         assert f"logs in {logs}" in run.output
+
+
+def test_the_last_place_counts(tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path / "mark")
+    assert read_progress(tmp_path / "mark") == Progress(None, "")
+    file.write(41, "teardown")
+    file.write(5, "call")
+    assert read_progress(tmp_path / "mark") == Progress(5, "call")
+
+
+def test_it_survives_its_writer(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        ProgressFile(tmp_path / "mark").write(7, "setup")
+        os.closerange(3, 64)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert read_progress(tmp_path / "mark") == Progress(7, "setup")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 64, b"x y", b"7", b"\xff\xfe call", b"call 7"])
+def test_anything_else_is_nothing_known(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "mark").write_bytes(data)
+    assert read_progress(tmp_path / "mark") == Progress(None, "")
+    assert read_progress(tmp_path / "none") == Progress(None, "")
+
+
+def test_a_child_leaves_word_once(tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path / "mark")
+    file.write(1, "call")
+    assert file.take_note() == ""
+    child = os.fork()
+    if child == 0:
+        file.leave_note("left \udcff " + "x" * 9000)
+        os._exit(0)
+    os.waitpid(child, 0)
+    text = file.take_note()
+    assert text.startswith("left ? xxx")
+    assert len(text) < 4096
+    assert file.take_note() == ""
+    assert read_progress(tmp_path / "mark") == Progress(1, "call")

@@ -1,4 +1,4 @@
-"""Gates of nodes that are other machines: how they end, and what is said of it."""
+"""Agents of nodes that are other machines: how they end, and what is said of it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller import supervisors as gates
-from pytest_mnode.controller.supervisors import Gates, Place
+from pytest_mnode.controller import agents
+from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.protocol.channel import Keys
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
 WELL = ["cat"]
-"""Ends with its input, as a gate does."""
+"""Ends with its input, as an agent does."""
 
 
 @dataclass
 class TwoMachines:
-    """A launcher of other machines; `runs` is what is started on each in place of a gate."""
+    """A launcher of other machines; `runs` is what is started on each in place of an agent."""
 
     runs: dict[str, list[str]]
     name: str = "ssh"
@@ -43,12 +43,14 @@ class TwoMachines:
 
 
 @pytest.fixture
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gates]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
     runs: dict[str, list[str]] = getattr(request, "param", {"n0": WELL, "n1": WELL})
     ends = {"n0": "tcp://10.0.0.9:1", "n1": "tcp://10.1.0.9:1"}
-    place = Place("ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024)
+    place = RunDirectories(
+        "ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024
+    )
     launcher: Any = TwoMachines(runs)
-    made = Gates(launcher, Keys("a", "b", "c"), place)
+    made = Agents(launcher, Keys("a", "b", "c"), place)
     made.open()
     try:
         yield made
@@ -56,8 +58,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gates]:
         made.close()
 
 
-def told(opened: Gates, number: int) -> dict[str, Any]:
-    path = Path(opened.place_of_run.log_dir) / f"gate{number}.0.log"
+def told(opened: Agents, number: int) -> dict[str, Any]:
+    path = Path(opened.place_of_run.log_dir) / f"agent{number}.0.log"
     end = time.monotonic() + 10.0
     while not path.read_text().count("\n"):
         assert time.monotonic() < end
@@ -66,13 +68,13 @@ def told(opened: Gates, number: int) -> dict[str, Any]:
     return found
 
 
-def test_each_node_has_a_gate_of_its_own(opened: Gates) -> None:
+def test_each_node_has_an_agent_of_its_own(opened: Agents) -> None:
     assert opened.nodes == [(NODES[0],), (NODES[1],)]
     first, second = told(opened, 0), told(opened, 1)
     assert [first["endpoint"], second["endpoint"]] == ["tcp://10.0.0.9:1", "tcp://10.1.0.9:1"]
     assert [node["name"] for node in second["nodes"]] == ["n1"]
     assert (first["run_dir"], first["log_dir"], first["remote"]) == ("", "", True)
-    assert first["mark"] == opened.run_dir
+    assert first["run_id"] == opened.run_dir
     assert first["open_files"] is None  # its machine has a limit of its own
     assert sys.prefix in first["prefixes"]
 
@@ -95,7 +97,7 @@ def test_each_node_has_a_gate_of_its_own(opened: Gates) -> None:
     ],
     indirect=["opened"],
 )
-def test_one_that_ends_says_why(opened: Gates, how: str) -> None:
+def test_one_that_ends_says_why(opened: Agents, how: str) -> None:
     end = time.monotonic() + 10.0
     while not (ended := opened.ended()):
         assert time.monotonic() < end
@@ -105,9 +107,9 @@ def test_one_that_ends_says_why(opened: Gates, how: str) -> None:
 
 
 def test_one_that_is_never_heard_of_names_the_way_back(
-    opened: Gates, monkeypatch: pytest.MonkeyPatch
+    opened: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "_FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.05)
     assert opened.heard(0)
     time.sleep(0.1)
     assert opened.silent(60.0) == {
@@ -117,13 +119,13 @@ def test_one_that_is_never_heard_of_names_the_way_back(
     assert opened.silent(0.05)[0] == "nothing heard of it for 0 s"
 
 
-def test_one_that_is_started_again_has_another_name(opened: Gates) -> None:
+def test_one_that_is_started_again_has_another_name(opened: Agents) -> None:
     assert opened.heard(1)
     assert not opened.heard(1)
-    assert opened.known == ["gate/1.0"]
+    assert opened.known == ["agent/1.0"]
     opened.open_again(1)
     assert opened.known == []
-    assert opened.peer(1) == "gate/1.1"
+    assert opened.peer(1) == "agent/1.1"
     assert not opened.is_current(1, 0)
     assert opened.is_current(1, 1)
     assert opened.ended() == {}
@@ -132,7 +134,7 @@ def test_one_that_is_started_again_has_another_name(opened: Gates) -> None:
 @pytest.mark.parametrize(
     "opened", [{"n0": WELL, "n1": ["sh", "-c", "echo gone; exit 1"]}], indirect=True
 )
-def test_the_last_words_are_of_the_gate_that_was_started_last(opened: Gates) -> None:
+def test_the_last_words_are_of_the_agent_that_was_started_last(opened: Agents) -> None:
     end = time.monotonic() + 10.0
     while not opened.ended():
         assert time.monotonic() < end

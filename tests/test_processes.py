@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 
-from pytest_mnode.agent import process
+from pytest_mnode import processes
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
 
@@ -26,8 +26,8 @@ def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> N
         deaf, meant, longer, other = started
         assert deaf.stdout is not None
         deaf.stdout.readline()
-        assert set(process.marked("MARK", value)) == {deaf.pid, meant.pid}
-        process.end_marked("MARK", value, grace_s=0.2)
+        assert set(processes.started_with("MARK", value)) == {deaf.pid, meant.pid}
+        processes.end_started_with("MARK", value, grace_s=0.2)
         assert (deaf.wait(5), meant.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
         assert (longer.poll(), other.poll()) == (None, None)
     finally:

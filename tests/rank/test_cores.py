@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_mnode.agent.cores import Share, shares
+from pytest_mnode.rank.cores import Share, shares
 
 CORES: dict[int, list[tuple[int, ...]]] = {0: [(0,), (1,), (2,)], 1: [(4, 5), (6, 7)]}
 

@@ -1,4 +1,4 @@
-"""Small things about Linux processes: dying with a parent, finding and killing trees."""
+"""Linux processes: names, ending with a parent, finding and ending trees of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_mnode.machine import namespaces
-
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_PF_EXITING = 0x4
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def set_name(name: str) -> None:
+    """The name that process listings show (15 bytes of it)."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _libc.prctl(_PR_SET_NAME, ctypes.addressof(buffer), 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when `parent`, which forked it, ends."""
-    namespaces.die_with_parent()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # A parent of 0 is one outside this PID namespace: alive, or the namespace is about to end.
     if os.getppid() not in (parent, 0):
         os._exit(1)
@@ -81,7 +87,7 @@ def kill_descendants(limit_s: float = 5.0) -> None:
         time.sleep(0.005)
 
 
-def marked(variable: str, value: str) -> list[int]:
+def started_with(variable: str, value: str) -> list[int]:
     """Pids of other processes that were started with this variable in their environment."""
     wanted, own, found = f"{variable}={value}".encode(), os.getpid(), []
     for entry in Path("/proc").iterdir():
@@ -92,40 +98,47 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
-def end_marked(variable: str, value: str, grace_s: float = 1.0, limit_s: float = 5.0) -> None:
-    """SIGTERM to all of them, and SIGKILL to those that are there after `grace_s`."""
+def end_started_with(variable: str, value: str, grace_s: float = 1.0, limit_s: float = 5.0) -> None:
+    """SIGTERM to each process of `started_with`; SIGKILL to those left after `grace_s`."""
     began = time.monotonic()
-    for pid in marked(variable, value):
+    for pid in started_with(variable, value):
         kill(pid, signal.SIGTERM)
-    while (left := marked(variable, value)) and time.monotonic() < began + limit_s:
+    while (left := started_with(variable, value)) and time.monotonic() < began + limit_s:
         if time.monotonic() >= began + grace_s:
             for pid in left:
                 kill(pid)
         time.sleep(0.02)
 
 
-def _state_letter(pid: int) -> str:
-    """As ps shows it: R, S, D, T, Z …; X where there is no such process."""
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; those of a gone process where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "X"
+        # The name before the state may hold anything, blanks and brackets too.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ["X", *["0"] * 6]
 
 
 def has_ended(pid: int) -> bool:
     """Whether nothing of a process runs any more, waited for or not."""
-    return _state_letter(pid) in "XZ"
+    return _stat(pid)[0] in "XZ"
 
 
-def state(pid: int) -> str:
-    """What keeps a process from answering, as far as the kernel tells; "" for nothing."""
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended, or is on its way: its first process ends after a namespace."""
+    fields = _stat(pid)
+    return fields[0] in "XZ" or bool(int(fields[6]) & _PF_EXITING)
+
+
+def why_silent(pid: int) -> str:
+    """What keeps a process from answering, as far as the kernel knows; "" where nothing does."""
     return {
         "T": "its process is stopped (SIGSTOP)",
         "t": "its process is stopped by a debugger",
         "D": "its process waits inside the kernel and cannot be interrupted",
         "Z": "its process has ended",
         "X": "its process is gone",
-    }.get(_state_letter(pid), "")
+    }.get(_stat(pid)[0], "")
 
 
 def close_all_but(keep: set[int]) -> None:
@@ -137,7 +150,7 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def run_and_exit(function: Callable[[], None]) -> NoReturn:
-    """What a forked child does: `function`, then nothing more of the code it was forked from."""
+    """In a forked child: call `function`, then end without the code it was forked from."""
     code = 1
     try:
         function()
@@ -151,7 +164,7 @@ def run_and_exit(function: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def threads() -> list[str]:
+def thread_names() -> list[str]:
     """Names of this process's kernel threads, the main one first."""
     names = []
     for task in sorted(Path("/proc/self/task").iterdir(), key=lambda p: int(p.name)):

@@ -1,4 +1,4 @@
-"""Starts the gates through the launcher, and knows which nodes each of them serves."""
+"""Starts the agents through the launcher, and knows which nodes each of them serves."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.channel import Keys
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.messages import RUN, GateOrder, NodeEntry
-from pytest_mnode.rank.traces import gate_log
+from pytest_mnode.protocol.messages import RUN, AgentOrder, NodeEntry
+from pytest_mnode.protocol.rank_files import agent_log
 
 _STOP_LIMIT_S = 10.0
 _FIRST_WORD_S = 60.0
-"""For a gate on another machine: an interpreter, and a way to this one."""
+"""For an agent on another machine: an interpreter, and a way to this one."""
 _MARK = RUN
 """Every process of a run inherits it: how those are found that lost their parents."""
 _WORDS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunDirectories:
     """Where a run keeps things on this machine, and where its hub is.
 
     endpoints: by node, where that is not the same for all. logs_are_temporary: nobody named
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Gate:
+class _Agent:
     program: subprocess.Popen[bytes]
     log: Path
     heard: float
@@ -57,16 +57,16 @@ class _Gate:
     known: bool = False
 
 
-class Gates:
-    """One gate where all nodes share a kernel, else one a node."""
+class Agents:
+    """One agent where all nodes share a kernel, else one per node."""
 
-    def __init__(self, launcher: Launcher, keys: Keys, place: Place) -> None:
+    def __init__(self, launcher: Launcher, keys: Keys, place: RunDirectories) -> None:
         self.launcher = launcher
         self.keys = keys
         self.place_of_run = place
         self.clock = ListeningClock()
         self.nodes: list[tuple[Node, ...]] = []
-        self._gates: list[_Gate] = []
+        self._agents: list[_Agent] = []
         self._mark = uuid.uuid4().hex
 
     @property
@@ -75,41 +75,41 @@ class Gates:
 
     @property
     def known(self) -> list[str]:
-        """Names, on the switchboard, of gates that were heard of."""
-        return [gate.peer for gate in self._gates if gate.known]
+        """Names, on the switchboard, of agents that were heard of."""
+        return [agent.peer for agent in self._agents if agent.known]
 
     def peer(self, number: int) -> str:
-        """A gate's name on the switchboard."""
-        return self._gates[number].peer
+        """A agent's name on the switchboard."""
+        return self._agents[number].peer
 
     def is_current(self, number: int, life: int) -> bool:
-        """Whether a word is of the gate that was started last, and not of one before it."""
-        return self._gates[number].life == life
+        """Whether a word is of the agent that was started last, and not of one before it."""
+        return self._agents[number].life == life
 
     def open(self) -> Sequence[tuple[Node, ...]]:
-        """Start all gates; the nodes that each serves."""
+        """Start all agents; the nodes that each serves."""
         together = self.launcher.shared_kernel
         nodes = self.launcher.nodes
         self.nodes = [tuple(nodes)] if together else [(node,) for node in nodes]
-        self._gates = [self._start(number, 0) for number in range(len(self.nodes))]
+        self._agents = [self._start(number, 0) for number in range(len(self.nodes))]
         return self.nodes
 
     def open_again(self, number: int) -> None:
-        """Start a gate anew, in place of one whose node was lost."""
+        """Start an agent anew, in place of one whose node was lost."""
         self.drop(number)
-        self._gates[number] = self._start(number, self._gates[number].life + 1)
+        self._agents[number] = self._start(number, self._agents[number].life + 1)
 
     def drop(self, number: int) -> None:
-        """End a gate that nobody hears of any more."""
-        program = self._gates[number].program
+        """End an agent that nobody hears of any more."""
+        program = self._agents[number].program
         if program.stdin is not None:
             with contextlib.suppress(OSError):
                 program.stdin.close()
         program.kill()
         program.wait()
 
-    def _start(self, number: int, life: int) -> _Gate:
-        argv = [sys.executable, "-m", "pytest_mnode.agent.supervisor"]
+    def _start(self, number: int, life: int) -> _Agent:
+        argv = [sys.executable, "-m", "pytest_mnode.agent.agent"]
         if self.launcher.shared_kernel:
             command = self.launcher.agent_command(argv)
         else:
@@ -120,7 +120,7 @@ class Gates:
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         order = self._order(number, life)
-        log = gate_log(self.place_of_run.log_dir, number, life)
+        log = agent_log(self.place_of_run.log_dir, number, life)
         with log.open("ab") as file:
             program = subprocess.Popen(
                 command,
@@ -134,15 +134,15 @@ class Gates:
         with contextlib.suppress(OSError):  # it ended at once, and says so by its status
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
-        return _Gate(program, log, self.clock.now(), order.peer, life)
+        return _Agent(program, log, self.clock.now(), order.peer, life)
 
-    def _order(self, number: int, life: int) -> GateOrder:
+    def _order(self, number: int, life: int) -> AgentOrder:
         place, remote = self.place_of_run, not self.launcher.shared_kernel
         first = self.nodes[number][0].name
         other = remote and self.launcher.python != sys.executable
         own_logs = remote and place.logs_are_temporary
-        return GateOrder(
-            gate=number,
+        return AgentOrder(
+            agent=number,
             life=life,
             endpoint=place.endpoints.get(first, place.endpoint),
             keys=self.keys.to_dict(),
@@ -151,7 +151,7 @@ class Gates:
             nodes=tuple(self.entry(node) for node in self.nodes[number]),
             sys_path=tuple(sys.path),
             remove_run_dir=not remote,
-            mark=place.run_dir,
+            run_id=place.run_dir,
             remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
             open_files=None if remote else place.open_files,
@@ -168,27 +168,27 @@ class Gates:
 
     def heard(self, number: int) -> bool:
         """Note a sign of life; whether it was the first."""
-        gate = self._gates[number]
-        gate.heard, first = self.clock.now(), not gate.known
-        gate.known = True
+        agent = self._agents[number]
+        agent.heard, first = self.clock.now(), not agent.known
+        agent.known = True
         return first
 
     def silent(self, limit_s: float) -> dict[int, str]:
         """Gates that have not been heard of for `limit_s`, in words."""
         now, found = self.clock.now(), {}
-        for number, gate in enumerate(self._gates):
+        for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
-            limit = _FIRST_WORD_S if remote and not gate.known else limit_s
-            if now - gate.heard > limit:
+            limit = _FIRST_WORD_S if remote and not agent.known else limit_s
+            if now - agent.heard > limit:
                 found[number] = f"nothing heard of it for {limit:.0f} s"
-                if remote and not gate.known:
+                if remote and not agent.known:
                     endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
                     found[number] += f"; does a firewall keep it from {endpoint}, this machine?"
         return found
 
     def ended(self) -> dict[int, str]:
         """Gates that are not there any more, and how they ended."""
-        codes = {number: gate.program.poll() for number, gate in enumerate(self._gates)}
+        codes = {number: agent.program.poll() for number, agent in enumerate(self._agents)}
         return {
             number: self._how(number, code) for number, code in codes.items() if code is not None
         }
@@ -203,22 +203,22 @@ class Gates:
         return f"{how}{': ' * bool(last)}{last}"
 
     def last_words(self, number: int) -> str:
-        """The last line of what a gate, or what leads to it, printed."""
+        """The last line of what an agent, or what leads to it, printed."""
         try:
-            text = self._gates[number].log.read_text(errors="replace")[-4096:]
+            text = self._agents[number].log.read_text(errors="replace")[-4096:]
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:_WORDS] if lines else ""
 
-    def place(self, gate: int) -> str:
-        """The nodes of a gate, in words."""
-        names = [node.name for node in self.nodes[gate]]
+    def place(self, agent: int) -> str:
+        """The nodes of an agent, in words."""
+        names = [node.name for node in self.nodes[agent]]
         return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
 
     def close(self) -> None:
-        """End all gates: their standard input ends, then, past the limit, they are killed."""
-        programs = [gate.program for gate in self._gates]
+        """End all agents: their standard input ends, then, past the limit, they are killed."""
+        programs = [agent.program for agent in self._agents]
         for program in programs:
             if program.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ class Gates:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Kill what a gate left that could not clean up: it carries this run's mark."""
+        """Kill what an agent left that could not clean up: it carries this run's mark."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(_MARK) == self._mark:

@@ -1,0 +1,87 @@
+"""What the ranks of a node are doing: their stacks, output and calls, asked for from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from pytest_mnode import processes
+from pytest_mnode.machine.threads import native_frames, threads_text
+from pytest_mnode.outcome import calls
+from pytest_mnode.protocol.messages import Launch, StackTexts, TakeStacks
+from pytest_mnode.protocol.rank_files import (
+    STACK_SIGNAL,
+    RankFiles,
+    read_progress,
+    size,
+    tail_of_fd,
+)
+
+_LIMIT_S = 1.0
+
+
+def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> StackTexts:
+    """The answer of one node. local_pids: of the ranks that live, by local rank."""
+    node, world = launch.node, launch.world
+    per_node = world.shape.procs_per_node
+    first = launch.node_rank * per_node
+    pids = {first + local: pid for local, pid in local_pids.items()}
+    if order.native:
+        return StackTexts(node, world.id, native=_native(order.native, pids))
+    files = {rank: RankFiles(world, rank) for rank in range(first, first + per_node)}
+    # Of every rank of this node, also of one that died.
+    read = {rank: calls.read(of.calls) for rank, of in files.items()}
+    records = {rank: text for rank, text in read.items() if text is not None}
+    if order.look is not None:
+        return StackTexts(node, world.id, calls=records, look=order.look)
+    texts = _python_stacks(files, pids)
+    return StackTexts(
+        node,
+        world.id,
+        texts,
+        outputs={rank: _output(pid) for rank, pid in pids.items()},
+        states={rank: processes.why_silent(pid) for rank, pid in pids.items() if not texts[rank]},
+        places={rank: read_progress(files[rank].progress) for rank in pids},
+        calls=records,
+        kernel={rank: threads_text(pid) for rank, pid in pids.items()},
+    )
+
+
+def _python_stacks(files: Mapping[int, RankFiles], pids: Mapping[int, int]) -> dict[int, str]:
+    """What faulthandler writes in each rank, all asked at once; "" where it writes nothing."""
+    paths = {rank: files[rank].stacks for rank in pids}
+    awaited = [rank for rank, pid in pids.items() if not processes.why_silent(pid)]
+    for rank, pid in pids.items():
+        paths[rank].write_text("")
+        processes.kill(pid, STACK_SIGNAL)
+    end = time.monotonic() + _LIMIT_S
+    sizes = dict.fromkeys(paths, 0)
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        now = {rank: size(path) for rank, path in paths.items()}
+        if all(now[rank] for rank in awaited) and now == sizes:
+            break
+        sizes = now
+    return {rank: path.read_text(errors="replace") for rank, path in paths.items()}
+
+
+def _native(wanted: tuple[int, ...], pids: Mapping[int, int]) -> dict[int, str]:
+    """C stacks of those ranks that live, all taken at the same time."""
+    living = [rank for rank in wanted if rank in pids]
+    with ThreadPoolExecutor() as pool:
+        frames = pool.map(native_frames, (pids[rank] for rank in living))
+        return dict(zip(living, frames, strict=True))
+
+
+def _output(pid: int) -> str:
+    """The end of what a rank's test has printed so far."""
+    tails = []
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
+            tails.append(tail_of_fd(opened))
+            os.close(opened)
+    return "".join(tails)

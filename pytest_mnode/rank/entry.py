@@ -1,0 +1,96 @@
+"""Where the fork server enters this package: before a fork, once, and in every rank after it.
+
+The tests are collected as the controller did, through pytest's own `Config.fromdictargs`; then the
+session serves instead of running them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from pytest_mnode.other_plugins import other_loops
+from pytest_mnode.protocol.messages import AgentOrder, Collect, Launch
+from pytest_mnode.rank import loop, recorder
+from pytest_mnode.rank.session import RankSession
+
+# What selects, prints, writes files or starts processes is the controller's business alone.
+_NOT_IN_RANKS: dict[str, object] = {
+    "keyword": "",
+    "markexpr": "",
+    "deselect": None,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "cacheclear": False,
+    "cacheshow": None,
+    "collectonly": False,
+    "maxfail": 0,
+    "usepdb": False,
+    "trace": False,
+    "xmlpath": None,
+    "pastebin": None,
+    "dist": "no",
+    "tx": [],
+    "numprocesses": None,
+    "maxprocesses": None,
+    "looponfail": False,
+    "no_cov": True,
+    "htmlpath": None,
+    "json_report": False,
+    "force_sugar": False,
+}
+
+
+def prepare() -> None:
+    """Before any test module is imported: those take what they import by name."""
+    recorder.install()
+
+
+def collect(
+    collect: Collect,
+    order: AgentOrder,
+    serve: Callable[[Callable[[Launch, int, bool], None]], None],
+    fail: Callable[[str], None],
+) -> None:
+    """Collect the tests, then call `serve` with the function that runs a rank in a forked child.
+
+    `fail` is called where pytest itself fails, with the reason.
+    """
+    options = {**collect.options, **_NOT_IN_RANKS}
+    options.pop("file_or_dir", None)
+    # As words of the command line, so that their order means what it meant there.
+    plugins = [*options.pop("plugins", []), "no:terminal"]
+    options["plugins"] = []
+    args = [word for name in plugins for word in ("-p", name)] + list(collect.args)
+    # That a plugin was imported before pytest could rewrite its asserts is no fault in ranks.
+    quiet = "ignore::pytest.PytestAssertRewriteWarning"
+    options["pythonwarnings"] = [*(options.get("pythonwarnings") or ()), quiet]
+    options["basetemp"] = collect.basetemp
+    options["capture"] = "fd"  # with -s the controller shows what was captured
+    options["inifilename"] = collect.inifile
+    options["rootdir"] = collect.rootdir
+    config = pytest.Config.fromdictargs(options, args)
+    config.args = list(collect.args)
+    _without_other_loops(config)
+    session = RankSession(collect, order.logs_are_temporary, fail)
+    session.serve = lambda: serve(partial(loop.main, order, session))
+    config.pluginmanager.register(session, "mnode-rank-session")
+    config.hook.pytest_cmdline_main(config=config)
+
+
+def _without_other_loops(config: pytest.Config) -> None:
+    """Take out plugins that are only there to run tests in a way of their own.
+
+    How often a test runs is for the controller to decide; such a plugin may also keep threads.
+    """
+    for name, plugin in other_loops(config.pluginmanager).items():
+        of_fixtures = ("_fixture_function_marker", "_pytestfixturefunction")
+        values = [getattr(plugin, attribute, None) for attribute in dir(plugin)]
+        defined = any(hasattr(v, a) for v in values for a in of_fixtures)
+        if not defined and not name.endswith("conftest.py"):
+            config.pluginmanager.unregister(plugin)

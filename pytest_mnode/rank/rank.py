@@ -1,0 +1,78 @@
+"""One rank: its place in the world, its line to the controller, its process groups and files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, NoReturn
+
+from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.messages import (
+    HUB,
+    AgentOrder,
+    CallFunction,
+    Launch,
+    Ping,
+    Pong,
+    RunItem,
+)
+from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
+from pytest_mnode.rank.process_group import GroupKeeper
+from pytest_mnode.rank.recorder import Recorder
+from pytest_mnode.rank.world import World
+
+_CONTRACT = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables of torchrun that a test may have changed when the next one starts."""
+
+
+class Rank:
+    """Made in the rank's own process: a zmq context does not survive a fork."""
+
+    def __init__(self, order: AgentOrder, launch: Launch, world: World) -> None:
+        self.launch = launch
+        self.world = world
+        self.pid = os.getpid()
+        self.groups = GroupKeeper(world, launch.backend, launch.accelerators)
+        name = f"rank/{launch.world.id}/{world.rank}"
+        self.line = Line(name, order.endpoint, Keys.from_dict(order.keys))
+        self.reply_to = HUB
+        self.ordinal = -1
+        self.files = RankFiles(launch.world, world.rank)
+        self.progress = ProgressFile(self.files.progress)
+        self.calls = Recorder(self.files.calls, world.size)
+        self._contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
+
+    def tell(self, message: Any) -> None:
+        """To whoever gave the last order."""
+        if os.getpid() != self.pid:
+            self.child_left("what it was forked in")
+        self.line.send(self.reply_to, message)
+
+    def child_left(self, what: str) -> NoReturn:
+        """End a child that a test forked: it has no part in the talk with the controller."""
+        text = f"a forked child (pid {os.getpid()}) left {what}; it must end by os._exit"
+        self.progress.leave_note(text)
+        os._exit(1)
+
+    def begin(self, message: RunItem | CallFunction, phase: str) -> None:
+        """Take an order: what an earlier test changed or left has no part in this one."""
+        self.reply_to, self.ordinal = message.reply_to, message.ordinal
+        with contextlib.suppress(OSError):  # what crashed in an earlier test explains nothing here
+            os.truncate(self.files.fault, 0)
+        self.progress.write(self.ordinal, phase)
+        self.calls.begin()
+        for name, value in self._contract.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+    def receive(self, kind: type[Any] | None = None) -> Any:
+        """The next message, of this kind where one is given; pings are answered."""
+        while True:
+            message = self.line.receive(None)
+            if isinstance(message, Ping):
+                self.tell(Pong(self.world.rank, message.ordinal))
+            elif kind is None or isinstance(message, kind):
+                return message

@@ -1,0 +1,330 @@
+"""The agent between a hub, a fork server and elastic launchers that the test speaks for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from pytest_mnode import processes
+from pytest_mnode.agent import agent as agent_module
+from pytest_mnode.agent.agent import Agent
+from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.protocol.channel import Line
+from pytest_mnode.protocol.messages import (
+    BEAT,
+    AgentAlive,
+    AgentFailed,
+    AgentOrder,
+    BindingOrder,
+    Collect,
+    ForkLauncher,
+    ForkServerFailed,
+    ForkServerReady,
+    Launch,
+    LauncherForked,
+    NodeEntry,
+    NodeReady,
+    PartLost,
+    Pong,
+    Shape,
+    StartForkServer,
+    StopWorld,
+    TakeStacks,
+    WorldInfo,
+)
+
+LIMIT_S = 20.0
+FORK_SERVER_PID = 7
+NODES = tuple(NodeEntry(name, i, "127.0.0.1", None, None) for i, name in enumerate(("n0", "n1")))
+ORDER = AgentOrder(agent=0, endpoint="", keys={}, run_dir="", log_dir="", nodes=NODES)
+WORLD = WorldInfo("w1", Shape(2, 1), ("n0", "n1"))
+
+
+def launch(node_rank: int) -> Launch:
+    return Launch(
+        f"n{node_rank}", WORLD, node_rank, "127.0.0.1", 1, "gloo", 0, {}, BindingOrder("auto")
+    )
+
+
+class FakeLine:
+    """The agent's line; `hub` is its other end."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.hub, self.socket = (context.socket(zmq.PAIR) for _ in range(2))
+        self.hub.bind("inproc://hub")
+        self.socket.connect("inproc://hub")
+
+    def send(self, destination: str, message: Any) -> None:
+        self.send_bytes(destination, pickle.dumps(message))
+
+    def send_bytes(self, _: str, payload: bytes) -> None:
+        self.socket.send(payload)
+
+
+class World:
+    """An agent whose turns the test makes, and everybody around it."""
+
+    def __init__(self, order: AgentOrder = ORDER) -> None:
+        self.context = zmq.Context()
+        self.line = FakeLine(self.context)
+        self.hub = self.line.hub
+        ours, self.fork_server = Pipe.pair()
+        self.agent = Agent(order, cast("Line", self.line), ours, FORK_SERVER_PID)
+        self.launchers: dict[str, Pipe] = {}
+
+    def turn_until(self, condition: Callable[[], Any]) -> Any:
+        end = time.monotonic() + LIMIT_S
+        while not (found := condition()):
+            assert time.monotonic() < end
+            assert self.agent.turn()
+        return found
+
+    def told(self) -> Any:
+        """The next message to the hub that is no sign of life."""
+        while self.hub.poll(0):
+            if not isinstance(message := pickle.loads(self.hub.recv()), AgentAlive):
+                return message
+        return None
+
+    def next_told(self) -> Any:
+        return self.turn_until(self.told)
+
+    def order(self, message: Any) -> None:
+        self.hub.send(message if isinstance(message, bytes) else pickle.dumps(message))
+
+    def to_fork_server(self) -> list[Any]:
+        with contextlib.suppress(BlockingIOError):
+            os.set_blocking(self.fork_server.fileno(), False)
+            return [pickle.loads(payload) for payload in self.fork_server.receive()]
+        return []
+
+    def has_launched(self, node_rank: int) -> None:
+        """A part of the world, for whose elastic launcher the test speaks."""
+        self.order(launch(node_rank))
+        [told] = self.turn_until(self.to_fork_server)
+        assert isinstance(told, ForkLauncher)
+        self.launchers[told.launch.node] = Pipe.from_fd(self.fork_server.fds.popleft())
+
+    def close(self) -> None:
+        ends = [part.pipe for part in (*self.agent.parts.values(), *self.agent.ending)]
+        for end in (*ends, *self.launchers.values(), self.fork_server, self.agent.fork_server):
+            end.close()
+        for store in self.agent._stores.values():
+            store.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Both nodes are ready. Nothing of the test's own process is reaped, and input never ends."""
+    monkeypatch.setattr(agent_module, "_BEAT_S", 0.02)
+    monkeypatch.setattr(processes, "reap", lambda: [(FORK_SERVER_PID, signal.SIGKILL)])
+    read, write = os.pipe()
+    stdin = os.dup(0)
+    os.dup2(read, 0)
+    made = World()
+    try:
+        made.fork_server.send(ForkServerReady())
+        ready = [made.next_told() for _ in NODES]
+        assert [message.node for message in ready] == ["n0", "n1"]
+        yield made
+    finally:
+        made.close()
+        os.dup2(stdin, 0)
+        for fd in (read, write, stdin):
+            os.close(fd)
+
+
+def test_orders_for_ranks_wait_in_the_fork_server(around: World) -> None:
+    collect = Collect((), frozenset(), {}, None, "", "", (), "")
+    around.order(BEAT)
+    around.order(StartForkServer())
+    around.order(collect)
+    got: list[Any] = []
+    while len(got) < 2:
+        got += around.turn_until(around.to_fork_server)
+    assert got == [StartForkServer(), collect]
+
+
+def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None:
+    before = around.agent._stores["n0"].getsockname()
+    around.has_launched(0)
+    store = socket.socket(fileno=around.fork_server.fds.popleft())
+    assert store.getsockname() == before
+    ready = around.next_told()
+    assert isinstance(ready, NodeReady)
+    assert ready.store_port == around.agent._stores["n0"].getsockname()[1] != before[1]
+    store.close()
+
+
+def between_messages(end: Pipe) -> None:
+    """Its end is closed, and nothing of it is left to be read."""
+    end.close()
+
+
+def within_a_message(end: Pipe) -> None:
+    os.write(end.fileno(), b"\0\0\0\x99half of it")
+    end.close()
+
+
+def behind_a_message(end: Pipe) -> None:
+    end.send(Pong(0, 1))
+    end.close()
+
+
+def with_an_order_unread(end: Pipe) -> None:
+    """A socket that is closed with unread data resets its connection."""
+    end.close()
+
+
+@pytest.mark.parametrize(
+    "dies", [between_messages, within_a_message, behind_a_message, with_an_order_unread]
+)
+def test_an_elastic_launcher_that_dies_costs_its_node_only(
+    around: World, dies: Callable[[Pipe], None]
+) -> None:
+    for node_rank in (1, 0):
+        around.has_launched(node_rank)
+    around.fork_server.send(LauncherForked("n1", "w1", 2**22))  # no pid is as large
+    around.order(TakeStacks("n1", "w1"))
+    while around.told():
+        pass
+    dies(around.launchers.pop("n1"))
+    around.order(TakeStacks("n1", "w1"))
+    around.order(StopWorld("n9", "w1"))
+    around.launchers["n0"].send(Pong(1, 1))
+    told = [around.next_told() for _ in range(3 if dies is behind_a_message else 2)]
+    assert [m for m in told if isinstance(m, PartLost)] == [
+        PartLost("n1", "w1", "the elastic launcher of this node ended")
+    ]
+    assert Pong(1, 1) in told
+    assert set(around.agent.parts) == {("n0", "w1")}
+
+
+def test_one_that_stops_within_a_message_holds_up_nobody(around: World) -> None:
+    for node_rank in (1, 0):
+        around.has_launched(node_rank)
+    while around.told():
+        pass
+    os.write(around.launchers["n1"].fileno(), b"\0\0\xff\xff" + b"x" * 1000)
+    around.launchers["n0"].send(Pong(0, 1))
+    assert around.next_told() == Pong(0, 1)
+    for _ in range(3000):  # more than the socket of one that does not read has room for
+        around.order(TakeStacks("n1", "w1"))
+        around.agent.turn()
+    assert not around.agent.parts["n1", "w1"].pipe.has_room()
+    around.order(TakeStacks("n0", "w1"))
+    os.set_blocking(around.launchers["n0"].fileno(), False)
+
+    def asked() -> list[bytes]:
+        with contextlib.suppress(BlockingIOError):
+            return around.launchers["n0"].receive()
+        return []
+
+    assert pickle.loads(around.turn_until(asked)[0]) == TakeStacks("n0", "w1")
+    os.write(around.launchers["n1"].fileno(), b"x" * (0xFFFF - 1000))
+
+
+TREE = """
+import os, subprocess, sys, time
+from pytest_mnode import processes
+processes.adopt_orphans()
+if os.fork() == 0:  # a rank, whose own child outlives it
+    subprocess.Popen(["sleep", "60"], start_new_session=True)
+    print(flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+def test_a_part_is_ended_with_what_loses_its_parent_meanwhile(around: World) -> None:
+    around.has_launched(1)
+    tree = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
+    assert tree.stdout is not None
+    tree.stdout.readline()
+    below = processes.descendants(tree.pid)
+    assert len(below) == 2
+    around.order(StopWorld("n1", "w1"))
+    around.turn_until(lambda: around.agent.ending)
+    around.fork_server.send(LauncherForked("n1", "w1", tree.pid))
+    around.turn_until(lambda: not around.agent.ending)
+    assert tree.wait(LIMIT_S) == -signal.SIGKILL
+    assert all(map(processes.has_ended, below))
+    tree.stdout.close()
+
+
+def test_how_the_fork_server_failed_or_ended_is_reported(
+    around: World, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around.fork_server.send(ForkServerFailed("no torch"))
+    assert around.next_told() == AgentFailed(0, "no torch")
+    around.fork_server.close()
+    around.agent._reap()
+    failed = around.next_told()
+    assert failed.text == "the process that imports torch and the tests was killed by SIGKILL"
+
+
+class Clock:
+    """Seconds that pass as the test says."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+def test_silence_of_the_hub_ends_an_agent_on_another_machine(
+    around: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    around.agent._clock = clock  # type: ignore[assignment]
+    around.agent.order = AgentOrder(0, "", {}, "", "", remote=True)
+    clock.seconds = 100.0
+    assert around.agent.turn(), "it has not heard of the hub yet, and waits"
+    around.order(BEAT)
+    around.turn_until(lambda: around.agent._heard)
+    clock.seconds += agent_module._SILENCE_S
+    assert around.agent.turn()
+    clock.seconds += 0.1
+    around.order(BEAT)
+    assert around.agent.turn(), "what has come is read before anybody is judged"
+    clock.seconds += agent_module._SILENCE_S + 0.1
+    assert not around.agent.turn()
+    assert "nothing heard of the controller for 15 s" in capfd.readouterr().err
+
+
+def test_the_end_of_its_input_ends_it(around: World) -> None:
+    read, write = os.pipe()
+    os.dup2(read, 0)
+    threading.Timer(0.05, os.close, [write]).start()
+    while around.agent.turn():
+        pass
+    os.close(read)
+
+
+LIGHT = """
+import sys
+import pytest_mnode.agent.agent, pytest_mnode.agent.fork_server
+print([name for name in ("torch", "numpy", "pytest", "pydantic") if name in sys.modules])
+"""
+
+
+def test_it_is_light() -> None:
+    """Its node may have no torch that can be imported, and is certified all the same."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,137 @@
+"""What an agent makes of its order, and what it leaves when it is killed with its machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.agent.orders import (
+    private_directory,
+    read_order,
+    remove_leftovers,
+    settled,
+    sys_path_here,
+)
+from pytest_mnode.protocol.messages import AgentOrder, NodeEntry
+
+ORDER = AgentOrder(
+    agent=1,
+    endpoint="tcp://10.0.0.9:4000",
+    keys={"server_public": "a", "client_public": "b", "client_secret": "c"},
+    run_dir="/run/x",
+    log_dir="/run/x/logs",
+    nodes=(NodeEntry("n1", 1, "10.0.0.1", "fab0", None),),
+    sys_path=("/work", "/usr/lib/python3.11"),
+    life=2,
+)
+
+
+def test_an_order_survives_its_journey() -> None:
+    order = replace(ORDER, remote=True, prefixes=("/usr",), own_sys_path=("/opt/lib",))
+    assert read_order(json.dumps(asdict(order))) == order
+    assert order.peer == "agent/1.2"
+
+
+def test_here_everything_is_as_ordered() -> None:
+    assert settled(ORDER) is ORDER
+    assert sys_path_here(["/work", "/usr/lib/x"], ORDER) == ["/work", "/usr/lib/x"]
+
+
+def test_elsewhere_an_agent_makes_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    order = settled(replace(ORDER, remote=True, run_dir="", log_dir=""))
+    assert Path(order.run_dir).parent == tmp_path
+    assert order.log_dir == f"{order.run_dir}/logs"
+    assert order.logs_are_temporary
+    assert order.remove_run_dir
+    assert order.own_sys_path == tuple(sys.path)
+    shutil.rmtree(order.run_dir)
+    kept = settled(replace(ORDER, remote=True, run_dir="", log_dir=f"{tmp_path}/kept"))
+    assert kept.log_dir == f"{tmp_path}/kept"
+    assert not kept.logs_are_temporary
+
+
+def test_another_python_keeps_its_own_packages() -> None:
+    order = replace(
+        ORDER,
+        prefixes=("/home/me/venv", "/usr"),
+        own_sys_path=("/opt/python/lib", "/opt/venv/site-packages", "/work"),
+    )
+    given = [
+        "/work",
+        "/usr/lib/python3.11",
+        "/home/me/venv/lib/site-packages",
+        "/usrlocal",
+        "/home/me",
+    ]
+    assert sys_path_here(given, order) == [
+        "/work",
+        "/usrlocal",
+        "/home/me",
+        "/opt/python/lib",
+        "/opt/venv/site-packages",
+    ]
+
+
+AGENT = """
+import os, sys
+from pytest_mnode.agent.orders import private_directory
+if os.fork() == 0:  # as a fork server, whose children outlive it for a moment
+    sys.stdin.read()
+    os._exit(0)
+print(private_directory(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_directory_is_removed_once_its_agent_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    others = [tmp_path / name for name in ("mnode-of-a-controller", "mnode-elsewhere", "else")]
+    for other in others:
+        other.mkdir()
+        (other / "file").touch()
+    for other in others[1:]:
+        (other / "agent").write_text("another-machine")
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert agent.stdout is not None
+    theirs = Path(agent.stdout.readline().strip())
+    assert theirs.parent == tmp_path
+    ours = Path(private_directory())
+    assert theirs.is_dir(), "its agent lives"
+    (theirs / "logs" / "w1").mkdir(parents=True)
+    agent.kill()
+    agent.wait()
+    remove_leftovers()
+    assert not theirs.exists()
+    assert {ours, *others} == set(tmp_path.iterdir())
+    agent.communicate()
+
+
+def test_what_is_not_ours_to_look_at_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    precious = tmp_path / "precious"
+    precious.write_text(os.uname().nodename)
+    (tmp_path / "mnode-trap").mkdir()
+    (tmp_path / "mnode-trap" / "agent").symlink_to(precious)
+    remove_leftovers()
+    assert precious.exists()
+    assert (tmp_path / "mnode-trap").is_dir()
