@@ -122,7 +122,7 @@ def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluste
 @pytest.fixture(name=PORTS_FIXTURE)
 def _fabric_ports(request: pytest.FixtureRequest, spec: Spec) -> PortWatch:
     """Counters of every fabric port since this file's first test; its test is the file's last."""
-    from pytest_mnode.certificate.criterion import criterion_name
+    from pytest_mnode.certificate.results import criterion_name
     from pytest_mnode.controller.session import run_of
     from pytest_mnode.skipping import not_promised
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
@@ -204,30 +204,6 @@ class Measurement:
             parts.append(f"measured by {self.where}")
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with verdict and margin; a not-finite value becomes a note."""
-        out = asdict(self)
-        if self.value is not None and not math.isfinite(self.value):
-            out["value"] = None
-            out["note"] = "; ".join(filter(None, [self.note, f"measured {self.value}"]))
-        if self.expected is not None:
-            out["expected"]["relation"] = self.expected.relation.value
-        out["margin"] = self.margin
-        out["verdict"] = self.verdict.value if self.verdict else None
-        return out
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; verdict and margin are judged anew, not read."""
-        fields = {k: v for k, v in data.items() if k not in ("verdict", "margin", "expected")}
-        expected = data.get("expected")
-        bound = (
-            Bound(Relation(expected["relation"]), expected["limit"], expected["tolerance"])
-            if expected
-            else None
-        )
-        return cls(**fields, expected=bound)
-
 
 def listed(texts: Iterable[str], most: int = 4, separator: str = "; ") -> str:
     """The first `most` different texts, and how many more there are."""
@@ -270,15 +246,6 @@ class Curve:
     backend: str
     ranks: int
     points: tuple[Point, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self) | {"points": [asdict(point) for point in self.points]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
-        return cls(**{**data, "points": tuple(Point(**point) for point in data["points"])})
 
 
 def _number(what: str, value: Any) -> float:

@@ -18,6 +18,7 @@ def describe(
 ) -> None:
     """Attach to a test's last report what a certificate needs of it; survives pytest-xdist."""
     from pytest_mnode.certificate import measurement_properties
+    from pytest_mnode.certificate.results import curves_to_json, measurements_to_json
 
     if measurements:
         report.user_properties.extend(measurement_properties(measurements))
@@ -26,8 +27,8 @@ def describe(
     report.mnode = {  # type: ignore[attr-defined]
         "question": question,
         "nodes": list(nodes),
-        "measurements": [m.to_dict() for m in measurements],
-        "curves": [curve.to_dict() for curve in curves],
+        "measurements": measurements_to_json(measurements),
+        "curves": curves_to_json(curves),
     }
 
 

@@ -80,7 +80,7 @@ class Needs:
         """Why this test cannot be judged any more, in one line; None where it can."""
         if not self._found or item.get_closest_marker("criterion") is None:
             return None
-        from pytest_mnode.certificate.criterion import criterion_name
+        from pytest_mnode.certificate.results import criterion_name
 
         criterion = criterion_name(item.nodeid)
         found = dict(self._found.get(criterion, {}))

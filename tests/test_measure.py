@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_mnode.certificate.results import curves_from_json, curves_to_json
 from pytest_mnode.measure import Measure, curves_of, summed_up
 from pytest_mnode.measurement import Curve, Measurement, Point, Verdict, at_least
 
@@ -26,7 +27,7 @@ def test_a_curve_that_ranks_agree_on_is_kept_once() -> None:
     agreed, other = (Curve("all_gather", name, "gloo", 4, (point,)) for name in ("ring", "default"))
     kept: list[Curve] = []
     Measure([], "", kept).curve(agreed)
-    assert curves_of([kept, [Curve.from_dict(agreed.to_dict())], [other]]) == [agreed, other]
+    assert curves_of([kept, curves_from_json(curves_to_json([agreed])), [other]]) == [agreed, other]
 
 
 def test_of_many_ranks_the_worst_counts() -> None:

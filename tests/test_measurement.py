@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_mnode.certificate.results import measurements_from_json, measurements_to_json
 from pytest_mnode.measurement import (
     Bound,
     Measurement,
@@ -175,29 +176,32 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
 
 @given(st.builds(Measurement, st.text(), st.none() | NUMBERS, st.text(), st.none() | BOUNDS))
 def test_a_measurement_survives_json(measurement: Measurement) -> None:
-    data = json.loads(json.dumps(measurement.to_dict(), allow_nan=False))
-    assert Measurement.from_dict(data) == measurement
+    data = json.loads(json.dumps(measurements_to_json([measurement]), allow_nan=False))
+    assert measurements_from_json(data) == (measurement,)
 
 
 def test_a_value_that_is_not_finite_stays_inconclusive_in_json() -> None:
-    data = Measurement("busbw", math.nan, "", at_least(1), note="0 s").to_dict()
+    [data] = measurements_to_json([Measurement("busbw", math.nan, "", at_least(1), note="0 s")])
     assert (data["value"], data["note"], data["verdict"]) == (
         None,
         "0 s; measured nan",
         "inconclusive",
     )
-    assert Measurement.from_dict(data).verdict is Verdict.INCONCLUSIVE
+    [read] = measurements_from_json([data])
+    assert read.verdict is Verdict.INCONCLUSIVE
 
 
 def test_an_edited_verdict_is_judged_anew() -> None:
-    data = Measurement("busbw", 1, "", at_least(2)).to_dict() | {"verdict": "pass", "margin": 5}
-    assert Measurement.from_dict(data).verdict is Verdict.FAIL
+    [data] = measurements_to_json([Measurement("busbw", 1, "", at_least(2))])
+    [read] = measurements_from_json([data | {"verdict": "pass", "margin": 5}])
+    assert read.verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("value", "culprit"), [(5, None), (3, "node2 fab0"), (None, "node2 fab0")])
 def test_who_passes_is_not_to_blame(value: float | None, culprit: str | None) -> None:
     measured = Measurement("rate", value, "GB/s", at_least(4), "spec", "node2 fab0")
-    assert (measured.culprit, measured.to_dict()["culprit"]) == (culprit, culprit)
+    [data] = measurements_to_json([measured])
+    assert (measured.culprit, data["culprit"]) == (culprit, culprit)
     assert ("node2" in str(measured)) is (culprit is not None)
 
 

@@ -5,13 +5,14 @@ runs a test, knows pytest's hooks or reads a spec: the plugin hands over what ha
 """
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict, build_certificate
-from pytest_mnode.certificate.criterion import (
+from pytest_mnode.certificate.junit import measurement_properties
+from pytest_mnode.certificate.results import (
     CaseResult,
     CriterionResult,
     CriterionVerdict,
     criterion_name,
 )
-from pytest_mnode.certificate.facts import (
+from pytest_mnode.certificate.run_facts import (
     Commit,
     RunFacts,
     SpecFacts,
@@ -19,8 +20,7 @@ from pytest_mnode.certificate.facts import (
     git_commit,
     installed_versions,
 )
-from pytest_mnode.certificate.junit import measurement_properties
-from pytest_mnode.certificate.summary import print_summary, summary_lines
+from pytest_mnode.certificate.summary import summary_lines
 from pytest_mnode.certificate.write import write_report
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "git_commit",
     "installed_versions",
     "measurement_properties",
-    "print_summary",
     "summary_lines",
     "write_report",
 ]

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal
 
-from pytest_mnode.certificate.criterion import (
+from pydantic import ConfigDict, TypeAdapter, computed_field
+from pydantic.dataclasses import dataclass
+
+from pytest_mnode.certificate.results import (
     CaseResult,
     CriterionResult,
     CriterionVerdict,
     criterion_name,
 )
-from pytest_mnode.certificate.facts import RunFacts, utc
-from pytest_mnode.errors import UsageError
+from pytest_mnode.certificate.run_facts import RunFacts, UtcTime
 
-SCHEMA_VERSION = 2
+_TITLE = "Certificate of a training cluster"
+_TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
+_CONSISTENT: dict[str, Any] = {
+    "if": {"properties": {"verdict": {"const": "certified"}}},
+    "then": {"properties": {"expiry": _TIME, "reasons": {"maxItems": 0}}},
+    "else": {"properties": {"expiry": {"type": "null"}, "reasons": {"minItems": 1}}},
+}
+"""Only a certified run has an expiry, and nothing stands in its way."""
 
 
 class CertificateVerdict(StrEnum):
@@ -35,13 +43,16 @@ class CertificateVerdict(StrEnum):
     CERTIFIED = "certified"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=ConfigDict(title=_TITLE, json_schema_extra=_CONSISTENT))
 class Certificate:
     """All verdicts of a run, with what they were judged on."""
 
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
+    schema_version: Literal[3] = 3
+    """A key of certificate.json that is changed or removed needs a new version."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> CertificateVerdict:
         """See `CertificateVerdict` for the order. Only `CERTIFIED` certifies."""
@@ -55,13 +66,15 @@ class Certificate:
             return CertificateVerdict.INCONCLUSIVE
         return CertificateVerdict.CERTIFIED
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def expiry(self) -> datetime | None:
+    def expiry(self) -> UtcTime | None:
         """Until when the cluster is certified; None where it is not."""
         if self.verdict is CertificateVerdict.CERTIFIED:
-            return self.run.end + self.run.validity
+            return self.run.end + timedelta(seconds=self.run.validity_s)
         return None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def reasons(self) -> tuple[str, ...]:
         """Everything that stands in the way of a certificate, in the order of verdicts."""
@@ -78,28 +91,6 @@ class Certificate:
             *missing,
             *of(CriterionVerdict.INCONCLUSIVE),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, as `schema.certificate_schema` describes them."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "verdict": self.verdict.value,
-            "reasons": list(self.reasons),
-            "expiry": utc(self.expiry) if self.expiry else None,
-            "run": self.run.to_dict(),
-            "criteria": [c.to_dict() for c in self.criteria],
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; verdicts are judged anew. UsageError for another version."""
-        if data.get("schema_version") != SCHEMA_VERSION:
-            raise UsageError(
-                f"a certificate of schema_version {data.get('schema_version')!r} cannot be read; "
-                f"this version of pytest-mnode reads {SCHEMA_VERSION}"
-            )
-        criteria = tuple(map(CriterionResult.from_dict, data["criteria"]))
-        return cls(RunFacts.from_dict(data["run"]), criteria)
 
 
 def build_certificate(
@@ -125,3 +116,23 @@ def build_certificate(
             for name in (*judged, *excused)
         ),
     )
+
+
+_ADAPTER: TypeAdapter[Certificate] = TypeAdapter(Certificate)
+
+
+def certificate_json(certificate: Certificate) -> dict[str, Any]:
+    """Plain values for certificate.json."""
+    data: dict[str, Any] = _ADAPTER.dump_python(certificate, mode="json")
+    return data
+
+
+def certificate_schema() -> dict[str, Any]:
+    """JSON Schema of certificate.json, made from the models: no key is missing, and no other."""
+    schema = _ADAPTER.json_schema(mode="serialization")
+    for described in (schema, *schema["$defs"].values()):
+        if properties := described.get("properties"):
+            described |= {"required": list(properties), "additionalProperties": False}
+            for one in properties.values():
+                one.pop("default", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

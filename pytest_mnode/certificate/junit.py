@@ -8,8 +8,13 @@ from collections.abc import Iterator, Sequence
 import junit_xml
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
-from pytest_mnode.certificate.criterion import CaseResult, CriterionResult, CriterionVerdict
-from pytest_mnode.certificate.facts import utc
+from pytest_mnode.certificate.results import (
+    CaseResult,
+    CriterionResult,
+    CriterionVerdict,
+    measurements_to_json,
+)
+from pytest_mnode.certificate.run_facts import utc
 from pytest_mnode.certificate.text import first_line, fit
 from pytest_mnode.measurement import Measurement, Verdict
 
@@ -21,9 +26,9 @@ def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[st
     return [
         (
             PROPERTY,
-            json.dumps({k: v for k, v in m.to_dict().items() if v not in (None, "")}),
+            json.dumps({k: v for k, v in data.items() if v not in (None, "")}),
         )
-        for m in measurements
+        for data in measurements_to_json(measurements)
     ]
 
 

@@ -1,4 +1,4 @@
-"""A certificate's files, each written whole or not at all."""
+"""A certificate's files, each written whole or not at all; its schema as it is published."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import os
 from pathlib import Path
 
-from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.certificate import Certificate, certificate_json, certificate_schema
 from pytest_mnode.certificate.junit import junit_text
 
 
 def write_report(directory: Path, certificate: Certificate) -> list[Path]:
     """Write `certificate.json` and `certificate.xml` into `directory`, made if it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
-    as_json = json.dumps(certificate.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+    as_json = json.dumps(
+        certificate_json(certificate), indent=2, ensure_ascii=False, allow_nan=False
+    )
     written = []
     for name, text in (
         ("certificate.json", as_json + "\n"),
@@ -36,3 +38,8 @@ def _replace(path: Path, text: str) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def schema_text() -> str:
+    """The schema as it is published in `fixtures/certificate.schema.json`."""
+    return json.dumps(certificate_schema(), indent=2) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,11 @@ from pytest_mnode.certificate import (
     criterion_name,
     git_commit,
     installed_versions,
-    print_summary,
+    summary_lines,
     write_report,
 )
-from pytest_mnode.certificate.criterion import Outcome
+from pytest_mnode.certificate.results import Outcome, curves_from_json, measurements_from_json
 from pytest_mnode.controller.session import ENDED
-from pytest_mnode.measurement import Curve, Measurement
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
 
@@ -134,7 +133,7 @@ class Ending:
             emulated="; ".join(run.spec.emulated) or None,
             doubts=tuple(doubts(run.spec)),
             cut_short=tuple(self._cut_short(session, exitstatus)),
-            validity=timedelta(seconds=run.spec.certificate.valid_for_s),
+            validity_s=run.spec.certificate.valid_for_s,
         )
 
     def _cut_short(self, session: pytest.Session, exitstatus: int) -> list[str]:
@@ -156,7 +155,10 @@ class Ending:
         if self.certificate is None:
             return
         terminalreporter.section("certificate")
-        print_summary(self.certificate, terminalreporter.write_line, terminalreporter._tw.fullwidth)
+        verbose = terminalreporter.config.getoption("verbose", 0) > 0
+        width = terminalreporter._tw.fullwidth
+        for line in summary_lines(self.certificate, width, every_measurement=verbose):
+            terminalreporter.write_line(line)
         for path in self._written:
             terminalreporter.write_line(f"written: {path}")
 
@@ -203,8 +205,8 @@ def _result(test: str, case: _Case) -> CaseResult:
         outcome="error" if case.cut_off else case.outcome,
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
-        measurements=tuple(Measurement.from_dict(m) for m in case.facts.get("measurements", ())),
-        curves=tuple(Curve.from_dict(c) for c in case.facts.get("curves", ())),
+        measurements=measurements_from_json(case.facts.get("measurements", ())),
+        curves=curves_from_json(case.facts.get("curves", ())),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pytest_mnode.certificate.schema import certificate_schema
+from pytest_mnode.certificate.certificate import certificate_schema
 from pytest_mnode.spec import default_spec_path
 from tests.acceptance.certified import Certified, certify
 from tests.inner import need_rack

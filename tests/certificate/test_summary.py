@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate, RunFacts, print_summary, summary_lines
+from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
 from pytest_mnode.measurement import Measurement, at_least
 
 Certify = Callable[..., Certificate]
@@ -108,12 +108,8 @@ def test_a_narrow_terminal_cuts_nothing(certify: Certify, width: int) -> None:
     name = "all_reduce busbw on the plateau from 1 MB to 64 MB"
     culprit = "node2 fab0 tx (48 Mbit/s, alone with node0 or node3; other nodes 191)"
     slow = Measurement(name, 48, "Mbit/s", at_least(170), "spec", culprit)
-    printed: list[str] = []
-    print_summary(
-        certify(case("fabric", "passed", slow), case("mesh", "failed", message="a" * 90)),
-        printed.append,
-        width,
-    )
+    failed = case("mesh", "failed", message="a" * 90)
+    printed = summary_lines(certify(case("fabric", "passed", slow), failed), width)
     [heading, *table] = printed[:-2]
     assert max(map(len, printed[:-2])) <= width
     starts = [heading.index(word) for word in heading.split()]
@@ -152,4 +148,11 @@ def test_what_was_covered_is_said_with_what_was_not(
     facts = certify(nodes=names, cluster_nodes=of, not_covered=others).run
     assert facts.coverage == coverage
     assert coverage.startswith(facts.count)
-    assert RunFacts.from_dict(facts.to_dict()) == facts
+
+
+def test_all_measurements_are_shown_by_criterion_where_asked_for(certify: Certify) -> None:
+    certificate = certify(case("fabric", "passed", FAST, SLOW), case("mesh"))
+    lines = summary_lines(certificate, every_measurement=True)
+    assert lines[0] == "fabric:"
+    assert [line.split()[0] for line in lines[2:4]] == ["busbw", "busbw"]
+    assert lines[4:] == ["", *summary_lines(certificate)]

@@ -1,15 +1,22 @@
-"""Cases and criteria: what became of each test, and of each question of the suite."""
+"""Measurements, cases and criteria as a certificate has them: what became of each question.
+
+These are pydantic dataclasses: the JSON schema of a certificate is made from them.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter, computed_field
+from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.measurement import Curve, Measurement, Verdict
+from pytest_mnode.measurement import Bound, Curve, Measurement, Verdict
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip that says so (`not_promised`)."""
@@ -32,7 +39,60 @@ _WORST_FIRST = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+class MeasurementRecord(BaseModel):
+    """A measurement in JSON, with its verdict and margin."""
+
+    model_config = ConfigDict(from_attributes=True, title="Measurement")
+
+    name: str
+    value: float | None
+    unit: str
+    expected: Bound | None
+    source: str
+    culprit: str | None
+    note: str
+    where: str
+    margin: float | None
+    verdict: Verdict | None
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> MeasurementRecord:
+        """A value that is not finite becomes a note: JSON has no such numbers."""
+        if measurement.value is not None and not math.isfinite(measurement.value):
+            note = "; ".join(filter(None, [measurement.note, f"measured {measurement.value}"]))
+            measurement = replace(measurement, value=None, note=note)
+        return cls.model_validate(measurement)
+
+
+_MEASUREMENTS = TypeAdapter(list[Measurement])
+_CURVES = TypeAdapter(list[Curve])
+RecordedMeasurement = Annotated[
+    Measurement, PlainSerializer(MeasurementRecord.of, return_type=MeasurementRecord)
+]
+
+
+def measurements_to_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Plain values, each with verdict and margin."""
+    return [MeasurementRecord.of(one).model_dump(mode="json") for one in measurements]
+
+
+def measurements_from_json(data: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:
+    """The inverse; verdict and margin are judged anew, not read."""
+    return tuple(_MEASUREMENTS.validate_python(data))
+
+
+def curves_to_json(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Plain values."""
+    data: list[dict[str, Any]] = _CURVES.dump_python(list(curves), mode="json")
+    return data
+
+
+def curves_from_json(data: Sequence[dict[str, Any]]) -> tuple[Curve, ...]:
+    """The inverse of `curves_to_json`."""
+    return tuple(_CURVES.validate_python(data))
+
+
+@dataclass(frozen=True)
 class CaseResult:
     """What became of one test.
 
@@ -46,11 +106,12 @@ class CaseResult:
     outcome: Outcome
     message: str = ""
     culprit: str | None = None
-    measurements: tuple[Measurement, ...] = ()
+    measurements: tuple[RecordedMeasurement, ...] = ()
     nodes: tuple[str, ...] = ()
     duration_s: float | None = None
     curves: tuple[Curve, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> CriterionVerdict:
         """Fail before inconclusive; pass only for a test that passed with nothing unmeasured."""
@@ -70,39 +131,15 @@ class CaseResult:
         return min(decisive, key=_relative_margin, default=None)
 
     @property
-    def told(self) -> str:
-        """What was met, in few words: the value that decided, else why the test did not pass."""
+    def summary(self) -> str:
+        """In few words, the value that decided, else why the test did not pass."""
         if (worst := self.worst) is None:
             return first_line(self.message) or self.outcome
         why = f": {worst.note}" if worst.verdict is Verdict.INCONCLUSIVE and worst.note else ""
         return first_line(f"{worst.name} {worst.measured}{why}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the verdict."""
-        return {
-            "test": self.test,
-            "question": self.question,
-            "verdict": self.verdict.value,
-            "outcome": self.outcome,
-            "message": self.message,
-            "culprit": self.culprit,
-            "nodes": list(self.nodes),
-            "duration_s": self.duration_s,
-            "measurements": [m.to_dict() for m in self.measurements],
-            "curves": [curve.to_dict() for curve in self.curves],
-        }
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; the verdict is judged anew."""
-        fields = {k: v for k, v in data.items() if k != "verdict"}
-        fields["nodes"] = tuple(data["nodes"])
-        fields["measurements"] = tuple(map(Measurement.from_dict, data["measurements"]))
-        fields["curves"] = tuple(map(Curve.from_dict, data["curves"]))
-        return cls(**fields)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CriterionResult:
     """One question of the suite: its cases, and whether the spec promises it.
 
@@ -115,6 +152,7 @@ class CriterionResult:
     not_promised: str | None = None
     cases: tuple[CaseResult, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> CriterionVerdict:
         """The worst verdict of its cases, those aside that are not promised.
@@ -176,24 +214,8 @@ class CriterionResult:
                 said = f"{self.name} inconclusive"
             case _:
                 return None
-        told = first_line(self.worst.told, 80) if self.worst else ""
-        return f"{said} ({', '.join(self.culprits) or told})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the verdict."""
-        return {
-            "name": self.name,
-            "verdict": self.verdict.value,
-            "promised": self.promised,
-            "not_promised": self.not_promised,
-            "cases": [c.to_dict() for c in self.cases],
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; the verdict is judged anew."""
-        cases = tuple(map(CaseResult.from_dict, data["cases"]))
-        return cls(data["name"], data["promised"], data["not_promised"], cases)
+        met = first_line(self.worst.summary, 80) if self.worst else ""
+        return f"{said} ({', '.join(self.culprits) or met})"
 
 
 def criterion_name(test: str) -> str:

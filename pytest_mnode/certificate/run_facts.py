@@ -5,20 +5,33 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated
+
+from pydantic import AwareDatetime, NonNegativeInt, PlainSerializer, PositiveInt, WithJsonSchema
+from pydantic.dataclasses import dataclass
 
 from pytest_mnode.launchers.hostlist import compress
 from pytest_mnode.launchers.node import count
 
-DEFAULT_VALIDITY = timedelta(days=7)
-_LISTS = ("nodes", "not_covered", "doubts", "cut_short")
+DEFAULT_VALIDITY_S = 7 * 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
+def utc(moment: datetime) -> str:
+    """ISO 8601 in UTC, such as "2026-11-21T02:06:00+00:00"."""
+    return moment.astimezone(UTC).isoformat()
+
+
+UtcTime = Annotated[
+    AwareDatetime,
+    PlainSerializer(utc, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+
+
+@dataclass(frozen=True)
 class Commit:
     """The git commit that the tests were run from; dirty if tracked files differ from it."""
 
@@ -26,7 +39,7 @@ class Commit:
     dirty: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SpecFacts:
     """Which page was certified against; the digest tells two pages of one name apart."""
 
@@ -35,7 +48,7 @@ class SpecFacts:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Versions:
     """Versions of what judged; None for what is not installed."""
 
@@ -46,41 +59,36 @@ class Versions:
     torch: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """Everything about a run but its results.
 
     nodes: those that were tested. cluster_nodes: how many the cluster has; None where the spec
         names no number. not_covered: names of others, as far as they are known.
-    start, end: with a time zone (ValueError without).
+    start, end: with a time zone (a ValueError without).
     emulated: what was not real hardware, in words; None where everything was.
     doubts: what is doubtful about the spec, one sentence each.
     cut_short: why not every test of the suite was run, such as "-k mesh" or "interrupted"; a run
         that was cut short never certifies.
-    validity: how long after `end` a certificate holds.
+    validity_s: how long after `end` a certificate holds.
     """
 
     launcher: str
     launcher_reason: str
     nodes: tuple[str, ...]
-    ranks: int
+    ranks: NonNegativeInt
     backend: str
     spec: SpecFacts
     versions: Versions
-    start: datetime
-    end: datetime
+    start: UtcTime
+    end: UtcTime
     commit: Commit | None = None
     emulated: str | None = None
     doubts: tuple[str, ...] = ()
     cut_short: tuple[str, ...] = ()
-    validity: timedelta = DEFAULT_VALIDITY
-    cluster_nodes: int | None = None
+    validity_s: float = DEFAULT_VALIDITY_S
+    cluster_nodes: PositiveInt | None = None
     not_covered: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, moment in (("start", self.start), ("end", self.end)):
-            if moment.tzinfo is None:
-                raise ValueError(f"{name} {moment} has no time zone; give UTC")
 
     @property
     def count(self) -> str:
@@ -99,34 +107,6 @@ class RunFacts:
         others += [f"{unnamed} other{'s' * (unnamed > 1)}"] if unnamed else []
         rest = f"; not covered: {' and '.join(others)}" if others else ""
         return f"{self.count}{names}{rest}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: times in UTC by ISO 8601, validity in seconds."""
-        out = asdict(self)
-        for name in _LISTS:
-            out[name] = list(out[name])
-        out["start"], out["end"] = utc(self.start), utc(self.end)
-        out["validity_s"] = out.pop("validity").total_seconds()
-        return out
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
-        fields = dict(data)
-        for name in _LISTS:
-            fields[name] = tuple(data.get(name, ()))
-        fields["start"] = datetime.fromisoformat(data["start"])
-        fields["end"] = datetime.fromisoformat(data["end"])
-        fields["validity"] = timedelta(seconds=fields.pop("validity_s"))
-        fields["spec"] = SpecFacts(**data["spec"])
-        fields["versions"] = Versions(**data["versions"])
-        fields["commit"] = Commit(**data["commit"]) if data["commit"] else None
-        return cls(**fields)
-
-
-def utc(moment: datetime) -> str:
-    """ISO 8601 in UTC, such as "2026-11-21T02:06:00+00:00"."""
-    return moment.astimezone(UTC).isoformat()
 
 
 def installed_versions() -> Versions:

@@ -1,0 +1,5 @@
+"""`python -m pytest_mnode.certificate` prints the JSON Schema of certificate.json."""
+
+from pytest_mnode.certificate.write import schema_text
+
+print(schema_text(), end="")

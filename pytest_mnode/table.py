@@ -1,0 +1,61 @@
+"""Aligned plain text: rows of any kind, and any list of measurements."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+
+from pytest_mnode.measurement import Measurement, Verdict
+
+_GAP = "  "
+_HEADINGS = ("measurement", "measured", "expected", "verdict", "culprit or note")
+
+
+def aligned(
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    shrinks: Iterable[tuple[int, int]] = (),
+) -> list[str]:
+    """Lines of a table whose first row has the headings.
+
+    width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
+    shrinks: columns that give way, in this order, each with its least width.
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    if width is not None:
+        for column, least in shrinks:
+            excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+            widths[column] -= max(0, min(excess, widths[column] - least))
+    return [line for row in rows for line in _wrapped(row, widths)]
+
+
+def measurement_table(measurements: Iterable[Measurement], width: int | None = None) -> list[str]:
+    """One row per measurement, equal ones of several ranks or nodes once, with their number."""
+    counted: dict[tuple[str, ...], int] = {}
+    for one in measurements:
+        counted[_row(one)] = counted.get(_row(one), 0) + 1
+    rows = [_HEADINGS, *(_with_count(row, count) for row, count in counted.items())]
+    return aligned(rows, width, ((4, 20), (0, 20), (2, 12), (4, 12)))
+
+
+def _row(one: Measurement) -> tuple[str, ...]:
+    verdict = "recorded" if one.verdict is None else one.verdict.value
+    return (
+        one.name,
+        one.measured,
+        one.expected.short(one.unit) if one.expected else "",
+        "FAIL" if one.verdict is Verdict.FAIL else verdict,
+        "; ".join(filter(None, (one.culprit, one.note))),
+    )
+
+
+def _with_count(row: tuple[str, ...], count: int) -> tuple[str, ...]:
+    return row if count == 1 else (f"{row[0]} ({count} times)", *row[1:])
+
+
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Lines of one row; nothing is cut."""
+    cells = [textwrap.wrap(cell, size or 1) for cell, size in zip(row, widths, strict=True)]
+    for parts in zip_longest(*cells, fillvalue=""):
+        yield _GAP.join(p.ljust(size) for p, size in zip(parts, widths, strict=True)).rstrip()
