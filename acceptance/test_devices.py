@@ -53,4 +53,4 @@ def test_every_rank_copies_as_fast_as_the_others(
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    fabric_ports.record(measure)
+    measure.record(fabric_ports.measurements())

@@ -144,4 +144,4 @@ def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measur
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    fabric_ports.record(measure)
+    measure.record(fabric_ports.measurements())

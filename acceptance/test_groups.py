@@ -107,4 +107,4 @@ def test_slices_of_a_mesh_are_right(
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    fabric_ports.record(measure)
+    measure.record(fabric_ports.measurements())

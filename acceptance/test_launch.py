@@ -97,4 +97,4 @@ def test_who_never_came_is_named(cluster: Cluster, spec: Spec, measure: Measure)
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:
     """Did every fabric port stay up, free of errors and losses, during this criterion?"""
-    fabric_ports.record(measure, kills=True)
+    measure.record(fabric_ports.measurements(kills=True))

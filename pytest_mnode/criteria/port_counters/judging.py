@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, Reading
 from pytest_mnode.machine.counters import Means, counts_the_link, meaning, rise
-from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
-from pytest_mnode.wrong import listed
 
 Readings = Mapping[str, Reading | str]
 """By node; a text says why a node could not be read."""
 FEWEST_PACKETS = 10_000
-"""A share of fewer says nothing: losses are then judged as if there had been this many."""
+"""With fewer packets a share means nothing: losses are then judged as if there were this many."""
 _LOSSES = ("rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "RetransSegs")
 _PACKETS = (
     *("OutSegs", "tx_packets", "rx_packets", "port_xmit_packets", "port_rcv_packets"),
@@ -33,13 +32,13 @@ class _Port:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A value to judge, None where not known, and the words that name its port and counter."""
+    """A value to judge, None where not known, and its port and counter in words."""
 
     text: str
     value: float | None
 
 
-def judged(
+def judge(
     before: Readings,
     after: Readings,
     fabric: Fabric,
@@ -49,9 +48,9 @@ def judged(
 ) -> list[Measurement]:
     """Carrier changes, errors and the share of packets lost, each of the worst port.
 
-    kills: processes were killed on purpose between the readings. What connections count says
-    nothing of the fabric then, and only counters of links are judged. restarted: nodes that were
-    switched off on purpose, whose counters began anew; they are not compared.
+    kills: processes were killed on purpose between the readings. Counters of connections do not
+    show the fabric then, and only counters of links are judged. restarted: nodes that were switched
+    off on purpose, whose counters began anew; they are not compared.
     """
     ports, unread = list[_Port](), list[str]()
     for node in (node for node in before if node not in restarted):
@@ -82,12 +81,12 @@ def judged(
         ("packets lost", "%", "lost_at_most_fraction", 100 * fabric.lost_at_most_fraction, lost),
     ):
         if errors and not rows:
-            continue  # this fabric has no such counter: InfiniBand alone has no carrier
+            continue  # this fabric has no such counter: InfiniBand has no carrier
         known = {row.text: row.value for row in rows if row.value is not None}
         mute = [*unread, *(f"{row.text} cannot be compared" for row in rows if row.value is None)]
         broken = [text for text, value in known.items() if value > most]
         worst = max(known, key=known.__getitem__, default="")
-        if broken and not culprit:  # who loses packets beside a port that is broken is its victim
+        if broken and not culprit:  # a port that loses packets beside a broken port is its victim
             named = listed([text for text in broken if f" {TCP} " not in text])
             culprit = named or _tcp_path(ports)
         measurements.append(
@@ -105,9 +104,9 @@ def judged(
 
 
 def _tcp_path(ports: Sequence[_Port]) -> str:
-    """Where TCP lost most: a sender counts what it sent again, a receiver what came out of order.
+    """Where TCP lost most: senders count retransmissions, receivers segments out of order.
 
-    A node that is both has a bad link; else the path between them is bad.
+    A node that is both has a bad link; otherwise the path between two nodes is bad.
     """
     tcp = [port for port in ports if port.name == TCP]
 
@@ -125,7 +124,7 @@ def _tcp_path(ports: Sequence[_Port]) -> str:
 def _ports(
     node: str, before: Reading | str, after: Reading | str, fabric: Fabric
 ) -> list[_Port] | str:
-    """What each port of a node did; or why that is not known."""
+    """What the counters of each port of a node did; or why that is not known."""
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)
     if before.boot != after.boot:
@@ -133,7 +132,7 @@ def _ports(
     names = dict.fromkeys((*before.ports, *after.ports))
     if not names.keys() - {TCP}:
         return f"no port of {', '.join(fabric.interfaces)}"
-    # Where traffic goes by RDMA, TCP and what interfaces drop are the system's own.
+    # With RDMA, TCP and drops of interfaces belong to the system, not to the traffic.
     ethernet = fabric.kind == "ethernet"
     ports = []
     for name in names:
@@ -147,7 +146,7 @@ def _ports(
 
 
 def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
-    """Nothing is known of a port that came or went, or of which a counter went back."""
+    """By how much counters rose; not known of a port that came or went, or whose counter fell."""
     names = before | after
     both = {name: (before.get(name), after.get(name)) for name in names}
     back = any(b is not None and a is not None and a < b for b, a in both.values())
@@ -166,7 +165,7 @@ def _counted(port: _Port, counter: str) -> _Row:
 
 
 def _lost(port: _Port) -> _Row | None:
-    """The share of a port's packets that were lost or sent again, in per cent."""
+    """Packets of a port that were lost or retransmitted, in per cent."""
     rises = [
         by
         for counter, by in port.rises.items()

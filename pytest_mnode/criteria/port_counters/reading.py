@@ -6,27 +6,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_mnode.machine import netdev, rdma, sysfs
+from pytest_mnode.machine.encoding import encode
+from pytest_mnode.machine.model import Machine
 
 Counters = dict[str, int | None]
 """Counters of one port by the kernel's names; None for one that cannot be read."""
 CARRIER = "carrier_changes"
 TCP = "TCP"
-"""Stands for a port: the node's TCP segments, over whichever interface."""
+"""The pseudo port of the node's TCP segments, over all interfaces."""
+_PARTS = ("interfaces", "rdma", "boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Counters of one node by port: an interface (fab0) or an RDMA port (mlx5_0:1), and `TCP`.
 
-    boot: another one after the node was started anew.
+    boot: changes when the node is started anew.
     """
 
     boot: str
@@ -36,23 +38,29 @@ class Reading:
 def read(patterns: Sequence[str], root: Path = Path("/")) -> Reading:
     """Counters of the interfaces and RDMA devices that a pattern names, and of what they rest on.
 
-    An interface stands for the RDMA device it belongs to, and the device for its interfaces.
+    An interface stands for the RDMA device that it belongs to, and the device for its interfaces.
     """
+    machine = Machine.read(root, _PARTS)
+    boot = f"{machine.boot_id} {sysfs.target_name(root / 'proc/self/ns/net')}"
+    ports = counters_of(machine, patterns)
+    if tcp := _tcp(root):
+        ports[TCP] = tcp
+    return Reading(boot, ports)
+
+
+def counters_of(machine: Machine, patterns: Sequence[str]) -> dict[str, Counters]:
+    """Counters of a machine's ports that `read` reads, without TCP."""
 
     def named(*names: str) -> bool:
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
-    known = {one.name: one for one in netdev.read_interfaces(root) or ()}
-    devices = [d for d in rdma.read_rdma(root) or () if named(d.name, *d.netdevs)]
+    known = machine.by_name
+    devices = [device for device in machine.rdma or () if named(device.name, *device.netdevs)]
     fabric = {name for name in known if named(name)} | {n for d in devices for n in d.netdevs}
     for name in fabric & known.keys():
         fabric = fabric.union(netdev.physical_below(known[name], known))
     ports = {name: _of_interface(known[name]) for name in sorted(fabric & known.keys())}
-    ports |= {port.name: _of_port(port) for device in devices for port in device.ports}
-    if tcp := _tcp(root):
-        ports[TCP] = tcp
-    boot = sysfs.text(root / "proc/sys/kernel/random/boot_id")
-    return Reading(f"{boot} {sysfs.target_name(root / 'proc/self/ns/net')}", ports)
+    return ports | {port.name: _of_port(port) for device in devices for port in device.ports}
 
 
 def _of_interface(one: netdev.Interface) -> Counters:
@@ -67,7 +75,7 @@ def _of_port(port: rdma.Port) -> Counters:
 
 
 def _tcp(root: Path) -> Counters:
-    """Of the two lines that begin alike: names, then values. OFO: segments out of order."""
+    """TCP segments; of two lines with the same head, the first has names and the second values."""
     found: Counters = {}
     for file, head, wanted in (
         ("snmp", "Tcp:", ("OutSegs", "RetransSegs")),
@@ -75,10 +83,10 @@ def _tcp(root: Path) -> Counters:
     ):
         lines = (sysfs.text(root / "proc/net" / file) or "").splitlines()
         rows = [line.split()[1:] for line in lines if line.startswith(head)]
-        told = dict(zip(*rows, strict=False)) if len(rows) == 2 else {}
-        found |= {name: sysfs.number_of(told[name]) for name in wanted if name in told}
+        values = dict(zip(*rows, strict=False)) if len(rows) == 2 else {}
+        found |= {name: sysfs.number_of(values[name]) for name in wanted if name in values}
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(read(sys.argv[1:]))))
+    print(encode(read(sys.argv[1:])))

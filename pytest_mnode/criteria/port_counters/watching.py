@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import Readings, judged
+from pytest_mnode.criteria.port_counters.judging import Readings, judge
 from pytest_mnode.criteria.port_counters.reading import Reading
 from pytest_mnode.criteria.preflight.conduct import search_path
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.machine.encoding import decode
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import NodesOfRun
     from pytest_mnode.launchers.nodes import CommandResult, Nodes
-    from pytest_mnode.measure import Measure
+    from pytest_mnode.measurement import Measurement
 
 LIMIT_S = 30.0
 PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
@@ -49,17 +49,16 @@ class PortWatch:
         self._just_read = False
         return (yield)
 
-    def record(self, measure: Measure, *, kills: bool = False) -> None:
-        """Judge what counters did since the first test of this file.
+    def measurements(self, *, kills: bool = False) -> list[Measurement]:
+        """What counters did since the first test of this file, judged.
 
         kills: its tests killed processes on purpose, so that only counters of links are judged.
         """
         after, off = self._read(), sorted(self._run.switched_off)
-        kills = kills or self._shared
-        for one in judged(self._before, after, self._run.spec.fabric, kills=kills, restarted=off):
-            measure.record(one)
+        before, fabric = self._before, self._run.spec.fabric
         if not self._shared:
             self._before, self._just_read = after, True
+        return judge(before, after, fabric, kills=kills or self._shared, restarted=off)
 
     def _read(self) -> Readings:
         try:
@@ -80,7 +79,7 @@ def _reading(result: CommandResult) -> Reading | str:
     if result.returncode is None:
         return f"its counters were not read within {LIMIT_S:g} s"
     try:  # a remote shell may greet first
-        return Reading(**json.loads(result.stdout.strip().rpartition("\n")[2]))
-    except (ValueError, TypeError):
+        return decode(Reading, result.stdout.strip().rpartition("\n")[2])
+    except ValueError:
         last = result.stderr.strip().rpartition("\n")[2]
         return f"its counters cannot be read: {last or f'status {result.returncode}'}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import Readings, judged
+from pytest_mnode.criteria.port_counters.judging import Readings, judge
 from pytest_mnode.criteria.port_counters.reading import Counters, Reading
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.inventory import Fabric
@@ -55,7 +55,7 @@ def found(after: Reading | str, kind: str = "infiniband", **more: Any) -> dict[s
     before = {f"gpu{i}": quiet for i in range(3)}
     last = {"gpu0": reading(), "gpu1": after, "gpu2": reading()}
     options = {key: more.pop(key) for key in ("kills", "restarted") if key in more}
-    return {m.name: m for m in judged(before, last, fabric(kind, **more), **options)}
+    return {m.name: m for m in judge(before, last, fabric(kind, **more), **options)}
 
 
 def verdicts(measurements: dict[str, Measurement]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def test_where_tcp_loses_is_found_by_who_sends_again_and_who_gets_out_of_order(
         )
         for i, (sent, got) in enumerate(tcp)
     }
-    [*_, lost] = judged(before, after, fabric("ethernet"))
+    [*_, lost] = judge(before, after, fabric("ethernet"))
     assert lost.culprit == culprit
 
 
@@ -155,7 +155,7 @@ def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) ->
     more = {"tx_pkts": PACKETS, "retrans_pkts": again, "retrans_bytes": 8800 * again}
     after: Counters = {name: (n or 0) + more.get(name, 0) for name, n in before.items()}
     first, last = (Reading("a", {"rdmap0s6:1": counters}) for counters in (before, after))
-    [errors, lost] = judged({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
+    [errors, lost] = judge({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
     assert (str(errors.verdict), str(lost.verdict)) == ("pass", verdict)
     assert lost.value == pytest.approx(100 * again / PACKETS)
 
@@ -163,7 +163,7 @@ def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) ->
 def test_of_few_packets_few_losses_say_nothing() -> None:
     quiet = Reading("a", QUIET)
     ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30
-    [*_, lost] = judged({"gpu0": quiet}, {"gpu0": Reading("a", ports)}, fabric("ethernet"))
+    [*_, lost] = judge({"gpu0": quiet}, {"gpu0": Reading("a", ports)}, fabric("ethernet"))
     assert str(lost.verdict) == "pass"
 
 
@@ -180,7 +180,7 @@ def test_with_rdma_what_the_system_drops_by_itself_does_not_count() -> None:
 def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
     quiet, flapped = Reading("a", QUIET), reading("fab0", "carrier_changes", 4)
     victim = reading("TCP", "RetransSegs", PACKETS)
-    measurements = judged(
+    measurements = judge(
         {"gpu0": quiet, "gpu1": quiet}, {"gpu0": victim, "gpu1": flapped}, fabric("ethernet")
     )
     culprits = {m.name: m.culprit for m in measurements if m.culprit}
@@ -207,15 +207,15 @@ def test_what_cannot_be_compared_is_inconclusive(after: Reading | str, told: str
 def test_nodes_without_ports_or_counters_are_inconclusive() -> None:
     nothing = Reading("a", {"TCP": {"OutSegs": 1, "RetransSegs": 0}})
     for dumb in (nothing, Reading("a", {"mlx5_0:1": {"port_xmit_packets": 5}})):
-        measurements = judged({"gpu0": dumb}, {"gpu0": dumb}, fabric())
+        measurements = judge({"gpu0": dumb}, {"gpu0": dumb}, fabric())
         assert {str(m.verdict) for m in measurements} == {"inconclusive"}
-    assert "no port of fab0" in judged({"a": nothing}, {"a": nothing}, fabric())[0].note
+    assert "no port of fab0" in judge({"a": nothing}, {"a": nothing}, fabric())[0].note
 
 
 def test_a_rise_fails_though_another_node_cannot_be_read() -> None:
     quiet = Reading("a", QUIET)
     after: Readings = {"gpu0": reading("fab0", "carrier_changes", 2), "gpu1": "gone"}
-    carrier = judged({"gpu0": quiet, "gpu1": quiet}, after, fabric())[0]
+    carrier = judge({"gpu0": quiet, "gpu1": quiet}, after, fabric())[0]
     assert (str(carrier.verdict), carrier.culprit) == ("fail", "gpu0 fab0 carrier_changes +2")
 
 
@@ -233,5 +233,5 @@ def test_deliberate_kills_are_no_errors_and_do_not_hide_those_of_links() -> None
 def test_infiniband_without_interfaces_is_judged_by_its_own_counters() -> None:
     only = {"mlx5_0:1": QUIET["mlx5_0:1"]}
     quiet = Reading("a", only)
-    measurements = judged({"gpu0": quiet}, {"gpu0": quiet}, fabric())
+    measurements = judge({"gpu0": quiet}, {"gpu0": quiet}, fabric())
     assert {m.name: str(m.verdict) for m in measurements} == {ERRORS: "pass", LOST: "pass"}
