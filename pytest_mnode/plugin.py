@@ -342,6 +342,6 @@ def pytest_testnodedown(node: Any) -> None:
     told = node.workerinput.get("mnode")
     run = _run(node.config)
     if told is not None and run is not None and run.client is not None:
-        from pytest_mnode.protocol.messages import ClientGone
+        from pytest_mnode.protocol.hub_messages import ClientGone
 
         run.client.tell(ClientGone(told["client"]))

@@ -18,27 +18,29 @@ import zmq
 
 from pytest_mnode.agent.orders import read_order
 from pytest_mnode.outcome.calls import INSIDE, RETURNED, SEPARATOR
-from pytest_mnode.protocol.channel import Keys, Line
-from pytest_mnode.protocol.messages import (
-    HUB,
+from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentOrder,
-    BodyDone,
-    Collect,
-    Hello,
     Launch,
     NodeBooted,
     NodeReady,
+    StackTexts,
+    StopWorld,
+    TakeStacks,
+)
+from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.rank_messages import (
+    BodyDone,
+    Hello,
     PhaseReport,
     Ping,
     Pong,
     RunItem,
-    StackTexts,
-    StopWorld,
-    TakeStacks,
     TearDown,
     TornDown,
 )
+from pytest_mnode.protocol.world import HUB
 
 BEAT_S = 1.0
 BATCHED_RANKS, BATCH_S = 256, 0.005

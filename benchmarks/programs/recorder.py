@@ -47,7 +47,7 @@ class Recorder:
 
 def _stamp_deaths() -> None:
     from pytest_mnode.controller.hearing import Hearing
-    from pytest_mnode.protocol.messages import Death
+    from pytest_mnode.protocol.agent_messages import Death
 
     hear = Hearing.hear_death
 

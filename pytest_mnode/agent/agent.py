@@ -28,12 +28,7 @@ from pytest_mnode.agent.orders import read_order, settled, sys_path_here
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
-from pytest_mnode.protocol.channel import Keys, Line
-from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.messages import (
-    BEAT,
-    HUB,
-    RUN,
+from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentFailed,
     AgentOrder,
@@ -50,7 +45,10 @@ from pytest_mnode.protocol.messages import (
     StopWorld,
     TakeStacks,
 )
+from pytest_mnode.protocol.channel import Keys, Line
+from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.rank_files import agent_log
+from pytest_mnode.protocol.world import BEAT, HUB, RUN
 
 _BEAT_S = 1.0
 _SILENCE_S = 15.0

@@ -38,7 +38,7 @@ from pytest_mnode.agent import rank_stacks
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.machine.cgroup import read_oom_kills
 from pytest_mnode.machine.pidfd import pidfd_open
-from pytest_mnode.protocol.messages import (
+from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
     BindingOrder,
     Death,

@@ -22,9 +22,8 @@ from pytest_mnode.agent.orders import sys_path_here
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.errors import WorldError
 from pytest_mnode.machine import namespaces
-from pytest_mnode.protocol.messages import (
+from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
-    Collect,
     ForkLauncher,
     ForkServerFailed,
     ForkServerReady,
@@ -32,6 +31,7 @@ from pytest_mnode.protocol.messages import (
     LauncherForked,
     StartForkServer,
 )
+from pytest_mnode.protocol.hub_messages import Collect
 
 if TYPE_CHECKING:
     from pytest_mnode.agent.elastic import RankMain

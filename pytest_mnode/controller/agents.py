@@ -17,10 +17,11 @@ import psutil
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.outcome.describe import returncode_text
+from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
 from pytest_mnode.protocol.channel import Keys
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.messages import RUN, AgentOrder, NodeEntry
 from pytest_mnode.protocol.rank_files import agent_log
+from pytest_mnode.protocol.world import RUN
 
 _STOP_LIMIT_S = 10.0
 _FIRST_WORD_S = 60.0

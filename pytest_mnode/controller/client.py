@@ -11,27 +11,23 @@ from typing import Any
 
 from pytest_mnode import errors
 from pytest_mnode.launchers.node import count
+from pytest_mnode.protocol.agent_messages import Death, PartLost, TakeStacks
 from pytest_mnode.protocol.channel import PeerLine
-from pytest_mnode.protocol.launcher_requests import LauncherRequest
-from pytest_mnode.protocol.messages import (
-    HUB,
+from pytest_mnode.protocol.hub_messages import (
     Answer,
     AskLauncher,
     CloseWorld,
-    Death,
     Granted,
-    Lease,
     LeaseNodes,
     Opened,
     OpenWorld,
-    PartLost,
     Refused,
     ReleaseNodes,
     StopHub,
-    TakeStacks,
     Withdraw,
-    WorldInfo,
 )
+from pytest_mnode.protocol.launcher_requests import LauncherRequest
+from pytest_mnode.protocol.world import HUB, Lease, WorldInfo
 
 LEASE_LIMIT_S = 3600.0
 """Longest wait for nodes that other tests use: with pytest-xdist they may all be long."""

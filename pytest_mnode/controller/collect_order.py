@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.protocol.messages import Collect
+from pytest_mnode.protocol.hub_messages import Collect
 
 
 def collect_order(config: pytest.Config, items: Sequence[pytest.Item]) -> Collect:

@@ -19,23 +19,21 @@ from pytest_mnode.machine.threads import GDB_LIMIT_S
 from pytest_mnode.outcome.calls import is_hopeless
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import where_of_dump
+from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.messages import (
+from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     CallFunction,
-    Death,
     Limit,
-    PartLost,
     PhaseReport,
     Ping,
     Pong,
     Returned,
     RunItem,
-    StackTexts,
     TearDown,
     TornDown,
-    WorldInfo,
 )
+from pytest_mnode.protocol.world import WorldInfo
 
 GRACE_S = 0.7
 """How long other ranks may go on after the first failure."""

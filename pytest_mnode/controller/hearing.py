@@ -7,16 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.protocol.messages import (
-    BodyDone,
-    Death,
-    PartLost,
-    PhaseReport,
-    Pong,
-    Returned,
-    StackTexts,
-    TornDown,
-)
+from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
+from pytest_mnode.protocol.rank_messages import BodyDone, PhaseReport, Pong, Returned, TornDown
 
 StartGrace = Callable[[], None]
 RankMessage = PhaseReport | BodyDone | TornDown | Pong | Returned

@@ -25,7 +25,34 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.nodes import RunDescription
 from pytest_mnode.launchers.power import recover
+from pytest_mnode.protocol.agent_messages import (
+    AgentAlive,
+    AgentFailed,
+    Death,
+    NodeBooted,
+    NodeGone,
+    NodeReady,
+    PartLost,
+    StackTexts,
+    StartForkServer,
+    StopWorld,
+    TakeStacks,
+)
 from pytest_mnode.protocol.channel import Keys, LocalLine, Switchboard
+from pytest_mnode.protocol.hub_messages import (
+    Answer,
+    AskLauncher,
+    ClientGone,
+    CloseWorld,
+    Collect,
+    LeaseNodes,
+    OpenWorld,
+    Refused,
+    ReleaseNodes,
+    StartPool,
+    StopHub,
+    Withdraw,
+)
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
@@ -34,34 +61,8 @@ from pytest_mnode.protocol.launcher_requests import (
     PowerOn,
     SwitchPower,
 )
-from pytest_mnode.protocol.messages import (
-    BEAT,
-    HUB,
-    AgentAlive,
-    AgentFailed,
-    Answer,
-    AskLauncher,
-    ClientGone,
-    CloseWorld,
-    Collect,
-    Death,
-    Hello,
-    LeaseNodes,
-    NodeBooted,
-    NodeGone,
-    NodeReady,
-    OpenWorld,
-    PartLost,
-    Refused,
-    ReleaseNodes,
-    StackTexts,
-    StartForkServer,
-    StartPool,
-    StopHub,
-    StopWorld,
-    TakeStacks,
-    Withdraw,
-)
+from pytest_mnode.protocol.rank_messages import Hello
+from pytest_mnode.protocol.world import BEAT, HUB
 
 _BOOT_LIMIT_S = 300.0
 _SILENCE_LIMIT_S = 15.0

@@ -13,7 +13,8 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import Need, need_of, runs_in_ranks
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.messages import Death, WorldInfo
+from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.world import WorldInfo
 from pytest_mnode.report_record import error_report
 
 _BEGIN_AGAIN = 2

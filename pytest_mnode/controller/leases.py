@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.messages import Granted, LeaseNodes, Refused
+from pytest_mnode.protocol.hub_messages import Granted, LeaseNodes, Refused
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
 from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Keys, Switchboard, new_keys
-from pytest_mnode.protocol.messages import StartPool
+from pytest_mnode.protocol.hub_messages import StartPool
 from pytest_mnode.spec import Spec
 
 _STOP_LIMIT_S = 20.0

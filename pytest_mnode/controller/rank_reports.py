@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.measure import curves_of, summed_up
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.messages import PhaseReport
+from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.report_record import describe
 
 MOST_WARNINGS = 20

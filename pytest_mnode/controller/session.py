@@ -21,7 +21,8 @@ from pytest_mnode.marks import FEWEST_NODES, Need, need_of
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
-from pytest_mnode.protocol.messages import CallFunction, Lease, WorldInfo
+from pytest_mnode.protocol.rank_messages import CallFunction
+from pytest_mnode.protocol.world import Lease, WorldInfo
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
 ENDED = "mnode_ended"

@@ -10,19 +10,9 @@ from typing import Any
 from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.outcome.describe import death_line
-from pytest_mnode.protocol.messages import (
-    BindingOrder,
-    CloseWorld,
-    Death,
-    Launch,
-    Opened,
-    OpenWorld,
-    PartLost,
-    Refused,
-    Shape,
-    StopWorld,
-    WorldInfo,
-)
+from pytest_mnode.protocol.agent_messages import BindingOrder, Death, Launch, PartLost, StopWorld
+from pytest_mnode.protocol.hub_messages import CloseWorld, Opened, OpenWorld, Refused
+from pytest_mnode.protocol.world import Shape, WorldInfo
 
 LAUNCH_LIMIT_S = 60.0
 _NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"

@@ -18,7 +18,7 @@ from pytest_mnode.protocol.launcher_requests import (
     NodeCommands,
     SlurmNames,
 )
-from pytest_mnode.protocol.messages import RUN
+from pytest_mnode.protocol.world import RUN
 
 FREE_PORT = (
     "import socket; at = (%r, 0); "

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterable, Mapping
 
-from pytest_mnode.protocol.messages import Death
+from pytest_mnode.protocol.agent_messages import Death
 
 MOST_SHOWN = 16
 """Different failures, outputs or stacks that one report shows: a report has a bounded size."""

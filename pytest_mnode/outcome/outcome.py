@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_mnode.outcome.calls import Call, parse
-from pytest_mnode.protocol.messages import Death, PhaseReport, Returned, TornDown, WorldInfo
+from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
+from pytest_mnode.protocol.world import WorldInfo
 
 PHASES = ("setup", "call", "teardown")
 _OF_A_RANK = re.compile(

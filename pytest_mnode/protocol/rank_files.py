@@ -12,7 +12,8 @@ import signal
 from pathlib import Path
 
 from pytest_mnode.logs.causes import causes
-from pytest_mnode.protocol.messages import Progress, WorldInfo
+from pytest_mnode.protocol.agent_messages import Progress
+from pytest_mnode.protocol.world import WorldInfo
 
 STACK_SIGNAL = signal.SIGRTMIN + 5
 """Asks a rank for its stacks: high enough that no library uses it."""

@@ -20,7 +20,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
-from pytest_mnode.protocol.messages import BindingOrder
+from pytest_mnode.protocol.agent_messages import BindingOrder
 from pytest_mnode.rank import mempolicy
 from pytest_mnode.rank.accelerators import homes_of
 from pytest_mnode.rank.cores import Core, Share, shares

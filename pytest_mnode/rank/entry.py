@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from pytest_mnode.other_plugins import other_loops
-from pytest_mnode.protocol.messages import AgentOrder, Collect, Launch
+from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
+from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.rank import loop, recorder
 from pytest_mnode.rank.session import RankSession
 

@@ -14,17 +14,10 @@ from typing import Any
 import cloudpickle
 
 from pytest_mnode import processes
-from pytest_mnode.protocol.messages import (
-    HUB,
-    AgentOrder,
-    CallFunction,
-    Hello,
-    Launch,
-    PartLost,
-    Returned,
-    RunItem,
-)
+from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
+from pytest_mnode.protocol.rank_messages import CallFunction, Hello, Returned, RunItem
+from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank import binding
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.session import RankSession

@@ -6,17 +6,11 @@ import contextlib
 import os
 from typing import Any, NoReturn
 
+from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
 from pytest_mnode.protocol.channel import Keys, Line
-from pytest_mnode.protocol.messages import (
-    HUB,
-    AgentOrder,
-    CallFunction,
-    Launch,
-    Ping,
-    Pong,
-    RunItem,
-)
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
+from pytest_mnode.protocol.rank_messages import CallFunction, Ping, Pong, RunItem
+from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank.process_group import GroupKeeper
 from pytest_mnode.rank.recorder import Recorder
 from pytest_mnode.rank.world import World

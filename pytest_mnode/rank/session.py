@@ -23,16 +23,16 @@ from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measure import curves_kept_by, kept_by
 from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.outcome import stacks
-from pytest_mnode.protocol.messages import (
+from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
+from pytest_mnode.protocol.rank_messages import (
     BodyDone,
-    Collect,
     Limit,
     PhaseReport,
     RunItem,
     TearDown,
     TornDown,
 )
-from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.rank import leaks
 from pytest_mnode.rank.rank import Rank
 

@@ -21,14 +21,11 @@ from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
 from pytest_mnode.agent.agent import Agent
 from pytest_mnode.agent.pipe import Pipe
-from pytest_mnode.protocol.channel import Line
-from pytest_mnode.protocol.messages import (
-    BEAT,
+from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentFailed,
     AgentOrder,
     BindingOrder,
-    Collect,
     ForkLauncher,
     ForkServerFailed,
     ForkServerReady,
@@ -37,13 +34,14 @@ from pytest_mnode.protocol.messages import (
     NodeEntry,
     NodeReady,
     PartLost,
-    Pong,
-    Shape,
     StartForkServer,
     StopWorld,
     TakeStacks,
-    WorldInfo,
 )
+from pytest_mnode.protocol.channel import Line
+from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.rank_messages import Pong
+from pytest_mnode.protocol.world import BEAT, Shape, WorldInfo
 
 LIMIT_S = 20.0
 FORK_SERVER_PID = 7

@@ -15,20 +15,17 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.calls import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.messages import (
+from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
+from pytest_mnode.protocol.rank_messages import (
     BodyDone,
-    Death,
-    PartLost,
     PhaseReport,
     Ping,
     Pong,
     RunItem,
-    Shape,
-    StackTexts,
     TearDown,
     TornDown,
-    WorldInfo,
 )
+from pytest_mnode.protocol.world import Shape, WorldInfo
 
 WORLD = WorldInfo("w1", Shape(2, 1), ("node0", "node1"))
 Answer = Callable[[int, Any], list[Any]]

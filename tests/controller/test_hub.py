@@ -21,7 +21,9 @@ from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.rack.launcher import Rack
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
+from pytest_mnode.protocol.agent_messages import AgentAlive
 from pytest_mnode.protocol.channel import Keys, LocalLine
+from pytest_mnode.protocol.hub_messages import Answer, AskLauncher, Refused, StartPool
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
@@ -34,7 +36,7 @@ from pytest_mnode.protocol.launcher_requests import (
     SetPairRate,
     SlurmNames,
 )
-from pytest_mnode.protocol.messages import HUB, AgentAlive, Answer, AskLauncher, Refused, StartPool
+from pytest_mnode.protocol.world import HUB
 
 LIMIT_S = 30.0
 SILENT_TURNS = 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.launchers.node import Node, count
-from pytest_mnode.protocol.messages import Granted, LeaseNodes, Refused
+from pytest_mnode.protocol.hub_messages import Granted, LeaseNodes, Refused
 
 
 def leases(count: int = 4) -> Leases:

@@ -15,17 +15,17 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.controller.worlds import PoolFacts, Worlds
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.protocol.messages import (
+from pytest_mnode.protocol.agent_messages import StopWorld
+from pytest_mnode.protocol.hub_messages import (
     CloseWorld,
     Granted,
-    Lease,
     LeaseNodes,
     Opened,
     OpenWorld,
     Refused,
-    StopWorld,
     Withdraw,
 )
+from pytest_mnode.protocol.world import Lease
 from tests.inner import run_pytest, write_files
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from pytest_mnode.outcome.merge import MOST_SECTIONS, merge
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.protocol.messages import PhaseReport, Shape, TornDown, WorldInfo
+from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
+from pytest_mnode.protocol.world import Shape, WorldInfo
 
 RANKS = 512
 NODES = tuple(f"node{n}" for n in range(RANKS // 8))

@@ -18,7 +18,7 @@ from pytest_mnode.outcome.describe import (
     places,
     ranks_text,
 )
-from pytest_mnode.protocol.messages import Death
+from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_files import nccl_causes
 
 NO_KILLS = OomKills(0)

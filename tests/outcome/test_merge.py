@@ -10,8 +10,10 @@ import pytest
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.ranks_repr import RanksRepr
-from pytest_mnode.protocol.messages import Death, PhaseReport, Shape, TornDown, WorldInfo
+from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
+from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
+from pytest_mnode.protocol.world import Shape, WorldInfo
 from pytest_mnode.rank.session import plain
 
 LOST = "RuntimeError: Connection closed by peer"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.controller.pool import new_log_dir
-from pytest_mnode.protocol.messages import Progress
+from pytest_mnode.protocol.agent_messages import Progress
 from pytest_mnode.protocol.rank_files import ProgressFile, read_progress
 from tests.inner import run_pytest, write_files
 

@@ -19,7 +19,7 @@ from pytest_mnode.jobs.slurm.queued import LOOK_S, Change, JobHistory, Queued, c
 from pytest_mnode.jobs.slurm.sbatch import Request, submitting
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.launchers.slurm import JobState, Slurm
-from pytest_mnode.protocol.messages import RUN
+from pytest_mnode.protocol.world import RUN
 
 
 class SubmittedJob(LaunchedJob):

@@ -1,182 +1,12 @@
-"""The messages between controller, agents and ranks: frozen values, pickled.
-
-Pickles are read only after their sender was authenticated. The classes have no slots: thousands of
-messages arrive per test, and a frozen class with slots is slow to unpickle.
-"""
+"""Messages between the hub and the agents on nodes, and between an agent and its fork server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
-from pytest_mnode.measurement import Curve, Measurement
-from pytest_mnode.protocol.launcher_requests import LauncherRequest
-
-HUB = "hub"
-BEAT = b"mnode-hub-is-there"
-"""From the hub to agents of other machines, as it is: an agent that misses it for long ends."""
-RUN = "MNODE_RUN"
-"""Variable of what is started on nodes; its value is the directory of the run it goes with."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How large a world is: `nodes` × `procs_per_node` ranks."""
-
-    nodes: int
-    procs_per_node: int
-
-    @property
-    def size(self) -> int:
-        return self.nodes * self.procs_per_node
-
-    def __str__(self) -> str:
-        return f"{self.nodes}×{self.procs_per_node}"
-
-
-@dataclass(frozen=True)
-class WorldInfo:
-    """A world as the controller knows it. `nodes` holds one name a group rank."""
-
-    id: str
-    shape: Shape
-    nodes: tuple[str, ...]
-    fresh: bool = True
-    log_dir: str = ""
-
-    def node_of(self, rank: int) -> str:
-        return self.nodes[rank // self.shape.procs_per_node]
-
-    def place(self, rank: int) -> str:
-        return f"rank {rank} on {self.node_of(rank)}"
-
-
-@dataclass(frozen=True)
-class Lease:
-    """Nodes that are a client's own until it gives them back."""
-
-    id: int
-    nodes: tuple[str, ...]
-
-
-# Controller to hub.
-
-
-@dataclass(frozen=True)
-class StartPool:
-    """Bring nodes, agents and torch up, before anything asks for a world."""
-
-
-@dataclass(frozen=True)
-class Collect:
-    """How the controller's pytest was configured, so that fork servers collect the same items.
-
-    args: what to collect from, of which only `files` are wanted.
-    """
-
-    args: tuple[str, ...]
-    files: frozenset[str]
-    options: dict[str, Any]
-    inifile: str | None
-    rootdir: str
-    cwd: str
-    sys_path: tuple[str, ...]
-    basetemp: str
-    markers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LeaseNodes:
-    """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`."""
-
-    seq: int
-    nodes: int | None
-    exclusive: bool
-    label: str
-
-
-@dataclass(frozen=True)
-class ReleaseNodes:
-    lease: int
-
-
-@dataclass(frozen=True)
-class OpenWorld:
-    """Ask for a world on nodes of a lease (None: all of them in order)."""
-
-    seq: int
-    lease: int
-    procs_per_node: int
-    fresh: bool
-    nodes: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class CloseWorld:
-    world: str
-    reusable: bool
-
-
-@dataclass(frozen=True)
-class AskLauncher:
-    seq: int
-    request: LauncherRequest
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Nobody waits for the answer to this client's request `seq` any more."""
-
-    seq: int
-
-
-@dataclass(frozen=True)
-class ClientGone:
-    """A pytest-xdist worker ended; what it held is free."""
-
-    client: str
-
-
-@dataclass(frozen=True)
-class StopHub:
-    pass
-
-
-# Hub to controller.
-
-
-@dataclass(frozen=True)
-class Granted:
-    seq: int
-    lease: int
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Opened:
-    seq: int
-    world: WorldInfo
-
-
-@dataclass(frozen=True)
-class Answer:
-    seq: int
-    value: Any
-
-
-@dataclass(frozen=True)
-class Refused:
-    """`kind` is the name of the class in errors.py to raise."""
-
-    seq: int
-    kind: str
-    text: str
-    node: str = ""
-
-
-# Hub to agent.
+from pytest_mnode.protocol.world import WorldInfo
 
 
 @dataclass(frozen=True)
@@ -249,9 +79,6 @@ class TakeStacks:
     world: str
     look: int | None = None
     native: tuple[int, ...] = ()
-
-
-# Agent to hub.
 
 
 @dataclass(frozen=True)
@@ -349,126 +176,6 @@ class StackTexts:
     look: int | None = None
 
 
-# Rank to hub, controller.
-
-
-@dataclass(frozen=True)
-class Hello:
-    world: str
-    rank: int
-
-
-@dataclass(frozen=True)
-class PhaseReport:
-    """A serialised pytest report.
-
-    partial: not pytest's own report of setup, call or teardown, but one more beside it, such as
-    that of a subtest.
-    """
-
-    rank: int
-    ordinal: int
-    when: str
-    outcome: str
-    data: dict[str, Any]
-    partial: bool = False
-
-
-@dataclass(frozen=True)
-class Limit:
-    """From now on the test, or only its body, has to end within this time."""
-
-    rank: int
-    ordinal: int
-    timeout_s: float
-    body_only: bool
-
-
-@dataclass(frozen=True)
-class BodyDone:
-    """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
-
-    `reports` has that of the call, which nothing comes between: one message is quicker than two.
-    """
-
-    rank: int
-    ordinal: int
-    reports: tuple[PhaseReport, ...] = ()
-
-
-@dataclass(frozen=True)
-class TornDown:
-    """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
-
-    entered: how many operations of the default process group this rank has entered so far.
-    """
-
-    rank: int
-    ordinal: int
-    leaks: tuple[str, ...] = ()
-    measurements: tuple[Measurement, ...] = ()
-    warnings: tuple[tuple[Any, ...], ...] = ()
-    reusable: bool = True
-    problem: str = ""
-    entered: int | None = None
-    reports: tuple[PhaseReport, ...] = ()
-    curves: tuple[Curve, ...] = ()
-
-
-@dataclass(frozen=True)
-class Pong:
-    rank: int
-    ordinal: int
-
-
-@dataclass(frozen=True)
-class Returned:
-    """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text."""
-
-    rank: int
-    ordinal: int
-    value: bytes | None
-    error: str = ""
-    summary: str = ""
-
-
-# Controller to ranks.
-
-
-@dataclass(frozen=True)
-class RunItem:
-    """Run one test. `keep_group` False: a new process group if the test asks for one."""
-
-    ordinal: int
-    reply_to: str
-    nodeid: str
-    next_nodeid: str | None
-    keep_group: bool
-
-
-@dataclass(frozen=True)
-class TearDown:
-    """`last`: nothing of this world's fixtures is to survive."""
-
-    ordinal: int
-    last: bool
-
-
-@dataclass(frozen=True)
-class Ping:
-    ordinal: int
-
-
-@dataclass(frozen=True)
-class CallFunction:
-    """Call a function pickled by cloudpickle with its arguments, in every rank."""
-
-    ordinal: int
-    reply_to: str
-    blob: bytes
-    group: bool
-
-
 @dataclass(frozen=True)
 class AgentOrder:
     """What an agent reads on its standard input, as JSON.
@@ -504,9 +211,6 @@ class AgentOrder:
     def logs_are_temporary(self) -> bool:
         """Logs go with the run's directory unless the user named one for them."""
         return self.log_dir.startswith(self.run_dir)
-
-
-# Between agent, fork server and elastic launchers, which share a machine.
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Messages between the hub and its clients: nodes, worlds, questions to the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mnode.protocol.launcher_requests import LauncherRequest
+from pytest_mnode.protocol.world import WorldInfo
+
+
+@dataclass(frozen=True)
+class StartPool:
+    """Bring nodes, agents and torch up, before anything asks for a world."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """How the controller's pytest was configured, so that fork servers collect the same items.
+
+    args: what to collect from, of which only `files` are wanted.
+    """
+
+    args: tuple[str, ...]
+    files: frozenset[str]
+    options: dict[str, Any]
+    inifile: str | None
+    rootdir: str
+    cwd: str
+    sys_path: tuple[str, ...]
+    basetemp: str
+    markers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeaseNodes:
+    """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`."""
+
+    seq: int
+    nodes: int | None
+    exclusive: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class ReleaseNodes:
+    lease: int
+
+
+@dataclass(frozen=True)
+class OpenWorld:
+    """Ask for a world on nodes of a lease (None: all of them in order)."""
+
+    seq: int
+    lease: int
+    procs_per_node: int
+    fresh: bool
+    nodes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class CloseWorld:
+    world: str
+    reusable: bool
+
+
+@dataclass(frozen=True)
+class AskLauncher:
+    seq: int
+    request: LauncherRequest
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Nobody waits for the answer to this client's request `seq` any more."""
+
+    seq: int
+
+
+@dataclass(frozen=True)
+class ClientGone:
+    """A pytest-xdist worker ended; what it held is free."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class StopHub:
+    pass
+
+
+@dataclass(frozen=True)
+class Granted:
+    seq: int
+    lease: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    seq: int
+    world: WorldInfo
+
+
+@dataclass(frozen=True)
+class Answer:
+    seq: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Refused:
+    """`kind` is the name of the class in errors.py to raise."""
+
+    seq: int
+    kind: str
+    text: str
+    node: str = ""

@@ -1,0 +1,122 @@
+"""Messages between ranks and the client that runs a test in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mnode.measurement import Curve, Measurement
+
+
+@dataclass(frozen=True)
+class Hello:
+    world: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """A serialised pytest report.
+
+    partial: not pytest's own report of setup, call or teardown, but one more beside it, such as
+    that of a subtest.
+    """
+
+    rank: int
+    ordinal: int
+    when: str
+    outcome: str
+    data: dict[str, Any]
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Limit:
+    """From now on the test, or only its body, has to end within this time."""
+
+    rank: int
+    ordinal: int
+    timeout_s: float
+    body_only: bool
+
+
+@dataclass(frozen=True)
+class BodyDone:
+    """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
+
+    `reports` has that of the call, which nothing comes between: one message is quicker than two.
+    """
+
+    rank: int
+    ordinal: int
+    reports: tuple[PhaseReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class TornDown:
+    """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
+
+    entered: how many operations of the default process group this rank has entered so far.
+    """
+
+    rank: int
+    ordinal: int
+    leaks: tuple[str, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    warnings: tuple[tuple[Any, ...], ...] = ()
+    reusable: bool = True
+    problem: str = ""
+    entered: int | None = None
+    reports: tuple[PhaseReport, ...] = ()
+    curves: tuple[Curve, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pong:
+    rank: int
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text."""
+
+    rank: int
+    ordinal: int
+    value: bytes | None
+    error: str = ""
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class RunItem:
+    """Run one test. `keep_group` False: a new process group if the test asks for one."""
+
+    ordinal: int
+    reply_to: str
+    nodeid: str
+    next_nodeid: str | None
+    keep_group: bool
+
+
+@dataclass(frozen=True)
+class TearDown:
+    """`last`: nothing of this world's fixtures is to survive."""
+
+    ordinal: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class Ping:
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class CallFunction:
+    """Call a function pickled by cloudpickle with its arguments, in every rank."""
+
+    ordinal: int
+    reply_to: str
+    blob: bytes
+    group: bool
