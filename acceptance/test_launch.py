@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode import not_promised
-from pytest_mnode.criteria import launching
+from pytest_mnode.criteria.launching import absent, rendezvous, store
+from pytest_mnode.criteria.launching.image import measured_image
+from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place, judged_start
+from pytest_mnode.criteria.launching.sbatch import path_of
+from pytest_mnode.criteria.launching.starting import job_of, start
+from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
@@ -27,14 +31,12 @@ def test_job_gets_the_right_environment(
     style: str, cluster: Cluster, spec: Spec, measure: Measure
 ) -> None:
     """Do all ranks of a job started this way find the right environment, and each other?"""
-    promised = spec.criteria.launch
-    if promised is None or (promise := promised.start(style)) is None:
-        not_promised(f"launch.{style}")
-    job = launching.job_of(style, promise, JOBS, spec, len(cluster.nodes))
+    promise = promised(spec, f"launch.{style}")
+    job = job_of(style, promise, JOBS, spec, len(cluster.nodes))
     nodes = cluster.nodes[: job.node_count]
-    started = launching.start(launching.path_of(cluster), job, nodes, style, 2 * promise.within_s)
+    started = start(path_of(cluster), job, nodes, style, 2 * promise.within_s)
     print(started.text())
-    started.record(measure, promise, f"criteria.launch.{style}")
+    measure.record(judged_start(started, promise, f"criteria.launch.{style}"))
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -42,57 +44,47 @@ def test_job_is_as_right_elsewhere(
     style: str, cluster: Cluster, spec: Spec, measure: Measure
 ) -> None:
     """Is it the same when the job is placed on other nodes, and does its address follow?"""
-    promised = spec.criteria.launch
-    if promised is None or (promise := promised.start(style)) is None or not promised.elsewhere:
-        not_promised(f"launch.elsewhere with launch.{style}")
+    promise = promised(spec, f"launch.{style}")
+    promised(spec, "launch.elsewhere")
     if len(cluster.nodes) < 2:
         pytest.skip("there is no elsewhere with one node; give --mnode-nodes=2 or more")
-    half = len(launching.elsewhere(cluster.nodes))
-    job = launching.job_of(style, promise, JOBS, spec, len(cluster.nodes), every=half)
-    nodes = launching.elsewhere(cluster.nodes, job.node_count)
+    half = len(elsewhere(cluster.nodes))
+    job = job_of(style, promise, JOBS, spec, len(cluster.nodes), every=half)
+    nodes = elsewhere(cluster.nodes, job.node_count)
     what = f"{style} elsewhere"
-    started = launching.start(launching.path_of(cluster), job, nodes, what, 2 * promise.within_s)
+    started = start(path_of(cluster), job, nodes, what, 2 * promise.within_s)
     print(started.text())
-    started.record(measure, promise, f"criteria.launch.{style}")
+    measure.record(judged_start(started, promise, f"criteria.launch.{style}"))
     addresses = {node: cluster.address(node) for node in cluster.nodes}
-    launching.record_place(measure, started, nodes, addresses)
+    measure.record(judged_place(started, nodes, addresses))
 
 
 def test_job_runs_in_its_image(cluster: Cluster, spec: Spec, measure: Measure) -> None:
     """Does a job that names an image run in it?"""
-    promised = spec.criteria.launch
-    if promised is None or promised.image is None:
-        not_promised("launch.image")
-    path = launching.path_of(cluster)
-    launching.record_image(cluster, promised, spec, measure, path=path, folder=JOBS)
+    promised(spec, "launch.image")
+    measure.record(measured_image(cluster, path_of(cluster), spec, JOBS))
 
 
 def test_ranks_meet_in_time(cluster: Cluster, spec: Spec, measure: Measure) -> None:
     """Do as many ranks as promised make a process group in time?"""
-    promised = spec.criteria.launch
-    if promised is None or promised.rendezvous is None:
-        not_promised("launch.rendezvous")
-    launching.record_rendezvous(cluster, promised.rendezvous, spec, measure)
+    promise = promised(spec, "launch.rendezvous")
+    measure.record(rendezvous.measured_rendezvous(cluster, promise, spec))
 
 
 def test_store_serves_many_clients(cluster: Cluster, spec: Spec, measure: Measure) -> None:
     """Does the store of a rendezvous serve as many clients as promised, in time?"""
-    promised = spec.criteria.launch
-    if promised is None or promised.store is None:
-        not_promised("launch.store")
-    crowds = launching.crowds_of(cluster, promised.store)
-    print(launching.table(crowds))
-    launching.record_crowds(crowds, promised.store, measure)
+    promise = promised(spec, "launch.store")
+    loads = store.measured_loads(cluster, promise)
+    print(store.table(loads))
+    measure.record(store.judged_loads(loads, promise))
 
 
 def test_who_never_came_is_named(cluster: Cluster, spec: Spec, measure: Measure) -> None:
-    """Where a rank never comes, does every other one say which?"""
-    promised = spec.criteria.launch
-    if promised is None or promised.absent is None:
-        not_promised("launch.absent")
+    """If a rank never comes, does every other rank name it?"""
+    promise = promised(spec, "launch.absent")
     if len(cluster.nodes) < 2:
         pytest.skip("nobody is missed on one node; give --mnode-nodes=2 or more")
-    launching.record_absent(cluster, promised.absent, spec, measure)
+    measure.record(absent.measured_absence(cluster, promise, spec))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

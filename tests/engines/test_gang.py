@@ -209,7 +209,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert re.match(r"too large: too large held [1-4] of 5 nodes \(node0", parts["culprit"]), parts
     left = large["jobs left in the queue"]
     assert left["verdict"] == "fail", output
-    assert left["culprit"].startswith("too large: a job that nobody submitted knowingly ("), left
+    assert left["culprit"].startswith("too large: a job whose submission was not answered ("), left
     unseen = large["nodes held by two jobs at once"]
     assert unseen["verdict"] == "inconclusive", output
     assert unseen["note"].startswith("too large: nothing was seen for "), unseen

@@ -29,12 +29,14 @@ HELPERS = """
     from pathlib import Path
     import pytest
     from pytest_mnode import Job
-    from pytest_mnode.criteria import launching
+    from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
+    from pytest_mnode.criteria.launching.sbatch import path_of
+    from pytest_mnode.criteria.launching.starting import start
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
     from pytest_mnode.jobs.slurm import sbatch
     from pytest_mnode.jobs.slurm.submitted import SubmittedJob
     from pytest_mnode.criteria.launching.contract import leaked
-    from pytest_mnode.criteria.launching.described import LaunchJob, read_job
+    from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
     from pytest_mnode.launchers.slurm import Slurm
 
     @pytest.fixture
@@ -151,18 +153,18 @@ TESTS = (
         if style == "megatron":
             command = [w for w in wanted.command if not w.startswith("--tensor")]
             wanted = wanted.model_copy(update={"command": tuple(command)})
-        path = launching.path_of(cluster)
+        path = path_of(cluster)
         assert (path.name, path.runs_images) == ("sbatch", False)
         nodes = ["node2", "node1"] if style == "megatron" else ["node0", "node1"]
-        started = launching.start(path, wanted, nodes, style, 90)
+        started = start(path, wanted, nodes, style, 90)
         print(started.text())
         assert started.submitted.nodes == tuple(sorted(nodes))
         assert started.outcome.codes == dict.fromkeys(sorted(nodes), 0), started.text()
         assert [r.rank for r in started.outcome.reports] == [0, 1]
         assert all(r.met is not None and r.met.size == 2 for r in started.outcome.reports)
-        started.record(measure, Promise(), "criteria.launch")
+        measure.record(judged_start(started, Promise(), "criteria.launch"))
         addresses = {node: cluster.address(node) for node in cluster.nodes}
-        launching.record_place(measure, started, nodes, addresses)
+        measure.record(judged_place(started, nodes, addresses))
         assert queued() == []
 
     class Promise:
@@ -174,15 +176,15 @@ TESTS = (
         page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
         command = ["python", f"{JOBS}/contract.py", "--meet=none"]
         wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
-        path = launching.path_of(cluster)
-        started = launching.start(path, wanted, ["node0"], "leaky", 60)
+        path = path_of(cluster)
+        started = start(path, wanted, ["node0"], "leaky", 60)
         found = leaked(started.expected, started.outcome.reports)
-        assert found and found[0].variable == "MNODE_CANARY", started.text()
+        assert found and "MNODE_CANARY" in found[0], started.text()
 
     def test_a_script_that_would_never_start_is_started_directly(cluster):
         wanted = read_job(Path(JOBS) / "deepspeed.yaml").placed(2, 0)
-        path = launching.path_of(cluster)
-        started = launching.start(path, wanted, ["node1", "node0"], "direct", 60)
+        path = path_of(cluster)
+        started = start(path, wanted, ["node1", "node0"], "direct", 60)
         said = started.submitted.notes[0]
         assert said.startswith(f"started as steps of allocation {cluster.allocation}: "), said
         assert started.submitted.nodes == ("node1", "node0")
@@ -193,7 +195,7 @@ TESTS = (
         page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}
         wanted = LaunchJob.model_validate(
             page | {"command": ["sh", "-c", "setsid sleep 3141 & sleep 3141"]}).placed(2, 0)
-        submission = launching.path_of(cluster).submit(wanted, cluster.nodes[:2])
+        submission = path_of(cluster).submit(wanted, cluster.nodes[:2])
         outcome = submission.wait(3)
         assert outcome.codes == {"node0": None, "node1": None}
         assert queued() == []

@@ -1,64 +1,120 @@
-"""Who came to a meeting of ranks and who did not, in words."""
+"""A rank that is held back on purpose, and whether the others name it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pytest_mnode.outcome.describe import ranks_text
+from pytest_mnode.criteria.launching.rendezvous import first_error
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.measurement import Measurement, at_most, equals
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.launch import AbsentPromise
 
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.rank.world import World
+
+_NAMED = re.compile(r"\branks? ([\d,-]+) of \d+( \([^()]*\))? never came")
+"""The line of `gathering`; what a late rank says of itself comes before that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comer:
-    """A rank that came: its node's name and how many ranks its node has (None: not told)."""
+class RankError:
+    """The error of a rank that came, "" where it met as if all were there, and its time."""
 
+    rank: int
     node: str
-    local_size: int | None
+    text: str
+    seconds: float
+
+    @property
+    def names(self) -> frozenset[int]:
+        """Ranks that never came, by this error."""
+        found = _NAMED.search(self.text)
+        return frozenset(_ranks(found[1])) if found else frozenset()
 
 
-def never_came(
-    size: int, came: Mapping[int, Comer], within_s: float, twice: Mapping[int, str] | None = None
-) -> str:
-    """One line that names those of `size` ranks that are not in `came`.
+def meet_without(
+    absent: int, limit_s: float, backend: str | None, *, world: World
+) -> RankError | None:
+    """In every rank: meet, except for the rank that is held back; None there."""
+    import torch.distributed as dist
 
-    twice: ranks that came from two places, with the places in words.
+    from pytest_mnode.criteria.launching.meeting import meet
+
+    if world.rank == absent:
+        return None
+    began = time.perf_counter()
+    text = ""
+    try:
+        meet(limit_s, backend)
+    except MnodeError as error:
+        text = str(error)
+    else:
+        dist.destroy_process_group()
+    return RankError(world.rank, world.node, text, time.perf_counter() - began)
+
+
+def measured_absence(cluster: Cluster, promise: AbsentPromise, spec: Spec) -> list[Measurement]:
+    """Hold the last rank back, have the others meet, and judge their errors."""
+    absent = len(cluster.nodes) - 1
+    backend = None if spec.accelerators.per_node else "gloo"
+    limit_s = 2 * promise.limit_s + promise.said_within_s + 60
+    failed, found = "", []
+    try:
+        with cluster.world(procs_per_node=1, fresh=True) as world:
+            found = world.run(meet_without, absent, promise.limit_s, backend, timeout=limit_s)
+    except MnodeError as error:
+        failed = first_error(str(error))
+    errors = [one for one in found if one is not None]
+    return judged_absence(errors, absent, cluster.nodes, promise, failed=failed)
+
+
+def judged_absence(
+    errors: Sequence[RankError],
+    absent: int,
+    nodes: Sequence[str],
+    promise: AbsentPromise,
+    *,
+    failed: str = "",
+) -> list[Measurement]:
+    """How many ranks, one per node, named the rank that was held back, and how soon.
+
+    failed: why no error is known.
     """
-    missing = [rank for rank in range(size) if rank not in came]
-    nodes = _nodes_of(missing, came)
-    where = f" ({', '.join(nodes)})" if nodes else ""
-    names = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
-    did = f"{ranks_text(sorted(came))} on {','.join(names)} did" if came else "nobody did"
-    line = f"{ranks_text(missing)} of {size}{where} never came within {within_s:g} s ({did})"
-    if not missing:
-        line = f"all {size} ranks came, but not all of them within {within_s:g} s"
-    for rank, places in sorted((twice or {}).items()):
-        line += f"; rank {rank} came twice, from {places}: RANK must be different in every process"
-    return line
+    wrong = [one for one in errors if one.names != {absent}]
+    note = f"it said: {wrong[0].text or 'nothing, and went on'}" if wrong else ""
+    last = max(errors, key=lambda one: one.seconds, default=None)
+    return [
+        Measurement(
+            "ranks that named the one that never came",
+            None if failed else len(errors) - len(wrong),
+            "",
+            equals(len(nodes) - 1),
+            f"rank {absent} on {nodes[absent]} was held back",
+            f"rank {wrong[0].rank} on {wrong[0].node}" if wrong else None,
+            failed or note,
+        ),
+        Measurement(
+            "time from the limit of initialisation to the error",
+            last.seconds - promise.limit_s if last else None,
+            "s",
+            at_most(promise.said_within_s),
+            f"criteria.launch.absent.said_within {promise.said_within_s:g} s",
+            f"rank {last.rank} on {last.node}" if last else None,
+            failed or (errors[0].text if errors else ""),
+        ),
+    ]
 
 
-def came_late(size: int, came: Mapping[int, Comer], before: str) -> str:
-    """The same of ranks that came when the others had failed; before: the line that these got."""
-    nodes = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
-    who = f"{ranks_text(sorted(came))} of {size} on {','.join(nodes)}"
-    return f"{who} came after the others had given up: {before}"
-
-
-def gist(text: str) -> str:
-    """The line in an account of failed ranks that says what happened."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = (line for line in lines if _ERROR.match(line))
-    return next(errors, lines[0] if lines else "no message")
-
-
-def _nodes_of(missing: list[int], came: Mapping[int, Comer]) -> list[str]:
-    """Nodes of missing ranks, where a neighbour of the same node came and tells."""
-    found: dict[str, None] = {}
-    for rank, comer in sorted(came.items()):
-        if comer.local_size:
-            first = rank - rank % comer.local_size
-            if any(first <= other < first + comer.local_size for other in missing):
-                found[comer.node] = None
-    return list(found)
+def _ranks(text: str) -> list[int]:
+    """Numbers of "0-1,3"."""
+    found: list[int] = []
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found

@@ -1,23 +1,25 @@
-"""What a style of launch promises the ranks of a job, and who reported, met and saw too much.
+"""What a style of launch promises the ranks of a job; who reported, met, leaked, and sees devices.
 
-Pure: from what the ranks said to a list of what is wrong, each with node, rank and variable. The
-variables themselves are judged in `variables`.
+Pure: from the ranks' reports to texts of what is wrong, each with node and rank. The variables are
+judged in `variables`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.criteria.launching.reports import RankReport
+from pytest_mnode.spec.quantity import shown
 
 CANARY = "MNODE_CANARY"
-"""Set where a job is submitted from, for every submission; no rank may see it."""
+"""A variable of every submitting environment; no rank may see it."""
 LOGIN = frozenset({"HOME", "USER", "PATH", "LANG"})
-"""What an ordinary user's environment has here."""
+"""Variables of an ordinary user's login."""
 _SHELL = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"})
-"""What a shell, or Python itself, adds."""
+"""Variables that a shell or Python adds."""
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "torchrun": (
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
@@ -26,7 +28,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "deepspeed": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     "megatron": (
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        # Its script makes the others of these, whoever starts the tasks.
+        # Its script makes the others from these, whoever starts the tasks.
         *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
     ),
     "plain": (),
@@ -38,18 +40,25 @@ _ADDED: Mapping[str, tuple[str, ...]] = {
     "megatron": ("SLURM_", "CUDA_VISIBLE_DEVICES"),
     "plain": (),
 }
-"""Beginnings of what launchers of each style add of their own."""
+"""Prefixes of variables that launchers of each style add."""
+_MASKS = (
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "ZE_AFFINITY_MASK",
+)
+"""By which a scheduler gives a rank its own accelerators, of any vendor."""
+_NUMBER = re.compile("[0-9]{1,9}")
+_TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a job must find.
+    """What the ranks of a job must find.
 
-    nodes: names as nodes report them, in the order of ranks. per_node: ranks of each.
+    nodes: names as nodes report them, in the order of ranks. per_node: ranks of each node.
     accelerators: of each node. pins: variables that every rank of a node must have, by node.
-    outside: names of variables where the job was submitted from; own: names the job asked for.
-    hosts: how nodes name themselves where that is otherwise; nodes of one name are one machine.
-    added: beginnings of those that the way of submitting adds; profile: the user's profile adds
+    outside: names of variables of the submitting environment; own: of those that the job sets.
+    hosts: how nodes name themselves where that differs; nodes with one name are one machine.
+    added: prefixes of variables that the way of submitting adds. profile: the user's profile adds
     more, of any name.
     """
 
@@ -69,65 +78,53 @@ class Expected:
         return len(self.nodes) * self.per_node
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """One thing that is not as it should be. rank: None where it is the node's, or unknown."""
-
-    node: str
-    rank: int | None
-    variable: str
-    what: str
-
-    def __str__(self) -> str:
-        rank = f" rank {self.rank}" if self.rank is not None else ""
-        return f"{self.node}{rank}: {self.what}"
-
-
 def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
-    """Which ranks did not say what is judged here, in words; "" where all did."""
+    """Which of these facts ranks did not report; "" where all reported all."""
     if not reports:
         return "no rank reported"
     lines = []
     for fact in facts:
-        silent = [report for report in reports if fact in report.unsaid]
+        silent = [report for report in reports if fact in report.missing]
         if silent:
             what = f"reported no {fact} ({len(silent)} of {len(reports)} ranks)"
-            lines.append(str(Wrong(silent[0].node, silent[0].rank, "", what)))
+            lines.append(silent[0].fault(what))
     return "; ".join(lines)
 
 
-def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """Variables of where the job was submitted from that ranks see, the canary first.
+def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+    """Variables of the submitting environment that ranks see, the canary first.
 
-    Where a profile adds variables, which may have the same names, only the canary tells: a rank
-    that does not see it sees nothing of there.
+    Where a profile adds variables, which may have the same names, only the canary proves a leak: a
+    rank without it sees nothing of that environment.
     """
     allowed = LOGIN | _SHELL | expected.own | set(REQUIRED[expected.style])
     allowed |= {name for pins in expected.pins.values() for name in pins}
+    prefixes = (*_ADDED[expected.style], *expected.added)
     found = []
     for report in reports:
         if expected.profile and CANARY not in report.names:
             continue
-        for name in sorted((report.names & expected.outside) - allowed):
-            if not name.startswith((*_ADDED[expected.style], *expected.added)):
-                what = f"{name} of the submitting environment is visible"
-                found.append(Wrong(report.node, report.rank, name, what))
-    return sorted(found, key=lambda wrong: wrong.variable != CANARY)
+        found += [
+            (name != CANARY, report.fault(f"{name} of the submitting environment is visible"))
+            for name in sorted((report.names & expected.outside) - allowed)
+            if not name.startswith(prefixes)
+        ]
+    return [text for _, text in sorted(found, key=lambda pair: pair[0])]
 
 
-def missing_ranks(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """Nodes on which fewer ranks, or more, said anything than run there."""
-    said = Counter(report.node for report in reports)
+def missing_ranks(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+    """Nodes on which fewer or more ranks reported than run there."""
+    reported = Counter(report.node for report in reports)
     found = []
-    for node in (*expected.nodes, *sorted(set(said) - set(expected.nodes))):
+    for node in (*expected.nodes, *sorted(set(reported) - set(expected.nodes))):
         due = expected.per_node if node in expected.nodes else 0
-        if said[node] != due:
-            found.append(Wrong(node, None, "", f"{said[node]} of {due} ranks reported"))
+        if reported[node] != due:
+            found.append(f"{node}: {reported[node]} of {due} ranks reported")
     return found
 
 
-def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """Ranks that did not meet all the others, or got a wrong sum of them."""
+def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+    """Ranks that did not meet all the others, or got a wrong sum over them."""
     size = expected.size
     found = []
     for report in reports:
@@ -141,5 +138,86 @@ def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
             what = f"a wrong sum over all ranks: {met.total}, from ranks {list(met.ranks)}"
         else:
             continue
-        found.append(Wrong(report.node, report.rank, "", what))
+        found.append(report.fault(what))
+    return found
+
+
+def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Ranks that see neither all accelerators of their node nor one of their own.
+
+    More accelerators than the job asked for are no fault: few sites hide those of others.
+    """
+    by_node: dict[str, list[RankReport]] = defaultdict(list)
+    for report in reports:
+        by_node[report.node].append(report)
+    for there in by_node.values():
+        one_each = len(_distinct_views(there)) == len(there) == expected.accelerators
+        for report in there:
+            count = report.accelerators
+            if count is None and expected.accelerators:
+                yield report.fault("its accelerators could not be counted")
+            elif count is not None and count < expected.accelerators:
+                if count == 1 and one_each:
+                    continue
+                what = f"{count} of {expected.accelerators} accelerators are visible"
+                yield report.fault(what)
+
+
+def _distinct_views(there: Sequence[RankReport]) -> set[tuple[str, ...]]:
+    """The different sets of accelerators that ranks of a node see.
+
+    By the devices' own ids where all ranks reported them: a number in a variable is relative to
+    what a rank sees, so that each has 0 where cgroups hide the others. A name in a variable, such
+    as that of a MIG part, means the same to all ranks.
+    """
+    known = all(report.devices for report in there)
+    found = set()
+    for report in there:
+        masks = tuple(text for name in _MASKS if (text := report.contract.get(name)))
+        names = tuple(text for text in masks if not text[0].isdigit())
+        found.add((*report.devices, *names) if known else masks)
+    return found - {()}
+
+
+def more_visible(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+    """A line for each number of accelerators that is more than the job asked for."""
+    nodes: dict[int, dict[str, None]] = defaultdict(dict)
+    for report in reports:
+        if report.accelerators is not None and report.accelerators > expected.accelerators:
+            nodes[report.accelerators][report.node] = None
+    asked = f"and the job asked for {expected.accelerators}"
+    return [
+        f"accelerators visible on {', '.join(there)}: {count}, {asked}"
+        for count, there in sorted(nodes.items())
+    ]
+
+
+def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Megatron's tensor × pipeline sizes divide the ranks, and tensor groups stay on a node."""
+    for report in reports:
+        sizes = {}
+        for name in (_TENSOR, _PIPELINE):
+            given = _given(name, report.arguments)
+            if given is not None and not _NUMBER.fullmatch(given):
+                what = f"{name}={shown(given)} is no number"
+                yield report.fault(what)
+                given = None
+            sizes[name] = 1 if given is None else int(given)
+        tensor, pipeline = sizes[_TENSOR], sizes[_PIPELINE]
+        if not tensor or not pipeline or expected.size % (tensor * pipeline):
+            what = f"{_TENSOR} {tensor} × {_PIPELINE} {pipeline} does not divide {expected.size}"
+            yield report.fault(f"{what} ranks")
+        elif expected.per_node % tensor:
+            what = f"{_TENSOR} {tensor} does not divide the {expected.per_node} ranks of a node"
+            yield report.fault(what)
+
+
+def _given(name: str, arguments: Sequence[str]) -> str | None:
+    """The last value of an option, after = or as the next word; None without it."""
+    found = None
+    for number, word in enumerate(arguments):
+        if word == name:
+            found = "".join(arguments[number + 1 : number + 2])
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
     return found

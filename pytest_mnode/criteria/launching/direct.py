@@ -1,4 +1,4 @@
-"""The path of launchers that run commands on nodes: log in to each, run the command there."""
+"""The path of launchers that run commands on nodes: log in to each node, run the command there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY
-from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
 from pytest_mnode.errors import UsageError
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _HAS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 _END_S = 15.0
-"""How long a node may take to end the rest of a job that was told to end."""
+"""How long a node may take to end a job after SIGTERM."""
 
 
 def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Variables that a site sets on a node: the fabric's interface, where a job sets none."""
+    """The site's variables on a node: the fabric's interface, unless the job sets them."""
     interface = cluster.fabric_interface(node)
     if not interface:
         return {}
@@ -39,11 +39,10 @@ def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]
 
 
 class Direct:
-    """Logs in to each node with a clean environment: HOME, USER, PATH, LANG, and what is the job's.
+    """Logs in to each node with HOME, USER, PATH, LANG, the site's pins and the job's variables.
 
-    Where nodes are logged in to as root, the job becomes an unprivileged user, unless that one
-    could not read the job or run Python. Site variables are the pins of the fabric's interface.
-    note: why this way, where there is another.
+    Where the login is root, the job runs as an unprivileged user, unless that user could not read
+    the job or run Python. note: why a scheduler is not used.
     """
 
     name = "direct"
@@ -78,10 +77,10 @@ class Direct:
         return DirectSubmission(self._cluster, submitted, self._plans(started))
 
     def _plans(self, started: Mapping[str, Sequence[styles.Process]]) -> dict[str, str]:
-        """What `login` is told on each node."""
+        """The argument of `login` on each node."""
         files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
         must_read = sorted({word for word in files if Path(word).is_file()})
-        # The same Python as everywhere else: the user has the environment activated.
+        # The Python of the run first, as in an activated environment.
         beside = str(Path(self._cluster.python).parent)
         path = os.pathsep.join((beside, "/usr/local/bin:/usr/bin:/bin"))
         common = {
@@ -104,7 +103,7 @@ class Direct:
 
 
 class DirectSubmission:
-    """One login a node."""
+    """One login per node."""
 
     def __init__(self, cluster: Nodes, submitted: Submitted, plans: Mapping[str, str]) -> None:
         self.submitted = submitted
@@ -155,7 +154,7 @@ class DirectSubmission:
         self._logs.cleanup()
 
     def _end(self) -> None:
-        """Tell what still runs to end; the login there ends all that is below it."""
+        """SIGTERM to what still runs; the login on the node ends all of its descendants."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()

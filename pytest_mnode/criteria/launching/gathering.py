@@ -1,16 +1,16 @@
-"""How ranks find out in a store that all of them are there, or who is not.
+"""How ranks agree in a store that all of them are there, or find out which are not.
 
-The store may be older than the ranks: torchrun keeps it when it starts ranks anew, and counts
-restarts by node, so that the count is no name that all ranks share. Meetings are therefore numbered
-in the store itself, and what ranks left there that were killed in a meeting must count for nothing:
+The store may be older than the ranks: torchrun keeps it when it restarts ranks, and counts restarts
+by node, so that the ranks share no restart count. Meetings are therefore numbered in the store, and
+keys of ranks that were killed in an earlier meeting must not count:
 
-- Rank 0 opens the next meeting, and ends the one before if that never ended. The others go to the
-  one that is open, or wait for the one to come.
-- Only what is announced after the opening counts, and only rank 0 may say that all are there: in
-  a meeting whose rank 0 is gone nothing is ever decided, until the next rank 0 ends it.
-- Whoever reaches its limit first calls the roll. Who answers is alive, and the line that names the
-  others is everybody's error. Who came to the next meeting only, in a store that outlives the one
-  that failed, is told what was said there.
+- Rank 0 opens the next meeting, and ends the previous one if that never ended. The others go to the
+  open meeting, or wait for the next.
+- Only ranks that announce themselves after the opening count, and only rank 0 may declare a meeting
+  complete: one whose rank 0 is gone stays undecided until the next rank 0 ends it.
+- The first rank that reaches its limit calls the roll. Ranks that answer are alive; all of them
+  raise the same line, which names the others. A rank that comes only to the next meeting, in a
+  store that outlives the failed one, gets the line of the failed meeting as well.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import json
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching.absent import Comer, came_late, never_came
 from pytest_mnode.errors import TimeLimitError, WorldError
+from pytest_mnode.outcome.describe import ranks_text
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -34,16 +34,16 @@ PREFIX = "mnode-meet"
 _OPENED = f"{PREFIX}/opened"
 _OPEN, _ALL, _NEXT, _CALL = "open", "all", "next", "call"
 _ROLL_S = 0.5
-"""How long those who are alive have to answer the roll."""
+"""How long ranks may take to answer the roll."""
 _FOUND_S = 10.0
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """One rank's side of it.
+    """One rank's side of a meeting.
 
-    until: when this rank gives up, by the monotonic clock; within_s: the same for messages.
+    until: when this rank gives up, by the monotonic clock. within_s: its limit, for messages.
     keeps_store: the store ends with this process.
     """
 
@@ -55,10 +55,10 @@ class Gathering:
     keeps_store: bool
 
     def come(self) -> int:
-        """The number of the meeting, once all are there.
+        """The number of the meeting, once all ranks are there.
 
-        Raises TimeLimitError that names who never came, WorldError where the store was lost or a
-        second process is rank 0.
+        Raises TimeLimitError that names the ranks that never came, WorldError where the store was
+        lost or a second process is rank 0.
         """
         from torch.distributed import DistNetworkError
 
@@ -91,7 +91,7 @@ class Gathering:
         return bool(self.store.check([f"{PREFIX}/{number}/end"]))
 
     def _all_in(self, at: str) -> bool:
-        """Whether this meeting ended with all of them there; False: it is on to the next one."""
+        """Whether this meeting is complete; False: go on to the next one."""
         news = self._wait(at, "opening")
         if news == _OPEN:
             first = self.store.add(f"{at}/times/{self.rank}", 1) == 1
@@ -110,25 +110,25 @@ class Gathering:
         return news == _ALL
 
     def _wait(self, at: str, key: str) -> str:
-        """What this key says, once it does; at the limit the roll is called."""
+        """The value of this key, once it is set; at the limit this rank calls the roll."""
         from torch.distributed import DistNetworkError
 
         try:
             self.store.wait([f"{at}/{key}"], left(self.until))
         except DistNetworkError:
             raise
-        except RuntimeError:  # the limit: of a kind of its own in some versions only
+        except RuntimeError:  # the limit: some versions raise a subclass
             for one in ("opening", "full", "end"):
                 self.store.compare_set(f"{at}/{one}", "", _CALL)
             self.store.compare_set(f"{at}/caller", "", str(self.rank))
         return self.store.get(f"{at}/{key}").decode()
 
     def _answer_roll(self, at: str) -> str:
-        """The line that names who is missing, made by the first who called."""
+        """The line that names the missing ranks, made by the first rank that called."""
         node = socket.gethostname()
         times = self.store.add(f"{at}/answers/{self.rank}", 1)
-        said = {"node": node, "local_size": _local_size(), "place": f"{node} (pid {os.getpid()})"}
-        self.store.set(f"{at}/answer/{self.rank}/{times}", json.dumps(said))
+        own = {"node": node, "local_size": _local_size(), "place": f"{node} (pid {os.getpid()})"}
+        self.store.set(f"{at}/answer/{self.rank}/{times}", json.dumps(own))
         self.store.add(f"{at}/answered", 1)
         caller = self.store.get(f"{at}/caller").decode() == str(self.rank) and times == 1
         if caller:
@@ -148,23 +148,25 @@ class Gathering:
             time.sleep(_POLL_S)
 
     def _who_is_missing(self, at: str) -> str:
-        came: dict[int, Comer] = {}
+        came: dict[int, Arrival] = {}
         twice: dict[int, str] = {}
         for rank in range(self.size):
             if not self.store.check([f"{at}/answers/{rank}"]):
                 continue
             times = self.store.add(f"{at}/answers/{rank}", 0)
-            said = [json.loads(self.store.get(f"{at}/answer/{rank}/{n + 1}")) for n in range(times)]
-            came[rank] = Comer(said[0]["node"], said[0]["local_size"])
+            answers = [
+                json.loads(self.store.get(f"{at}/answer/{rank}/{n + 1}")) for n in range(times)
+            ]
+            came[rank] = Arrival(answers[0]["node"], answers[0]["local_size"])
             if times > 1:
-                twice[rank] = " and ".join(one["place"] for one in said)
+                twice[rank] = " and ".join(one["place"] for one in answers)
         before = self._before(at, came)
         if before is not None:
             return came_late(self.size, came, before)
         return never_came(self.size, came, self.within_s, twice)
 
     def _before(self, at: str, came: Collection[int]) -> str | None:
-        """What was found in the meeting before, where it failed and none of these was in it."""
+        """The line of the previous meeting, where that failed and none of these ranks was in it."""
         before = f"{PREFIX}/{int(at.rpartition('/')[2]) - 1}"
         if not self.store.check([f"{before}/found"]):
             return None
@@ -173,7 +175,7 @@ class Gathering:
         return self.store.get(f"{before}/found").decode()
 
     def _let_all_read(self, at: str) -> None:
-        """The others shall have read before the store ends with this process."""
+        """Wait until the others have read the line: the store ends with this process."""
         end = time.monotonic() + 4 * _ROLL_S
         while time.monotonic() < end:
             if self.store.add(f"{at}/read", 0) >= self.store.add(f"{at}/answered", 0):
@@ -187,10 +189,56 @@ def me(rank: int, size: int) -> str:
 
 
 def left(until: float) -> timedelta:
-    """Time left; never so little that torch takes it for none."""
+    """Time left; at least 0.1 s, because torch takes 0 for no limit."""
     return timedelta(seconds=max(0.1, until - time.monotonic()))
 
 
 def _local_size() -> int | None:
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A rank that came: its node, and the number of ranks there (None: unknown)."""
+
+    node: str
+    local_size: int | None
+
+
+def never_came(
+    size: int, came: Mapping[int, Arrival], within_s: float, twice: Mapping[int, str] | None = None
+) -> str:
+    """One line that names those of `size` ranks that are not in `came`.
+
+    twice: ranks that came from two places, with the places as text.
+    """
+    missing = [rank for rank in range(size) if rank not in came]
+    nodes = _nodes_of(missing, came)
+    where = f" ({', '.join(nodes)})" if nodes else ""
+    names = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
+    did = f"{ranks_text(sorted(came))} on {','.join(names)} did" if came else "nobody did"
+    line = f"{ranks_text(missing)} of {size}{where} never came within {within_s:g} s ({did})"
+    if not missing:
+        line = f"all {size} ranks came, but not all of them within {within_s:g} s"
+    for rank, places in sorted((twice or {}).items()):
+        line += f"; rank {rank} came twice, from {places}: RANK must be different in every process"
+    return line
+
+
+def came_late(size: int, came: Mapping[int, Arrival], before: str) -> str:
+    """The line of ranks that came after the others had failed; before: the line of those."""
+    nodes = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
+    who = f"{ranks_text(sorted(came))} of {size} on {','.join(nodes)}"
+    return f"{who} came after the others had given up: {before}"
+
+
+def _nodes_of(missing: list[int], came: Mapping[int, Arrival]) -> list[str]:
+    """Nodes of missing ranks, where another rank of the same node came."""
+    found: dict[str, None] = {}
+    for rank, arrival in sorted(came.items()):
+        if arrival.local_size:
+            first = rank - rank % arrival.local_size
+            if any(first <= other < first + arrival.local_size for other in missing):
+                found[arrival.node] = None
+    return list(found)

@@ -1,14 +1,14 @@
-"""Runs commands on a node as an ordinary user who logged in: `login.py PLAN`, a JSON object.
+"""Runs commands on a node as an ordinary user after login: `login.py PLAN`, a JSON object.
 
-Run by its path with `python -I -S`, so that it needs nothing but the standard library. PLAN is what
-`Login` makes: what the user's environment is, whether to become an unprivileged user, which files
-that user must be able to read, and the processes to start, each with argv and variables. What was
-in the environment before is gone: each process gets HOME, USER, PATH, LANG and its own variables.
+Run by path with `python -I -S`, with nothing but the standard library. PLAN is made by `Direct`:
+the user's PATH and LANG, whether to become an unprivileged user, files that this user must be able
+to read and run, and processes with argv and variables. Each process gets HOME, USER, PATH, LANG and
+its own variables, and nothing of the environment before.
 
-The first line that it prints says as whom: {"login": {"node": …, "uid": …, "user": …, "why": …}}.
-It ends when all processes have, or when one failed and the others had their time to follow; what
-is left then, children of children too, is killed, and so is all when this process is told to end.
-The exit status is the first that is not 0; 128 + signal where one was killed.
+The first line of output is the user: {"login": {"node": …, "uid": …, "user": …, "why": …}}.
+The program ends when all processes have, or some time after one has failed. It then kills all
+descendants, and also when it gets SIGTERM itself. The exit status is the first that is not 0;
+128 + signal where a signal ended a process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from typing import Any, NoReturn
 NOBODY = 65534
 _SUBREAPER, _PARENT_DEATH = 36, 1
 _FOLLOW_S = 20.0
-"""How long other processes of the node may go on when one has failed: they have their own limits
-for a peer that is gone, and what they say then is worth reading."""
+"""How long other processes of the node may run after one has failed: their own errors about the
+lost peer are worth reading."""
 
 
 def main(plan: dict[str, Any]) -> NoReturn:
-    """Start, wait, bury; see the module."""
     libc = ctypes.CDLL(None)
-    libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans of the job become ours, however deep they hide
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # this process adopts all orphans of the job
     libc.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
     uid, why = chosen_user(bool(plan["unprivileged"]), plan["must_read"], plan["must_run"])
     home, made = home_of(uid)
@@ -46,7 +45,7 @@ def main(plan: dict[str, Any]) -> NoReturn:
     ended: list[int] = []
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, told_to_end)
+            signal.signal(number, interrupted)
         children = {
             start([word.replace("{home}", home) for word in one["argv"]], base | one["env"], uid)
             for one in plan["processes"]
@@ -63,12 +62,12 @@ def main(plan: dict[str, Any]) -> NoReturn:
     sys.exit(next((code for code in ended if code), 0))
 
 
-def told_to_end(*_: object) -> NoReturn:
+def interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
 def chosen_user(unprivileged: bool, must_read: list[str], must_run: list[str]) -> tuple[int, str]:
-    """Whom the processes run as, and why not as an unprivileged user where one was asked for."""
+    """The user of the processes, and why that is not an unprivileged one where one is wanted."""
     uid = os.geteuid()
     if uid != 0 or not unprivileged:
         return uid, "" if uid else "not asked to be unprivileged"
@@ -85,7 +84,7 @@ def chosen_user(unprivileged: bool, must_read: list[str], must_run: list[str]) -
 
 
 def why_not(must_read: list[str], must_run: list[str]) -> str:
-    """Become nobody and try; "" where nothing is in the way."""
+    """Why uid nobody cannot run the job, tried in this process; "" where it can."""
     try:
         become(NOBODY)
     except OSError as error:
@@ -104,7 +103,7 @@ def become(uid: int) -> None:
 
 
 def home_of(uid: int) -> tuple[str, bool]:
-    """The user's home; one made for the time being, in the node's memory, for one who has none."""
+    """The user's home, and whether it is a temporary one: in memory, for a user without a home."""
     if uid == os.geteuid():
         try:
             return pwd.getpwuid(uid).pw_dir, False
@@ -124,7 +123,7 @@ def name_of(uid: int) -> str:
 
 
 def start(argv: list[str], env: dict[str, str], uid: int) -> int:
-    """A process of that user in its home, with this environment and nothing else."""
+    """Start a process as that user in its home, with this environment alone; its pid."""
     child = os.fork()
     if child:
         return child
@@ -161,7 +160,7 @@ def wait_for(children: set[int]) -> list[int]:
 
 
 def kill_all_below() -> None:
-    """Kill what is left, until there is nothing: a killed parent's children become ours."""
+    """Kill all descendants, round by round: children of a killed parent become ours."""
     limit = time.monotonic() + 10
     while time.monotonic() < limit:
         for pid in children_of(os.getpid()):

@@ -1,18 +1,18 @@
-"""Initialisation that says who is missing: `meet` instead of `dist.init_process_group`.
+"""`meet` in place of `dist.init_process_group`: its error names the ranks that never came.
 
-Left alone, a rank that never comes shows as a time-out of the store on the others, with addresses
-and no ranks. Here all who came fail at once, with the names of those who did not.
+With plain torch, a missing rank is a time-out of the store on all others, with addresses and no
+ranks. Runs in ranks; only its functions import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching.dial import unreachable
 from pytest_mnode.criteria.launching.gathering import PREFIX, Gathering, left, me
 from pytest_mnode.errors import EnvironmentContractError, TimeLimitError, WorldError
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 _STORE_LIMIT_S = 300.0
-"""torch's own limit of a store's operations, for those after the meeting."""
+"""torch's default limit of store operations, restored after the meeting."""
+_RETRY_S = 0.1
 _REMEDY = "start the job with torchrun, or set it as torchrun does"
 
 
 def meet(timeout_s: float, backend: str | None = None) -> None:
-    """Make the default process group from torchrun's variables, or say who never came.
+    """Make the default process group from torchrun's variables, or name the ranks that never came.
 
-    timeout_s: from the call to the end of initialisation; collectives keep torch's own limit.
+    timeout_s: from the call to the end of initialisation; collectives keep torch's default limit.
     backend: as of `dist.init_process_group`; None: torch's choice by device.
 
     Raises EnvironmentContractError for a variable that is missing or wrong, TimeLimitError where
@@ -46,7 +47,7 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
     keeper = "the torchrun of the first node" if torchrun_keeps_it else "rank 0"
     store = _connect(me(rank, size), size, keeper, keeps_it, until=until, within_s=timeout_s)
     number = Gathering(store, rank, size, timeout_s, until, keeps_it).come()
-    # Of this meeting alone: what ranks before these left in the store must not be met again.
+    # A prefix of this meeting alone: earlier ranks may have left keys in the store.
     group_store = PrefixStore(f"{PREFIX}/{number}/group", store)
     group_store.set_timeout(left(until))
     try:
@@ -62,7 +63,7 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
 def _connect(
     me: str, size: int, keeper: str, keeps_it: bool, *, until: float, within_s: float
 ) -> TCPStore:
-    """A client of the store, and the store itself where this rank keeps it."""
+    """A client of the store, or the store itself where this rank keeps it."""
     from torch._C._distributed_c10d import TCPStore
 
     address = os.environ.get("MASTER_ADDR")
@@ -100,7 +101,7 @@ def _number(name: str) -> int:
 
 
 def _use_default_limits(store: TCPStore) -> None:
-    """The limit was initialisation's: collectives get torch's own, as after a plain init."""
+    """Set torch's default limits, as after a plain init: ours was for initialisation only."""
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
 
@@ -111,5 +112,27 @@ def _use_default_limits(store: TCPStore) -> None:
     usual = constants.default_pg_timeout
     if c10d.get_backend() == "nccl":
         usual = getattr(constants, "default_pg_nccl_timeout", None) or usual
-    with contextlib.suppress(RuntimeError):  # not every backend has a limit of its own
+    with contextlib.suppress(RuntimeError):  # not every backend has a limit
         set_limit(usual)
+
+
+def unreachable(address: str, port: int, until: float) -> str | None:
+    """None as soon as somebody listens there; else the reason, when the time is over.
+
+    until: by the monotonic clock. A look-up of the name cannot be interrupted, and may outlast it.
+    """
+    while True:
+        left = max(_RETRY_S, until - time.monotonic())
+        try:
+            socket.create_connection((address, port), timeout=left).close()
+        except socket.gaierror as error:
+            why = f"{address!r} is not known ({error.strerror})"
+        except TimeoutError:
+            why = "no answer"
+        except (OSError, OverflowError) as error:
+            why = (getattr(error, "strerror", None) or str(error)).lower()
+        else:
+            return None
+        if time.monotonic() + _RETRY_S > until:
+            return why
+        time.sleep(_RETRY_S)

@@ -1,9 +1,7 @@
-"""How users start jobs on a cluster, one small class a way.
+"""The protocol of a submission path: the way in which users of a cluster start jobs.
 
-A path is what the cluster's own documentation tells its users to do. `Direct` is that of launchers
-that run commands on nodes: log in to each node, run the command there. A scheduler's path submits a
-script (`Sbatch`), and differs in who orders the nodes, who starts a process a rank, and who has
-images.
+`Direct` logs in to each node and runs commands there. `Sbatch` submits a batch script: Slurm then
+orders the nodes, starts the tasks, and runs images.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytest_mnode.criteria.launching.contract import CANARY
-from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.reports import Login, RankReport
 
 
@@ -23,9 +21,9 @@ class Outcome:
     """What became of a job.
 
     codes: exit status by node; None where it had not ended at the limit. reports: of all ranks,
-    with the names of nodes as the controller has them. output: what else a reader may want, by
-    node. hosts: how each node names itself. seconds: from submission to end. waits: what the
-    scheduler says of a job that was still in its queue; no node is to blame for that.
+    with the controller's names of nodes. output: of each node. hosts: how each node names itself.
+    seconds: from submission to end. waits: the scheduler's words about a job that was still in its
+    queue, for which no node is to blame.
     """
 
     codes: Mapping[str, int | None]
@@ -39,11 +37,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What a path made of a job.
+    """A job as a path submitted it.
 
-    nodes: where it runs, in the order of ranks. pins: variables that the site adds, by node.
-    notes: what was done otherwise than a reader would think. adds: beginnings of variables that
-    the path itself gives every rank. profile: the user's profile on the node adds more.
+    nodes: in the order of ranks. pins: variables that the site adds, by node. notes: what a reader
+    would not expect. adds: prefixes of variables that the path adds. profile: the user's profile on
+    the node adds more.
     """
 
     nodes: tuple[str, ...]
@@ -54,38 +52,38 @@ class Submitted:
 
 
 class Submission(Protocol):
-    """A job on its way."""
+    """A submitted job."""
 
     @property
     def submitted(self) -> Submitted:
-        """Known once `wait` has returned; earlier where the path chooses the nodes itself."""
+        """Final when `wait` has returned: a scheduler may choose the order of the nodes."""
 
     def wait(self, timeout_s: float) -> Outcome:
-        """Wait for its end. At the limit the job is ended, and its codes are None; so is one that
-        would never start, at once."""
+        """Wait for its end. At the limit, or at once where it would never start, the job is ended,
+        and its codes are None."""
 
     def close(self) -> None:
         """End what is left of it; idempotent."""
 
 
 class SubmissionPath(Protocol):
-    """The way in which users of this cluster start jobs."""
+    """A way to start jobs."""
 
     name: str
     """For messages, such as "direct" or "sbatch"."""
 
     @property
     def runs_images(self) -> bool:
-        """Whether a job's image is run; else one that has an image is refused."""
+        """Whether jobs run in their image; else `submit` refuses a job with one."""
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
-        """Start a job that is placed, on these nodes, in this order where order can be chosen.
+        """Start a placed job on these nodes, in this order where the path can choose it.
 
-        The environment that it is submitted from holds CANARY. Raises UsageError for what this
-        path cannot do, ClusterError where the job could not be submitted.
+        The submitting environment has CANARY. Raises UsageError for what this path cannot do,
+        ClusterError where the job could not be submitted.
         """
 
 
 def outside_names() -> frozenset[str]:
-    """Names of the variables of the environment that jobs are submitted from."""
+    """Names of the variables of the submitting environment."""
     return frozenset(os.environ) | {CANARY}

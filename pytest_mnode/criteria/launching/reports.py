@@ -1,4 +1,5 @@
-"""What the ranks of a job print about themselves, read. Pure, and never raises on content."""
+"""Reads what the ranks of a job print about themselves. Pure; never raises, whatever was
+printed."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 _KEYS: Mapping[str, type] = {"contract": dict, "names": list, "arguments": list, "interfaces": list}
-"""What a line has to say and in which form, so that what is judged on it was reported."""
+"""Keys that a line must have, with their types; a judge needs to know which are missing."""
 _NEVER_EMPTY = ("names", "interfaces")
-"""Every process has a variable, and every node lo."""
+"""Every process has a variable, and every node has lo."""
 _DIGITS = 18
-"""No number that is asked for is longer; Python refuses to read very long ones."""
+"""No number here is longer; Python refuses to convert very long ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a rank got from all of them: the sum of ones, the sum of RANK + 1, and who came."""
+    """Results of a rank's collectives: the sum of ones, the sum of RANK + 1, and the ranks."""
 
     size: int
     total: int
@@ -27,15 +28,13 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank's line. Variables are text as found; unknown is None.
+    """One rank's line. Variables are text as found; None is unknown.
 
-    node: as the rank itself names it. root: its file system's root, as "device:inode"; another one
-    in an image than on the node. names: of all its variables. master_is_here: MASTER_ADDR is
-    an address of its node; None: it means nothing there. met: None where it met nobody, and then
-    `error` says why, unless its program does not meet ("none" is its `meeting`). unsaid: of
-    `contract`, `names`, `arguments`, `interfaces` and `master_is_here` what was not reported.
-    devices: what tells each accelerator that it sees from all others of the node; none where its
-    program did not ask them.
+    node: as the rank itself names it. root: "device:inode" of its root file system, which differs
+    from the node's in an image. names: of all its variables. master_is_here: whether MASTER_ADDR is
+    an address of its node; None where the name is not known there. met: None where it met nobody,
+    with the reason in `error`, unless its `meeting` is "none". missing: facts it did not report.
+    devices: ids of its accelerators, different for each on a node; () where it reported none.
     """
 
     node: str
@@ -51,11 +50,11 @@ class RankReport:
     met: Met | None
     error: str
     seconds: float | None
-    unsaid: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
     devices: tuple[str, ...] = ()
 
     def number(self, name: str) -> int | None:
-        """A variable as a whole number; None where it is absent, is none or has no end."""
+        """A variable as a whole number; None where it is absent or is no number."""
         text = self.contract.get(name, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
@@ -63,10 +62,15 @@ class RankReport:
     def rank(self) -> int | None:
         return self.number("RANK")
 
+    def fault(self, what: str) -> str:
+        """A line about this rank, such as "node1 rank 3: WORLD_SIZE=6, must be 8"."""
+        rank = f" rank {self.rank}" if self.rank is not None else ""
+        return f"{self.node}{rank}: {what}"
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """As whom the processes of a node ran, and why not as an unprivileged user."""
+    """The user that the processes of a node ran as, and why that was not an unprivileged one."""
 
     node: str
     uid: int
@@ -75,13 +79,13 @@ class Login:
 
 
 def read_output(text: str) -> tuple[list[RankReport], list[Login]]:
-    """All lines of ranks and logins in what a node printed, among whatever else."""
+    """The lines of ranks and logins in the output of a node; other lines are ignored."""
     reports, logins = [], []
     for line in text.splitlines():
-        said = _object_in(line)
-        if "mnode_rank" in said and isinstance(said.get("node"), str):
-            reports.append(_report(said))
-        elif isinstance(login := said.get("login"), dict):
+        data = _object_in(line)
+        if "mnode_rank" in data and isinstance(data.get("node"), str):
+            reports.append(_report(data))
+        elif isinstance(login := data.get("login"), dict):
             node, uid, user, why = (login.get(key) for key in ("node", "uid", "user", "why"))
             if isinstance(node, str) and (number := _whole(uid)) is not None:
                 logins.append(Login(node, number, _text(user), _text(why)))
@@ -89,54 +93,54 @@ def read_output(text: str) -> tuple[list[RankReport], list[Login]]:
 
 
 def _object_in(line: str) -> dict[str, Any]:
-    """The JSON object in a line, which launchers may put their own prefix before."""
+    """The JSON object in a line; launchers may prefix it."""
     start = line.find("{")
     if start < 0:
         return {}
     try:
-        said = json.loads(line[start:])
+        data = json.loads(line[start:])
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
-def _report(said: Mapping[str, Any]) -> RankReport:
-    contract = said.get("contract")
-    met = said.get("met")
-    here = said.get("master_is_here")
+def _report(data: Mapping[str, Any]) -> RankReport:
+    contract = data.get("contract")
+    met = data.get("met")
+    here = data.get("master_is_here")
     return RankReport(
-        node=said["node"],
-        uid=_whole(said.get("uid")),
-        root=_text(said.get("root")),
-        arguments=tuple(_texts(said.get("arguments"))),
+        node=data["node"],
+        uid=_whole(data.get("uid")),
+        root=_text(data.get("root")),
+        arguments=tuple(_texts(data.get("arguments"))),
         contract={name: _text(value) for name, value in contract.items()}
         if isinstance(contract, dict)
         else {},
-        names=frozenset(_texts(said.get("names"))),
-        interfaces=frozenset(_texts(said.get("interfaces"))),
-        accelerators=_whole(said.get("accelerators")),
+        names=frozenset(_texts(data.get("names"))),
+        interfaces=frozenset(_texts(data.get("interfaces"))),
+        accelerators=_whole(data.get("accelerators")),
         master_is_here=here if isinstance(here, bool) else None,
-        meeting=_text(said.get("meeting")),
+        meeting=_text(data.get("meeting")),
         met=_met(met) if isinstance(met, dict) else None,
-        error=_text(said.get("error")),
-        seconds=_seconds(said.get("seconds")),
-        unsaid=frozenset(_unsaid(said)),
-        devices=tuple(_texts(said.get("devices"))),
+        error=_text(data.get("error")),
+        seconds=_seconds(data.get("seconds")),
+        missing=frozenset(_missing(data)),
+        devices=tuple(_texts(data.get("devices"))),
     )
 
 
-def _unsaid(said: Mapping[str, Any]) -> Iterator[str]:
+def _missing(data: Mapping[str, Any]) -> Iterator[str]:
     for key, kind in _KEYS.items():
-        value = said.get(key)
+        value = data.get(key)
         if not isinstance(value, kind) or (key in _NEVER_EMPTY and not value):
             yield key
-    if "master_is_here" not in said:
+    if "master_is_here" not in data:
         yield "master_is_here"
 
 
-def _met(said: Mapping[str, Any]) -> Met | None:
-    size, total = _whole(said.get("size")), _whole(said.get("sum"))
-    ranks = [_whole(rank) for rank in _listed(said.get("ranks"))]
+def _met(data: Mapping[str, Any]) -> Met | None:
+    size, total = _whole(data.get("size")), _whole(data.get("sum"))
+    ranks = [_whole(rank) for rank in _listed(data.get("ranks"))]
     if size is None or total is None or None in ranks:
         return None
     return Met(size, total, tuple(rank for rank in ranks if rank is not None))

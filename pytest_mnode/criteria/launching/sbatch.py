@@ -1,4 +1,4 @@
-"""The path of clusters whose users submit batch scripts to Slurm."""
+"""The path of Slurm clusters: users submit batch scripts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching import scripts
+from pytest_mnode.criteria.launching import styles
 from pytest_mnode.criteria.launching.contract import CANARY
-from pytest_mnode.criteria.launching.described import LaunchJob
 from pytest_mnode.criteria.launching.direct import Direct, pins_of
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submission, SubmissionPath, Submitted
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
 from pytest_mnode.errors import UsageError
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
 
 _LOST = 128 + 9
-"""Exit status of a task that was gone before it could say one."""
+"""Exit status of a task that was killed before it wrote one."""
 
 
 def path_of(cluster: Nodes) -> SubmissionPath:
-    """The way in which users start jobs on this cluster, by who gave its nodes."""
+    """The path of this cluster: Slurm's where Slurm gave the nodes of the run."""
     allocation = cluster.allocation
     if allocation is None:
         return Direct(cluster)
@@ -47,8 +47,8 @@ class Sbatch:
     """Submits a script with `--export=NONE`: the job's environment is that of a login on the node
     (HOME, USER, PATH, LANG), what Slurm adds, the site's pins, and the job's own.
 
-    It runs as whoever runs pytest. Slurm chooses the order of the nodes. A job that would never
-    start beside the run's own allocation is started directly, and a note says so.
+    It runs as the user that runs pytest. Slurm chooses the order of the nodes. A job that would
+    never start beside the run's own allocation is started directly, with a note.
     """
 
     name = "sbatch"
@@ -60,8 +60,8 @@ class Sbatch:
 
     @property
     def runs_images(self) -> bool:
-        """Whether srun does here."""
-        return scripts.srun_takes_images(self._slurm.run("srun", "--help"))
+        """Whether srun runs images here."""
+        return styles.srun_takes_images(self._slurm.run("srun", "--help"))
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
         """See SubmissionPath."""
@@ -80,7 +80,7 @@ class Sbatch:
 
     def _request(self, job: LaunchJob, names: Names) -> Request:
         found = self._slurm.run("scontrol", "--oneliner", "show", "job", str(self._allocation))
-        tasks = scripts.tasks_per_node(job)
+        tasks = styles.tasks_per_node(job)
         return Request(
             name="mnode",
             nodes=len(names.slurm),
@@ -109,24 +109,24 @@ class SbatchSubmission:
         self._files = Path(self._directory.name)
         pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
         self.submitted = Submitted(
-            tuple(names.slurm), pins, _notes(job), scripts.ADDED, profile=True
+            tuple(names.slurm), pins, _notes(job), styles.ADDED, profile=True
         )
         self._queued = Queued(slurm, names, f"mnode-{uuid.uuid4().hex[:12]}")
         try:
-            around = scripts.Surroundings(
+            site = styles.SiteEnvironment(
                 _login(cluster),
                 {names.slurm[name]: values for name, values in pins.items()},
                 self._directory.name,
                 job.image is not None,
             )
             task = self._files / "task.sh"
-            task.write_text(scripts.task_text(job, around))
+            task.write_text(styles.task_text(job, site))
             output = str(self._files / "slurm.out")
             asked = replace(request, name=self._queued.name, output=output)
-            text = script(asked, scripts.batch_lines(job, around, str(task)))
+            text = script(asked, styles.batch_lines(job, site, str(task)))
             env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
             self._began = time.monotonic()
-            # Found again, whatever the user's SBATCH_… variables say.
+            # On the command line, where it wins over the user's SBATCH_ variables.
             self._queued.submit(text, env, [f"--output={output}"])
         except BaseException:
             self.close()
@@ -166,8 +166,10 @@ class SbatchSubmission:
             self._end(done)
 
     def _over(self) -> bool:
-        """Look; Slurm's order of the nodes is the order of ranks. Not known to be over while Slurm
-        does not answer, as when it is restarted."""
+        """Look once; False also while Slurm does not answer, as when it is restarted.
+
+        Slurm's order of the nodes is the order of ranks.
+        """
         if not self._queued.answers():
             return False
         state = self._queued.state
@@ -184,24 +186,26 @@ class SbatchSubmission:
         self._directory.cleanup()
 
     def _code(self, node: str, in_time: bool) -> int | None:
-        """The first status of a node's tasks that is not 0; None: at the limit some
-        had none, and none had failed."""
+        """The first status of a node's tasks that is not 0.
+
+        None: no task failed, and some had not ended at the limit.
+        """
         texts = [path.read_text().strip() for path in self._of_tasks("code", node)]
-        codes = [int(text) for text in texts if text]  # killed while it wrote, it says nothing
+        codes = [int(text) for text in texts if text]  # empty where it was killed while writing
         failed = next((code for code in codes if code), None)
-        if failed is None and len(codes) < scripts.tasks_per_node(self._job):
+        if failed is None and len(codes) < styles.tasks_per_node(self._job):
             return _LOST if in_time else None
         return failed or 0
 
     def _output(self, node: str) -> str:
-        """Of its tasks; on the first node also of Slurm and the batch script."""
+        """Output of a node's tasks; on the first node also of Slurm and the batch script."""
         paths = self._of_tasks("out", node)
         if node == self.submitted.nodes[0]:
             paths.append(self._files / "slurm.out")
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def _of_tasks(self, what: str, node: str) -> list[Path]:
-        """Files of the tasks of a node in their order, and of no other whose name begins so."""
+        """Files of a node's tasks in their order, not of nodes whose names begin alike."""
         begin = f"{what}-{self._names.slurm[node]}-"
         numbers = {
             path: path.name.removeprefix(begin)
@@ -219,7 +223,8 @@ def _notes(job: LaunchJob) -> tuple[str, ...]:
 
 
 def _login(cluster: Nodes) -> dict[str, str]:
-    """What a login on a node has; the Python of the run first, as of an environment made active."""
+    """Variables of a login on a node; the Python of the run first, as in an activated
+    environment."""
     slurm = Path(shutil.which("scontrol") or "/usr/bin/scontrol").parent
     ways = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
     path = os.pathsep.join(dict.fromkeys(ways))

@@ -1,21 +1,30 @@
-"""Which processes a style of launch starts on each node, with which variables. Pure."""
+"""What each style of launch starts: processes on nodes, or a batch script and its tasks. Pure."""
 
 from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 
 TORCHRUN = ("python", "-m", "torch.distributed.run")
-"""The torchrun command, by the interpreter that the user's PATH finds first."""
+"""The torchrun command, with the first Python of the user's PATH."""
+
+
+FREE_PORT = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1])"
+ADDED = (
+    *("SLURM", "SRUN_", "SBATCH_", "PMI", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+    *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "TMPDIR", "HOSTNAME", "MASTER_"),
+)
+"""Prefixes of variables that Slurm and the script add in every style."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on a node: argv, and variables beside those of the login.
+    """A process on a node. env: variables to add to those of the login.
 
     In argv, {home} stands for the user's home there.
     """
@@ -26,7 +35,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a job runs: nodes in the order of ranks, and where they meet."""
+    """Where a job runs: nodes in the order of ranks, and the rendezvous."""
 
     nodes: tuple[str, ...]
     address: str
@@ -39,11 +48,11 @@ def processes(
     pins: Mapping[str, Mapping[str, str]],
     by_deepspeed: bool = False,
 ) -> dict[str, tuple[Process, ...]]:
-    """What to start on each node, by its name, for a job that is placed.
+    """The processes to start on each node, by its name, for a placed job.
 
-    pins: variables of the site, by node: which interface collectives use. The job's own win.
-    by_deepspeed: deepspeed's launcher is there and starts the ranks of its style; else they are
-    started here, one by one, with the variables that it would set.
+    pins: variables of the site by node, such as the interface for collectives; the job's own win.
+    by_deepspeed: deepspeed's launcher is installed and starts the ranks of its style; else they are
+    started one by one with the variables that it sets.
     """
     found = {}
     for number, node in enumerate(place.nodes):
@@ -66,7 +75,7 @@ def processes(
 def _each(
     job: LaunchJob, number: int, env: Mapping[str, str], common: Mapping[str, str]
 ) -> list[Process]:
-    """One process a rank of this node."""
+    """One process for each rank of this node."""
     names = (
         ("RANK", "LOCAL_RANK") if job.style == "deepspeed" else ("SLURM_PROCID", "SLURM_LOCALID")
     )
@@ -83,7 +92,7 @@ def _each(
 def _program(job: LaunchJob) -> Sequence[str]:
     """The command as torchrun takes it: a Python program or module, or any other command.
 
-    Options of the interpreter torchrun does not know, so that a command with some is any other.
+    torchrun has no options for the interpreter: a Python command with options is any other.
     """
     python, *words = job.command
     plain = python == "python" and words and (words[0] == "-m" or not words[0].startswith("-"))
@@ -96,13 +105,13 @@ def _torchrun(job: LaunchJob, place: Placement, number: int) -> Sequence[str]:
         *("--nnodes", str(len(place.nodes)), "--nproc-per-node", str(job.rank_count)),
         *("--node-rank", str(number)),
         *("--master-addr", place.address, "--master-port", str(place.port)),
-        # Left alone it leaves a folder of logs in /tmp.
+        # By default, torchrun leaves a folder of logs in /tmp.
         *("--log-dir", "{home}/torchrun"),
     )
 
 
 def _deepspeed(job: LaunchJob, place: Placement, number: int) -> Sequence[str]:
-    """What the deepspeed command runs on each node of its hostfile."""
+    """The command that deepspeed runs on each node of its hostfile."""
     world = {node: list(range(job.rank_count)) for node in place.nodes}
     info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
     return (
@@ -113,7 +122,7 @@ def _deepspeed(job: LaunchJob, place: Placement, number: int) -> Sequence[str]:
 
 
 def _as_deepspeed(job: LaunchJob, place: Placement, number: int) -> dict[str, str]:
-    """The variables of deepspeed's launcher (deepspeed/launcher/launch.py) but for the rank's."""
+    """Variables of deepspeed's launcher (deepspeed/launcher/launch.py), without the rank's."""
     return {
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
@@ -125,9 +134,9 @@ def _as_deepspeed(job: LaunchJob, place: Placement, number: int) -> dict[str, st
 
 
 def _as_scheduler(job: LaunchJob, place: Placement, number: int) -> dict[str, str]:
-    """What srun tells a task (srun(1), OUTPUT ENVIRONMENT VARIABLES) but for the task's own.
+    """Variables of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES), without the task's own.
 
-    The node list is of what others reach the nodes by: the first one's address, then names.
+    The node list has the address of the first node, then names.
     """
     return {
         "MASTER_PORT": str(place.port),
@@ -136,3 +145,111 @@ def _as_scheduler(job: LaunchJob, place: Placement, number: int) -> dict[str, st
         "SLURM_JOB_NUM_NODES": str(len(place.nodes)),
         "SLURM_JOB_NODELIST": ",".join((place.address, *place.nodes[1:])),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEnvironment:
+    """login: variables of a login on a node. pins: variables of the site, by node.
+
+    directory: for the output of the job; all nodes see it. image: whether srun runs images.
+    """
+
+    login: Mapping[str, str]
+    pins: Mapping[str, Mapping[str, str]]
+    directory: str
+    image: bool = False
+
+
+def tasks_per_node(job: LaunchJob) -> int:
+    """Tasks that the scheduler starts on each node; torchrun is one, and starts its own ranks."""
+    return 1 if job.style in ("torchrun", "plain") else job.rank_count
+
+
+def batch_lines(job: LaunchJob, site: SiteEnvironment, task_path: str) -> list[str]:
+    """The batch script after its options."""
+    lines = [
+        # --export=NONE sets it, and srun would obey it.
+        "unset SLURM_EXPORT_ENV",
+        *_exports(site.login),
+        *_exports(job.env),
+        f"MASTER_PORT=$(python -I -S -c {shlex.quote(FREE_PORT)})",
+        "export MASTER_PORT",
+    ]
+    if job.style != "megatron":  # there the user's script sets it
+        first = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+        lines += [f"MASTER_ADDR=$({first})", "export MASTER_ADDR"]
+    tasks = tasks_per_node(job)
+    command = [
+        *("srun", f"--ntasks-per-node={tasks}", "--export=ALL", "--mpi=none"),
+        f"--cpus-per-task={job.rank_count // tasks or 1}",
+        *("--input=none", "--kill-on-bad-exit=0", "--wait=0"),
+    ]
+    if site.image and job.image:
+        mounts = f"--container-mounts={site.directory}:{site.directory}"
+        command += [f"--container-image={job.image}", mounts]
+    return [*lines, shlex.join([*command, "sh", task_path])]
+
+
+def task_text(job: LaunchJob, site: SiteEnvironment) -> str:
+    """What each task runs. Output and exit status go to files of each task: srun names its files by
+    host name, which may differ from Slurm's node name, and has the largest status only."""
+    match job.style:
+        case "torchrun":
+            variables, command = [], _torchrun_of_task(job, site.directory)
+        case "deepspeed":
+            variables, command = _DEEPSPEED, shlex.join(job.command)
+        case _:
+            variables, command = [], shlex.join(job.command)
+    out, code = (
+        f'{shlex.quote(site.directory)}/{what}-"$SLURMD_NODENAME-$SLURM_PROCID"'
+        for what in ("out", "code")
+    )
+    lines = ["#!/bin/sh", f"exec >{out} 2>&1", *_pin_lines(job, site.pins), *variables, command]
+    return "\n".join([*lines, "code=$?", f'echo "$code" >{code}', 'exit "$code"']) + "\n"
+
+
+_DEEPSPEED = [
+    'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS"',
+    'export CROSS_RANK="$SLURM_NODEID" CROSS_SIZE="$SLURM_JOB_NUM_NODES"',
+    "export LOCAL_SIZE=$((SLURM_NTASKS / SLURM_JOB_NUM_NODES))",
+]
+"""The variables of deepspeed's launcher (deepspeed/launcher/launch.py)."""
+
+
+def _torchrun_of_task(job: LaunchJob, directory: str) -> str:
+    program = job.command[1:] if job.command[0] == "python" else ("--no-python", *job.command)
+    return " ".join(
+        (
+            shlex.join(TORCHRUN),
+            f'--nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node {job.rank_count}',
+            '--node-rank "$SLURM_NODEID"',
+            '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"',
+            # By default, torchrun leaves a folder of logs in /tmp.
+            f"--log-dir {shlex.quote(directory)}/torchrun-$SLURM_NODEID",
+            shlex.join(program),
+        )
+    )
+
+
+def _exports(variables: Mapping[str, str]) -> list[str]:
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def _pin_lines(job: LaunchJob, by_node: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
+    """Exports of the site's variables that the job does not set itself, grouped by equal nodes."""
+    nodes_of: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for node, pins in by_node.items():
+        own = tuple((name, value) for name, value in pins.items() if name not in job.env)
+        nodes_of.setdefault(own, []).append(node)
+    if len(nodes_of) == 1:
+        return _exports(dict(next(iter(nodes_of))))
+    cases = [
+        f"{'|'.join(nodes)}) {'; '.join(_exports(dict(pins))) or ':'} ;;"
+        for pins, nodes in nodes_of.items()
+    ]
+    return ['case "$SLURMD_NODENAME" in', *cases, "esac"] if cases else []
+
+
+def srun_takes_images(help_text: str) -> bool:
+    """Whether srun has the plugin (pyxis) that runs tasks in images; from `srun --help`."""
+    return "--container-image" in help_text

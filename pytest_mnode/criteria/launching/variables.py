@@ -1,18 +1,22 @@
-"""Whether each variable of a job's ranks is right, judged over all ranks together. Pure."""
+"""The variables of a job's ranks, judged over all ranks together. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_mnode.criteria.launching.contract import REQUIRED, Expected, Wrong
-from pytest_mnode.criteria.launching.devices import wrong_devices, wrong_parallel
+from pytest_mnode.criteria.launching.contract import (
+    REQUIRED,
+    Expected,
+    wrong_devices,
+    wrong_parallel,
+)
 from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.outcome.describe import compact
 from pytest_mnode.spec.quantity import shown
 
 FACTS = ("contract", "interfaces", "master_is_here", "arguments")
-"""What ranks have to report for this, beside the accelerators, which are asked for by number."""
+"""Facts that ranks must report for this, beside their accelerators."""
 
 _NUMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -22,13 +26,11 @@ _NUMBERS = (
 _LAST_PORT = 65535
 
 
-def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[Wrong]:
-    """All that is wrong with variables, devices and arguments; leaks apart.
-
-    Of a rank that did not report its variables nothing is said: `not_reported` names it.
-    """
-    read = [report for report in reports if "contract" not in report.unsaid]
-    checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[Wrong]]] = (
+def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+    """What is wrong with variables, devices and arguments. A rank that did not report its variables
+    is left out here: `not_reported` names it."""
+    read = [report for report in reports if "contract" not in report.missing]
+    checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[str]]] = (
         _absent,
         _garbled,
         _sizes,
@@ -41,40 +43,40 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[W
         wrong_devices,
         wrong_parallel,
     )
-    return [wrong for check in checks for wrong in check(expected, read)]
+    return [text for check in checks for text in check(expected, read)]
 
 
-def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     for report in reports:
         for name in REQUIRED[expected.style]:
             text = report.contract.get(name)
             if text is None or not text:
-                yield Wrong(report.node, report.rank, name, f"{name} is not set")
+                yield report.fault(f"{name} is not set")
             elif name != "MASTER_ADDR" and report.number(name) is None:
-                yield Wrong(report.node, report.rank, name, f"{name}={shown(text)} is not a number")
+                yield report.fault(f"{name}={shown(text)} is not a number")
 
 
-def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """What need not be there has to be a number all the same, and the port one of a port."""
+def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Variables that are not required are numbers all the same, and the port is one of a port."""
     for report in reports:
         for name in _NUMBERS:
             text = report.contract.get(name)
             asked = name in REQUIRED[expected.style]
             if text is not None and not asked and report.number(name) is None:
-                yield Wrong(report.node, report.rank, name, f"{name}={shown(text)} is not a number")
+                yield report.fault(f"{name}={shown(text)} is not a number")
         port = report.number("MASTER_PORT")
         if port is not None and not 1 <= port <= _LAST_PORT:
             what = f"MASTER_PORT={port} is no port: 1 to {_LAST_PORT}"
-            yield Wrong(report.node, report.rank, "MASTER_PORT", what)
+            yield report.fault(what)
 
 
-def _equal(report: RankReport, name: str, right: int) -> Iterator[Wrong]:
+def _equal(report: RankReport, name: str, right: int) -> Iterator[str]:
     value = report.number(name)
     if value is not None and value != right:
-        yield Wrong(report.node, report.rank, name, f"{name}={value}, must be {right}")
+        yield report.fault(f"{name}={value}, must be {right}")
 
 
-def _sizes(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+def _sizes(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     for report in reports:
         yield from _equal(report, "WORLD_SIZE", expected.size)
         for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
@@ -83,8 +85,8 @@ def _sizes(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]
             yield from _equal(report, name, len(expected.nodes))
 
 
-def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """0 … n-1, each once; a rank that two have is wrong where it does not belong."""
+def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """RANK is 0 to n-1, each once; of two equal ones, that on the wrong node is wrong."""
     if not REQUIRED[expected.style]:
         return
     nodes_of: dict[int, list[str]] = defaultdict(list)
@@ -97,17 +99,17 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]
             continue
         if rank >= expected.size:
             what = f"RANK={rank} is outside the {expected.size} ranks of the job"
-            yield Wrong(report.node, rank, "RANK", what)
+            yield report.fault(what)
         elif len(nodes_of[rank]) > 1:
             own = expected.nodes[rank // expected.per_node]
             if report.node != own or nodes_of[rank].count(own) > 1:
                 others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "here"
                 what = f"RANK={rank} is also a rank's of {others}"
-                yield Wrong(report.node, rank, "RANK", what)
+                yield report.fault(what)
     missing = sorted(set(range(expected.size)) - set(nodes_of))
     if missing and len(reports) >= expected.size:
         node = expected.nodes[missing[0] // expected.per_node]
-        yield Wrong(node, None, "RANK", f"no rank has RANK={compact(missing)}")
+        yield f"{node}: no rank has RANK={compact(missing)}"
 
 
 def _by_node(reports: Sequence[RankReport]) -> dict[str, list[RankReport]]:
@@ -117,9 +119,9 @@ def _by_node(reports: Sequence[RankReport]) -> dict[str, list[RankReport]]:
     return found
 
 
-def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """LOCAL_RANK counts the ranks of a node from 0; in the order of RANK."""
-    for node, there in _by_node(reports).items():
+def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """LOCAL_RANK counts the ranks of a node from 0, in the order of RANK."""
+    for there in _by_node(reports).values():
         met = Counter(report.number("LOCAL_RANK") for report in there)
         for report in there:
             local, rank = report.number("LOCAL_RANK"), report.rank
@@ -127,19 +129,19 @@ def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong
                 continue
             if local >= expected.per_node:
                 what = f"LOCAL_RANK={local} is outside the {expected.per_node} ranks of the node"
-                yield Wrong(node, rank, "LOCAL_RANK", what)
+                yield report.fault(what)
             elif met[local] > 1:
                 what = f"LOCAL_RANK={local} is {met[local]} ranks' of the node"
-                yield Wrong(node, rank, "LOCAL_RANK", what)
+                yield report.fault(what)
             elif expected.style != "megatron" and rank is not None:
                 right = rank % expected.per_node
                 if local != right:
                     what = f"LOCAL_RANK={local}, must be {right} for RANK={rank}"
-                    yield Wrong(node, rank, "LOCAL_RANK", what)
+                    yield report.fault(what)
 
 
-def _groups(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """Nodes are counted in the order in which the job has them."""
+def _groups(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Node numbers are in the order in which the job has its nodes."""
     for report in reports:
         if report.node not in expected.nodes:
             continue
@@ -151,11 +153,11 @@ def _groups(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong
         if rank is not None and rank < expected.size and not duplicated:
             own = expected.nodes[rank // expected.per_node]
             if report.node != own:
-                yield Wrong(report.node, rank, "RANK", f"RANK={rank} belongs to {own}")
+                yield report.fault(f"RANK={rank} belongs to {own}")
 
 
-def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """The same everywhere, and an address of the first node alone."""
+def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """The same in all ranks, and an address of the first node alone."""
     first, common = expected.nodes[0], {}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         common[name] = _common(name, expected, reports)
@@ -163,30 +165,30 @@ def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong
             value = report.contract.get(name, common[name])
             if value != common[name]:
                 what = f"{name}={value}, others have {common[name]}"
-                yield Wrong(report.node, report.rank, name, what)
+                yield report.fault(what)
     for report in reports:
         address, here = report.contract.get("MASTER_ADDR"), report.master_is_here
-        if not address or "master_is_here" in report.unsaid:
+        if not address or "master_is_here" in report.missing:
             continue
         why = ""
         if report.node == first and here is not True:
             means = "means nothing there" if here is None else "is not one of its addresses"
             why = f"{means}, and rank 0 is there"
-        # One that differs from the others' has been named above.
+        # An address that differs from the others' is named above.
         elif here and address == common["MASTER_ADDR"] and not _is_first(report.node, expected):
             why = f"is its own, and rank 0 is on {first}"
         if why:
-            yield Wrong(report.node, report.rank, "MASTER_ADDR", f"MASTER_ADDR={address} {why}")
+            yield report.fault(f"MASTER_ADDR={address} {why}")
 
 
 def _common(name: str, expected: Expected, reports: Sequence[RankReport]) -> str | None:
-    """What most have; the first node's where as many have another."""
-    said = Counter(report.contract[name] for report in reports if name in report.contract)
-    if not said:
+    """The value of most ranks; the first node's where as many have another."""
+    met = Counter(report.contract[name] for report in reports if name in report.contract)
+    if not met:
         return None
-    [(common, times)] = said.most_common(1)
+    [(common, times)] = met.most_common(1)
     of_first = [r.contract.get(name) for r in reports if r.node == expected.nodes[0]]
-    if of_first and of_first[0] and said[of_first[0]] == times:
+    if of_first and of_first[0] and met[of_first[0]] == times:
         return of_first[0]
     return common
 
@@ -197,36 +199,36 @@ def _is_first(node: str, expected: Expected) -> bool:
     return hosts.get(node, node) == hosts.get(first, first)
 
 
-def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
-    """What the scheduler says of a task agrees with what the user's script made of it.
+def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """The scheduler's numbers of a task agree with those that the user's script made of them.
 
-    Where torchrun starts the ranks the task is torchrun, and its numbers are of nodes.
+    In torchrun's style the task is torchrun, and its numbers are of nodes.
     """
     if expected.style == "torchrun":
         return
     pairs = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
     for report in reports:
         for fact, name in pairs.items():
-            told, made = report.number(fact), report.number(name)
-            if told is not None and made is not None and told != made:
-                what = f"{name}={made}, and {fact}={told}"
-                yield Wrong(report.node, report.rank, name, what)
+            given, made = report.number(fact), report.number(name)
+            if given is not None and made is not None and given != made:
+                what = f"{name}={made}, and {fact}={given}"
+                yield report.fault(what)
 
 
-def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Wrong]:
+def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     for report in reports:
         for name, right in expected.pins.get(report.node, {}).items():
             value = report.contract.get(name)
             if value != right:
                 met = "is not set" if value is None else f"is {value}"
                 what = f"{name} {met}, must be {right}"
-                yield Wrong(report.node, report.rank, name, what)
+                yield report.fault(what)
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             value = report.contract.get(name, "")
             exact = name.startswith("GLOO") or value.startswith("=")
-            if not exact or not value or "interfaces" in report.unsaid:
+            if not exact or not value or "interfaces" in report.missing:
                 continue
             for interface in value.lstrip("=").split(","):
                 if interface not in report.interfaces:
                     what = f"{name}={value}, and the node has no {interface}"
-                    yield Wrong(report.node, report.rank, name, what)
+                    yield report.fault(what)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.criteria.launching.contract import LOGIN, Expected
-from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import Login, Met, RankReport
 from pytest_mnode.criteria.launching.starting import Started

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.criteria.launching.absent import Comer, came_late, never_came
+from pytest_mnode.criteria.launching.gathering import Arrival, came_late, never_came
 
-ONE_A_NODE = {rank: Comer(f"node{rank}", 1) for rank in range(4)}
-TWO_A_NODE = {rank: Comer(f"node{rank // 2}", 2) for rank in range(4)}
+ONE_A_NODE = {rank: Arrival(f"node{rank}", 1) for rank in range(4)}
+TWO_A_NODE = {rank: Arrival(f"node{rank // 2}", 2) for rank in range(4)}
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ TWO_A_NODE = {rank: Comer(f"node{rank // 2}", 2) for rank in range(4)}
             "ranks 1-3 of 4 (node0) never came within 30 s (rank 0 on node0 did)",
         ),
         (
-            {2: Comer("node1", None)},
+            {2: Arrival("node1", None)},
             "ranks 0-1,3 of 4 never came within 30 s (rank 2 on node1 did)",
         ),
         ({}, "ranks 0-3 of 4 never came within 30 s (nobody did)"),
     ],
 )
-def test_names_ranks_and_nodes(came: dict[int, Comer], line: str) -> None:
+def test_names_ranks_and_nodes(came: dict[int, Arrival], line: str) -> None:
     assert never_came(4, came, 30) == line
 
 

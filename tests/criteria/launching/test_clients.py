@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_mnode.criteria.launching.clients import Start
+from pytest_mnode.criteria.launching.store_clients import Start
 
 COUNT = 5
 

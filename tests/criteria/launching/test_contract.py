@@ -15,7 +15,7 @@ STYLES = ("torchrun", "deepspeed", "megatron")
 
 
 def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
-    return [str(wrong) for wrong in wrong_variables(expected(style, per_node), reports)]
+    return wrong_variables(expected(style, per_node), reports)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -173,20 +173,20 @@ def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
         f"{node} rank {rank}: MASTER_ADDR={address} is its own, and rank 0 is on node0"
         for rank, node in enumerate(NODES)
     ]
-    assert [str(wrong) for wrong in wrong_variables(wanted, reports)] == lines[1:]
+    assert wrong_variables(wanted, reports) == lines[1:]
     # All nodes are names of one machine, as without namespaces.
     one = replace(wanted, hosts=dict.fromkeys(NODES, "here"))
     assert wrong_variables(one, reports) == []
     two = replace(wanted, hosts=dict.fromkeys(NODES[:3], "here"))
-    assert [str(wrong) for wrong in wrong_variables(two, reports)] == lines[3:]
+    assert wrong_variables(two, reports) == lines[3:]
 
 
 def test_of_what_was_not_reported_nothing_is_said() -> None:
     wanted = expected("torchrun", 1)
     reports = right(wanted)
     silent = {"contract", "names", "interfaces", "master_is_here", "arguments"}
-    reports = but(reports, 0, contract={}, unsaid=frozenset(silent))
-    reports = but(reports, 3, interfaces=frozenset(), unsaid=frozenset({"interfaces"}))
+    reports = but(reports, 0, contract={}, missing=frozenset(silent))
+    reports = but(reports, 3, interfaces=frozenset(), missing=frozenset({"interfaces"}))
     assert wrong_variables(wanted, reports) == []
     assert not_reported(reports, ["contract", "interfaces"]) == (
         "node0: reported no contract (1 of 4 ranks); node0: reported no interfaces (2 of 4 ranks)"
@@ -199,7 +199,7 @@ def test_leaks_are_named_and_what_launchers_set_is_none() -> None:
     wanted = expected()
     reports = right(wanted)
     names = reports[3].names | {"MNODE_CANARY", "SECRET_TOKEN", "TORCHELASTIC_RUN_ID", "PWD"}
-    found = [str(wrong) for wrong in leaked(wanted, but(reports, 3, names=names))]
+    found = leaked(wanted, but(reports, 3, names=names))
     assert found == [
         "node1 rank 3: MNODE_CANARY of the submitting environment is visible",
         "node1 rank 3: SECRET_TOKEN of the submitting environment is visible",
@@ -207,7 +207,8 @@ def test_leaks_are_named_and_what_launchers_set_is_none() -> None:
     asked = replace(wanted, own=frozenset({"SECRET_TOKEN", "MNODE_CANARY"}))
     assert leaked(asked, but(reports, 3, names=names)) == []
     other = replace(wanted, style="deepspeed")
-    assert [w.variable for w in leaked(other, but(reports, 3, names=names))] == [
+    found = leaked(other, but(reports, 3, names=names))
+    assert [text.split()[3] for text in found] == [
         "MNODE_CANARY",
         "SECRET_TOKEN",
         "TORCHELASTIC_RUN_ID",
@@ -224,7 +225,7 @@ def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
         )
         for report in right(wanted)
     ]
-    assert [str(wrong) for wrong in not_met(wanted, reports)] == [
+    assert not_met(wanted, reports) == [
         f"{node} rank 0: met alone: 1 of 4 ranks by a collective" for node in NODES
     ]
     found = said(reports, per_node=1)
@@ -245,14 +246,14 @@ def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
 )
 def test_who_did_not_meet_all_is_named(met: Met | None, error: str, line: str) -> None:
     [wrong] = not_met(expected(), but(right(expected()), 6, met=met, error=error))
-    assert str(wrong).startswith(f"node3 rank 6: {line}")
+    assert wrong.startswith(f"node3 rank 6: {line}")
 
 
 def test_silent_and_strange_nodes_are_named() -> None:
     wanted = expected()
     reports = [r for r in right(wanted) if r.rank not in (2, 3, 5)]
     reports.append(replace(reports[0], node="node9"))
-    assert [str(wrong) for wrong in missing_ranks(wanted, reports)] == [
+    assert missing_ranks(wanted, reports) == [
         "node1: 0 of 2 ranks reported",
         "node2: 1 of 2 ranks reported",
         "node9: 1 of 0 ranks reported",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.launching.described import LaunchJob, read_job
+from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
 from pytest_mnode.errors import UsageError
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"
@@ -52,7 +52,7 @@ def test_all_may_stand_for_fewer_nodes_than_there_are(tmp_path: Path) -> None:
 
 def test_a_rank_an_accelerator_and_no_other_number(tmp_path: Path) -> None:
     two = MINIMAL.replace("_node: 0", "_node: 2")
-    line = r"job.yaml: ranks_per_node: 5 with accelerators_per_node 2; accepted: 2, one an acc"
+    line = r"job.yaml: ranks_per_node: 5 with accelerators_per_node 2; accepted: 2, one per acc"
     with pytest.raises(UsageError, match=line) as caught:
         job(tmp_path, two + "ranks_per_node: 5\n")
     assert "\n" not in str(caught.value)
@@ -76,7 +76,7 @@ def test_ours_are_jobs_whose_programs_are_there(name: str) -> None:
     [
         (("nodes: 2", "nodes: 0"), "nodes: 0; accepted: a whole number of 1 or more, or all"),
         (("nodes: 2", "nodes: some"), "nodes: 'some'; accepted: a whole number of 1 or"),
-        (("nodes: 2\n", ""), "nodes: missing; needed: How many nodes"),
+        (("nodes: 2\n", ""), "nodes: missing; needed: Number of nodes"),
         (("name: a", "name: a\nimages: b"), "images: unknown key; did you mean image"),
         (("command: [python, train.py]", "command: []"), "command: []; accepted: a list of 1"),
         (("command: [python, train.py]", "command: python"), "command: 'python'; accepted: a list"),
@@ -101,7 +101,9 @@ def test_no_more_than_there_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^job a: nodes 2; accepted: up to 1$"):
         job(tmp_path, MINIMAL).placed(1, 0)
     wants = job(tmp_path, MINIMAL.replace("_node: 0", "_node: 8"))
-    with pytest.raises(UsageError, match=r"job a: accelerators_per_node 8; the spec has 4 a node"):
+    with pytest.raises(
+        UsageError, match=r"job a: accelerators_per_node 8; the spec has 4 per node"
+    ):
         wants.placed(2, 4)
 
 

@@ -10,8 +10,8 @@ TESTS = """
     import os, pathlib, time
     import pytest
     from pytest_mnode.errors import UsageError
-    from pytest_mnode.criteria.launching import path_of
-    from pytest_mnode.criteria.launching.described import LaunchJob
+    from pytest_mnode.criteria.launching.sbatch import path_of
+    from pytest_mnode.criteria.launching.job_file import LaunchJob
 
     def job(*command, **fields):
         page = {"name": "a", "nodes": "all", "accelerators_per_node": 0, "style": "plain"}

@@ -7,9 +7,12 @@ import sys
 
 CODE = """
 import sys
+import pkgutil
+from importlib import import_module
 from pytest_mnode.criteria import launching
-[getattr(launching, name) for name in launching.__all__]
-import pytest_mnode.criteria.launching.meeting
+names = [m.name for m in pkgutil.iter_modules(launching.__path__)]
+assert len(names) > 15, names
+[import_module(f"{launching.__name__}.{name}") for name in names]
 sys.exit("torch" in sys.modules)
 """
 

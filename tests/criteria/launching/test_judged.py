@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.absent import gist
-from pytest_mnode.criteria.launching.clients import Part
-from pytest_mnode.criteria.launching.crowded import Crowd, record_crowds, table
-from pytest_mnode.criteria.launching.held_back import Said, judge_absent
-from pytest_mnode.criteria.launching.images import in_image
+from pytest_mnode.criteria.launching.absent import RankError, judged_absence
+from pytest_mnode.criteria.launching.image import judged_image
+from pytest_mnode.criteria.launching.judge_start import judged_start
+from pytest_mnode.criteria.launching.rendezvous import first_error
 from pytest_mnode.criteria.launching.reports import Met
 from pytest_mnode.criteria.launching.starting import Started
-from pytest_mnode.measure import Measure
+from pytest_mnode.criteria.launching.store import StoreLoad, judged_loads, table
+from pytest_mnode.criteria.launching.store_clients import RankClients
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec.launch import AbsentPromise, StartPromise, StorePromise
 from tests.criteria.launching.made import NODES, but, changed, expected, open_, red, right, started
@@ -26,9 +26,8 @@ ABSENT = AbsentPromise.model_validate({"limit": "1 s", "said_within": "3 s"})
 
 
 def recorded(one: Started) -> dict[str, Measurement]:
-    kept: list[Measurement] = []
-    one.record(Measure(kept, ""), START, "criteria.launch.torchrun")
-    return {m.name.removeprefix("torchrun: "): m for m in kept}
+    judged = judged_start(one, START, "criteria.launch.torchrun")
+    return {m.name.removeprefix("torchrun: "): m for m in judged}
 
 
 def test_a_right_job_passes_and_says_as_whom_it_ran() -> None:
@@ -125,13 +124,13 @@ def test_nothing_said_or_not_ended_is_never_a_pass() -> None:
     ],
 )
 def test_what_a_rank_did_not_report_is_no_pass(fact: str, judged: str) -> None:
-    found = recorded(started(but(right(expected()), 5, unsaid=frozenset({fact}))))
+    found = recorded(started(but(right(expected()), 5, missing=frozenset({fact}))))
     assert (open_(found), red(found)) == ({judged}, {})
     assert found[judged].note == f"node2 rank 5: reported no {fact} (1 of 8 ranks)"
 
 
 def test_what_others_reported_counts_all_the_same() -> None:
-    reports = but(right(expected()), 5, unsaid=frozenset({"names"}))
+    reports = but(right(expected()), 5, missing=frozenset({"names"}))
     found = recorded(started(but(reports, 2, names=reports[2].names | {"MNODE_CANARY"})))
     assert list(red(found)) == ["variables leaked"]
     assert "reported no names" in found["variables leaked"].note
@@ -148,23 +147,21 @@ def test_late_is_late() -> None:
     assert set(red(recorded(started(seconds=20.1)))) == {"submission to end"}
 
 
-def crowds(**changes: Any) -> list[Crowd]:
-    small = [Part(r, f"node{r}", 16, 0.1, 0.2, 0.3 + r / 10) for r in range(4)]
-    large = [Part(r, f"node{r}", 64, 1.0, 2.0, 3.0 + r / 10) for r in range(4)]
+def loads(**changes: Any) -> list[StoreLoad]:
+    small = [RankClients(r, f"node{r}", 16, 0.1, 0.2, 0.3 + r / 10) for r in range(4)]
+    large = [RankClients(r, f"node{r}", 64, 1.0, 2.0, 3.0 + r / 10) for r in range(4)]
     large[2] = replace(large[2], **changes)
-    return [Crowd(64, tuple(small)), Crowd(256, tuple(large))]
+    return [StoreLoad(64, tuple(small)), StoreLoad(256, tuple(large))]
 
 
-def crowd_verdicts(found: list[Crowd]) -> dict[str, Measurement]:
-    kept: list[Measurement] = []
-    record_crowds(found, STORE, Measure(kept, ""))
-    return {m.name.removeprefix("store: "): m for m in kept}
+def load_verdicts(found: list[StoreLoad]) -> dict[str, Measurement]:
+    return {m.name.removeprefix("store: "): m for m in judged_loads(found, STORE)}
 
 
-def test_crowds_are_judged_and_shown() -> None:
-    found = crowd_verdicts(crowds())
+def test_loads_are_judged_and_shown() -> None:
+    found = load_verdicts(loads())
     assert [m.verdict for m in found.values()] == [Verdict.PASS] * 4
-    assert table(crowds()).splitlines()[1:] == [
+    assert table(loads()).splitlines()[1:] == [
         "     64      0.100     0.200           0.600",
         "    256      1.000     2.000           3.300",
     ]
@@ -185,38 +182,37 @@ def test_crowds_are_judged_and_shown() -> None:
     ],
 )
 def test_a_slow_or_wrong_crowd_is_red(changes: dict[str, Any], name: str, culprit: str) -> None:
-    found = red(crowd_verdicts(crowds(**changes)))
+    found = red(load_verdicts(loads(**changes)))
     assert [str(one)[: len(culprit)] for one in found.values()] == [culprit]
     assert next(iter(found)).startswith(name)
 
 
 @pytest.mark.parametrize("changes", [{"passed_s": None}, {"errors": ("client 7: no answer",)}])
 def test_a_crowd_that_was_not_served_is_not_measured(changes: dict[str, Any]) -> None:
-    found = crowd_verdicts(crowds(**changes))
+    found = load_verdicts(loads(**changes))
     assert any(name.startswith("256 clients") for name in open_(found))
     assert not red(found)
 
 
 def test_wrong_keys_count_though_others_were_not_served() -> None:
     name = "keys that did not come right"
-    found = crowd_verdicts([*crowds(wrong=3), Crowd(1024, (), "no world")])
+    found = load_verdicts([*loads(wrong=3), StoreLoad(1024, (), "no world")])
     assert red(found) == {name: "rank 2 on node2"}
     assert found[name].value == 3
-    unserved = crowd_verdicts([*crowds(), Crowd(1024, (), "no world")])
+    unserved = load_verdicts([*loads(), StoreLoad(1024, (), "no world")])
     assert name in open_(unserved)
 
 
 def test_no_crowd_at_all_is_not_measured() -> None:
-    found = crowd_verdicts([Crowd(64, (), "no world"), Crowd(256, (), "no world")])
+    found = load_verdicts([StoreLoad(64, (), "no world"), StoreLoad(256, (), "no world")])
     assert {m.verdict for m in found.values()} == {Verdict.INCONCLUSIVE}
-    assert "never" in table([Crowd(64, (), "no world")])
+    assert "never" in table([StoreLoad(64, (), "no world")])
 
 
 def absent(*texts: str, seconds: float = 1.5) -> dict[str, Measurement]:
-    said = [Said(rank, f"node{rank}", text, seconds) for rank, text in enumerate(texts)]
-    kept: list[Measurement] = []
-    judge_absent(said, 3, NODES, ABSENT, Measure(kept, ""), failed="" if texts else "no world")
-    return {m.name: m for m in kept}
+    errors = [RankError(rank, f"node{rank}", text, seconds) for rank, text in enumerate(texts)]
+    failed = "" if texts else "no world"
+    return {m.name: m for m in judged_absence(errors, 3, NODES, ABSENT, failed=failed)}
 
 
 LINE = "rank 3 of 4 never came within 1 s (ranks 0-2 on node0,node1,node2 did)"
@@ -252,12 +248,16 @@ def test_late_or_silent_is_no_pass() -> None:
 def test_an_image_has_a_root_of_its_own() -> None:
     reports = but(right(expected()), 3, root="9:9")
     roots = dict.fromkeys(NODES, "1:2")
-    assert [report.rank for report in in_image(reports, roots)] == [3]
-    assert in_image(reports, {}) == []
+    found = judged_image(reports, roots, 8, "")
+    assert (found.value, found.verdict, found.culprit) == (1, Verdict.FAIL, "rank 0 on node0")
+    inside = [replace(report, root="9:9") for report in reports]
+    assert judged_image(inside, roots, 8, "").passed
+    assert judged_image(reports, {}, 8, "").value == 0
+    assert judged_image([], roots, 8, "").verdict is Verdict.INCONCLUSIVE
 
 
 def test_the_gist_of_an_account_is_its_error() -> None:
     account = "[rank 0 of 4 on node0]\nTraceback (most recent call last):\n  x\nRuntimeError: no\n"
-    assert gist(account) == "RuntimeError: no"
-    assert gist("node3 is lost\nsince") == "node3 is lost"
-    assert re.match("no message", gist(""))
+    assert first_error(account) == "RuntimeError: no"
+    assert first_error("node3 is lost\nsince") == "node3 is lost"
+    assert re.match("no message", first_error(""))

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.launching.placing import elsewhere, record_place
+from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place
 from pytest_mnode.criteria.launching.starting import job_of
 from pytest_mnode.criteria.launching.variables import wrong_variables
-from pytest_mnode.measure import Measure
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import Accelerators, default_spec_path, load_spec
 from pytest_mnode.spec.launch import StartPromise
 from tests.criteria.launching.made import NODES, but, changed, expected, red, right, started
@@ -61,8 +60,7 @@ def test_a_placement_that_was_not_kept(
         reports = changed(reports, rank, MASTER_ADDR=address)
     if stray:
         reports = but(but(reports, 6, node=stray), 7, node=stray)
-    kept: list[Measurement] = []
-    record_place(Measure(kept, ""), started(reports), NODES, ADDRESSES)
+    kept = judged_place(started(reports), NODES, ADDRESSES)
     assert red({m.name.removeprefix("torchrun: "): m for m in kept}) == found
 
 
@@ -90,8 +88,7 @@ def test_the_first_node_may_be_called_by_any_address_of_its_own(
         reports = changed(reports, rank, MASTER_ADDR=address)
     reports = [replace(r, master_is_here=here if r.node == "node0" else False) for r in reports]
     one = started(reports, hosts={"node0": "n0.cluster", "node3": "n3.cluster"})
-    kept: list[Measurement] = []
-    record_place(Measure(kept, ""), one, NODES, ADDRESSES)
+    kept = judged_place(one, NODES, ADDRESSES)
     assert red({m.name.removeprefix("torchrun: "): m for m in kept}) == (
         {MASTER: culprit} if culprit else {}
     )
@@ -102,8 +99,7 @@ def test_nodes_that_are_one_machine_have_one_address() -> None:
     for rank in range(len(reports)):
         reports = but(changed(reports, rank, MASTER_ADDR="127.0.0.1"), rank, master_is_here=True)
     one = started(reports, hosts=dict.fromkeys(NODES, "here"))
-    kept: list[Measurement] = []
-    record_place(Measure(kept, ""), one, NODES, dict.fromkeys(NODES, "127.0.0.1"))
+    kept = judged_place(one, NODES, dict.fromkeys(NODES, "127.0.0.1"))
     assert {m.verdict for m in kept} == {Verdict.PASS}
 
 

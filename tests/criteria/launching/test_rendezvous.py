@@ -8,13 +8,12 @@ import pytest
 
 from pytest_mnode.criteria.launching.rendezvous import (
     RankTimes,
-    judge_ranks,
-    judge_times,
+    judged_ranks,
+    judged_times,
     ranks_per_node,
     slow_rank,
 )
-from pytest_mnode.measure import Measure
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec.launch import RendezvousPromise
 
 
@@ -53,11 +52,10 @@ def test_a_rendezvous_is_judged_by_its_slowest_rank(
 ) -> None:
     found = [replace(one, init_s=0.5) for one in times(0.01, 0.01, connect_s, 0.01)]
     found[2] = replace(found[2], init_s=init_s, error="" if init_s else "no peer")
-    kept: list[Measurement] = []
     promise = RendezvousPromise.model_validate({"within": "2 s"})
-    judge_times(found, promise, "init", Measure(kept, ""))
-    assert (kept[0].verdict, kept[0].culprit) == (verdict, culprit)
-    assert kept[0].note == ("" if init_s else "rank 2 on node2: no peer")
+    slowest, _ = judged_times(found, promise, "init")
+    assert (slowest.verdict, slowest.culprit) == (verdict, culprit)
+    assert slowest.note == ("" if init_s else "rank 2 on node2: no peer")
 
 
 @pytest.mark.parametrize(
@@ -77,14 +75,13 @@ def test_as_many_ranks_make_a_group_as_are_promised(
     found = [RankTimes(r, f"node{r % nodes}", 0.1, 1.0) for r in range(size)]
     found = [r if r.rank < made else replace(r, init_s=None, error="no peer") for r in found]
     promise = RendezvousPromise.model_validate({"ranks": wanted, "within": "2 s"})
-    kept: list[Measurement] = []
-    judge_ranks(found, promise, "init", Measure(kept, ""), nodes=nodes, devices=devices)
-    assert [m.verdict for m in kept] == [verdict]
+    judged = judged_ranks(found, promise, "init", nodes=nodes, devices=devices)
+    assert judged.verdict is verdict
     if verdict is Verdict.FAIL:
-        assert (kept[0].value, kept[0].culprit) == (15, "rank 15 on node1")
+        assert (judged.value, judged.culprit) == (15, "rank 15 on node1")
     if verdict is Verdict.INCONCLUSIVE:
         note = "2 nodes × 8 accelerators have 16 ranks; 16 nodes have as many as are promised"
-        assert kept[0].note == note
+        assert judged.note == note
 
 
 def test_ranks_are_spread_evenly_and_have_an_accelerator_each() -> None:

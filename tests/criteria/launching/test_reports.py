@@ -39,7 +39,7 @@ def test_reads_what_the_program_prints() -> None:
     assert report.met == Met(1, 1, (0,))
     assert (report.master_is_here, report.error) == (True, "")
     assert report.arguments == ("--limit=5", "--x=1")
-    assert report.unsaid == frozenset()
+    assert report.missing == frozenset()
     assert "lo" in report.interfaces
 
 
@@ -103,10 +103,10 @@ def test_what_is_nested_without_end() -> None:
 
 def test_what_was_not_reported_is_told_from_nothing() -> None:
     [little], _ = read_output('{"mnode_rank": 1, "node": "a", "names": "PATH", "arguments": []}')
-    assert little.unsaid == {"contract", "names", "interfaces", "master_is_here"}
+    assert little.missing == {"contract", "names", "interfaces", "master_is_here"}
     assert (little.arguments, little.names) == ((), frozenset())
     [empty], _ = read_output('{"mnode_rank": 1, "node": "a", "names": [], "contract": {}}')
-    assert empty.unsaid == {"arguments", "names", "interfaces", "master_is_here"}
+    assert empty.missing == {"arguments", "names", "interfaces", "master_is_here"}
 
 
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Submitted
 from pytest_mnode.criteria.launching.sbatch import SbatchSubmission
 from pytest_mnode.launchers.slurm import JobState

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.described import LaunchJob
+from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.styles import Placement, Process, processes
 
 PLACE = Placement(("n3", "n2"), "10.0.0.4", 29512)

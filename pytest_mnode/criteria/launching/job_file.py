@@ -1,4 +1,4 @@
-"""A job as a user describes it: image, nodes, accelerators per node, command, style, variables."""
+"""The job file of a user: image, nodes, accelerators per node, command, style, variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_mnode.spec.load import read_model
 from pytest_mnode.spec.quantity import shown
 
 HERE, RANKS = "{here}", "{ranks_per_node}"
-"""In a command: the folder of the job file, and how many ranks a node has."""
+"""In a command: the folder of the job file, and the number of ranks per node."""
 Word = Annotated[str, StringConstraints(min_length=1)]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -30,27 +30,27 @@ def _or_all(least: int) -> BeforeValidator:
 
 
 class LaunchJob(Page):
-    """What a user asks of a cluster."""
+    """A job as a user describes it."""
 
     name: Text
-    """What the job is called."""
+    """Name of the job."""
     image: Text | None = None
-    """Container image that the command runs in; left out: on the node as it is."""
+    """Container image that the command runs in; left out: none."""
     nodes: Annotated[int | Literal["all"], _or_all(1)]
-    """How many nodes, or all that there are."""
+    """Number of nodes, or all."""
     accelerators_per_node: Annotated[int | Literal["all"], _or_all(0)]
-    """How many accelerators of each node; 0 where ranks compute on CPUs."""
+    """Number of accelerators per node; 0 where ranks compute on CPUs."""
     ranks_per_node: Some | None = None
-    """How many ranks a node has where ranks compute on CPUs; left out: one. On accelerators it is
-    one each."""
+    """Number of ranks per node where ranks compute on CPUs; left out: 1. On accelerators it is one
+    rank per accelerator."""
     command: Annotated[tuple[Word, ...], Field(min_length=1)]
     """Program and arguments, word by word; {here} stands for the folder of this file, and
-    {ranks_per_node} for how many ranks a node has."""
+    {ranks_per_node} for the number of ranks per node."""
     style: Literal["torchrun", "deepspeed", "megatron", "plain"] = "torchrun"
-    """Who starts the ranks: one torchrun a node, deepspeed's launcher, the scheduler one task a
-    rank, or nobody: the command runs once a node."""
+    """What starts the ranks: one torchrun per node; deepspeed's launcher; the scheduler, with one
+    task per rank; or nothing: the command runs once per node."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Variables that every process gets."""
+    """Variables of every process."""
 
     @field_validator("env")
     @classmethod
@@ -71,16 +71,16 @@ class LaunchJob(Page):
         each = info.data.get("accelerators_per_node")
         if isinstance(each, int) and each and ranks not in (None, each):
             raise ValueError(
-                f"{ranks} with accelerators_per_node {each}; accepted: {each}, one an accelerator, "
-                "or left out"
+                f"{ranks} with accelerators_per_node {each}; accepted: {each}, one per "
+                "accelerator, or left out"
             )
         return ranks
 
     def placed(self, nodes: int, accelerators: int, *, every: int | None = None) -> Self:
-        """The same with numbers for `all`: of the nodes it may have, and of the spec.
+        """The job with numbers in place of `all`: of the nodes it may have, and of the spec.
 
-        every: for how many nodes `all` stands where that is not `nodes`. Raises UsageError where
-        it asks for more than there is.
+        every: the number of nodes that `all` means, where that is not `nodes`. Raises UsageError
+        where the job asks for more than there is.
         """
         asked = (every or nodes) if self.nodes == "all" else self.nodes
         each = accelerators if self.accelerators_per_node == "all" else self.accelerators_per_node
@@ -88,7 +88,8 @@ class LaunchJob(Page):
             raise UsageError(f"job {self.name}: nodes {asked}; accepted: up to {nodes}")
         if each > accelerators:
             raise UsageError(
-                f"job {self.name}: accelerators_per_node {each}; the spec has {accelerators} a node"
+                f"job {self.name}: accelerators_per_node {each}; the spec has {accelerators} "
+                "per node"
             )
         ranks = each or self.ranks_per_node or 1
         placed = self.model_copy(
@@ -99,13 +100,13 @@ class LaunchJob(Page):
 
     @property
     def node_count(self) -> int:
-        """Of a job that is placed."""
+        """Number of nodes of a placed job."""
         assert isinstance(self.nodes, int), "not placed"
         return self.nodes
 
     @property
     def rank_count(self) -> int:
-        """Ranks of a node, of a job that is placed."""
+        """Ranks per node of a placed job."""
         return 1 if self.style == "plain" else self.ranks_per_node or 1
 
 

@@ -1,7 +1,7 @@
-"""The store of a rendezvous under many clients: what each rank does, and what all of it shows.
+"""Clients of a store, run by ranks: each is a thread with a connection of its own.
 
-A client is a thread with a connection of its own. Each connects, writes its key, waits until all
-have, reads its neighbour's key, and passes a barrier: what ranks do that make a group.
+Each connects, writes its key, waits until all have come, reads its neighbour's key, and passes a
+barrier, as ranks do that make a group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.criteria.launching.dial import unreachable
+from pytest_mnode.criteria.launching.meeting import unreachable
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 _SPARE_FILES = 64
 _SETTLE_S = 5.0
 _LONG_S = 1.0
-"""Connecting that took longer has a cause worth looking for."""
+"""After a longer time to connect, the time of a name look-up is measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What the clients of one rank saw. Times in s, of its slowest client, from the common start.
+class RankClients:
+    """The clients of one rank. Times are of its slowest client, in s from the common start.
 
-    connected_s, told_s, passed_s: when it had connected, knew that all had come, and was through
-    the barrier; None where it never was. errors: of clients, one line each. wrong: neighbours' keys
-    that did not come right. left: what was still open afterwards, in words.
+    connected_s, all_came_s, passed_s: when it had connected, knew that all had come, and had passed
+    the barrier; None where it never did. errors: of clients, one line each. wrong: number of
+    neighbours' keys that were wrong. left: what was still open afterwards, as text.
     """
 
     rank: int
     node: str
     clients: int
     connected_s: float | None = None
-    told_s: float | None = None
+    all_came_s: float | None = None
     passed_s: float | None = None
     wrong: int = 0
     errors: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Part:
 
 
 class Start:
-    """The common start of threads: given, or called off; none of them waits for it without end."""
+    """The common start of threads, given or called off; no thread waits longer than `limit_s`."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -60,14 +60,14 @@ class Start:
         self._off = False
 
     def given(self) -> bool:
-        """Waited for by each thread."""
+        """Each thread waits here; False where there is no start."""
         return self._decided.wait(self._limit_s) and not self._off
 
     def run(self, threads: Sequence[threading.Thread], agree: Callable[[], None]) -> float:
-        """Start them all, agree with whom it takes, let them go and wait for their ends.
+        """Start all threads, agree with the other ranks, give the start, and wait for their ends.
 
-        When they were let go, by the clock of this process. Where one cannot be started, or there
-        is no agreement, those that wait are sent home.
+        The time of the start, by this process's clock. Where a thread cannot be started, or there
+        is no agreement, the start is called off.
         """
         begun = []
         try:
@@ -88,15 +88,15 @@ class Start:
 
 @dataclass(slots=True)
 class _Client:
-    """A client, and when it had connected, was told, and was through, by this rank's clock."""
+    """A client, and the times of its three steps by this rank's clock."""
 
     number: int
     at: list[float] = field(default_factory=list)
     wrong: bool = False
     error: str = ""
 
-    def be(self, address: str, port: int, clients: int, limit: timedelta, start: Start) -> None:
-        """In a thread of its own: come, tell, be told, pass; the connection ends with it."""
+    def run(self, address: str, port: int, clients: int, limit: timedelta, start: Start) -> None:
+        """In a thread of its own: all steps of a client; the connection ends with it."""
         if not start.given():
             self.error = f"client {self.number}: the start was called off"
             return
@@ -116,10 +116,10 @@ class _Client:
             self.error = f"client {self.number}: {error}".splitlines()[0]
 
 
-def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Part:
-    """In every rank: its share of the clients of a store that rank 0 opens and closes again.
+def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) -> RankClients:
+    """In every rank: run its share of the clients of a store that rank 0 opens and closes.
 
-    round_name: different for every call in a world.
+    round_name: unique in a world.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -133,9 +133,9 @@ def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Par
         refusals = [meeting.get(f"{round_name}/refused/{r}").decode() for r in range(world.size)]
         if any(refusals):
             own = (refused,) if refused else ()
-            return Part(world.rank, world.node, len(mine), errors=own)
+            return RankClients(world.rank, world.node, len(mine), errors=own)
         if world.rank == 0:
-            # The first server of a process opens what all of them use, and it stays.
+            # The first server of a process opens files that all later ones share.
             TCPStore(address, 0, None, True, limit, False)
             gc.collect()
         before = _open_now()
@@ -145,10 +145,10 @@ def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Par
             meeting.set(f"{round_name}/port", str(server.port))
         port = int(meeting.get(f"{round_name}/port"))
         found = [_Client(number) for number in mine]
-        # The limit of the threads begins before the one of the agreement does.
+        # The limit of the threads begins before that of the agreement.
         start = Start(2 * limit_s)
         threads = [
-            threading.Thread(target=client.be, args=(address, port, clients, limit, start))
+            threading.Thread(target=client.run, args=(address, port, clients, limit, start))
             for client in found
         ]
         began = start.run(threads, lambda: _agree(meeting, f"{round_name}/start", "", world, limit))
@@ -158,25 +158,26 @@ def crowd(clients: int, round_name: str, limit_s: float, *, world: World) -> Par
         left = _settled(before)
         if world.rank == 0 and unreachable(address, port, time.monotonic()) is None:
             left = (*left, f"the port of the store, {port}")
-    return _part(world, found, began, left)
+    return _rank_clients(world, found, began, left)
 
 
 def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
-    """A barrier of so many clients of a store; `name` is used up by it."""
+    """A barrier of this number of clients; each `name` serves once."""
     if store.add(f"{name}/count", 1) == clients:
         store.set(f"{name}/all", "yes")
     store.wait([f"{name}/all"], limit)
 
 
-def _agree(store: Any, name: str, said: str, world: World, limit: timedelta) -> None:
-    """Tell the other ranks, and wait until all of them have told."""
-    store.set(f"{name}/{world.rank}", said)
+def _agree(store: Any, name: str, text: str, world: World, limit: timedelta) -> None:
+    """Write a text for the other ranks, and wait until all ranks have written theirs."""
+    store.set(f"{name}/{world.rank}", text)
     all_here(store, name, world.size, limit)
 
 
 @contextlib.contextmanager
 def _open_files(wanted: int) -> Iterator[str]:
-    """Have so many open files allowed meanwhile; says why that cannot be, "" where it can."""
+    """Raise the limit of open files meanwhile; yields why that is impossible, "" where it is
+    not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
     if soft != endless and soft < wanted and hard != endless and hard < wanted:
@@ -199,7 +200,7 @@ def _open_now() -> tuple[int, int]:
 
 
 def _settled(before: tuple[int, int]) -> tuple[str, ...]:
-    """What is open that was not before, once the store's own threads have had time to end."""
+    """Files and threads that are still open after the store's own threads had time to end."""
     until = time.monotonic() + _SETTLE_S
     while True:
         counts = [now - then for then, now in zip(before, _open_now(), strict=True)]
@@ -209,13 +210,15 @@ def _settled(before: tuple[int, int]) -> tuple[str, ...]:
         time.sleep(0.02)
 
 
-def _part(world: World, found: Sequence[_Client], began: float, left: tuple[str, ...]) -> Part:
+def _rank_clients(
+    world: World, found: Sequence[_Client], began: float, left: tuple[str, ...]
+) -> RankClients:
     def latest(step: int) -> float | None:
         if any(len(client.at) <= step for client in found):
             return None
         return max((client.at[step] - began for client in found), default=0.0)
 
-    return Part(
+    return RankClients(
         world.rank,
         world.node,
         len(found),

@@ -1,0 +1,203 @@
+"""What a started job is judged on: its ranks, their environment, its place. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+
+from pytest_mnode.criteria.launching.contract import (
+    leaked,
+    missing_ranks,
+    more_visible,
+    not_met,
+    not_reported,
+)
+from pytest_mnode.criteria.launching.starting import Started
+from pytest_mnode.criteria.launching.variables import FACTS, wrong_variables
+from pytest_mnode.measurement import Measurement, at_most, equals, listed
+from pytest_mnode.spec.launch import StartPromise
+
+_SHOWN = 6
+
+
+def judged_start(started: Started, promise: StartPromise, key: str) -> list[Measurement]:
+    """What every job is judged on. key: of the promise in the spec."""
+    what, expected, reports = started.what, started.expected, started.outcome.reports
+    more = more_visible(expected, reports)
+    return [
+        *_judged_ranks(started, key),
+        _counted(
+            f"{what}: variables wrong",
+            wrong_variables(expected, reports),
+            f"contract of {expected.style}",
+            unread=not_reported(reports, FACTS),
+            besides=more,
+        ),
+        _counted(
+            f"{what}: variables leaked",
+            leaked(expected, reports),
+            "HOME, USER, PATH, LANG and the job's",
+            unread=not_reported(reports, ["names"]),
+        ),
+        Measurement(
+            f"{what}: submission to end",
+            None if started.overdue else started.outcome.seconds,
+            "s",
+            at_most(promise.within_s),
+            f"{key}.within {promise.within_s:g} s",
+            started.late,
+            "; ".join((*started.notes, *started.logins())),
+        ),
+    ]
+
+
+def _judged_ranks(started: Started, key: str) -> list[Measurement]:
+    """Whether all ranks reported, met each other, and ended well."""
+    what, expected, outcome = started.what, started.expected, started.outcome
+    all_ranks, reports, waits = equals(expected.size), outcome.reports, outcome.waits
+    missing = missing_ranks(expected, reports)
+    judged = [
+        Measurement(
+            f"{what}: ranks that reported",
+            len(reports) if not missing or not started.overdue else None,
+            "",
+            all_ranks,
+            f"{len(expected.nodes)} nodes × {expected.per_node}",
+            waits or _first(missing),
+            "" if waits else _several(missing),
+        )
+    ]
+    alone = not_met(expected, reports)
+    judged.append(
+        Measurement(
+            f"{what}: ranks that met all others",
+            len(reports) - len(alone) if reports else None,
+            "",
+            all_ranks,
+            "a sum over all ranks",
+            _first(alone),
+            _several(alone),
+        )
+    )
+    sizes = [report.met.size for report in reports if report.met]
+    if sizes:
+        single = max(sizes) == 1 < expected.size
+        judged.append(
+            Measurement(
+                f"{what}: ranks in the smallest group that met",
+                min(sizes),
+                "",
+                all_ranks,
+                "a sum of ones over all ranks",
+                _first(alone),
+                f"{expected.size} jobs of one rank" if single else "",
+            )
+        )
+    # Where one node fails, others often wait for it until the limit.
+    failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
+    overdue = "" if waits else ", ".join(started.overdue)
+    judged.append(
+        Measurement(
+            f"{what}: nodes on which the job failed",
+            None if started.overdue and not failed else len(failed),
+            "",
+            equals(0),
+            key,
+            ", ".join(failed) or started.late,
+            f"not over at the limit on {overdue}" if overdue else "",
+        )
+    )
+    return judged
+
+
+def _counted(
+    name: str, found: Sequence[str], source: str, *, unread: str, besides: Sequence[str] = ()
+) -> Measurement:
+    """unread: facts that ranks did not report; what was found all the same counts.
+
+    besides: notes that are no fault.
+    """
+    note = "; ".join(line for line in (_several(found), unread, *besides) if line)
+    value = None if unread and not found else len(found)
+    return Measurement(name, value, "", equals(0), source, _first(found), note)
+
+
+def _first(found: Sequence[str]) -> str | None:
+    return found[0] if found else None
+
+
+def _several(found: Sequence[str]) -> str:
+    return listed(found, _SHOWN) if len(found) > 1 else ""
+
+
+def elsewhere(nodes: Sequence[str], count: int | None = None) -> tuple[str, ...]:
+    """The last `count` nodes (None: half of them, at least 2), the last one first."""
+    count = count or max(2, len(nodes) // 2)
+    return tuple(reversed(nodes[-count:]))
+
+
+def judged_place(
+    started: Started, asked: Sequence[str], addresses: Mapping[str, str]
+) -> list[Measurement]:
+    """Whether a job ran on the nodes it was placed on, and its MASTER_ADDR is the first of them.
+
+    asked: in the order of ranks, unless the path has its own order. addresses: where others reach
+    these and all other nodes.
+    """
+    reports = started.outcome.reports
+    ran_on = {report.node for report in reports}
+    strange = sorted(ran_on - set(asked))
+    missing = [node for node in asked if node not in ran_on]
+    nodes = Measurement(
+        f"{started.what}: nodes that it ran on as asked",
+        max(0, len(asked) - len(missing) - len(strange)) if reports else None,
+        "",
+        equals(len(asked)),
+        f"placed on {', '.join(asked)}",
+        ", ".join(strange or missing) or None,
+    )
+    placed = started.submitted.nodes
+    first = placed[0] if set(placed) == set(asked) else asked[0]
+    others = _addresses_of_others(first, addresses, started.outcome.hosts)
+    right = _addresses_of_first(started, first, addresses) - set(others)
+    met = [report.contract.get("MASTER_ADDR", "none") for report in reports]
+    wrong = sorted(set(met) - right)
+    master = Measurement(
+        f"{started.what}: ranks whose MASTER_ADDR is the first node's",
+        sum(address in right for address in met) if reports else None,
+        "",
+        equals(started.expected.size),
+        f"{first} is at {addresses[first]}",
+        ", ".join(f"MASTER_ADDR={a} ({others.get(a, 'no node')})" for a in wrong) or None,
+    )
+    return [nodes, master]
+
+
+def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, str]) -> set[str]:
+    """What MASTER_ADDR may be: the first node's address, its name, or what its ranks found to be
+    its own. A loopback address is every node's, and only right where all are one machine.
+    """
+    found = {
+        address
+        for report in started.outcome.reports
+        if report.node == first and report.master_is_here
+        if (address := report.contract.get("MASTER_ADDR")) and not _is_loopback(address)
+    }
+    return found | {addresses[first], first, started.outcome.hosts.get(first, first)}
+
+
+def _addresses_of_others(
+    first: str, addresses: Mapping[str, str], hosts: Mapping[str, str]
+) -> dict[str, str]:
+    """Nodes other than the first by their addresses and names."""
+    own = {addresses[first], first, hosts.get(first, first)}
+    named = [(name, node) for node in addresses for name in (node, hosts.get(node, node))]
+    known = [(address, node) for node, address in addresses.items()]
+    return {name: node for name, node in (*known, *named) if name not in own}
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost" or address.startswith("localhost.")
