@@ -1,4 +1,4 @@
-"""Each experiment on a scheduler that is right, and on one for each way to be wrong."""
+"""Experiments on a simulated scheduler, correct or wrong; and the plan of nodes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
-from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
+from pytest_mnode.criteria.launching.reports import read_nodes
 from pytest_mnode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,17 +135,8 @@ class DirectSubmission:
             for node in self._processes
         }
         self._logs.cleanup()
-        reports: list[RankReport] = []
-        logins: list[Login] = []
-        hosts = {}
-        for node, text in output.items():
-            found, logged_in = read_output(text)
-            logins += logged_in
-            host = logged_in[0].node if logged_in else node
-            hosts[node] = host
-            found = [replace(r, node=node) if r.node == host else r for r in found]
-            reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
-        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds)
+        reports, logins, hosts = read_nodes(output)
+        return Outcome(codes, reports, tuple(logins), hosts, output, seconds)
 
     def close(self) -> None:
         """See Submission."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _KEYS: Mapping[str, type] = {"contract": dict, "names": list, "arguments": list, "interfaces": list}
@@ -90,6 +90,26 @@ def read_output(text: str) -> tuple[list[RankReport], list[Login]]:
             if isinstance(node, str) and (number := _whole(uid)) is not None:
                 logins.append(Login(node, number, _text(user), _text(why)))
     return reports, logins
+
+
+def read_nodes(
+    output: Mapping[str, str],
+) -> tuple[tuple[RankReport, ...], list[Login], dict[str, str]]:
+    """Reports, logins, and host names of nodes, from the output of each node.
+
+    Reports are in the order of ranks, with the given names of nodes in place of host names.
+    """
+    reports: list[RankReport] = []
+    logins: list[Login] = []
+    hosts = {}
+    for node, text in output.items():
+        found, logged_in = read_output(text)
+        logins += logged_in
+        names = [one.node for one in logged_in] + [one.node for one in found]
+        hosts[node] = names[0] if names else node
+        found = [replace(r, node=node) if r.node == hosts[node] else r for r in found]
+        reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
+    return tuple(reports), logins, hosts
 
 
 def _object_in(line: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pytest_mnode.criteria.launching.contract import CANARY
 from pytest_mnode.criteria.launching.direct import Direct, pins_of
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submission, SubmissionPath, Submitted
-from pytest_mnode.criteria.launching.reports import Login, RankReport, read_output
+from pytest_mnode.criteria.launching.reports import Login, RankReport, read_nodes
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.jobs.slurm.nodes import Names, names_of
@@ -145,16 +145,11 @@ class SbatchSubmission:
         codes = {node: self._code(node, in_time) for node in nodes}  # before it is cancelled
         self._cancel()
         output = {node: self._output(node) for node in nodes}
-        reports: list[RankReport] = []
-        hosts, logins = {}, []
-        for node, text in output.items():
-            found, _ = read_output(text)
-            hosts[node] = found[0].node if found else node
-            found = [replace(r, node=node) if r.node == hosts[node] else r for r in found]
-            reports += sorted(found, key=lambda r: -1 if r.rank is None else r.rank)
-            logins += [_as_whom(node, found[0])] if found else []
         self._end()
-        return Outcome(codes, tuple(reports), tuple(logins), hosts, output, seconds, waits)
+        reports, _, hosts = read_nodes(output)
+        first = {report.node: report for report in reversed(reports)}
+        logins = tuple(_user_of(node, first[node]) for node in nodes if node in first)
+        return Outcome(codes, reports, logins, hosts, output, seconds, waits)
 
     def close(self) -> None:
         """See Submission."""
@@ -245,6 +240,6 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _as_whom(node: str, report: RankReport) -> Login:
+def _user_of(node: str, report: RankReport) -> Login:
     uid = os.getuid() if report.uid is None else report.uid
     return Login(node, uid, _user(uid), "" if uid else "a job is its submitter's, who is root")

@@ -85,7 +85,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
         last = one.latest(lambda rank: rank.passed_s) if not one.errors else None
         judged.append(
             Measurement(
-                f"store: {one.clients} clients came, told each other and passed a barrier",
+                f"store: {one.clients} clients connected, exchanged keys and passed a barrier",
                 last[0] if last else None,
                 "s",
                 at_most(promise.within_s),

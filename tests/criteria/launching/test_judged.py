@@ -170,11 +170,15 @@ def test_loads_are_judged_and_shown() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "culprit"),
     [
-        ({"passed_s": 9.0}, "256 clients came", "node2 (clients of rank 2 last)"),
-        ({"connected_s": 4.0, "passed_s": 9.0}, "256 clients came", "node2 (clients of rank 2: 4"),
+        ({"passed_s": 9.0}, "256 clients connected", "node2 (clients of rank 2 last)"),
+        (
+            {"connected_s": 4.0, "passed_s": 9.0},
+            "256 clients connected",
+            "node2 (clients of rank 2: 4",
+        ),
         (
             {"passed_s": 9.0, "look_up_s": 8.0},
-            "256 clients came",
+            "256 clients connected",
             "node2 (the store's address is looked up in 8.0 s)",
         ),
         ({"wrong": 3}, "keys that did not come right", "rank 2 on node2"),

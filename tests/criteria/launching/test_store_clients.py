@@ -1,4 +1,4 @@
-"""The common start of a store's clients: all at once, and none waits for one that never comes."""
+"""The common start of client threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gang larger than the cluster: what tells it so, and what does not."""
+"""A gang larger than the cluster: what counts as a reason, and what does not."""
 
 from __future__ import annotations
 

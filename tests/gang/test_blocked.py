@@ -1,4 +1,4 @@
-"""A gang that waits for something else than nodes: a limit of its user, a licence, a day."""
+"""Jobs that wait for something else than nodes."""
 
 from __future__ import annotations
 

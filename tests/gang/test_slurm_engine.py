@@ -1,4 +1,4 @@
-"""What the engine counts and submits, beside commands that say what they are told."""
+"""What the engine counts and submits, with fake commands of Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gang whose node died, made by hand: what came back of it, by records and by heartbeats."""
+"""A gang whose node died, judged."""
 
 from __future__ import annotations
 

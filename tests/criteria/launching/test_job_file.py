@@ -1,4 +1,4 @@
-"""A job file: what it says, and the one line that says what is wrong with it."""
+"""Job files: what is read, and what is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes jobs may get, by what sbatch is told."""
+"""sbatch's options: which nodes they leave, and what becomes of them."""
 
 from __future__ import annotations
 
