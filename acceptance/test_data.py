@@ -1,4 +1,4 @@
-"""Does every sample reach one rank, once, and count for what it should?"""
+"""Software of the nodes: does every sample reach one rank, once, and count as it should?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from pytest_mnode import not_promised
 from pytest_mnode.checks import data
+from pytest_mnode.skipping import promised
 from pytest_mnode.spec.checks import DataCriterion
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ needs_group = pytest.mark.usefixtures("process_group")
 @pytest.fixture
 def promise(spec: Spec) -> DataCriterion:
     """What to try it with."""
-    if spec.criteria.data is None:
-        not_promised("data")
-    return spec.criteria.data
+    return promised(spec, "data")  # type: ignore[no-any-return]
 
 
 @needs_group
@@ -52,8 +51,7 @@ def test_every_sample_reaches_one_rank(
     workers = promise.workers if how == "by workers" else 0
     if how == "by workers" and not workers:
         not_promised("workers of a DataLoader")
-    for found in checks.shards(promise, world, drop_last=how == "dropped", workers=workers):
-        found.record(measure)
+    measure.record(checks.shards(promise, world, drop_last=how == "dropped", workers=workers))
 
 
 @needs_group
@@ -63,8 +61,7 @@ def test_each_epoch_has_an_order_of_its_own(
     """Is every epoch shuffled otherwise, and the same way when it is begun anew?"""
     from pytest_mnode.checks.data import checks
 
-    for found in checks.orders(promise, world):
-        found.record(measure)
+    measure.record(checks.orders(promise, world))
 
 
 @needs_group
@@ -75,17 +72,17 @@ def test_an_epoch_goes_on_where_it_was_cut(
     from pytest_mnode.checks.data import checks
 
     for ranks in checks.ranks_that_go_on(world):
-        checks.resumed(promise, world, ranks).record(measure)
+        measure.record(checks.resumed(promise, world, ranks))
 
 
 @needs_group
 def test_optimiser_sees_the_global_batch(
     world: World, device: torch.device, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Is a step of the optimiser of as many samples as local batch × ranks × accumulation?"""
+    """Does each step of the optimiser take local batch × ranks × accumulation samples?"""
     from pytest_mnode.checks.data import checks
 
-    checks.global_batch(promise, world, device).record(measure)
+    measure.record(checks.global_batch(promise, world, device))
 
 
 @needs_group
@@ -95,8 +92,7 @@ def test_metrics_are_reduced_exactly(
     """Are sums and counts reduced, exactly, where ranks have unequally many samples?"""
     from pytest_mnode.checks.data import checks
 
-    for found in checks.metrics(promise, world, device):
-        found.record(measure)
+    measure.record(checks.metrics(promise, world, device))
 
 
 def test_seeds_differ_by_rank_and_come_again(
@@ -104,10 +100,9 @@ def test_seeds_differ_by_rank_and_come_again(
 ) -> None:
     """Does every rank draw random numbers of its own, and the same when the run is repeated?"""
     on_accelerator = spec.accelerators.per_node > 0
-    for found in data.seeds_of_two_runs(
-        cluster, workers=promise.workers, on_accelerator=on_accelerator
-    ):
-        found.record(measure)
+    measure.record(
+        data.seeds_of_two_runs(cluster, workers=promise.workers, on_accelerator=on_accelerator)
+    )
 
 
 @needs_group
@@ -117,10 +112,7 @@ def test_all_ranks_read_the_same_files(
     """Does every rank read the same files of the data set, with the same content?"""
     from pytest_mnode.checks.data import checks
 
-    if spec.storage is None or spec.storage.datasets is None:
-        not_promised("storage.datasets")
-    for found in checks.files(promise, spec.storage.datasets, world):
-        found.record(measure)
+    measure.record(checks.files(promise, promised(spec, "storage.datasets"), world))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -1,4 +1,4 @@
-"""Do data, tensor and pipeline parallel groups have the right ranks, and sum right?"""
+"""Software of the nodes: do data, tensor and pipeline parallel groups have the right ranks?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from pytest_mnode import not_promised
 from pytest_mnode.checks import groups
 from pytest_mnode.errors import UsageError
+from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +33,9 @@ needs_group = pytest.mark.usefixtures("process_group")
 @pytest.fixture
 def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
     """Meshes over the nodes given: those that the spec names, else dp, tp and pp as they fit."""
-    if spec.criteria.groups is None:
-        not_promised("groups")
+    promise = promised(spec, "groups")
     try:
-        return groups.layouts(spec.criteria.groups, world)
+        return groups.layouts(promise, world)
     except UsageError as error:
         problem = str(error)
     pytest.fail(problem, pytrace=False)
@@ -48,8 +48,7 @@ def test_every_rank_is_in_the_right_groups(
     """Is every rank in the right group of each dimension, at the right place, and heard there?"""
     for layout in layouts:
         with groups.mesh_of(layout, device) as mesh:
-            for found in groups.members(mesh, world, device):
-                found.record(measure)
+            measure.record(groups.members(mesh, world, device))
 
 
 @needs_group
@@ -59,7 +58,7 @@ def test_collectives_inside_groups_are_right(
     """Do collectives inside the groups come right, and messages between stages, both ways?"""
     for layout in layouts:
         with groups.mesh_of(layout, device) as mesh:
-            groups.collectives(mesh, world, device).record(measure)
+            measure.record(groups.collectives(mesh, world, device))
 
 
 @needs_group
@@ -70,7 +69,7 @@ def test_groups_do_not_mix(
     hybrid = groups.Layout.of(replicate=len(world.nodes), shard=world.local_size)
     with groups.mesh_of(layouts[-1], device) as one, groups.mesh_of(hybrid, device) as other:
         meshes = {str(layouts[-1]): one, str(hybrid): other}
-        groups.together(meshes, world, device).record(measure)
+        measure.record(groups.together(meshes, world, device))
 
 
 @needs_group
@@ -82,14 +81,13 @@ def test_tensor_parallel_groups_stay_inside_a_node(
     measure: Measure,
 ) -> None:
     """Is every rank of a tensor parallel group on the same node as the others?"""
-    assert spec.criteria.groups is not None
-    asked = spec.criteria.groups.inside_node
+    asked = promised(spec, "groups").inside_node
     having = [(one, names) for one in layouts if (names := one.wider_than_one(asked))]
     if not having:
         not_promised(f"groups of more than one rank along {' or '.join(asked) or 'any dimension'}")
     for layout, names in having:
         with groups.mesh_of(layout, device) as mesh:
-            groups.inside_node(mesh, world, names).record(measure)
+            measure.record(groups.inside_node(mesh, world, names))
 
 
 @needs_group
@@ -101,8 +99,7 @@ def test_slices_of_a_mesh_are_right(
     if len(layout.names) < 2:
         not_promised("a mesh of two dimensions or more")
     with groups.mesh_of(layout, device) as mesh:
-        for found in groups.slices(mesh, world, device):
-            found.record(measure)
+        measure.record(groups.slices(mesh, world, device))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -40,7 +40,7 @@ FIRST = """
                 DistributedSampler, "__iter__", lambda sampler: iter(list(samples(sampler))[1:])
             )
         elif "workers" in name and world.rank == 1:
-            from pytest_mnode.checks.data.reading import Indices
+            from pytest_mnode.checks.data.in_ranks import Indices
             monkeypatch.setattr(Indices, "__getitem__", lambda data, i: i // 2 * 2)
         elif "order" in name:
             monkeypatch.setattr(DistributedSampler, "set_epoch", lambda sampler, epoch: None)

@@ -24,16 +24,16 @@ BUILT_WRONG = """
 
     @pytest.fixture(autouse=True)
     def meshes_are_numbered_otherwise(request, monkeypatch):
-        from pytest_mnode.checks.groups import made
+        from pytest_mnode.checks.groups import check
         if "right_groups" in request.node.name:
             flipped = another(lambda ranks: ranks.flip(-1))  # neighbours in each other's place
-            monkeypatch.setattr(made, "init_device_mesh", flipped)
+            monkeypatch.setattr(check, "init_device_mesh", flipped)
         else:
             import torch
             # The first dimension runs over neighbours, and the last over nodes.
             by_column = another(lambda ranks: torch.arange(4).reshape(ranks.shape[::-1]).mT
                 if ranks.ndim == 2 else torch.arange(4).reshape(ranks.shape[::-1]).permute(2, 1, 0))
-            monkeypatch.setattr(made, "init_device_mesh", by_column)
+            monkeypatch.setattr(check, "init_device_mesh", by_column)
 """
 TOLD_WRONG = """
     import pytest

@@ -1,9 +1,9 @@
 """Data in ranks: who reads which samples, what the optimiser sees of them, what is drawn at random.
 
-`reading`, `ledger`, `reducing` and `drawing` find out in ranks what happens, of torch's own classes
-as of one's own; `shards`, `orders`, `batches`, `metrics`, `seeds` and `files` judge what all ranks
-said, from values to values and without torch. `checks` are the questions of the certificate. How
-fast data comes is for `scaling` to say, and whether a path is there for `preflight`.
+`in_ranks` finds out in ranks what happens, with torch's classes or a test's own. `shards`,
+`orders`, `batches`, `metrics`, `seeds` and `files` judge what all ranks reported, pure and without
+torch. `checks` are the questions of the certificate; they judge the software of the nodes.
+`scaling` measures how fast data comes, and `preflight` checks paths.
 """
 
 from __future__ import annotations
@@ -11,41 +11,37 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pytest_mnode.checks.data.batches import GlobalBatch, judge_batches
-    from pytest_mnode.checks.data.drawing import draw
-    from pytest_mnode.checks.data.facts import At, Draws, Reading, SamplerFacts
-    from pytest_mnode.checks.data.files import judge_files, read_files
-    from pytest_mnode.checks.data.ledger import Ledger
-    from pytest_mnode.checks.data.metrics import judge_count, judge_mean
-    from pytest_mnode.checks.data.orders import judge_again, judge_orders
-    from pytest_mnode.checks.data.reading import Indices, read, read_epochs, sharded
-    from pytest_mnode.checks.data.reducing import count, mean, mean_over_ranks, sum_over_ranks
-    from pytest_mnode.checks.data.runs import seeds_of_two_runs
-    from pytest_mnode.checks.data.seeds import judge_depends, judge_distinct, judge_reproduced
-    from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
-    from pytest_mnode.measuring.agree import gathered
+from pytest_mnode.checks.data.batches import judge_batches
+from pytest_mnode.checks.data.facts import At, Draws, Reading, SamplerFacts
+from pytest_mnode.checks.data.files import judge_files, read_files
+from pytest_mnode.checks.data.metrics import judge_count, judge_mean
+from pytest_mnode.checks.data.orders import judge_again, judge_orders
+from pytest_mnode.checks.data.seeds import (
+    judge_depends,
+    judge_distinct,
+    judge_reproduced,
+    seeds_of_two_runs,
+)
+from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
 
-_HOME = {
-    "GlobalBatch": "batches",
-    "judge_batches": "batches",
-    "draw": "drawing",
-    **dict.fromkeys(("At", "Draws", "Reading", "SamplerFacts"), "facts"),
-    **dict.fromkeys(("judge_files", "read_files"), "files"),
-    "Ledger": "ledger",
-    **dict.fromkeys(("judge_count", "judge_mean"), "metrics"),
-    **dict.fromkeys(("Indices", "read", "read_epochs", "sharded"), "reading"),
-    **dict.fromkeys(("count", "mean", "mean_over_ranks", "sum_over_ranks"), "reducing"),
-    "seeds_of_two_runs": "runs",
-    **dict.fromkeys(("judge_depends", "judge_distinct", "judge_reproduced"), "seeds"),
-    **dict.fromkeys(("judge_again", "judge_orders"), "orders"),
-    **dict.fromkeys(("judge_resumed", "judge_shards", "padding_of", "tail_of"), "shards"),
-}
+if TYPE_CHECKING:
+    from pytest_mnode.checks.data.in_ranks import (
+        Indices,
+        Ledger,
+        count,
+        draw,
+        mean,
+        mean_over_ranks,
+        read,
+        read_epochs,
+        sharded,
+        sum_over_ranks,
+    )
+    from pytest_mnode.measuring.agree import gathered
 
 __all__ = [
     "At",
     "Draws",
-    "GlobalBatch",
     "Indices",
     "Ledger",
     "Reading",
@@ -78,8 +74,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "gathered":
-        return import_module("pytest_mnode.measuring.agree").gathered
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.in_ranks"), name)

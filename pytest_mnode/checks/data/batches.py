@@ -5,18 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import fsum, isclose, isfinite
-from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.data.facts import At, StepSeen, StepsSeen
-from pytest_mnode.checks.data.most import usual
-from pytest_mnode.wrong import Wrong, alike, found, listed
+from pytest_mnode.checks.judged import most_common, none_wrong, texts_by_who
+from pytest_mnode.measurement import Measurement, equals, listed
 
-if TYPE_CHECKING:
-    from pytest_mnode.measure import Measure
-
-_Said = tuple[At, str]
+_Text = tuple[At, str]
 _UNSEEN = "no step of the optimiser was seen"
 _UNEVEN = "ranks took unequally many steps"
 _KEPT = "gradients of earlier steps are in it: zero_grad"
@@ -24,43 +19,9 @@ _SHARE = 1e-6
 """Weights of samples may differ by this part: gradients are sums of rounded numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalBatch:
-    """Samples in a step of the optimiser, and what else was seen of its gradients.
-
-    samples: of the step and rank furthest from what is expected; None where nothing was seen.
-    """
-
-    label: str
-    samples: int | None
-    expected: int
-    source: str
-    culprit: str | None
-    note: str
-    wrong: tuple[Wrong, ...]
-
-    @property
-    def right(self) -> bool:
-        return self.samples == self.expected and all(one.right for one in self.wrong)
-
-    def record(self, measure: Measure) -> None:
-        """Have it judged with the test."""
-        measure(
-            f"{self.label}: samples in a step of the optimiser",
-            self.samples,
-            "samples",
-            equals=self.expected,
-            source=self.source,
-            culprit=self.culprit,
-            note=self.note,
-        )
-        for one in self.wrong:
-            one.record(measure)
-
-
 def judge_batches(
     label: str, seen: Sequence[StepsSeen], local: int, accumulation: int
-) -> GlobalBatch:
+) -> list[Measurement]:
     """Does each step take the gradient of `local` samples × ranks × micro-batches, all alike?
 
     seen: of every rank. local: samples of one rank's micro-batch. Where ranks took unequally many
@@ -71,14 +32,14 @@ def judge_batches(
     uneven = _uneven(seen)
     steps = len(seen[0].steps) if seen and not uneven else 0
     sizes: list[int] = []
-    wrong_sizes: list[_Said] = []
-    totals: list[_Said] = []
-    unequal: list[_Said] = []
-    unreduced: list[_Said] = []
+    wrong_sizes: list[_Text] = []
+    totals: list[_Text] = []
+    unequal: list[_Text] = []
+    unreduced: list[_Text] = []
     earlier: set[int] = set()
     for number in range(steps):
         of_all = Counter(itertools.chain.from_iterable(one.steps[number].fed for one in seen))
-        most = usual(one.steps[number].weights for one in seen)
+        most = most_common(one.steps[number].weights for one in seen)
         for one in seen:
             step = one.steps[number]
             stray = [sample for sample, _ in step.weights if not of_all[sample]]
@@ -110,29 +71,33 @@ def judge_batches(
         ("gradients unlike those of most ranks", "ranks step by the same gradient", unreduced),
     )
     unseen = _UNEVEN if uneven else "" if steps else _UNSEEN
-    return GlobalBatch(
-        label,
-        worst,
-        expected,
-        f"{local} samples × {ranks} ranks × {accumulation} micro-batches",
-        listed(alike(wrong_sizes, ranks)) or None,
-        unseen or f"{steps} steps seen",
-        (
-            Wrong(
-                f"{label}: ranks with more or fewer steps",
-                len(uneven) or (0 if steps else None),
-                "all ranks step together",
-                listed(uneven) or None,
-                "" if uneven else unseen,
-            ),
-            *(
-                Wrong(f"{label}: {name}", None, why, note=unseen)
-                if unseen
-                else found(f"{label}: {name}", why, alike(said, ranks), len(said))
-                for name, why, said in judged
-            ),
+    return [
+        Measurement(
+            f"{label}: samples in a step of the optimiser",
+            worst,
+            "samples",
+            equals(expected),
+            f"{local} samples × {ranks} ranks × {accumulation} micro-batches",
+            listed(texts_by_who(wrong_sizes, ranks)) or None,
+            unseen or f"{steps} steps seen",
         ),
-    )
+        none_wrong(
+            f"{label}: ranks with more or fewer steps",
+            uneven,
+            "all ranks step together",
+            unsure="" if uneven else unseen,
+        ),
+        *(
+            none_wrong(
+                f"{label}: {name}",
+                texts_by_who(texts, ranks),
+                why,
+                count=len(texts),
+                unsure=unseen,
+            )
+            for name, why, texts in judged
+        ),
+    ]
 
 
 def _uneven(seen: Sequence[StepsSeen]) -> list[str]:
@@ -140,7 +105,7 @@ def _uneven(seen: Sequence[StepsSeen]) -> list[str]:
     numbers = [len(one.steps) for one in seen]
     if len(set(numbers)) < 2:
         return []
-    most = usual(numbers)
+    most = most_common(numbers)
     others = "" if most is None else f", most ranks {most}"
     return [
         f"{one.at}: {number} step{'' if number == 1 else 's'}{others}"

@@ -11,20 +11,28 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from pytest_mnode.checks.data.batches import GlobalBatch
 from pytest_mnode.checks.data.facts import At, Reading
 from pytest_mnode.checks.data.files import judge_files, read_files
-from pytest_mnode.checks.data.ledger import Ledger
+from pytest_mnode.checks.data.in_ranks import (
+    Indices,
+    Ledger,
+    count,
+    mean,
+    mean_over_ranks,
+    read,
+    read_epochs,
+    shard_of,
+    sharded,
+    sum_over_ranks,
+)
 from pytest_mnode.checks.data.orders import judge_again, judge_orders
-from pytest_mnode.checks.data.reading import Indices, read, read_epochs, shard_of, sharded
-from pytest_mnode.checks.data.reducing import count, mean, mean_over_ranks, sum_over_ranks
 from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
-from pytest_mnode.checks.groups.plan import smallest_factor
+from pytest_mnode.checks.groups.layout import smallest_factor
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.agree import gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.data import ResumableSampler
 from pytest_mnode.spec.checks import DataCriterion
-from pytest_mnode.wrong import Wrong
 
 EPOCHS = 3
 STEPS = 3
@@ -38,7 +46,9 @@ def samples_of(promise: DataCriterion, world: World) -> int:
     return promise.samples_per_rank * world.size + (world.size + 1) // 2
 
 
-def shards(promise: DataCriterion, world: World, *, drop_last: bool, workers: int) -> list[Wrong]:
+def shards(
+    promise: DataCriterion, world: World, *, drop_last: bool, workers: int
+) -> list[Measurement]:
     """Is every sample read by one rank, once, in each of two epochs? All ranks call this."""
     samples = samples_of(promise, world)
     loader, sampler = sharded(
@@ -63,7 +73,7 @@ def shards(promise: DataCriterion, world: World, *, drop_last: bool, workers: in
     return found
 
 
-def orders(promise: DataCriterion, world: World) -> list[Wrong]:
+def orders(promise: DataCriterion, world: World) -> list[Measurement]:
     """Is each epoch in an order of its own, and the same when it is begun anew? All call this."""
     samples = samples_of(promise, world)
 
@@ -89,7 +99,7 @@ def ranks_that_go_on(world: World) -> tuple[int, ...]:
     return tuple(dict.fromkeys((world.size, world.size // smallest_factor(world.size))))
 
 
-def resumed(promise: DataCriterion, world: World, ranks: int) -> Wrong:
+def resumed(promise: DataCriterion, world: World, ranks: int) -> Measurement:
     """Does a sampler that goes on in the middle of an epoch, on `ranks` of the world, end it?
 
     ranks: a divisor of the size of the world. All of its ranks call this; those from `ranks` on
@@ -114,7 +124,7 @@ def _batches(samples: int, ranks: int, rank: int, batch: int, position: int = 0)
     return iter(DataLoader(indices, batch, sampler=sampler))
 
 
-def global_batch(promise: DataCriterion, world: World, device: torch.device) -> GlobalBatch:
+def global_batch(promise: DataCriterion, world: World, device: torch.device) -> list[Measurement]:
     """What the optimiser sees of a loop with micro-batches, under DDP. All ranks call this."""
     samples = promise.batch * promise.accumulation * STEPS * world.size
     loader, sampler = sharded(samples, world, batch=promise.batch, seed=SEED)
@@ -143,7 +153,7 @@ def train(
             optimizer.zero_grad()
 
 
-def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[Wrong]:
+def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[Measurement]:
     """Are a mean over uneven batches and a sum of large counts exact? All ranks call this."""
     samples = samples_of(promise, world)
     mine = list(range(world.rank, samples, world.size))
@@ -159,7 +169,7 @@ def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[
     ]
 
 
-def files(promise: DataCriterion, path: str, world: World) -> list[Wrong]:
+def files(promise: DataCriterion, path: str, world: World) -> list[Measurement]:
     """Does every rank read the same heads of the first files below a path? All ranks call this."""
     at = At(world.rank, world.node)
     told = read_files(at, path, promise.sample_files, promise.sample_size_bytes)

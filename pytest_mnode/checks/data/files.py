@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pytest_mnode.checks.data.facts import At, FilesRead
+from pytest_mnode.checks.judged import none_wrong
 from pytest_mnode.criteria.preflight.facts import Place
 from pytest_mnode.criteria.preflight.places import visit
-from pytest_mnode.wrong import Wrong, found, listed
+from pytest_mnode.measurement import Measurement
 
 _ABSENT = "not among the first"
 
@@ -21,7 +22,7 @@ def read_files(at: At, path: str, files: int, size_bytes: int) -> FilesRead:
     return FilesRead(at, digests, seen.problem)
 
 
-def judge_files(label: str, read: Sequence[FilesRead]) -> list[Wrong]:
+def judge_files(label: str, read: Sequence[FilesRead]) -> list[Measurement]:
     """Does every rank read what most read, of every file that any of them found?"""
     unread = [f"{one.at}: {one.problem}" for one in read if one.problem]
     able = [one for one in read if not one.problem]
@@ -35,13 +36,17 @@ def judge_files(label: str, read: Sequence[FilesRead]) -> list[Wrong]:
         odd = {at: digest for at, digest in told.items() if tied or digest != usual}
         if len(counted) > 1:
             texts += [f"{at} reads {name} as {digest}" for at, digest in odd.items()]
-    differing = f"{label}: files that ranks read otherwise than most"
-    source = "the same data set on every node"
+    unsure = ""
     if not names or len(able) < 2:
-        why = "there is no file to compare" if not names else "one rank has nobody to compare with"
-        compared = Wrong(differing, None, source, note=why)
-    else:
-        compared = Wrong(
-            differing, len(texts), source, listed(texts) or None, f"{len(names)} compared"
-        )
-    return [found(f"{label}: ranks that cannot read it", source, unread), compared]
+        unsure = "one rank has nobody to compare with" if names else "there is no file to compare"
+    source = "the same data set on every node"
+    return [
+        none_wrong(f"{label}: ranks that cannot read it", unread, source),
+        none_wrong(
+            f"{label}: files that ranks read otherwise than most",
+            texts,
+            source,
+            unsure=unsure,
+            note="" if unsure else f"{len(names)} compared",
+        ),
+    ]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from math import fsum, isfinite, ulp
 from sys import float_info
 
-from pytest_mnode.checks.data.facts import Counted, Reduced
-from pytest_mnode.wrong import Wrong, alike, listed
+from pytest_mnode.checks.data.facts import At, Counted, Reduced
+from pytest_mnode.checks.judged import texts_by_who
+from pytest_mnode.measurement import Measurement, listed
 
 _ROUNDING = 1e-12
 """Of the mean of absolute values: float64 sums of a million values are better than that."""
@@ -16,7 +17,7 @@ _SINGLE = 1e-5
 """What sums in float32 may be off by."""
 
 
-def judge_mean(label: str, reduced: Sequence[Reduced]) -> Wrong:
+def judge_mean(label: str, reduced: Sequence[Reduced]) -> Measurement:
     """Has every rank the mean of all values of all ranks, as float64 has it?
 
     Inconclusive where an average of the ranks' averages would be the same, for then a wrong way
@@ -26,19 +27,19 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Wrong:
     source = "sum over all values by their number, in float64"
     values = list(itertools.chain.from_iterable(one.values for one in reduced))
     if not values:
-        return Wrong(name, None, source, note="no rank has a value")
+        return Measurement.unknown(name, "no rank has a value", source=source)
     if why := _no_mean(reduced, len(values)):
-        return Wrong(name, None, source, note=why)
+        return Measurement.unknown(name, why, source=source)
     mean = fsum(values) / len(values)
     tolerance = _ROUNDING * fsum(map(abs, values)) / len(values)
     averages = [fsum(one.values) / len(one.values) for one in reduced if one.values]
     of_averages = fsum(averages) / len(averages)
     if abs(of_averages - mean) <= max(tolerance, _SINGLE * abs(mean)):
         why = "an average of the ranks' averages is the same here; give ranks unequal batches"
-        return Wrong(name, None, source, note=why)
+        return Measurement.unknown(name, why, source=source)
     silent = [str(one.at) for one in reduced if one.result is None]
     if silent:
-        return Wrong(name, None, source, note=f"{listed(silent)} has no result")
+        return Measurement.unknown(name, f"{listed(silent)} has no result", source=source)
     texts = []
     for one in reduced:
         result = one.result
@@ -55,7 +56,7 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Wrong:
         texts.append((one.at, f"{result!r}{why}"))
     note = f"{mean!r} of {len(values)} values, {min(len(one.values) for one in reduced)} to "
     note += f"{max(len(one.values) for one in reduced)} a rank"
-    return Wrong(name, len(texts), source, listed(alike(texts, len(reduced))) or None, note)
+    return _judged(name, texts, source, len(reduced), note)
 
 
 def _no_mean(reduced: Sequence[Reduced], number: int) -> str:
@@ -80,12 +81,13 @@ def _no_mean(reduced: Sequence[Reduced], number: int) -> str:
     return ""
 
 
-def judge_count(label: str, counted: Sequence[Counted]) -> Wrong:
+def judge_count(label: str, counted: Sequence[Counted]) -> Measurement:
     """Has every rank the sum of all counts, exactly?"""
     name, source = f"{label}: ranks with a wrong sum", "sums of whole numbers are exact"
     silent = [str(one.at) for one in counted if one.result is None]
     if silent or not counted:
-        return Wrong(name, None, source, note=f"{listed(silent) or 'no rank'} has no result")
+        why = f"{listed(silent) or 'no rank'} has no result"
+        return Measurement.unknown(name, why, source=source)
     total = sum(one.count for one in counted)
     texts = []
     for one in counted:
@@ -95,5 +97,11 @@ def judge_count(label: str, counted: Sequence[Counted]) -> Wrong:
         near = abs(one.result - total) <= len(counted) * ulp(float(total))
         why = ", as float64 has it" if near else ""
         texts.append((one.at, f"{one.result}{why}"))
-    culprit = listed(alike(texts, len(counted))) or None
-    return Wrong(name, len(texts), source, culprit, f"{total} in all")
+    return _judged(name, texts, source, len(counted), f"{total} in all")
+
+
+def _judged(
+    name: str, texts: Sequence[tuple[At, str]], source: str, ranks: int, note: str
+) -> Measurement:
+    culprits = texts_by_who(texts, ranks)
+    return Measurement.none_allowed(name, culprits, source, count=len(texts), note=note)

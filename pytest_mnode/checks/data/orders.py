@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import lgamma, log
 
 from pytest_mnode.checks.data.facts import At, Reading
-from pytest_mnode.wrong import Wrong, alike, listed
+from pytest_mnode.checks.judged import none_wrong, texts_by_who
+from pytest_mnode.measurement import Measurement, listed
 
 NEGLIGIBLE = 1e-9
 """What honest shuffles come to with less than this chance is taken for no shuffle."""
@@ -26,7 +27,7 @@ class _Odd:
     log_chance: float
 
 
-def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Wrong]:
+def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measurement]:
     """Is every epoch shuffled, and otherwise than those before? epochs: readings of all ranks.
 
     Inconclusive where honest shuffles of so few samples may well look as these do.
@@ -82,14 +83,15 @@ def _judged(  # noqa: PLR0917  what a finding has, and what it is judged by
     size: tuple[int, int],
     missing: Sequence[str],
     cause: str = "",
-) -> Wrong:
+) -> Measurement:
     if sure := _no_chance(odd, *size):
-        return Wrong(name, len(sure), source, listed(_said(sure, size[0], cause)))
-    notes = [listed(missing)] if missing else []
+        texts = _texts(sure, size[0], cause)
+        return Measurement.none_allowed(name, texts, source, count=len(sure))
+    unsure = [listed(missing)] if missing else []
     if odd:
-        notes.append(listed(_said(odd, size[0], cause)))
-        notes.append(f"shuffles of so few samples may be so, give each rank {ENOUGH}")
-    return Wrong(name, None if notes else 0, source, note="; ".join(notes))
+        unsure.append(listed(_texts(odd, size[0], cause)))
+        unsure.append(f"shuffles of so few samples may be so, give each rank {ENOUGH}")
+    return none_wrong(name, [], source, unsure="; ".join(unsure))
 
 
 def _no_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> list[_Odd]:
@@ -113,15 +115,17 @@ def _unlikely(odd: Sequence[_Odd], places: int, times: int) -> bool:
     return bool(odd) and chance < log(NEGLIGIBLE)
 
 
-def _said(odd: Iterable[_Odd], ranks: int, cause: str) -> list[str]:
+def _texts(odd: Iterable[_Odd], ranks: int, cause: str) -> list[str]:
     """Who read in which orders."""
     by_rank: dict[At, list[str]] = {}
     for one in odd:
         by_rank.setdefault(one.at, []).append(one.text)
-    return alike([(at, f"{', '.join(texts)}{cause}") for at, texts in by_rank.items()], ranks)
+    return texts_by_who(
+        [(at, f"{', '.join(texts)}{cause}") for at, texts in by_rank.items()], ranks
+    )
 
 
-def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Wrong:
+def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Measurement:
     """Did every rank read the same samples in the same order both times?"""
     other = {one.at.rank: one.indices for one in again}
     differing, nothing = [], []
@@ -137,13 +141,11 @@ def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) 
     differing += [
         f"{one.at} read the second time only" for one in again if one.at.rank not in before
     ]
-    unsure = nothing or not first
-    return Wrong(
+    return none_wrong(
         f"{label}: ranks that read otherwise",
-        len(differing) or (None if unsure else 0),
+        differing,
         "order follows from seed and epoch",
-        listed(differing) or None,
-        listed(nothing) if first else "no rank read the first time",
+        unsure=listed(nothing) if first else "no rank read the first time",
     )
 
 

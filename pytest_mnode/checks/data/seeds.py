@@ -1,12 +1,24 @@
-"""Judging random numbers: other ones on each rank, the same in a second run. Pure."""
+"""Random numbers: different ones on each rank, the same in a second run.
+
+The judges are pure; `seeds_of_two_runs` is called by the controller.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.data.facts import At, Draws
-from pytest_mnode.wrong import Wrong, alike, listed
+from pytest_mnode.checks.judged import none_wrong, texts_by_who
+from pytest_mnode.measurement import Measurement, listed
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.rank.world import World
+
+
+SEED = 20
 
 
 def kind_of(source: str) -> str:
@@ -14,7 +26,7 @@ def kind_of(source: str) -> str:
     return source.rpartition(": ")[2]
 
 
-def judge_distinct(label: str, draws: Sequence[Draws]) -> Wrong:
+def judge_distinct(label: str, draws: Sequence[Draws]) -> Measurement:
     """Does every rank, and every worker of its loader, draw numbers of its own?
 
     Two that draw the same from one kind of generator are wrong. Inconclusive where none are, and a
@@ -29,21 +41,23 @@ def judge_distinct(label: str, draws: Sequence[Draws]) -> Wrong:
     for (kind, _), who in drawn.items():
         if len(who) > 1:
             equal.setdefault(tuple(who), []).append(kind)
-    # One rank alone has nobody whose numbers it could have.
-    alone = len(draws) < 2
+    name = f"{label}: generators that draw what another draws"
+    source = "each rank and each worker has a seed of its own"
+    if len(draws) < 2:
+        return Measurement.unknown(name, "one rank has nobody to share with", source=source)
     every = _kinds(draws)
     missing = [
         (one.at, _undrawn(absent))
         for one in draws
         if (absent := [source for source in every if source not in one.digests])
     ]
-    count = sum(len(who) * len(kinds) for who, kinds in equal.items())
-    return Wrong(
-        f"{label}: generators that draw what another draws",
-        None if alone else count or (None if missing or not every else 0),
-        "each rank and each worker has a seed of its own",
-        listed(_shared(who, kinds, len(draws)) for who, kinds in equal.items()) or None,
-        "one rank has nobody to share with" if alone else _note(alike(missing, len(draws)), every),
+    return none_wrong(
+        name,
+        [_shared(who, kinds, len(draws)) for who, kinds in equal.items()],
+        source,
+        count=sum(len(who) * len(kinds) for who, kinds in equal.items()),
+        unsure=_unsure(missing, len(draws), every),
+        note=", ".join(every),
     )
 
 
@@ -53,13 +67,13 @@ def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> 
     what = f"the same from {', '.join(kinds)}"
     if len(workers) == 1:
         worker = f"{min(workers)}, " if any(workers) else ""
-        [text] = alike([(at, f"{worker}{what}") for at, _ in who], ranks)
+        [text] = texts_by_who([(at, f"{worker}{what}") for at, _ in who], ranks)
         return text
     places = [f"{at}, {worker}" if worker else str(at) for at, worker in who]
     return f"{listed(places)}: {what}"
 
 
-def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws]) -> Wrong:
+def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws]) -> Measurement:
     """Does every rank draw the same numbers in a second run with the same seed?"""
     return _between(
         f"{label}: generators that draw otherwise in a second run",
@@ -70,7 +84,7 @@ def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws])
     )
 
 
-def judge_depends(label: str, one: Sequence[Draws], other: Sequence[Draws]) -> Wrong:
+def judge_depends(label: str, one: Sequence[Draws], other: Sequence[Draws]) -> Measurement:
     """Does another seed give every rank other numbers?"""
     return _between(
         f"{label}: generators that the seed does not reach",
@@ -87,7 +101,7 @@ def _between(
     runs: tuple[Sequence[Draws], Sequence[Draws]],
     what: str,
     wrong: Callable[[str, str], bool],
-) -> Wrong:
+) -> Measurement:
     """Generators whose digests of two runs are wrong; inconclusive where some did not draw."""
     first, second = ({draws.at.rank: draws for draws in run} for run in runs)
     kinds = _kinds(itertools.chain(*runs))
@@ -104,18 +118,19 @@ def _between(
             count += len(bad)
             texts.append((draws.at, f"{what} {', '.join(_shown(bad))}"))
     ranks = len(first | second)
-    return Wrong(
+    return none_wrong(
         name,
-        count or (None if missing or not kinds else 0),
+        texts_by_who(texts, ranks),
         source,
-        listed(alike(texts, ranks)) or None,
-        _note(alike(missing, ranks), kinds),
+        count=count,
+        unsure=_unsure(missing, ranks, kinds),
+        note=", ".join(kinds),
     )
 
 
-def _note(missing: Iterable[str], kinds: Sequence[str]) -> str:
-    """What is missing, and what was drawn from."""
-    return "; ".join(filter(None, [listed(missing), ", ".join(kinds) or "no rank drew anything"]))
+def _unsure(missing: Iterable[tuple[At, str]], ranks: int, kinds: Sequence[str]) -> str:
+    """What some ranks did not draw; "" where all drew the same kinds."""
+    return listed(texts_by_who(missing, ranks)) if kinds else "no rank drew anything"
 
 
 def _undrawn(kinds: Sequence[str]) -> str:
@@ -129,3 +144,34 @@ def _shown(kinds: Sequence[str], most: int = 4) -> list[str]:
 def _kinds(draws: Iterable[Draws]) -> list[str]:
     """All that any rank drew from."""
     return list(dict.fromkeys(source for one in draws for source in one.digests))
+
+
+def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -> list[Measurement]:
+    """Does a second run, in new ranks, draw the same on each rank, and no two ranks alike?"""
+    with cluster.world(fresh=True) as ranks:
+        first = ranks.run(_drawn, SEED, workers, on_accelerator)
+    with cluster.world(fresh=True) as ranks:
+        again = ranks.run(_drawn, SEED, workers, on_accelerator)
+        other = ranks.run(_drawn, SEED + 1, workers, on_accelerator)
+    label = f"{len(first)} ranks with seed {SEED}"
+    return [
+        judge_distinct(label, first),
+        judge_reproduced(label, first, again),
+        judge_depends(label, first, other),
+    ]
+
+
+def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Draws:
+    """Seed this rank as a job does, and draw."""
+    import torch
+
+    from pytest_mnode.checks.data.in_ranks import draw
+    from pytest_mnode.reference_job import randomness
+
+    device = torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if on_accelerator and accelerator is not None and torch.accelerator.is_available():
+        count = torch.accelerator.device_count()
+        device = torch.device(accelerator.type, world.local_rank % count)
+    randomness.seed_all(seed, world.rank)
+    return draw(world, device, workers=workers)

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_mnode.checks.data.facts import Reading
-from pytest_mnode.checks.data.most import usual
-from pytest_mnode.wrong import Wrong, listed
-
-_NOTHING = "no rank read anything"
+from pytest_mnode.checks.judged import most_common, none_wrong
+from pytest_mnode.measurement import Measurement, listed
 
 
 def padding_of(samples: int, ranks: int) -> int:
@@ -31,7 +29,7 @@ def judge_shards(
     padding: int = 0,
     left_out: int = 0,
     expected: Sequence[Sequence[int]] | None = None,
-) -> list[Wrong]:
+) -> list[Measurement]:
     """Did every sample of 0 … samples-1 reach one rank, once, in this epoch?
 
     readings: of all ranks. padding: how many may come twice; left_out: how many may reach nobody.
@@ -50,39 +48,32 @@ def judge_shards(
     causes = list(itertools.chain(_causes(readings), uneven, _strayed(readings, expected)))
     absent = max(0, len(missing) - left_out)
     twice = max(0, extra - padding)
-    which = f"{_some(missing)} reached nobody" if absent else ""
-    nothing = "" if counts else _NOTHING
-    left = nothing or ("" if samples else "there is no sample that could be missing")
-    tail = f"{len(missing)} left out, to have equal shards" if missing else ""
-    unknown = None if nothing else 0
+    nothing = "" if counts else "no rank read anything"
     return [
-        Wrong(
+        none_wrong(
             f"{label}: samples that reached no rank",
-            (absent if readings else None) or (None if left else 0),
+            [*causes, f"{_some(missing)} reached nobody"] if absent and readings else [],
             f"{samples} samples, of which {left_out} may be left out",
-            listed([*causes, which]) if absent and readings else None,
-            left or ("" if absent else tail),
+            count=absent if readings else 0,
+            unsure=nothing or ("" if samples else "there is no sample that could be missing"),
+            note=f"{len(missing)} left out, to have equal shards" if missing and not absent else "",
         ),
-        Wrong(
+        none_wrong(
             f"{label}: samples read more than once",
-            twice or unknown,
+            [*causes, *_overlaps(readings)] if twice else [],
             f"{padding} may come twice, to have equal shards",
-            listed([*causes, *_overlaps(readings)]) if twice else None,
-            nothing or (f"{extra} came twice, to have equal shards" if extra and not twice else ""),
+            count=twice,
+            unsure=nothing,
+            note=f"{extra} came twice, to have equal shards" if extra and not twice else "",
         ),
-        Wrong(
-            f"{label}: ranks with more or fewer samples",
-            len(uneven) or unknown,
-            "shards are equal",
-            listed(uneven) or None,
-            nothing,
+        none_wrong(
+            f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
         ),
-        Wrong(
+        none_wrong(
             f"{label}: samples that there are not",
-            len(foreign) or unknown,
+            foreign,
             f"indices 0 to {samples - 1}",
-            listed(foreign) or None,
-            nothing,
+            unsure=nothing,
         ),
     ]
 
@@ -111,7 +102,7 @@ def _unlike(
     readings: Sequence[Reading], values: Sequence[int | None], others: str
 ) -> Iterator[tuple[Reading, int | None, str]]:
     """Ranks whose value is not that of most, and what most have; all where none is most's."""
-    most = usual(values)
+    most = most_common(values)
     said = "" if most is None else others.format(most)
     if len(set(values)) > 1:
         yield from ((r, v, said) for r, v in zip(readings, values, strict=True) if v != most)
@@ -160,7 +151,7 @@ def judge_resumed(
     whole: Sequence[Reading],
     before: Sequence[Reading],
     after: Sequence[Reading],
-) -> Wrong:
+) -> Measurement:
     """Is what was read before a cut and after it the epoch, no sample lost and none twice?
 
     whole: the epoch without a cut. after: by as many ranks or by others. Inconclusive where nothing
@@ -169,6 +160,8 @@ def judge_resumed(
     want = Counter(itertools.chain.from_iterable(one.indices for one in whole))
     got = Counter(itertools.chain.from_iterable(one.indices for one in (*before, *after)))
     lost, twice = list((want - got).elements()), list((got - want).elements())
+    name = f"{label}: samples lost or read again"
+    source = "each sample of the epoch once, across the cut"
     texts = [f"{_some(lost)} lost"] if lost else []
     if twice:
         texts.append(f"{_some(twice)} read again by {listed(_readers(after, set(twice)))}")
@@ -176,14 +169,12 @@ def judge_resumed(
     nothing = [
         f"nothing was read {side}" for side, read in sides if not any(one.indices for one in read)
     ]
-    comparable = bool(want) and bool(after)
-    return Wrong(
-        f"{label}: samples lost or read again",
-        (len(lost) + len(twice) if comparable else None) or (None if nothing else 0),
-        "each sample of the epoch once, across the cut",
-        (listed(texts) or None) if comparable else None,
-        "; ".join([*nothing, f"{len(before)} ranks before, {len(after)} after"]),
-    )
+    unsure = "; ".join(nothing)
+    note = f"{len(before)} ranks before, {len(after)} after"
+    if not want or not after:
+        return Measurement.unknown(name, f"{unsure}; {note}", source=source)
+    count = len(lost) + len(twice)
+    return none_wrong(name, texts, source, count=count, unsure=unsure, note=note)
 
 
 def _readers(readings: Sequence[Reading], samples: set[int]) -> list[str]:

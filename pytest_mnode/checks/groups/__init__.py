@@ -1,9 +1,8 @@
-"""Groups over several dimensions: who is in which, in what order, and do they talk right?
+"""Process groups over several dimensions: does every rank have the right ones, and do they work?
 
-`plan` says which meshes to try and who belongs where, without torch; `made` has torch make them;
-`check` asks all ranks of their groups, those of a DeviceMesh or of one's own making, and gathers
-what each says; `judge` has the last word, from values to values. What is found is `Wrong`: a count
-of which none is accepted, with those to blame. Nothing here measures speed: `bench` does.
+`layout` says which meshes to try and who belongs where, without torch. `check` asks all ranks of
+their groups, those of a DeviceMesh or of a test's own making, `exchange` runs collectives in them,
+and `judge` is pure. What is judged is the software of the nodes, not speed.
 """
 
 from __future__ import annotations
@@ -11,39 +10,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pytest_mnode.checks.groups.layout import Layout, layouts
+
 if TYPE_CHECKING:
-    from pytest_mnode.checks.groups.check import collectives, inside_node, members, slices, together
-    from pytest_mnode.checks.groups.facts import Expected
-    from pytest_mnode.checks.groups.made import ending, mesh_of
-    from pytest_mnode.checks.groups.plan import Layout, layouts, plan_layouts
-    from pytest_mnode.wrong import Wrong
+    from pytest_mnode.checks.groups.check import (
+        collectives,
+        ending,
+        inside_node,
+        members,
+        mesh_of,
+        slices,
+        together,
+    )
 
 __all__ = [
-    "Expected",
     "Layout",
-    "Wrong",
     "collectives",
     "ending",
     "inside_node",
     "layouts",
     "members",
     "mesh_of",
-    "plan_layouts",
     "slices",
     "together",
 ]
 
-_HOME = {
-    "Expected": "facts",
-    **dict.fromkeys(("ending", "mesh_of"), "made"),
-    **dict.fromkeys(("Layout", "layouts", "plan_layouts"), "plan"),
-    **dict.fromkeys(("collectives", "inside_node", "members", "slices", "together"), "check"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name == "Wrong":
-        return import_module("pytest_mnode.wrong").Wrong
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.check"), name)

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from pytest_mnode.checks.groups import talk
-from pytest_mnode.checks.groups.facts import Expected, Membership, RankGroups, Talked, agreed
-from pytest_mnode.checks.groups.judge import NOT_TRIED, judge_inside_node, judge_members, judge_talk
-from pytest_mnode.checks.groups.made import Groups, expected_in, layout_of, named
-from pytest_mnode.checks.groups.plan import Layout
+from pytest_mnode.checks.groups.exchange import run_at_once, run_one_by_one
+from pytest_mnode.checks.groups.judge import (
+    NOT_TRIED,
+    CollectiveResult,
+    Expected,
+    Membership,
+    RankGroups,
+    agreed,
+    judge_collectives,
+    judge_inside_node,
+    judge_members,
+)
+from pytest_mnode.checks.groups.layout import Layout
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.agree import gathered
 from pytest_mnode.measuring.devices import BOOT_ID
 from pytest_mnode.rank.world import World
-from pytest_mnode.wrong import Wrong
+
+Groups = Mapping[str, Any]
+"""Process groups by name, those that this rank is in."""
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Process groups that this rank makes inside, by meshes or one by one, end with it."""
+    before = _groups_there()
+    try:
+        yield
+    finally:
+        for group in _groups_there() - before:
+            dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def mesh_of(layout: Layout, device: torch.device) -> Iterator[DeviceMesh]:
+    """A DeviceMesh over all ranks, by init_device_mesh; its groups and its slices' end with it.
+
+    All ranks call this.
+    """
+    with ending():
+        yield init_device_mesh(device.type, layout.sizes, mesh_dim_names=layout.names)
 
 
 def members(
@@ -30,23 +63,23 @@ def members(
     *,
     expected: Expected | Layout | None = None,
     label: str = "",
-) -> list[Wrong]:
+) -> list[Measurement]:
     """Is every rank in the groups it should be in, and at the right place in each?
 
     groups: a mesh, or this rank's process groups by name. expected: the groups there should be, by
     name, as ranks of the world in order; of a mesh what follows from its names and sizes. What
     torch declares is judged, and who answered inside the group.
     """
-    said = expected_in(groups, expected)
-    facts = _told(groups, world)
-    return judge_members(label or _label(said), _heard(facts, named(groups), device), said)
+    right = expected_in(groups, expected)
+    facts = _declared(groups, world)
+    return judge_members(label or _label(right), _heard(facts, named(groups), device), right)
 
 
 def inside_node(
     groups: DeviceMesh | Groups, world: World, names: Sequence[str] = ("tp",), *, label: str = ""
-) -> Wrong:
+) -> Measurement:
     """Do the groups of these names stay on one host, by the name that each rank reads there?"""
-    facts = _told(groups, world)
+    facts = _declared(groups, world)
     sizes = {
         name: max(len(one.groups[name].declared) for one in facts if name in one.groups)
         for name in _all_names(facts)
@@ -62,16 +95,16 @@ def collectives(
     *,
     expected: Expected | Layout | None = None,
     label: str = "",
-) -> Wrong:
+) -> Measurement:
     """Do collectives inside the groups come right, at every position?
 
     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, and messages from each rank to
     the next and to the one before, as between pipeline stages.
     """
-    said = expected_in(groups, expected)
-    able, refused = _able(named(groups), said, world)
-    done = talk.one_by_one(able, said, world.rank, device)
-    return _judged(label or _label(said), done, refused, world, "wrong values inside groups")
+    right = expected_in(groups, expected)
+    able, refused = _able(named(groups), right, world)
+    done = run_one_by_one(able, right, world.rank, device)
+    return _judged(f"{label or _label(right)}: wrong values inside groups", done, refused, world)
 
 
 def together(
@@ -81,31 +114,33 @@ def together(
     *,
     expected: Mapping[str, Expected | Layout] | None = None,
     label: str = "",
-) -> Wrong:
+) -> Measurement:
     """Do collectives come right while those in all other groups, of all meshes, are under way?
 
     meshes: by a name of the reader's. expected: by the same names, as in `members`.
     """
     groups: dict[str, Any] = {}
-    said: dict[str, Sequence[Sequence[int]]] = {}
+    right: dict[str, Sequence[Sequence[int]]] = {}
     for name, mesh in meshes.items():
         for dimension, expect in expected_in(mesh, (expected or {}).get(name)).items():
-            said[f"{name} {dimension}"] = expect
+            right[f"{name} {dimension}"] = expect
         groups |= {f"{name} {dimension}": group for dimension, group in named(mesh).items()}
-    able, refused = _able(groups, said, world)
-    done = talk.at_once(able, said, world.rank, device)
-    what = "wrong values with all groups busy at once"
-    return _judged(label or ", ".join(meshes), done, refused, world, what)
+    able, refused = _able(groups, right, world)
+    done = run_at_once(able, right, world.rank, device)
+    name = f"{label or ', '.join(meshes)}: wrong values with all groups busy at once"
+    return _judged(name, done, refused, world)
 
 
-def slices(mesh: DeviceMesh, world: World, device: torch.device, *, label: str = "") -> list[Wrong]:
+def slices(
+    mesh: DeviceMesh, world: World, device: torch.device, *, label: str = ""
+) -> list[Measurement]:
     """Are slices of a mesh by two names, and what they are flattened to, made of the right ranks?
 
     Where this torch cannot flatten, slices alone are judged. Raises ValueError for a mesh of one
     dimension.
     """
     flat: dict[str, Any] = {}
-    said: dict[str, Sequence[Sequence[int]]] = {}
+    right: dict[str, Sequence[Sequence[int]]] = {}
     whole = layout_of(mesh)
     if len(whole.names) < 2:
         raise ValueError(
@@ -116,15 +151,15 @@ def slices(mesh: DeviceMesh, world: World, device: torch.device, *, label: str =
         text = ", ".join(pair)
         for name in pair:
             flat[f"[{text}] {name}"] = part.get_group(name)
-            said[f"[{text}] {name}"] = whole.groups(name)
+            right[f"[{text}] {name}"] = whole.groups(name)
         flatten = getattr(part, "flatten", None) or getattr(part, "_flatten", None)
         if flatten is not None:
             flat[f"[{text}] flattened"] = flatten("_".join(pair)).get_group()
-            said[f"[{text}] flattened"] = whole.groups(*pair)
+            right[f"[{text}] flattened"] = whole.groups(*pair)
     text = f"{label or whole}, sliced"
     return [
-        *members(flat, world, device, expected=said, label=text),
-        collectives(flat, world, device, expected=said, label=text),
+        *members(flat, world, device, expected=right, label=text),
+        collectives(flat, world, device, expected=right, label=text),
     ]
 
 
@@ -134,8 +169,8 @@ def _label(expected: Expected) -> str:
     return " × ".join(f"{name} {size}" for name, size in sizes)
 
 
-def _told(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ...]:
-    """What torch declares, of every rank."""
+def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ...]:
+    """The groups of every rank, as torch declares them."""
     places: dict[str, int] = {}
     if isinstance(groups, DeviceMesh):
         # get_local_rank is the group's word, not the mesh's: new groups sort their ranks.
@@ -184,7 +219,7 @@ def _able(
     groups: Groups, expected: Expected, world: World
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """This rank's groups that collectives can be run in, and why not in others."""
-    facts = _told(groups, world)
+    facts = _declared(groups, world)
     able: dict[str, Any] = {}
     refused: dict[str, str] = {}
     for name, right in expected.items():
@@ -204,7 +239,47 @@ def _has_its_ranks(facts: RankGroups, name: str, right: Sequence[Sequence[int]])
 
 
 def _judged(
-    label: str, done: Sequence[Talked], refused: Mapping[str, str], world: World, what: str
-) -> Wrong:
+    name: str, done: Sequence[CollectiveResult], refused: Mapping[str, str], world: World
+) -> Measurement:
     where = f"rank {world.rank} on {world.node}"
-    return judge_talk(label, gathered((where, tuple(done))), refused, what=what)
+    return judge_collectives(name, gathered((where, tuple(done))), refused)
+
+
+def layout_of(mesh: DeviceMesh) -> Layout:
+    """The layout that a mesh over all ranks should have, by its names and sizes.
+
+    Raises ValueError for a mesh without names.
+    """
+    if mesh.mesh_dim_names is None:
+        raise ValueError("a mesh without names; give init_device_mesh mesh_dim_names")
+    return Layout(tuple(mesh.mesh_dim_names), tuple(mesh.shape))
+
+
+def named(groups: DeviceMesh | Groups) -> dict[str, Any]:
+    """The process groups of a mesh by dimension, or those given, that this rank is in."""
+    if isinstance(groups, DeviceMesh):
+        groups = {name: groups.get_group(name) for name in groups.mesh_dim_names or ()}
+    absent = dist.GroupMember.NON_GROUP_MEMBER
+    return {name: group for name, group in groups.items() if group not in (None, absent)}
+
+
+def expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
+    """The groups there should be: as right, else those of the mesh's names and sizes.
+
+    Raises TypeError where groups of one's own come without saying.
+    """
+    if expected is None:
+        if not isinstance(groups, DeviceMesh):
+            raise TypeError("say which groups there should be: expected={'tp': [[0, 1], [2, 3]]}")
+        expected = layout_of(groups)
+    if isinstance(expected, Layout):
+        return {name: expected.groups(name) for name in expected.names}
+    return expected
+
+
+def _groups_there() -> frozenset[Any]:
+    """All process groups of this rank but the default one."""
+    from torch.distributed import distributed_c10d
+
+    known = frozenset(distributed_c10d._world.pg_map)
+    return known - {dist.group.WORLD}

@@ -1,58 +1,121 @@
-"""Judging groups: facts of all ranks against the groups there should be. Pure, without torch."""
+"""Judging process groups: what all ranks reported against the groups there should be. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from pytest_mnode.checks.groups.facts import Expected, Membership, RankGroups, Talked, agreed
-from pytest_mnode.wrong import Wrong, alike, listed
+from pytest_mnode.checks.judged import none_wrong, texts_by_who
+from pytest_mnode.measurement import Measurement, listed
 
+Expected = Mapping[str, Sequence[Sequence[int]]]
+"""The groups there should be: by name, each the ranks of the world in the order of the group."""
 NOT_TRIED = "ranks disagree on who is in it, so that a collective in it would not end"
 
 
-def judge_members(label: str, gathered: Sequence[RankGroups], expected: Expected) -> list[Wrong]:
-    """Who is in a wrong group, and who is at a wrong place in the right one. Names the ranks.
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One group as one of its ranks knows it.
 
-    What torch declares and who answered inside the group are judged alike; where nothing is wrong
-    but somebody was not asked, it is inconclusive.
+    declared: ranks of the world in the order of the group, as torch says. place: this rank's.
+    coordinate: the same as the mesh says it; None for a group of no mesh. heard: which rank
+    answered at each place; None where nobody was asked.
+    """
+
+    declared: tuple[int, ...]
+    place: int
+    coordinate: int | None = None
+    heard: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroups:
+    """One rank's groups, by name.
+
+    host: the name that its host has for itself. machine: what no two machines share, also where
+    they have the same name.
+    """
+
+    rank: int
+    node: str
+    host: str
+    groups: Mapping[str, Membership]
+    machine: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"rank {self.rank} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveResult:
+    """One collective on one rank: how many values were wrong, and the first one in words."""
+
+    group: str
+    collective: str
+    wrong: int
+    first: str = ""
+
+
+def agreed(gathered: Sequence[RankGroups], name: str) -> bool:
+    """Whether all that are declared to be in a group of this name declare the same of it.
+
+    Where they do not, a collective in it would wait for ranks that never come.
+    """
+    by_rank = {facts.rank: facts.groups.get(name) for facts in gathered}
+    for rank, mine in by_rank.items():
+        if mine is None:
+            continue
+        if not 0 <= mine.place < len(mine.declared) or mine.declared[mine.place] != rank:
+            return False
+        others = (by_rank.get(other) for other in mine.declared)
+        if any(other is None or other.declared != mine.declared for other in others):
+            return False
+    return True
+
+
+def judge_members(
+    label: str, gathered: Sequence[RankGroups], expected: Expected
+) -> list[Measurement]:
+    """Who is in a wrong group, and who is at a wrong place in the right one.
+
+    Judged are what torch declares and who answered inside the group. Inconclusive where nothing is
+    wrong and somebody was not asked.
     """
     strangers, misplaced = [], []
     for name, groups in expected.items():
         right = {rank: tuple(group) for group in groups for rank in group}
         for facts in gathered:
             ours, has = right.get(facts.rank), facts.groups.get(name)
-            if text := _stranger(name, ours, has):
+            if text := _wrong_members(name, ours, has):
                 strangers.append(f"{facts.where} {text}")
-            elif ours is not None and has is not None and (text := _misplaced(name, ours, has)):
+            elif ours is not None and has is not None and (text := _wrong_place(name, ours, has)):
                 misplaced.append(f"{facts.where} {text}")
     unsure = "; ".join(_not_asked(gathered, expected))
-    unasked: int | None = None if unsure else 0
     return [
-        Wrong(
+        none_wrong(
             f"{label}: ranks in a wrong group",
-            len(strangers) or unasked,
+            strangers,
             "each group has the ranks that differ along its dimension only",
-            listed(strangers) or None,
-            unsure,
+            unsure=unsure,
         ),
-        Wrong(
+        none_wrong(
             f"{label}: ranks at a wrong place in their group",
-            # Of wrong members the order says nothing.
-            len(misplaced) or (None if strangers else unasked),
+            misplaced,
             "a group's ranks are in the order of the mesh",
-            listed(misplaced) or None,
-            unsure or ("members are wrong" if strangers and not misplaced else ""),
+            # The order of wrong members says nothing.
+            unsure=unsure or ("members are wrong" if strangers and not misplaced else ""),
         ),
     ]
 
 
 def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[str]:
-    """What there is no answer to: of ranks that did not say, or that heard nobody."""
+    """What is not known: of ranks that reported nothing, or that heard nobody."""
     ranks = sorted({rank for groups in expected.values() for group in groups for rank in group})
     if not ranks:
         yield "no group is expected"
-    told = {facts.rank for facts in gathered}
-    if silent := [rank for rank in ranks if rank not in told]:
+    reported = {facts.rank for facts in gathered}
+    if silent := [rank for rank in ranks if rank not in reported]:
         yield f"{_named(silent)} did not say which groups they are in"
     unlike = [name for name in expected if not agreed(gathered, name)]
     if unlike:
@@ -63,10 +126,10 @@ def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[s
         if names := [name for name, has in asked if has is not None and has.heard is None]:
             deaf.append((facts.where, f"nobody was heard in {', '.join(names)}"))
     if deaf:
-        yield listed(alike(deaf, len(gathered)))
+        yield listed(texts_by_who(deaf, len(gathered)))
 
 
-def _stranger(name: str, ours: tuple[int, ...] | None, has: Membership | None) -> str:
+def _wrong_members(name: str, ours: tuple[int, ...] | None, has: Membership | None) -> str:
     """What is wrong with the members, whatever their order; "" where nothing is."""
     if has is None:
         return "" if ours is None else f"is in no {name}, expected in {_shown(ours)}"
@@ -79,7 +142,7 @@ def _stranger(name: str, ours: tuple[int, ...] | None, has: Membership | None) -
     return ""
 
 
-def _misplaced(name: str, ours: tuple[int, ...], has: Membership) -> str:
+def _wrong_place(name: str, ours: tuple[int, ...], has: Membership) -> str:
     if has.declared != ours:
         return f"has {name} in the order {_shown(has.declared)}, expected {_shown(ours)}"
     if not 0 <= has.place < len(ours) or has.declared[has.place] != ours[has.place]:
@@ -92,8 +155,8 @@ def _misplaced(name: str, ours: tuple[int, ...], has: Membership) -> str:
 
 
 def judge_inside_node(
-    label: str, gathered: Sequence[RankGroups], names: Iterable[str], inside: str = "node"
-) -> Wrong:
+    label: str, gathered: Sequence[RankGroups], names: Iterable[str]
+) -> Measurement:
     """Which groups of these names have ranks on more than one host, by each host's own name.
 
     Inconclusive where there is no group of one of the names, or a rank's host is not known.
@@ -103,30 +166,29 @@ def judge_inside_node(
     broken: list[str] = []
     unknown: set[int] = set()
     absent: list[str] = []
-    groups = 0
+    count = 0
     for name in asked:
         declared = {f.groups[name].declared for f in gathered if name in f.groups}
-        groups += len(declared)
-        if not declared:
-            absent.append(name)
+        count += len(declared)
+        absent += [name] if not declared else []
         for group in sorted(declared):
-            by_rank = {rank: hosts.get(rank) for rank in group}
-            there = list(dict.fromkeys(host for host in by_rank.values() if host is not None))
-            unknown.update(rank for rank, host in by_rank.items() if host is None)
-            if len(there) > 1:
-                broken.append(f"{name} {_shown(group)} spans {', '.join(there)}")
-    notes = [f"{groups} groups over {len(set(hosts.values()) - {None})} hosts"]
-    if absent:
-        notes.append(f"there is no group of {' and '.join(absent)}")
+            of_group = [hosts.get(rank) for rank in group]
+            spanned = [host for host in dict.fromkeys(of_group) if host is not None]
+            unknown.update(rank for rank in group if hosts.get(rank) is None)
+            if len(spanned) > 1:
+                broken.append(f"{name} {_shown(group)} spans {', '.join(spanned)}")
+    unsure = []
+    if absent or not asked:
+        unsure.append(f"there is no group of {' and '.join(absent) or 'any name'}")
     if unknown:
         which = "host of {} is" if len(unknown) == 1 else "hosts of {} are"
-        notes.append(f"the {which.format(_named(sorted(unknown)))} not known")
-    return Wrong(
-        f"{label}: {' and '.join(asked)} groups over more than one {inside}",
-        len(broken) or (None if absent or unknown or not asked else 0),
+        unsure.append(f"the {which.format(_named(sorted(unknown)))} not known")
+    return none_wrong(
+        f"{label}: {' and '.join(asked)} groups over more than one node",
+        broken,
         "the hosts that their ranks read their own names on",
-        listed(broken) or None,
-        "; ".join(notes),
+        unsure="; ".join(unsure),
+        note=f"{count} groups over {len(set(hosts.values()) - {None})} hosts",
     )
 
 
@@ -135,42 +197,39 @@ def _host(facts: RankGroups, gathered: Sequence[RankGroups]) -> str | None:
 
     None where nodes have hosts of the same name and the machine of one could not be read.
     """
-    alike = [one for one in gathered if one.host == facts.host]
-    machines = {one.machine for one in alike}
-    if "" in machines and len({one.node for one in alike}) > 1:
+    namesakes = [one for one in gathered if one.host == facts.host]
+    machines = {one.machine for one in namesakes}
+    if "" in machines and len({one.node for one in namesakes}) > 1:
         return None
     return facts.host if len(machines) < 2 else f"{facts.host} ({facts.machine})"
 
 
-def judge_talk(
-    label: str,
-    gathered: Sequence[tuple[str, Sequence[Talked]]],
+def judge_collectives(
+    name: str,
+    gathered: Sequence[tuple[str, Sequence[CollectiveResult]]],
     not_tried: Mapping[str, str],
-    *,
-    what: str = "wrong values",
-) -> Wrong:
-    """Values that came wrong in collectives inside groups.
+) -> Measurement:
+    """Wrong values of collectives inside groups.
 
-    gathered: each rank's place in words, and what it got. not_tried: why, by name of the groups
-    that no collective was run in.
+    gathered: each rank in words, and its results. not_tried: by name, why no collective was run in
+    a group.
     """
-    bad: list[str] = []
-    count = 0
-    tried: dict[str, None] = {}
-    for where, talked in gathered:
-        for one in talked:
-            tried.setdefault(one.collective)
-            count += one.wrong
-            if one.wrong:
-                bad.append(f"{where}: {one.collective} in {one.group}: {one.first}")
-    reasons = "; ".join(f"{name} not tried: {why}" for name, why in not_tried.items())
-    unsure = not tried or (not count and bool(not_tried))
-    return Wrong(
-        f"{label}: {what}",
-        None if unsure else count,
+    results = [(where, one) for where, of_rank in gathered for one in of_rank]
+    bad = [
+        f"{where}: {one.collective} in {one.group}: {one.first}"
+        for where, one in results
+        if one.wrong
+    ]
+    unsure = "; ".join(f"{group} not tried: {why}" for group, why in not_tried.items())
+    if not results:
+        unsure = "; ".join(filter(None, [unsure, "no collective was run"]))
+    return none_wrong(
+        name,
+        bad,
         "sums of whole numbers are exact, and copies are equal",
-        listed(bad) or None,
-        "; ".join(filter(None, [reasons, ", ".join(tried)])) or "no collective was run",
+        count=sum(one.wrong for _, one in results),
+        unsure=unsure,
+        note=", ".join(dict.fromkeys(one.collective for _, one in results)),
     )
 
 

@@ -26,17 +26,17 @@ def test_heads_of_the_first_files(tmp_path: Path) -> None:
 
 def test_the_odd_one_is_named() -> None:
     able, same = judge_files("/data", read({"a": "1"}, {"a": "1"}, {"a": "2"}))
-    assert able.right
+    assert able.passed
     assert same.culprit == "rank 2 on node2 reads a as 2"
-    assert judge_files("", read({"a": "1"}, {"a": "1"}))[1].right
+    assert judge_files("", read({"a": "1"}, {"a": "1"}))[1].passed
     tied = judge_files("", read({"a": "1"}, {"b": "2"}))[1]
-    assert tied.count == 4
+    assert tied.value == 4
 
 
 def test_a_rank_that_cannot_read_and_nothing_to_read() -> None:
     gone = FilesRead(At(2, "node2"), {}, "permission denied")
     able, same = judge_files("/data", [*read({"a": "1"}, {"a": "1"}), gone])
     assert able.culprit == "rank 2 on node2: permission denied"
-    assert same.right
-    assert judge_files("", read({}, {}))[1].count is None
-    assert judge_files("", read({"a": "1"}))[1].count is None
+    assert same.passed
+    assert judge_files("", read({}, {}))[1].value is None
+    assert judge_files("", read({"a": "1"}))[1].value is None

@@ -28,7 +28,7 @@ def reduced(
 
 def test_the_mean_of_all_values() -> None:
     found = judge_mean("loss", reduced([MEAN, MEAN]))
-    assert found.right
+    assert found.passed
     assert (found.name, found.note) == (
         "loss: ranks with a wrong mean",
         "4.0 of 4 values, 1 to 3 a rank",
@@ -48,7 +48,7 @@ def test_the_mean_of_all_values() -> None:
 def test_a_wrong_mean_and_why(results: list[float], culprit: str) -> None:
     found = judge_mean("loss", reduced(results))
     assert found.culprit == culprit
-    assert found.count == sum(result != MEAN for result in results)
+    assert found.value == sum(result != MEAN for result in results)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_cannot_be_judged(
     results: list[float | None], values: list[list[float]], note: str
 ) -> None:
     found = judge_mean("loss", reduced(results, values))
-    assert found.count is None
+    assert found.value is None
     assert found.note.startswith(note)
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_judged(
 )
 def test_values_that_have_no_mean(values: list[list[float]], result: float, note: str) -> None:
     found = judge_mean("loss", reduced([result] * len(values), values))
-    assert (found.count, found.culprit) == (None, None)
+    assert (found.value, found.culprit) == (None, None)
     assert found.note.startswith(note)
 
 
@@ -92,9 +92,9 @@ def test_float64_is_exact_enough_and_float32_is_not_taken_for_it(
     every = [value for own in values for value in own]
     in_double = float(torch.tensor(every, dtype=torch.float64).sum()) / len(every)
     found = judge_mean("", reduced([in_double] * len(values), values))
-    assert found.count in (0, None)
+    assert found.value in (0, None)
     off = fsum(every) / len(every) * (1 + 1e-6)
-    assert judge_mean("", reduced([off] * len(values), values)).count != 0
+    assert judge_mean("", reduced([off] * len(values), values)).value != 0
 
 
 def counted(*pairs: tuple[int, int | None]) -> list[Counted]:
@@ -105,9 +105,9 @@ def counted(*pairs: tuple[int, int | None]) -> list[Counted]:
 
 def test_sums_are_exact() -> None:
     large = 2**53
-    assert judge_count("tokens", counted((large, large + 1), (1, large + 1))).right
+    assert judge_count("tokens", counted((large, large + 1), (1, large + 1))).passed
     found = judge_count("tokens", counted((large, large), (1, large + 1)))
     assert found.culprit == f"rank 0 on node0: {large}, as float64 has it"
     assert judge_count("", counted((3, 7), (4, 3))).culprit == "rank 1 on node1: 3"
-    assert judge_count("", counted((3, 3), (4, None))).count is None
-    assert judge_count("", []).count is None
+    assert judge_count("", counted((3, 3), (4, None))).value is None
+    assert judge_count("", []).value is None

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from pytest_mnode.checks.data.reading import Indices, shard_of
+from pytest_mnode.checks.data.in_ranks import Indices, shard_of
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.checks import DataCriterion
 

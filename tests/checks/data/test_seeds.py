@@ -11,15 +11,15 @@ def drawn(*ranks: dict[str, str]) -> list[Draws]:
 
 def test_each_its_own() -> None:
     right = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
-    assert judge_distinct("", right).right
+    assert judge_distinct("", right).passed
     # Different kinds of generators may well draw what looks the same.
     same = drawn({"torch": "a", "numpy": "a"}, {"torch": "b", "numpy": "c"})
-    assert judge_distinct("", same).right
+    assert judge_distinct("", same).passed
 
 
 def test_equal_seeds_are_named() -> None:
     found = judge_distinct("", drawn({"torch": "a"}, {"torch": "b"}, {"torch": "a"}))
-    assert (found.count, found.culprit) == (
+    assert (found.value, found.culprit) == (
         2,
         "rank 0 on node0, rank 2 on node2: the same from torch",
     )
@@ -42,26 +42,26 @@ def test_workers_have_seeds_of_their_own() -> None:
 
 
 def test_one_rank_alone_is_no_pass() -> None:
-    assert judge_distinct("", drawn({"torch": "a"})).count is None
-    assert judge_distinct("", drawn({}, {})).count is None
+    assert judge_distinct("", drawn({"torch": "a"})).value is None
+    assert judge_distinct("", drawn({}, {})).value is None
 
 
 def test_a_second_run() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
-    assert judge_reproduced("", first, first).right
+    assert judge_reproduced("", first, first).passed
     other = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "x"})
     assert judge_reproduced("", first, other).culprit == "rank 1 on node1: others from numpy"
     for gone in (judge_reproduced("", first, first[:1]), judge_reproduced("", first[:1], first)):
-        assert (gone.count, gone.culprit) == (None, None)
+        assert (gone.value, gone.culprit) == (None, None)
         assert gone.note.startswith("rank 1 on node1: not in both runs; ")
-    assert judge_reproduced("", first, []).count is None
-    assert judge_reproduced("", [], first).count is None
+    assert judge_reproduced("", first, []).value is None
+    assert judge_reproduced("", [], first).value is None
 
 
 def test_another_seed() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     other = drawn({"torch": "e", "numpy": "f"}, {"torch": "g", "numpy": "h"})
-    assert judge_depends("", first, other).right
+    assert judge_depends("", first, other).passed
     stuck = judge_depends("", first, drawn({"torch": "e", "numpy": "b"}, {"numpy": "d"}))
     assert stuck.culprit == "all 2 ranks: the same from numpy"
 
@@ -69,25 +69,25 @@ def test_another_seed() -> None:
 def test_what_did_not_draw_is_no_pass_and_named() -> None:
     both, one = {"torch": "a", "numpy": "b"}, {"torch": "c"}
     found = judge_distinct("", drawn(both, one))
-    assert (found.count, found.note) == (
+    assert (found.value, found.note) == (
         None,
         "rank 1 on node1: drew nothing from numpy; torch, numpy",
     )
-    assert judge_distinct("", drawn(both, {"torch": "a"})).count == 2
+    assert judge_distinct("", drawn(both, {"torch": "a"})).value == 2
     for other in (drawn({}, {}), drawn(both, {})):
-        assert judge_reproduced("", drawn(both, both), other).count is None
+        assert judge_reproduced("", drawn(both, both), other).value is None
     assert judge_reproduced("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
     assert judge_depends("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
     # Another seed gives other numbers: none at all are not others.
     found = judge_depends("", drawn(both, one), drawn({"torch": "x", "numpy": "y"}, {}))
-    assert (found.count, found.note) == (
+    assert (found.value, found.note) == (
         None,
         "rank 1 on node1: drew nothing from torch, numpy; torch, numpy",
     )
     elsewhere = [Draws(At(7, "node7"), {"torch": "e", "numpy": "f"})]
     found = judge_depends("", drawn(both, both), elsewhere)
-    assert found.count is None
+    assert found.value is None
     assert found.note == "all 3 ranks: not in both runs; torch, numpy"
     # What is wrong is wrong, whatever else is missing.
     stuck = judge_depends("", drawn(both, one), drawn(both, {}))
-    assert (stuck.count, stuck.culprit) == (2, "rank 0 on node0: the same from torch, numpy")
+    assert (stuck.value, stuck.culprit) == (2, "rank 0 on node0: the same from torch, numpy")

@@ -19,7 +19,7 @@ from pytest_mnode.checks.data import (
     padding_of,
     tail_of,
 )
-from pytest_mnode.wrong import Wrong
+from pytest_mnode.measurement import Measurement
 
 
 def readings(*shards: Sequence[int], epoch: int = 0) -> list[Reading]:
@@ -35,7 +35,7 @@ def readings(*shards: Sequence[int], epoch: int = 0) -> list[Reading]:
 
 def judged(
     read: Sequence[Reading], samples: int, padding: int = 0, left_out: int = 0
-) -> dict[str, Wrong]:
+) -> dict[str, Measurement]:
     found = judge_shards("epoch 0", read, samples, padding=padding, left_out=left_out)
     return {one.name.removeprefix("epoch 0: "): one for one in found}
 
@@ -46,30 +46,30 @@ UNEVEN, FOREIGN = "ranks with more or fewer samples", "samples that there are no
 
 def test_disjoint_and_complete() -> None:
     found = judged(readings([0, 2, 4], [1, 3, 5]), 6)
-    assert {name: one.count for name, one in found.items()} == dict.fromkeys(
+    assert {name: one.value for name, one in found.items()} == dict.fromkeys(
         (MISSING, TWICE, UNEVEN, FOREIGN), 0
     )
 
 
 def test_padding_is_counted_and_said() -> None:
     found = judged(readings([0, 2, 4], [1, 3, 0]), 5, padding=padding_of(5, 2))
-    assert found[TWICE].right
+    assert found[TWICE].passed
     assert found[TWICE].note == "1 came twice, to have equal shards"
     more = judged(readings([0, 2, 4], [1, 3, 0]), 5)
-    assert (more[TWICE].count, more[MISSING].count) == (1, 0)
+    assert (more[TWICE].value, more[MISSING].value) == (1, 0)
     assert more[TWICE].culprit == "rank 0 on node0 and rank 1 on node1 both read sample 0"
 
 
 def test_what_drop_last_leaves_out_is_counted_and_said() -> None:
     found = judged(readings([0, 2], [1, 3]), 5, left_out=tail_of(5, 2))
-    assert found[MISSING].right
+    assert found[MISSING].passed
     assert found[MISSING].note == "1 left out, to have equal shards"
-    assert judged(readings([0, 2], [1, 3]), 6, left_out=1)[MISSING].count == 1
+    assert judged(readings([0, 2], [1, 3]), 6, left_out=1)[MISSING].value == 1
 
 
 def test_an_overlap_that_hides_behind_padding_leaves_a_sample_out() -> None:
     found = judged(readings([0, 2, 4], [0, 3, 5]), 6, padding=1)
-    assert (found[TWICE].count, found[MISSING].count) == (0, 1)
+    assert (found[TWICE].value, found[MISSING].value) == (0, 1)
     assert found[MISSING].culprit == "sample 1 reached nobody"
 
 
@@ -122,7 +122,7 @@ def test_a_rank_that_reads_twice_and_one_that_reads_less() -> None:
 
 def test_of_two_that_differ_neither_is_most() -> None:
     found = judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN]
-    assert (found.count, found.culprit) == (2, "rank 0 on node0 read 2; rank 1 on node1 read 4")
+    assert (found.value, found.culprit) == (2, "rank 0 on node0 read 2; rank 1 on node1 read 4")
     read = readings([0, 3], [1, 0])
     read[1] = replace(read[1], sampler=SamplerFacts(1, 2, 8, 3))
     assert str(judged(read, 4)[MISSING].culprit).startswith(
@@ -141,20 +141,20 @@ def test_samples_that_there_are_not() -> None:
 )
 def test_nothing_read_is_no_pass(read: list[Reading], samples: int, left_out: int) -> None:
     for found in judged(read, samples, left_out=left_out).values():
-        assert found.count is None
-        assert found.note == "no rank read anything"
+        assert found.value is None
+        assert found.note.startswith("no rank read anything")
 
 
 def test_samples_that_nobody_read_are_missing() -> None:
     found = judged(readings([], []), 4)
-    assert {name: one.count for name, one in found.items()} == {
+    assert {name: one.value for name, one in found.items()} == {
         MISSING: 4,
         TWICE: None,
         UNEVEN: None,
         FOREIGN: None,
     }
-    assert judged(readings([0], [1]), 0)[MISSING].count is None
-    assert judged(readings([0], [1]), 0)[FOREIGN].count == 2
+    assert judged(readings([0], [1]), 0)[MISSING].value is None
+    assert judged(readings([0], [1]), 0)[FOREIGN].value == 2
 
 
 FEW = [3, 0, 7, 5, 1, 6, 2, 4]
@@ -165,10 +165,10 @@ def test_orders_of_epochs() -> None:
     one = (MANY, [16 + i for i in MANY])
     two = (MANY[::-1], [16 + i for i in MANY[::-1]])
     again, unshuffled = judge_orders("2 epochs", [readings(*one), readings(*two, epoch=1)])
-    assert again.right
-    assert unshuffled.right
+    assert again.passed
+    assert unshuffled.passed
     again, _ = judge_orders("2 epochs", [readings(*one), readings(one[0], two[1], epoch=1)])
-    assert (again.count, again.culprit) == (
+    assert (again.value, again.culprit) == (
         1,
         "rank 0 on node0: epoch 1 in the order of epoch 0: "
         "set_epoch was not called, or does nothing",
@@ -180,7 +180,7 @@ def test_orders_of_epochs() -> None:
 def test_an_order_that_is_the_data_sets() -> None:
     read = [readings(range(16)), readings(MANY, epoch=1)]
     _, unshuffled = judge_orders("2 epochs", read)
-    assert (unshuffled.count, unshuffled.culprit) == (
+    assert (unshuffled.value, unshuffled.culprit) == (
         1,
         "rank 0 on node0: epoch 0 in the order of the data set",
     )
@@ -191,29 +191,29 @@ def test_few_samples_of_all_ranks_tell_together() -> None:
     split = [range(rank, 32, ranks) for rank in range(ranks)]
     mixed = [[shard[i] for i in (2, 0, 3, 1)] for shard in split]
     _, found = judge_orders("", [readings(*split), readings(*mixed, epoch=1)])
-    assert (found.count, found.culprit) == (
+    assert (found.value, found.culprit) == (
         8,
         "all 8 ranks: epoch 0 in the order of the data set",
     )
     # One that is so by chance in another epoch is not blamed.
     one_more = [split[0], *mixed[1:]]
     _, found = judge_orders("", [readings(*split), readings(*one_more, epoch=1)])
-    assert found.count == 8
+    assert found.value == 8
     again, _ = judge_orders("", [readings(*mixed), readings(*mixed, epoch=1)])
-    assert again.count == 8
+    assert again.value == 8
 
 
 def test_what_an_honest_shuffle_of_few_may_be_is_inconclusive() -> None:
     read = [readings([0, 1, 2, 3], [7, 5, 4, 6]), readings([2, 0, 1, 3], [5, 6, 7, 4], epoch=1)]
     again, unshuffled = judge_orders("", read)
-    assert again.right
-    assert (unshuffled.count, unshuffled.culprit) == (None, None)
+    assert again.passed
+    assert (unshuffled.value, unshuffled.culprit) == (None, None)
     assert unshuffled.note == (
         "rank 0 on node0: epoch 0 in the order of the data set; "
         "shuffles of so few samples may be so, give each rank 16"
     )
     again, _ = judge_orders("", [readings([1, 0, 3, 2]), readings([1, 0, 3, 2], epoch=1)])
-    assert again.count is None
+    assert again.value is None
     assert again.note.startswith("rank 0 on node0: epoch 1 in the order of epoch 0: set_epoch ")
 
 
@@ -227,29 +227,29 @@ def test_honest_shuffles_are_not_called_wrong(each: int) -> None:
             shuffle(order)
             epochs.append(readings(*(order[rank::8] for rank in range(8)), epoch=epoch))
         found = judge_orders("", epochs)
-        assert not any(one.count for one in found), found
+        assert not any(one.value for one in found), found
         if each >= 16:
-            assert all(one.right for one in found), found
+            assert all(one.passed for one in found), found
 
 
 @pytest.mark.parametrize("epochs", [[], [readings([])], [readings([0]), readings([0], epoch=1)]])
 def test_too_little_to_judge_an_order_by(epochs: list[list[Reading]]) -> None:
-    assert [one.count for one in judge_orders("", epochs)] == [None, None]
+    assert [one.value for one in judge_orders("", epochs)] == [None, None]
 
 
 def test_one_epoch_and_a_rank_that_lacks_one() -> None:
     again, unshuffled = judge_orders("", [readings(FEW)])
-    assert (again.count, again.note) == (None, "one epoch has none before it")
-    assert unshuffled.right
+    assert (again.value, again.note) == (None, "one epoch has none before it")
+    assert unshuffled.passed
     lacks = judge_orders("", [readings(MANY, FEW), readings(MANY[::-1], epoch=1)])
-    assert {(one.count, one.note) for one in lacks} == {
+    assert {(one.value, one.note) for one in lacks} == {
         (None, "rank 1 on node1 read 1 of 2 epochs")
     }
 
 
 def test_the_same_again() -> None:
     first = readings([3, 0], [1, 2])
-    assert judge_again("", first, readings([3, 0], [1, 2])).right
+    assert judge_again("", first, readings([3, 0], [1, 2])).passed
     wrong = judge_again("", first, readings([3, 0], [2, 1]))
     assert wrong.culprit == "rank 1 on node1 read sample 2 at place 0, and 1 before"
     assert judge_again("", first, readings([3, 0], [1])).culprit == (
@@ -261,26 +261,26 @@ def test_the_same_again() -> None:
 
 
 def test_nothing_read_again_is_no_pass() -> None:
-    assert judge_again("", [], []).count is None
+    assert judge_again("", [], []).value is None
     found = judge_again("", readings([3, 0], []), readings([3, 0], []))
-    assert (found.count, found.note) == (None, "rank 1 on node1 read nothing")
-    assert judge_again("", readings([3, 0], []), readings([0, 3], [])).count == 1
+    assert (found.value, found.note) == (None, "rank 1 on node1 read nothing")
+    assert judge_again("", readings([3, 0], []), readings([0, 3], [])).value == 1
 
 
 def test_across_a_cut() -> None:
     whole, before = readings([0, 2, 4, 6], [1, 3, 5, 7]), readings([0, 2], [1, 3])
-    assert judge_resumed("", whole, before, readings([4, 6], [5, 7])).right
-    assert judge_resumed("", whole, before, readings([4, 5, 6, 7])).right  # one rank goes on
+    assert judge_resumed("", whole, before, readings([4, 6], [5, 7])).passed
+    assert judge_resumed("", whole, before, readings([4, 5, 6, 7])).passed  # one rank goes on
     wrong = judge_resumed("", whole, before, readings([2, 4, 6], [5]))
-    assert (wrong.count, wrong.culprit) == (
+    assert (wrong.value, wrong.culprit) == (
         2,
         "sample 7 lost; sample 2 read again by rank 0 on node0",
     )
-    assert judge_resumed("", whole, before, []).count is None
-    assert judge_resumed("", whole, before, readings([], [])).count == 4
+    assert judge_resumed("", whole, before, []).value is None
+    assert judge_resumed("", whole, before, readings([], [])).value == 4
     # What was padded twice in the epoch may come twice across the cut, and no more often.
     padded = readings([0, 1], [1, 2])
-    assert judge_resumed("", padded, readings([0], [1]), readings([1], [2])).right
+    assert judge_resumed("", padded, readings([0], [1]), readings([1], [2])).passed
 
 
 @pytest.mark.parametrize(
@@ -296,5 +296,5 @@ def test_nothing_read_on_one_side_of_a_cut_is_no_pass(
     whole: list[list[int]], before: list[list[int]], after: list[list[int]], note: str
 ) -> None:
     found = judge_resumed("", readings(*whole), readings(*before), readings(*after))
-    assert (found.count, found.culprit) == (None, None)
+    assert (found.value, found.culprit) == (None, None)
     assert found.note.startswith(note)

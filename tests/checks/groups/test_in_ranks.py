@@ -30,16 +30,16 @@ TESTS = """
         both = [made([0, 1]), made([2, 3])]
         mine = {"tp": both[world.rank // 2]}
         for found in groups.members(mine, world, device, expected=TP):
-            assert found.right, found
-        assert groups.collectives(mine, world, device, expected=TP).right
+            assert found.passed, found
+        assert groups.collectives(mine, world, device, expected=TP).passed
         with pytest.raises(TypeError, match="say which groups there should be"):
             groups.members(mine, world, device)
 
     def test_a_group_that_only_some_are_in(world, device, made):
         stage = {"embedding": made([0, 3])}
         first = {"embedding": [[0, 3]]}
-        assert all(found.right for found in groups.members(stage, world, device, expected=first))
-        assert groups.collectives(stage, world, device, expected=first).right
+        assert all(found.passed for found in groups.members(stage, world, device, expected=first))
+        assert groups.collectives(stage, world, device, expected=first).passed
 
     def test_members_of_a_group_that_are_in_unequally_many_others(world, device, made):
         every = {"embedding": [[0, 3]], "dp": [[0, 1], [2, 3]], "last": [[1, 2, 3]]}
@@ -49,11 +49,11 @@ TESTS = """
                 group = made(ranks)
                 if world.rank in ranks:
                     mine[name] = group
-        assert all(found.right for found in groups.members(mine, world, device, expected=every))
+        assert all(found.passed for found in groups.members(mine, world, device, expected=every))
         wrong = groups.collectives(mine, world, device, expected=every)
-        assert wrong.right, wrong
+        assert wrong.passed, wrong
         wrong = groups.together({"a": mine}, world, device, expected={"a": every})
-        assert wrong.right, wrong
+        assert wrong.passed, wrong
 
     def test_a_wrong_group_is_named_and_nobody_waits(world, device, made):
         both = [made([0, 1]), made([2, 3])]
@@ -61,18 +61,18 @@ TESTS = """
         mine = {"tp": other if world.rank == 3 else both[world.rank // 2]}
         members, order = groups.members(mine, world, device, expected=TP)
         assert members.culprit == "rank 3 on node1 is in tp [1, 3], expected [2, 3]"
-        assert order.count is None
+        assert order.value is None
         values = groups.collectives(mine, world, device, expected=TP)
-        assert values.count is None and "ranks disagree on who is in it" in values.note
+        assert values.value is None and "ranks disagree on who is in it" in values.note
 
     def test_a_mesh_of_the_other_way_round(world, device):
         layout = groups.Layout.of(tp=2, dp=2)
         with groups.mesh_of(layout, device) as mesh:
-            assert all(found.right for found in groups.members(mesh, world, device))
+            assert all(found.passed for found in groups.members(mesh, world, device))
             wrong = groups.inside_node(mesh, world)
             assert wrong.culprit == "tp [0, 2] spans node0, node1; tp [1, 3] spans node0, node1"
             other = groups.members(mesh, world, device, expected=groups.Layout.of(dp=2, tp=2))
-            assert other[0].count == 8
+            assert other[0].value == 8
 
     def test_one_rank_takes_two_group_results_for_each_other(world, device, monkeypatch):
         right = dist.all_reduce
@@ -85,7 +85,7 @@ TESTS = """
         with groups.mesh_of(groups.Layout.of(dp=2, tp=2), device) as mesh:
             monkeypatch.setattr(dist, "all_reduce", all_reduce)
             wrong = groups.collectives(mesh, world, device)
-        assert wrong.count == 2
+        assert wrong.value == 2
         assert "rank 1 on node0: all_reduce in dp: position 5 is " in wrong.culprit
 
     def test_no_names_no_layout(device):

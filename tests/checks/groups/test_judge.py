@@ -7,10 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.checks.groups.facts import Expected, Membership, RankGroups, Talked, agreed
-from pytest_mnode.checks.groups.judge import judge_inside_node, judge_members, judge_talk
-from pytest_mnode.checks.groups.plan import Layout
-from pytest_mnode.wrong import Wrong
+from pytest_mnode.checks.groups.judge import (
+    CollectiveResult,
+    Expected,
+    Membership,
+    RankGroups,
+    agreed,
+    judge_collectives,
+    judge_inside_node,
+    judge_members,
+)
+from pytest_mnode.checks.groups.layout import Layout
+from pytest_mnode.measurement import Measurement
 
 LAYOUT = Layout.of(dp=2, tp=2)
 EXPECTED = {name: LAYOUT.groups(name) for name in LAYOUT.names}
@@ -44,15 +52,15 @@ def changed(rank: int, name: str, membership: Membership | None) -> list[RankGro
     return ranks
 
 
-def judged(ranks: Sequence[RankGroups]) -> tuple[Wrong, Wrong]:
+def judged(ranks: Sequence[RankGroups]) -> tuple[Measurement, Measurement]:
     members, order = judge_members("mesh", ranks, EXPECTED)
     return members, order
 
 
 def test_all_is_right() -> None:
     members, order = judged(told())
-    assert members.right
-    assert order.right
+    assert members.passed
+    assert order.passed
     assert members.name == "mesh: ranks in a wrong group"
     assert order.name == "mesh: ranks at a wrong place in their group"
 
@@ -61,11 +69,11 @@ def test_a_wrong_member_is_named_and_nothing_is_said_of_the_order() -> None:
     ranks = changed(3, "tp", Membership((1, 3), 1))
     assert not agreed(ranks, "tp")
     members, order = judged(ranks)
-    assert (members.count, members.culprit) == (
+    assert (members.value, members.culprit) == (
         1,
         "rank 3 on node1 is in tp [1, 3], expected [2, 3]",
     )
-    assert order.count is None
+    assert order.value is None
     assert order.note.startswith("nobody was heard in tp: ranks disagree on who is in it")
 
 
@@ -84,14 +92,14 @@ def test_what_was_heard_counts_not_only_what_torch_says() -> None:
     members, order = judged(changed(0, "dp", replace(right, heard=(0, 3))))
     assert members.culprit == "rank 0 on node0 heard [0, 3] in dp, expected [0, 2]"
     members, order = judged(changed(0, "dp", replace(right, heard=(2, 0))))
-    assert members.right
+    assert members.passed
     assert order.culprit == "rank 0 on node0 heard dp in the order [2, 0], expected [0, 2]"
 
 
 def test_wrong_orders() -> None:
     swapped = Membership((3, 2), 1)
     _, order = judged(changed(2, "tp", swapped))
-    assert (order.count, order.culprit) == (
+    assert (order.value, order.culprit) == (
         1,
         "rank 2 on node1 has tp in the order [3, 2], expected [2, 3]",
     )
@@ -113,7 +121,7 @@ def test_nothing_compared_is_no_pass(
     ranks: Sequence[RankGroups], expected: Expected, note: str
 ) -> None:
     for found in judge_members("mesh", ranks, expected):
-        assert found.count is None
+        assert found.value is None
         assert note in found.note
 
 
@@ -124,22 +132,22 @@ def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
         )
 
     for found in judged([unheard(one) for one in told()]):
-        assert found.count is None
+        assert found.value is None
         assert found.note == "all 4 ranks: nobody was heard in dp, tp"
     one_deaf = told()
     one_deaf[2] = unheard(one_deaf[2])
     for found in judged(one_deaf):
-        assert (found.count, found.note) == (None, "rank 2 on node1: nobody was heard in dp, tp")
+        assert (found.value, found.note) == (None, "rank 2 on node1: nobody was heard in dp, tp")
     # What is wrong by what torch declares is wrong, whoever was heard.
-    assert judged(changed(3, "tp", Membership((1, 3), 1)))[0].count == 1
+    assert judged(changed(3, "tp", Membership((1, 3), 1)))[0].value == 1
 
 
 def test_groups_over_hosts() -> None:
     wrong = judge_inside_node("mesh", told(("a", "b", "c", "c")), ["tp"])
-    assert (wrong.count, wrong.culprit) == (1, "tp [0, 1] spans a, b")
+    assert (wrong.value, wrong.culprit) == (1, "tp [0, 1] spans a, b")
     assert wrong.name == "mesh: tp groups over more than one node"
     assert judge_inside_node("mesh", told(), ["tp"]).note == "2 groups over 2 hosts"
-    assert judge_inside_node("mesh", told(), ["dp"]).count == 2
+    assert judge_inside_node("mesh", told(), ["dp"]).value == 2
 
 
 def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
@@ -152,41 +160,44 @@ def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
 
 
 def test_no_group_of_the_name_is_inconclusive() -> None:
-    assert judge_inside_node("mesh", told(), ["cp"]).count is None
+    assert judge_inside_node("mesh", told(), ["cp"]).value is None
     found = judge_inside_node("mesh", told(), iter(["tp", "cp"]))
-    assert (found.name, found.count) == ("mesh: tp and cp groups over more than one node", None)
-    assert found.note == "2 groups over 2 hosts; there is no group of cp"
-    assert judge_inside_node("mesh", told(), []).count is None
+    assert (found.name, found.value) == ("mesh: tp and cp groups over more than one node", None)
+    assert found.note == "there is no group of cp; 2 groups over 2 hosts"
+    assert judge_inside_node("mesh", told(), []).value is None
     broken = judge_inside_node("mesh", told(), ["dp", "cp"])
-    assert (broken.count, broken.note) == (2, "2 groups over 2 hosts; there is no group of cp")
+    assert (broken.value, broken.note) == (2, "there is no group of cp; 2 groups over 2 hosts")
 
 
 def test_a_rank_whose_host_is_not_known_is_inconclusive() -> None:
     found = judge_inside_node("mesh", told()[:3], ["tp"])
-    assert (found.count, found.culprit) == (None, None)
-    assert found.note == "2 groups over 2 hosts; the host of rank 3 is not known"
+    assert (found.value, found.culprit) == (None, None)
+    assert found.note == "the host of rank 3 is not known; 2 groups over 2 hosts"
     # Two nodes whose hosts are called alike, and nothing to tell their machines apart by.
     alike = [replace(one, host="localhost", machine="") for one in told(("a", "b", "c", "c"))]
     alike[1] = replace(alike[1], node="node9")
     found = judge_inside_node("mesh", alike, ["tp"])
-    assert found.count is None
-    assert found.note.endswith("; the hosts of ranks 0, 1, 2, 3 are not known")
+    assert found.value is None
+    assert found.note.startswith("the hosts of ranks 0, 1, 2, 3 are not known; ")
 
 
 def test_wrong_values_and_what_was_not_tried() -> None:
-    right = ("rank 0 on node0", [Talked("dp", "all_reduce", 0)])
-    bad = ("rank 1 on node0", [Talked("dp", "all_reduce", 3, "position 2 is 7, expected 8")])
-    wrong = judge_talk("mesh", [right, bad], {})
-    assert (wrong.count, wrong.culprit) == (
+    right = ("rank 0 on node0", [CollectiveResult("dp", "all_reduce", 0)])
+    bad = (
+        "rank 1 on node0",
+        [CollectiveResult("dp", "all_reduce", 3, "position 2 is 7, expected 8")],
+    )
+    wrong = judge_collectives("mesh", [right, bad], {})
+    assert (wrong.value, wrong.culprit) == (
         3,
         "rank 1 on node0: all_reduce in dp: position 2 is 7, expected 8",
     )
-    assert judge_talk("mesh", [right], {}).right
-    untried = judge_talk("mesh", [right], {"tp": "it has wrong ranks"})
-    assert (untried.count, untried.note) == (None, "tp not tried: it has wrong ranks; all_reduce")
-    assert judge_talk("mesh", [right, bad], {"tp": "it has wrong ranks"}).count == 3
-    nothing = judge_talk("mesh", [("rank 0 on node0", [])], {})
-    assert (nothing.count, nothing.note) == (None, "no collective was run")
+    assert judge_collectives("mesh", [right], {}).passed
+    untried = judge_collectives("mesh", [right], {"tp": "it has wrong ranks"})
+    assert (untried.value, untried.note) == (None, "tp not tried: it has wrong ranks; all_reduce")
+    assert judge_collectives("mesh", [right, bad], {"tp": "it has wrong ranks"}).value == 3
+    nothing = judge_collectives("mesh", [("rank 0 on node0", [])], {})
+    assert (nothing.value, nothing.note) == (None, "no collective was run")
 
 
 def test_ranks_agree_only_where_all_say_the_same() -> None:

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.checks.groups import Layout, layouts, plan_layouts
-from pytest_mnode.checks.groups.plan import asked_layout
+from pytest_mnode.checks.groups.layout import Layout, asked_layout, layouts, plan_layouts
 from pytest_mnode.errors import UsageError
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.checks import GroupsCriterion
@@ -23,7 +22,6 @@ def test_groups_of_three_dimensions() -> None:
     assert layout.groups("pp") == ((0, 6), (1, 7), (2, 8), (3, 9), (4, 10), (5, 11))
     assert layout.groups("pp", "tp") == ((0, 1, 6, 7), (2, 3, 8, 9), (4, 5, 10, 11))
     assert layout.group_of(9, "pp", "dp", "tp") == tuple(range(12))
-    assert layout.coordinate(9) == (1, 1, 1)
     assert str(layout) == "pp 2 × dp 3 × tp 2"
 
 
@@ -35,8 +33,6 @@ def test_groups_are_the_rows_of_an_array_of_ranks(sizes: list[int]) -> None:
     for axis, name in enumerate(names):
         rows = ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
         assert sorted(map(list, layout.groups(name))) == sorted(rows)
-    for rank in range(layout.size):
-        assert layout.rank_at(layout.coordinate(rank)) == rank
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Which meshes to try, and which rank belongs where in them: arithmetic of our own, not torch's."""
+"""Which meshes to try, and which rank belongs where: arithmetic of our own, not torch's."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Self
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Named dimensions over ranks 0 … size-1, outermost first: along the last, ranks follow.
+    """Named dimensions over ranks 0 … size-1, outermost first: ranks are neighbours along the last.
 
     Raises ValueError for names that are not as many as sizes, or not different, or a size below 1.
     """
@@ -41,47 +41,25 @@ class Layout:
         """Number of ranks."""
         return prod(self.sizes)
 
-    def size_of(self, name: str) -> int:
-        """Ranks along a dimension."""
-        return self.sizes[self.names.index(name)]
-
     def wider_than_one(self, names: Iterable[str]) -> tuple[str, ...]:
         """Which of these dimensions it has, with more than one rank along them."""
-        return tuple(name for name in names if name in self.names and self.size_of(name) > 1)
-
-    def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where a rank is along each dimension."""
-        found = []
-        for size in reversed(self.sizes):
-            rank, place = divmod(rank, size)
-            found.append(place)
-        return tuple(reversed(found))
-
-    def rank_at(self, coordinate: Sequence[int]) -> int:
-        """Which rank is there: the inverse of `coordinate`."""
-        rank = 0
-        for size, place in zip(self.sizes, coordinate, strict=True):
-            rank = rank * size + place
-        return rank
-
-    def group_of(self, rank: int, *names: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along these dimensions only, outermost first."""
-        here = self.coordinate(rank)
-        along = [
-            range(size) if name in names else [place]
-            for name, size, place in zip(self.names, self.sizes, here, strict=True)
-        ]
-        return tuple(self.rank_at(place) for place in itertools.product(*along))
+        sizes = dict(zip(self.names, self.sizes, strict=True))
+        return tuple(name for name in names if sizes.get(name, 1) > 1)
 
     def groups(self, *names: str) -> tuple[tuple[int, ...], ...]:
-        """All groups along these dimensions, in the order of their first rank."""
-        found: list[tuple[int, ...]] = []
-        placed: set[int] = set()
-        for rank in range(self.size):
-            if rank not in placed:
-                found.append(self.group_of(rank, *names))
-                placed.update(found[-1])
-        return tuple(found)
+        """All groups along these dimensions, in the order of their first rank.
+
+        The ranks of a group differ along these dimensions only; they are in order, outermost first.
+        """
+        fixed = [number for number, name in enumerate(self.names) if name not in names]
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(itertools.product(*map(range, self.sizes))):
+            found.setdefault(tuple(place[number] for number in fixed), []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def group_of(self, rank: int, *names: str) -> tuple[int, ...]:
+        """The group of `rank` along these dimensions."""
+        return next(group for group in self.groups(*names) if rank in group)
 
     def __str__(self) -> str:
         pairs = zip(self.names, self.sizes, strict=True)
@@ -89,7 +67,7 @@ class Layout:
 
 
 def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
-    """Meshes worth trying over nodes × ranks of a node: tp inside a node, pp and dp over nodes.
+    """Meshes to try over nodes × ranks per node: tp inside a node, pp and dp over nodes.
 
     Where a node has several ranks that can be divided, dp is also tried inside it, beside tp.
     """

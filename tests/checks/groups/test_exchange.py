@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from pytest_mnode.checks.groups import talk
-from pytest_mnode.checks.groups.facts import Expected, Talked
-from pytest_mnode.checks.groups.talk import COUNT, Check, difference, sent
+from pytest_mnode.checks.groups import exchange
+from pytest_mnode.checks.groups.exchange import (
+    COUNT,
+    Call,
+    Pending,
+    difference,
+    run_at_once,
+    run_one_by_one,
+    sent,
+)
+from pytest_mnode.checks.groups.judge import CollectiveResult, Expected
 
 CPU = torch.device("cpu")
-Ask = Callable[[dict[str, Any], Expected, int, torch.device], list[Talked]]
+Ask = Callable[[dict[str, Any], Expected, int, torch.device], list[CollectiveResult]]
 
 
 def test_no_two_send_the_same() -> None:
@@ -27,7 +35,7 @@ def test_sums_of_many_ranks_stay_exact() -> None:
     assert largest * 4096 < 2**63
 
 
-@pytest.mark.parametrize("ask", [talk.one_by_one, talk.at_once])
+@pytest.mark.parametrize("ask", [run_one_by_one, run_at_once])
 @pytest.mark.parametrize(
     "expected",
     [
@@ -41,11 +49,12 @@ def test_ranks_of_a_group_have_one_salt_whatever_else_they_are_in(
 ) -> None:
     salts: dict[tuple[int, ...], dict[int, list[int]]] = {}
 
-    def noted(group: object, ranks: Sequence[int], me: int, salt: int, on: torch.device) -> Check:
-        salts.setdefault(tuple(ranks), {}).setdefault(me, []).append(salt)
-        return Check(None, torch.zeros(1), torch.zeros(1))
+    def noted(call: Call) -> Pending:
+        salts.setdefault(tuple(call.ranks), {}).setdefault(call.me, []).append(call.salt)
+        return Pending(None, torch.zeros(1), torch.zeros(1))
 
-    monkeypatch.setattr(talk, "EVERY", dict.fromkeys(talk.EVERY, noted))
+    every = dict.fromkeys(exchange.COLLECTIVES, noted)
+    monkeypatch.setattr(exchange, "COLLECTIVES", every)
     for me in range(4):
         mine = {n: n for n, groups in expected.items() if any(me in ranks for ranks in groups)}
         done = ask(mine, expected, me, CPU)

@@ -1,0 +1,263 @@
+"""What ranks do: read samples, reduce metrics, draw random numbers, note gradients.
+
+All ranks call these functions; what each rank found is gathered on all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from pytest_mnode.checks.data.batches import judge_batches
+from pytest_mnode.checks.data.facts import (
+    At,
+    Counted,
+    Draws,
+    Reading,
+    Reduced,
+    SamplerFacts,
+    StepSeen,
+    StepsSeen,
+)
+from pytest_mnode.checks.data.metrics import judge_count, judge_mean
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.agree import gathered
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job.randomness import random_states, set_random_states
+
+_NUMBERS = 16
+_DROPPED = 256
+"""Values of a dropout mask: two are equal by chance in one of 2^256."""
+
+
+class Indices(Dataset[int]):
+    """A data set whose samples are their own indices, 0 … size-1."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def sharded(
+    samples: int,
+    world: World,
+    *,
+    batch: int,
+    workers: int = 0,
+    drop_last: bool = False,
+    seed: int = 0,
+) -> tuple[DataLoader[Any], DistributedSampler[int]]:
+    """A loader of indices with torch's DistributedSampler over the ranks of a world."""
+    indices = Indices(samples)
+    sampler: DistributedSampler[int] = DistributedSampler(
+        indices, world.size, world.rank, shuffle=True, seed=seed, drop_last=drop_last
+    )
+    return DataLoader(indices, batch, sampler=sampler, num_workers=workers), sampler
+
+
+def shard_of(
+    samples: int, ranks: int, rank: int, *, seed: int = 0, epoch: int = 0, drop_last: bool = False
+) -> list[int]:
+    """What DistributedSampler gives a rank: every `ranks`-th sample of a permutation.
+
+    The permutation is torch's for seed + epoch, cut or repeated from its beginning to equal shards.
+    """
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order: list[int] = torch.randperm(samples, generator=generator).tolist()
+    if drop_last:
+        order = order[: samples - samples % ranks]
+    else:
+        length = samples + -samples % ranks
+        order = (order * (length // max(1, samples) + 1))[:length]
+    return order[rank::ranks]
+
+
+def read(
+    batches: Iterable[Any],
+    world: World,
+    *,
+    epoch: int = 0,
+    sampler: object = None,
+    indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
+) -> tuple[Reading, ...]:
+    """Go through the batches of an epoch on every rank, and gather what came. All ranks call this.
+
+    batches: a loader, or a sampler's own indices. indices: the data set's indices in one batch; a
+    batch that is one index is taken as it is. sampler: asked what rank, seed and epoch it has.
+    """
+    came: list[int] = []
+    for batch in batches:
+        came += [batch] if isinstance(batch, int) else [int(i) for i in indices(batch)]
+    at = At(world.rank, world.node)
+    return gathered(Reading(at, epoch, tuple(came), _facts(sampler)))
+
+
+def read_epochs(
+    begin: Callable[[int], Iterable[Any]],
+    epochs: int,
+    world: World,
+    *,
+    sampler: object = None,
+    indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
+) -> list[tuple[Reading, ...]]:
+    """Readings of epochs 0, 1, …; `begin` does what a loop does first, and returns the batches."""
+    return [
+        read(begin(epoch), world, epoch=epoch, sampler=sampler, indices=indices)
+        for epoch in range(epochs)
+    ]
+
+
+def _facts(sampler: object) -> SamplerFacts:
+    def number(name: str) -> int | None:
+        value = getattr(sampler, name, None)
+        return value if isinstance(value, int) else None
+
+    return SamplerFacts(number("rank"), number("num_replicas"), number("seed"), number("epoch"))
+
+
+def sum_over_ranks(count: int, device: torch.device, group: Any = None) -> int:
+    """The sum of whole numbers of all ranks, exact in int64. All ranks call this."""
+    total = torch.tensor([count], dtype=torch.int64, device=device)
+    dist.all_reduce(total, group=group)
+    return int(total)
+
+
+def mean_over_ranks(
+    values: Sequence[float] | torch.Tensor, device: torch.device, group: Any = None
+) -> float | None:
+    """The mean of all values of all ranks, in float64; None where there are none. All call this.
+
+    Ranks may have unequally many: the sum and the number are reduced, not each rank's mean.
+    """
+    mine = torch.as_tensor(values, dtype=torch.float64, device=device).flatten()
+    total = mine.sum().reshape(1)
+    dist.all_reduce(total, group=group)
+    number = sum_over_ranks(mine.numel(), device, group)
+    return float(total) / number if number else None
+
+
+def mean(label: str, values: Sequence[float], result: float | None, world: World) -> Measurement:
+    """Is `result` on every rank the mean of the values of all? All ranks call this."""
+    return judge_mean(
+        label, gathered(Reduced(At(world.rank, world.node), tuple(map(float, values)), result))
+    )
+
+
+def count(label: str, own: int, result: int | None, world: World) -> Measurement:
+    """Is `result` on every rank the sum of all `own`, exactly? All ranks call this."""
+    return judge_count(label, gathered(Counted(At(world.rank, world.node), own, result)))
+
+
+def draw(
+    world: World,
+    device: torch.device,
+    *,
+    workers: int = 0,
+    worker_init: Callable[[int], None] | None = None,
+) -> Draws:
+    """Draw from every generator of this rank, and put their states back as they were.
+
+    workers, worker_init: of a DataLoader like the one in use, whose workers draw as well.
+    """
+    states = random_states(device)
+    try:
+        digests = _own(device)
+        if workers:
+            loader: DataLoader[Any] = DataLoader(
+                _Drawing(workers),
+                batch_size=1,
+                num_workers=workers,
+                worker_init_fn=worker_init,
+                collate_fn=_first,
+            )
+            for number, drawn in enumerate(loader):
+                digests |= {f"worker {number}: {kind}": one for kind, one in drawn.items()}
+    finally:
+        set_random_states(states, device)
+    return Draws(At(world.rank, world.node), digests)
+
+
+def _own(device: torch.device) -> dict[str, str]:
+    """Digests of what this process draws next."""
+    found = {
+        "python": repr([random.random() for _ in range(_NUMBERS)]),
+        "numpy": repr(np.random.rand(_NUMBERS).tolist()),
+        "torch": repr(torch.rand(_NUMBERS).tolist()),
+    }
+    if device.type != "cpu":
+        found[device.type] = repr(torch.rand(_NUMBERS, device=device).tolist())
+    mask = torch.nn.functional.dropout(torch.ones(_DROPPED, device=device), 0.5)
+    found["dropout"] = repr(mask.ne(0).tolist())
+    return {kind: hashlib.sha256(text.encode()).hexdigest()[:16] for kind, text in found.items()}
+
+
+class _Drawing(Dataset[dict[str, str]]):
+    """One sample a worker: what that worker draws."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, str]:
+        return _own(torch.device("cpu"))
+
+
+def _first(samples: list[dict[str, str]]) -> dict[str, str]:
+    return samples[0]
+
+
+class Ledger(nn.Module):
+    """A model with one weight per sample, in which the loss `ledger(indices).mean()` is linear.
+
+    Train it in place of a model, wrapped like it, with the loop under test; then call
+    `global_batch`. The gradient at a sample's weight is that sample's part in the step.
+    """
+
+    def __init__(self, samples: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(samples, dtype=torch.float64, device=device))
+        self._fed: list[int] = []
+        self._steps: list[StepSeen] = []
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """Losses of samples, (batch,) of indices to (batch,) of float64."""
+        self._fed += indices.tolist()
+        return self.weight[indices.to(self.weight.device)]
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the gradient that each step of this optimiser takes."""
+        optimizer.register_step_pre_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        gradient = self.weight.grad
+        weights: tuple[tuple[int, float], ...] = ()
+        if gradient is not None:
+            samples = gradient.nonzero().flatten().tolist()
+            weights = tuple((sample, float(gradient[sample])) for sample in samples)
+        self._steps.append(StepSeen(weights, tuple(self._fed)))
+        self._fed.clear()
+
+    def global_batch(
+        self, world: World, *, local: int, accumulation: int, label: str = "optimiser"
+    ) -> list[Measurement]:
+        """The samples of each step, judged over all ranks. All ranks call this.
+
+        local: samples of one rank's micro-batch. accumulation: micro-batches of a step.
+        """
+        seen = StepsSeen(At(world.rank, world.node), tuple(self._steps))
+        return judge_batches(label, gathered(seen), local, accumulation)

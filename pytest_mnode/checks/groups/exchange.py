@@ -1,0 +1,222 @@
+"""Collectives inside groups, with values that differ by rank, by position and by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.checks.groups.judge import CollectiveResult, Expected
+from pytest_mnode.measuring.collectives import all_gather_single, reduce_scatter_single
+
+COUNT = 64
+"""Values of a part."""
+_RANKS = 1 << 20
+"""More than there are ranks."""
+_NOT_WRITTEN = -(1 << 40)
+"""What receivers hold before: nothing that anybody sends."""
+
+
+def sent(rank: int, salt: int, device: torch.device, count: int = COUNT) -> torch.Tensor:
+    """Whole numbers that no other rank sends, nor this one with another salt (below 2^20)."""
+    first = (salt * _RANKS + rank) * count
+    return torch.arange(first, first + count, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective in one group on one rank; it uses as many salts as the group has ranks."""
+
+    group: Any
+    ranks: Sequence[int]
+    me: int
+    salt: int
+    device: torch.device
+
+    @property
+    def place(self) -> int:
+        return self.ranks.index(self.me)
+
+    def sent_by(self, rank: int, salt: int = 0) -> torch.Tensor:
+        return sent(rank, self.salt + salt, self.device)
+
+    def sent_to_each(self) -> torch.Tensor:
+        """A part for each rank of the group, each with a salt of its own."""
+        return torch.cat([self.sent_by(self.me, place) for place in range(len(self.ranks))])
+
+    def sent_here(self) -> list[torch.Tensor]:
+        """What each rank of the group sends to this one."""
+        return [self.sent_by(rank, self.place) for rank in self.ranks]
+
+    def empty(self, parts: int = 1) -> torch.Tensor:
+        size = (parts * COUNT,)
+        return torch.full(size, _NOT_WRITTEN, dtype=torch.int64, device=self.device)
+
+
+class Pending:
+    """A collective under way, and what it should come to. kept: what is still being sent."""
+
+    def __init__(
+        self, work: Any, got: torch.Tensor, right: torch.Tensor, kept: object = None
+    ) -> None:
+        self._works = work if isinstance(work, list) else [work]
+        self._got, self._right = got, right
+        self._kept = kept
+
+    def result(self, group: str, name: str) -> CollectiveResult:
+        """Wait for the end, and count what is wrong on this rank."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        self._kept = None
+        differs = (self._got != self._right).nonzero().flatten().tolist()
+        if not differs:
+            return CollectiveResult(group, name, 0)
+        at = differs[0]
+        got, right = int(self._got[at]), int(self._right[at])
+        summed = name in ("all_reduce", "reduce_scatter")
+        text = f"{got}, expected {right}" if summed else difference(got, right)
+        return CollectiveResult(group, name, len(differs), f"position {at} is {text}")
+
+
+def difference(got: int, right: int) -> str:
+    """A value that was copied, and the one that should have been, by the rank that sends them."""
+    sender, position = right // COUNT % _RANKS, right % COUNT
+    if got == _NOT_WRITTEN:
+        return f"not written, expected from rank {sender}"
+    if right == _NOT_WRITTEN:
+        return f"from rank {got // COUNT % _RANKS}, expected nothing"
+    if got < 0:
+        return f"{got}, which nobody sends, expected from rank {sender}"
+    other = got // COUNT % _RANKS
+    if other != sender:
+        return f"from rank {other}, expected from rank {sender}"
+    if got % COUNT != position:
+        return f"rank {sender}'s of position {got % COUNT}, expected {position}"
+    return f"what rank {sender} sends elsewhere"
+
+
+def _all_reduce(call: Call) -> Pending:
+    mine = call.sent_by(call.me)
+    right = torch.stack([call.sent_by(rank) for rank in call.ranks]).sum(0)
+    return Pending(dist.all_reduce(mine, group=call.group, async_op=True), mine, right)
+
+
+def _all_gather(call: Call) -> Pending:
+    every, mine = call.empty(len(call.ranks)), call.sent_by(call.me)
+    work = all_gather_single(every, mine, group=call.group, async_op=True)
+    return Pending(work, every, torch.cat([call.sent_by(rank) for rank in call.ranks]), mine)
+
+
+def _reduce_scatter(call: Call) -> Pending:
+    mine, parts = call.empty(), call.sent_to_each()
+    work = reduce_scatter_single(mine, parts, group=call.group, async_op=True)
+    return Pending(work, mine, torch.stack(call.sent_here()).sum(0), parts)
+
+
+def _broadcast(call: Call) -> Pending:
+    """From the last rank of the group, because the first is a default."""
+    root = call.ranks[-1]
+    here = call.sent_by(root) if call.me == root else call.empty()
+    work = dist.broadcast(here, src=root, group=call.group, async_op=True)
+    return Pending(work, here, call.sent_by(root))
+
+
+def _all_to_all(call: Call) -> Pending:
+    mine, parts = call.empty(len(call.ranks)), call.sent_to_each()
+    work = dist.all_to_all_single(mine, parts, group=call.group, async_op=True)
+    return Pending(work, mine, torch.cat(call.sent_here()), parts)
+
+
+def _to_next(call: Call) -> Pending:
+    """Each rank to the next, as activations go from stage to stage; nobody sends to the first."""
+    return _along(call, 1)
+
+
+def _to_previous(call: Call) -> Pending:
+    """Each rank to the one before, as gradients go."""
+    return _along(call, -1)
+
+
+def _along(call: Call, step: int) -> Pending:
+    here, mine = call.empty(), call.sent_by(call.me)
+    right = here.clone()
+    operations = []
+    sender, receiver = call.place - step, call.place + step
+    if 0 <= sender < len(call.ranks):
+        operations.append(dist.P2POp(dist.irecv, here, call.ranks[sender], group=call.group))
+        right = call.sent_by(call.ranks[sender])
+    if 0 <= receiver < len(call.ranks):
+        operations.append(dist.P2POp(dist.isend, mine, call.ranks[receiver], group=call.group))
+    works = dist.batch_isend_irecv(operations) if operations else []
+    return Pending(works, here, right, mine)
+
+
+COLLECTIVES: Mapping[str, Callable[[Call], Pending]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "all_to_all": _all_to_all,
+    "send to the next": _to_next,
+    "send to the one before": _to_previous,
+}
+_AT_ONCE = ("all_reduce", "all_gather", "broadcast")
+
+
+def run_one_by_one(
+    groups: Mapping[str, Any], expected: Expected, me: int, device: torch.device
+) -> list[CollectiveResult]:
+    """Every collective in every group, one after the other.
+
+    groups: those of this rank, by name. expected: the groups of all ranks, the same on each; calls
+    are numbered by it, because the members of one group may be in unequally many others.
+    """
+    results = []
+    widest = _widest(expected)
+    for number, name, ranks in _own(groups, expected, me):
+        for place, (collective, start) in enumerate(COLLECTIVES.items()):
+            salt = (number * len(COLLECTIVES) + place) * widest
+            pending = start(Call(groups[name], ranks, me, salt, device))
+            results.append(pending.result(name, collective))
+    return results
+
+
+def run_at_once(
+    groups: Mapping[str, Any],
+    expected: Expected,
+    me: int,
+    device: torch.device,
+    rounds: int = 2,
+) -> list[CollectiveResult]:
+    """Collectives in all groups, under way together, and waited for from last to first.
+
+    All ranks start them in the same order, as NCCL requires of communicators that run at once.
+    groups, expected: as in `run_one_by_one`.
+    """
+    under_way = []
+    widest = _widest(expected)
+    for call, collective in enumerate(_AT_ONCE * rounds):
+        for number, name, ranks in _own(groups, expected, me):
+            salt = (call * len(expected) + number) * widest
+            pending = COLLECTIVES[collective](Call(groups[name], ranks, me, salt, device))
+            under_way.append((name, collective, pending))
+    return [pending.result(name, collective) for name, collective, pending in reversed(under_way)]
+
+
+def _own(
+    groups: Mapping[str, Any], expected: Expected, me: int
+) -> Iterator[tuple[int, str, Sequence[int]]]:
+    """Number, name and ranks of each group this rank is in; numbers are the same on all ranks."""
+    for number, (name, every) in enumerate(expected.items()):
+        ours = next((ranks for ranks in every if me in ranks), None)
+        if ours is not None and name in groups:
+            yield number, name, ours
+
+
+def _widest(expected: Expected) -> int:
+    """Ranks of the largest group: as many salts as any call uses."""
+    return max((len(ranks) for every in expected.values() for ranks in every), default=1)
