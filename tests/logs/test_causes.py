@@ -122,7 +122,7 @@ def test_the_rank_of_a_process_is_known_from_its_communicator() -> None:
 
 
 def test_who_is_behind_in_a_collective() -> None:
-    def told(rank: int, seq: int, enqueued: int, group: str = "0 PG GUID 0(default_pg)") -> str:
+    def watchdog(rank: int, seq: int, enqueued: int, group: str = "0 PG GUID 0(default_pg)") -> str:
         return (
             f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, "
             "OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600004 "
@@ -130,14 +130,16 @@ def test_who_is_behind_in_a_collective() -> None:
             f"{seq}, last enqueued NCCL work: {enqueued}, last completed NCCL work: {seq - 1}.\n"
         )
 
-    first, second, *_ = causes(told(0, 1580, 1582) + told(1, 1580, 1581) + told(2, 1579, 1579))
+    first, second, *_ = causes(
+        watchdog(0, 1580, 1582) + watchdog(1, 1580, 1581) + watchdog(2, 1579, 1579)
+    )
     assert (first.name, first.culprit) == ("rank did not join", "rank 2")
     assert "enqueued no more than work 1579, while others wait in ALLREDUCE 1580" in first.text
     assert (second.name, second.culprit) == ("collective timed out", "ranks 0-1")
     assert "ALLREDUCE 1580 of 64 elements in group default_pg, limit 600 s" in second.text
 
     # Numbers of different groups are not compared.
-    names = {one.name for one in causes(told(0, 90, 90) + told(1, 5, 5, "3 PG GUID 9"))}
+    names = {one.name for one in causes(watchdog(0, 90, 90) + watchdog(1, 5, 5, "3 PG GUID 9"))}
     assert names == {"collective timed out"}
 
 

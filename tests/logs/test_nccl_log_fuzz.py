@@ -107,7 +107,7 @@ def core(channel: Channel) -> tuple[object, ...]:
 
 
 def adds_nothing(cut: NcclLog, whole: NcclLog) -> None:
-    """What a part of a log tells is what all of it tells."""
+    """A part of a log contains no facts that the whole log lacks."""
     known: dict[tuple[object, ...], list[Channel]] = {}
     for channel in whole.channels:
         known.setdefault(core(channel), []).append(channel)
@@ -205,5 +205,5 @@ def test_anything_made_of_pieces_of_a_log_is_answered(pieces: list[str]) -> None
 def test_a_damaged_line_is_answered(line: str, at: int, drop: int, add: str) -> None:
     damaged = line[:at] + add + line[at + drop :]
     log = read_nccl_log(damaged + "\n")
-    told = len(log.channels) + len(log.unknown_lines)
-    assert told <= damaged.count("via") + damaged.count("Channel") + damaged.count("Coll")
+    found_lines = len(log.channels) + len(log.unknown_lines)
+    assert found_lines <= damaged.count("via") + damaged.count("Channel") + damaged.count("Coll")

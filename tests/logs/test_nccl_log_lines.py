@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pytest_mnode.logs.nccl_log import (
@@ -30,131 +28,91 @@ def adapters(log: NcclLog) -> tuple[str, ...]:
     return tuple(log.adapters(log.channels)[0])
 
 
-def channel_of(message: str) -> Channel:
-    (channel,) = read(message).channels
-    return channel
+def shown(channel: Channel) -> tuple[object, ...]:
+    """All of a channel but its process and the printed text."""
+    ends = channel.sender, channel.receiver, channel.direction, channel.rank
+    path = channel.transport, channel.network, channel.device, channel.gdr
+    return (channel.number, channel.connection, *ends, *path, channel.comm)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        pytest.param(
-            "Channel 00 : 0[3b000] -> 8[af000] [send] via NET/IB/1/GDRDMA",
-            {
-                "number": 0,
-                "connection": None,
-                "sender": 0,
-                "receiver": 8,
-                "direction": Direction.SEND,
-                "transport": Transport.NET,
-                "network": "IB",
-                "device": 1,
-                "gdr": True,
-                "rank": 0,
-            },
-            id="2.10",
-        ),
-        pytest.param(
-            "Channel 03/0 : 15[7] -> 6[6] [receive] via NET/Socket/3",
-            {
-                "number": 3,
-                "connection": 0,
-                "direction": Direction.RECEIVE,
-                "network": "Socket",
-                "device": 3,
-                "gdr": False,
-                "rank": 6,
-            },
-            id="2.18 sockets",
-        ),
-        pytest.param(
-            "Channel 11/1 : 9[1] -> 2[2] [send] via NET/IB/4(10)/GDRDMA(PCI)/Shared",
-            {
-                "connection": 1,
-                "device": 4,
-                "gdr": True,
-            },
-            id="2.24 through another rank's adapter",
-        ),
-        pytest.param(
-            "Channel 100/0 : 1023[7] -> 1031[7] [send] via NET/AWS Libfabric/12/GDRDMA",
-            {"number": 100, "network": "AWS Libfabric", "device": 12, "sender": 1023},
-            id="a network with a blank in its name",
-        ),
-        pytest.param(
-            "Channel 00/0 : 1[c1] -> 0[c1] [receive] via NET/IB/0/GDRDMA comm 0x7f3e nRanks 02",
-            {"comm": "0x7f3e", "gdr": True, "detail": "NET/IB/0/GDRDMA"},
-            id="RCCL",
-        ),
-        pytest.param(
-            "Ring 00 : 7 -> 8 [send] via NET/AWS Libfabric/0",
-            {"sender": 7, "receiver": 8, "gdr": False},
-            id="2.4",
-        ),
-        pytest.param(
-            "Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
-            {"transport": Transport.P2P, "network": None, "direction": None, "gdr": None},
-            id="P2P CUMEM",
-        ),
-        pytest.param(
-            "Channel 02/0 : 4[4] -> 0[0] via P2P/MNNVL",
-            {"transport": Transport.P2P, "detail": "P2P/MNNVL"},
-            id="P2P between nodes over NVLink",
-        ),
-        pytest.param(
-            "Channel 02 : 1[b000] -> 0[7000] via P2P/direct pointer/read",
-            {"transport": Transport.P2P, "detail": "P2P/direct pointer/read"},
-            id="P2P direct pointer",
-        ),
-        pytest.param(
-            "Channel 02/1 : 1[1] -> 0[0] via P2P/indirect/3[3]",
-            {"transport": Transport.P2P},
-            id="P2P through a third",
-        ),
-        pytest.param(
-            "Channel 00 : 2[2] -> 3[3] via SHM/direct/direct",
-            {"transport": Transport.SHM, "connection": None},
-            id="shared memory",
-        ),
-        pytest.param(
-            "Channel 01 : 0[1b000] -> 7[41000] via direct shared memory",
-            {"transport": Transport.SHM, "gdr": None},
-            id="shared memory before 2.12",
-        ),
-        pytest.param(
-            "Coll 02 : 3 [send] via COLLNET/SHARP/0/GDRDMA",
-            {"transport": Transport.COLLNET, "connection": None, "rank": 3, "receiver": None},
-            id="reduction in the network, 2.10",
-        ),
-        pytest.param(
-            "CollNet 00/0 : 3 [receive] via COLLNET/SHARP/1/GDRDMA",
-            {
-                "transport": Transport.COLLNET,
-                "network": "SHARP",
-                "sender": None,
-                "receiver": 3,
-                "rank": 3,
-                "gdr": True,
-            },
-            id="reduction in the network",
-        ),
-        pytest.param(
-            "Channel 00/0 : 0[0] -> 1[1] via WARP/fold",
-            {"transport": Transport.OTHER, "detail": "WARP/fold", "network": None},
-            id="a transport of the future",
-        ),
-        pytest.param(
-            "Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/Novel",
-            {"gdr": None, "device": 0},
-            id="a flag of the future: GPUDirect cannot be told",
-        ),
-    ],
-)
-def test_channel_lines(message: str, expected: dict[str, Any]) -> None:
+SEND, RECEIVE = Direction.SEND, Direction.RECEIVE
+NET, COLLNET = Transport.NET, Transport.COLLNET
+P2P, SHM, OTHER = Transport.P2P, Transport.SHM, Transport.OTHER
+CHANNELS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "2.10": (
+        "Channel 00 : 0[3b000] -> 8[af000] [send] via NET/IB/1/GDRDMA",
+        (0, None, 0, 8, SEND, 0, NET, "IB", 1, True, None),
+    ),
+    "2.18 sockets": (
+        "Channel 03/0 : 15[7] -> 6[6] [receive] via NET/Socket/3",
+        (3, 0, 15, 6, RECEIVE, 6, NET, "Socket", 3, False, None),
+    ),
+    "2.24 through another rank's adapter": (
+        "Channel 11/1 : 9[1] -> 2[2] [send] via NET/IB/4(10)/GDRDMA(PCI)/Shared",
+        (11, 1, 9, 2, SEND, 9, NET, "IB", 4, True, None),
+    ),
+    "a network with a blank in its name": (
+        "Channel 100/0 : 1023[7] -> 1031[7] [send] via NET/AWS Libfabric/12/GDRDMA",
+        (100, 0, 1023, 1031, SEND, 1023, NET, "AWS Libfabric", 12, True, None),
+    ),
+    "RCCL": (
+        "Channel 00/0 : 1[c1] -> 0[c1] [receive] via NET/IB/0/GDRDMA comm 0x7f3e nRanks 02",
+        (0, 0, 1, 0, RECEIVE, 0, NET, "IB", 0, True, "0x7f3e"),
+    ),
+    "2.4": (
+        "Ring 00 : 7 -> 8 [send] via NET/AWS Libfabric/0",
+        (0, None, 7, 8, SEND, 7, NET, "AWS Libfabric", 0, False, None),
+    ),
+    "P2P CUMEM": (
+        "Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
+        (2, 0, 0, 1, None, 0, P2P, None, None, None, None),
+    ),
+    "P2P between nodes over NVLink": (
+        "Channel 02/0 : 4[4] -> 0[0] via P2P/MNNVL",
+        (2, 0, 4, 0, None, 4, P2P, None, None, None, None),
+    ),
+    "P2P direct pointer": (
+        "Channel 02 : 1[b000] -> 0[7000] via P2P/direct pointer/read",
+        (2, None, 1, 0, None, 1, P2P, None, None, None, None),
+    ),
+    "P2P through a third": (
+        "Channel 02/1 : 1[1] -> 0[0] via P2P/indirect/3[3]",
+        (2, 1, 1, 0, None, 1, P2P, None, None, None, None),
+    ),
+    "shared memory": (
+        "Channel 00 : 2[2] -> 3[3] via SHM/direct/direct",
+        (0, None, 2, 3, None, 2, SHM, None, None, None, None),
+    ),
+    "shared memory before 2.12": (
+        "Channel 01 : 0[1b000] -> 7[41000] via direct shared memory",
+        (1, None, 0, 7, None, 0, SHM, None, None, None, None),
+    ),
+    "reduction in the network, 2.10": (
+        "Coll 02 : 3 [send] via COLLNET/SHARP/0/GDRDMA",
+        (2, None, 3, None, SEND, 3, COLLNET, "SHARP", 0, True, None),
+    ),
+    "reduction in the network": (
+        "CollNet 00/0 : 3 [receive] via COLLNET/SHARP/1/GDRDMA",
+        (0, 0, None, 3, RECEIVE, 3, COLLNET, "SHARP", 1, True, None),
+    ),
+    "a transport of the future": (
+        "Channel 00/0 : 0[0] -> 1[1] via WARP/fold",
+        (0, 0, 0, 1, None, 0, OTHER, None, None, None, None),
+    ),
+    "a flag of the future: GPUDirect is not known": (
+        "Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/Novel",
+        (0, 0, 0, 1, SEND, 0, NET, "IB", 0, None, None),
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "expected"), CHANNELS.values(), ids=CHANNELS)
+def test_channel_lines(message: str, expected: tuple[object, ...]) -> None:
     log = read(message)
     (channel,) = log.channels
-    assert {name: getattr(channel, name) for name in expected} == expected
+    assert shown(channel) == expected
     assert channel.process == Process(host="birch7", pid=311)
+    assert channel.detail == message.partition(" via ")[2].partition(" comm ")[0]
     assert log.unknown_lines == ()
 
 

@@ -204,10 +204,10 @@ def test_wrong_values_before_an_abort_are_counted() -> None:
     cut = WRONG[0].partition("# Out of")[0] + "hall3-1: Test CUDA failure common.cu:730\n"
     found = one(cut)
     assert (found.complete, found.wrong, found.wrong_by_size) == (False, 17, {8388608: 17})
-    assert one(CURRENT.replace("0 OK", "9 FAILED")).wrong_by_size == {}  # nobody says of which size
+    assert one(CURRENT.replace("0 OK", "9 FAILED")).wrong_by_size == {}  # of no known size
 
 
-def test_runs_that_do_not_know_of_each_other_are_told_apart_from_one_run() -> None:
+def test_runs_that_do_not_know_of_each_other_are_output_apart_from_one_run() -> None:
     alone = CURRENT.replace("Rank  1", "Rank  0").replace("Rank  3", "Rank  2")
     found = one(alone)
     assert found.separate_runs
@@ -255,10 +255,10 @@ def test_damage_invents_no_rows(data: st.DataObject) -> None:
 
 
 def test_a_line_of_the_version_above_the_first_is_of_the_same_test() -> None:
-    told = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22809\n" + CURRENT
-    found = one(told)
+    output = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22809\n" + CURRENT
+    found = one(output)
     assert (found.version, found.program, found.complete) == ("2.17.6", "all_reduce_perf", True)
-    assert len(read_nccl_tests(told + told)) == 2
+    assert len(read_nccl_tests(output + output)) == 2
 
 
 def test_columns_of_time_stamps_iterations_and_the_hosts_time() -> None:

@@ -117,7 +117,7 @@ class RankChannels:
             if kind is Network.SOCKETS:
                 case, why = why_fallen_back(self.rank, self.node, log, self.spec)
                 text = f"NCCL uses network {name} instead of {self.spec.fabric.kind}: {why}"
-                yield self.about.against(case, text)
+                yield self.about.against(case, text, fallback=True)
             else:
                 text = f"NCCL uses network {name} ({kind}), promised is {self.spec.fabric.kind}"
                 yield self.about.against(Case.OTHER_NETWORK, text)
@@ -166,7 +166,7 @@ class RankChannels:
         over = _networks(channels) + (f" ({', '.join(names)})" if names else "")
         case, why = why_fallen_back(self.rank, self.node, log, self.spec)
         text = f"channels run over {over} instead of {self.spec.fabric.kind}: {why}"
-        yield self.about.against(case, text)
+        yield self.about.against(case, text, fallback=True)
         known = self.node.ipoib
         if over_ib := [n for n in names if n in known or (not known and n.startswith("ib"))]:
             text = f"sockets run over {', '.join(over_ib)}, which is IP over InfiniBand, not RDMA"
@@ -266,7 +266,7 @@ def ucx_off_fabric(configs: Sequence[UcxConfig], spec: Spec, rank: RankFacts) ->
             why = [f"{n}={rank.environment[n]}" for n in named if n in rank.environment]
             text = f"channels run over UCX's tcp ({', '.join(config.tcp)}) instead of {kind}"
             reason = ", ".join(why) or "the log does not show why"
-            yield about.against(Case.SOCKETS, f"{text}: {reason}")
+            yield about.against(Case.SOCKETS, f"{text}: {reason}", fallback=True)
             continue
         used = config.tcp if kind == "ethernet" else config.rdma
         wrong = [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]

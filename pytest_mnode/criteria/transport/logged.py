@@ -17,10 +17,7 @@ from pytest_mnode.criteria.transport.facts import (
 from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
 from pytest_mnode.criteria.transport.settings import why_silent
 from pytest_mnode.logs.nccl_log import Network
-from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec.models import Spec
-
-_INSTEAD = " instead of "
 
 
 def logged(facts: Facts, spec: Spec, roce_version: str) -> list[Remark]:
@@ -126,20 +123,15 @@ def _past_the_network(one: RankChannels, facts: Facts) -> Iterator[Remark]:
 
 
 def _beside_others(found: Sequence[Remark], facts: Facts) -> list[Remark]:
-    """The remarks, with the nodes that did not fall back where some nodes did."""
-
-    def is_fallback(remark: Remark) -> bool:
-        begins = remark.text.startswith("channels run over")
-        return remark.verdict is Verdict.FAIL and begins and _INSTEAD in remark.text
-
-    fallen = {remark.node for remark in found if is_fallback(remark)}
+    """The remarks; those of a fallback name the nodes that did not fall back."""
+    fallen = {remark.node for remark in found if remark.fallback}
     others = [node.name for node in facts.nodes if node.name not in fallen]
     if not fallen or not others:
         return list(found)
     alone = "alone, " if len(fallen) == 1 else ""
     return [
         replace(remark, text=f"{alone}{remark.text}; not so {', '.join(others)}")
-        if remark.node in fallen and _INSTEAD in remark.text
+        if remark.fallback
         else remark
         for remark in found
     ]

@@ -63,6 +63,7 @@ class Remark:
 
     verdict: FAIL contradicts the promise, INCONCLUSIVE lacks something, PASS is only a note.
     text: without the place. node: None for all nodes. rank: None for the whole node.
+    fallback: the place uses sockets instead of RDMA.
     """
 
     fact: Fact
@@ -71,6 +72,7 @@ class Remark:
     text: str
     node: str | None = None
     rank: int | None = None
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ class About:
     node: str | None = None
     rank: int | None = None
 
-    def against(self, case: Case, text: str) -> Remark:
+    def against(self, case: Case, text: str, *, fallback: bool = False) -> Remark:
         """A contradiction to the promise."""
-        return Remark(self.fact, Verdict.FAIL, case, text, self.node, self.rank)
+        return Remark(self.fact, Verdict.FAIL, case, text, self.node, self.rank, fallback)
 
     def missing(self, case: Case, text: str) -> Remark:
         """Something that could not be read, so that the fact is not proven."""

@@ -308,8 +308,8 @@ def test_memory_by_its_share(
 
 def test_memory_of_a_recorded_bound_process(recorded: Recorded) -> None:
     root = recorded("numa2-e1000e-aligned")
-    told = (root / "cmd/numa_maps-bound.txt").read_text()
-    memory = bytes_by_node(parse_numa_maps(told))
+    numa_maps = (root / "cmd/numa_maps-bound.txt").read_text()
+    memory = bytes_by_node(parse_numa_maps(numa_maps))
     facts = rank(cpus="2-3", accelerator=None, numa_node=1, memory_bytes=memory)
     machine = read(root)
     finding = MEMORY(machine, facts)

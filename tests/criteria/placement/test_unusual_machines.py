@@ -104,8 +104,8 @@ def test_a_nic_on_another_node_of_the_socket_is_near_to_somebody(nps4: Machine) 
 
     assert alone("mlx5_1") is PASS
     assert alone("mlx5_5") is FAIL
-    untold = replace(nps4, cpus=replace(nps4.cpus, cpus=()))
-    assert alone("mlx5_5", untold) is FAIL
+    unread = replace(nps4, cpus=replace(nps4.cpus, cpus=()))
+    assert alone("mlx5_5", unread) is FAIL
 
 
 @pytest.fixture(params=[0, 4], ids=["on the CPU's node", "on its memory's node"])
@@ -187,14 +187,14 @@ def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
         second = replace(first, rank=1, cpus=parse_cpulist("4-7"), threads=threads)
         return [judge_cores(nps4, one, (first, second)).verdict for one in (first, second)]
 
-    told = thread(parse_cpulist("4-7"))
-    assert verdicts((told,)) == [PASS, PASS]
+    known = thread(parse_cpulist("4-7"))
+    assert verdicts((known,)) == [PASS, PASS]
     assert verdicts(None) == [INCONCLUSIVE] * 2
     assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has a thread at least"
-    untold = replace(first, cpus=parse_cpulist("12-15"), threads=())
-    assert judge_cpus(nps4, untold).verdict is INCONCLUSIVE
-    assert verdicts((told, replace(told, cpus_allowed=None))) == [INCONCLUSIVE] * 2
-    assert verdicts((told, replace(told, cpus_allowed=parse_cpulist("0")))) == [FAIL] * 2
+    unread = replace(first, cpus=parse_cpulist("12-15"), threads=())
+    assert judge_cpus(nps4, unread).verdict is INCONCLUSIVE
+    assert verdicts((known, replace(known, cpus_allowed=None))) == [INCONCLUSIVE] * 2
+    assert verdicts((known, replace(known, cpus_allowed=parse_cpulist("0")))) == [FAIL] * 2
 
 
 @pytest.mark.parametrize(

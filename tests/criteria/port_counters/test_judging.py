@@ -112,9 +112,9 @@ def test_lost_packets_are_judged_by_their_share(kind: str, port: str, counter: s
     measurements = found(reading(port, counter, PACKETS // 50), kind)
     assert verdicts(measurements) == {**PASS, "packets lost": "fail"}
     assert measurements[LOST].value == pytest.approx(2)
-    told = f"gpu1 {port} lost 20000 of 1000000 packets"
-    assert told in measurements[LOST].note
-    assert measurements[LOST].culprit == ("TCP of gpu1" if port == "TCP" else told)
+    words = f"gpu1 {port} lost 20000 of 1000000 packets"
+    assert words in measurements[LOST].note
+    assert measurements[LOST].culprit == ("TCP of gpu1" if port == "TCP" else words)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "words"),
     [
         ("its counters were not read within 30 s", "gpu1: its counters were not read"),
         (reading("fab0", "carrier_changes", -1), "gpu1 fab0 carrier_changes cannot be compared"),
@@ -197,10 +197,10 @@ def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
         (Reading("a", {"TCP": {"OutSegs": 10**6}}), "gpu1 fab0 carrier_changes cannot be compared"),
     ],
 )
-def test_what_cannot_be_compared_is_inconclusive(after: Reading | str, told: str) -> None:
+def test_what_cannot_be_compared_is_inconclusive(after: Reading | str, words: str) -> None:
     carrier = found(after)[CARRIER]
     assert str(carrier.verdict) == "inconclusive"
-    assert told in carrier.note
+    assert words in carrier.note
     assert verdicts(found(after, restarted=["gpu1"])) == PASS
 
 

@@ -102,8 +102,8 @@ def log_text(
         f"ncclCommInitRank {comm} - Init COMPLETE",
     ]
     head = f"NCCL version {version}+cuda12.9\n" if rank == 0 else ""
-    told = (line if "NCCL WARN" in line else who + line for line in lines)
-    return head + "\n".join(told) + "\n"
+    printed = (line if "NCCL WARN" in line else who + line for line in lines)
+    return head + "\n".join(printed) + "\n"
 
 
 @cache

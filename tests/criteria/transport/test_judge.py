@@ -1,4 +1,4 @@
-"""Four facts judged: each way in which traffic goes astray is told apart, and named."""
+"""Four facts judged: each way in which traffic misses the fabric is told apart and named."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def test_switched_off_by_a_file_is_said_with_the_file() -> None:
             replace(r, settings_of_files={"NCCL_IB_DISABLE": "/etc/nccl.conf"}) for r in facts.ranks
         ),
     )
-    told = judged("infiniband", facts).culprit
-    assert told.startswith(
+    words = judged("infiniband", facts).culprit
+    assert words.startswith(
         "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) switches RDMA off; "
     )
-    assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in told
+    assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in words
 
 
 def test_what_only_the_log_says_of_a_setting_counts() -> None:
@@ -119,7 +119,7 @@ def test_sockets_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "case", "told"),
+    ("written", "case", "words"),
     [
         ("mlx5_9", Case.NO_DEVICE, "takes no RDMA device of this node"),
         ("=mlx5_0,mlx5_1", Case.RAIL_DOWN, "leaves out mlx5_2, mlx5_3"),
@@ -131,12 +131,12 @@ def test_sockets_chosen() -> None:
         ("mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", Case.STRAY_RAIL, "mlx5_10"),
     ],
 )
-def test_devices_chosen_by_a_variable(written: str, case: Case | None, told: str) -> None:
+def test_devices_chosen_by_a_variable(written: str, case: Case | None, words: str) -> None:
     facts = with_env(healthy("infiniband"), NCCL_IB_HCA=written)
     proof = judged("infiniband", with_nics(facts, None, rdma("mlx5_10", "infiniband")))
     against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is Fact.PINNED]
     assert {remark.case for remark in against} == ({case} if case else set())
-    assert told in proof.text(Verdict.FAIL, Fact.PINNED)
+    assert words in proof.text(Verdict.FAIL, Fact.PINNED)
 
 
 def test_wrong_interface() -> None:
@@ -169,7 +169,7 @@ def test_sockets_over_ip_over_infiniband() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "told"),
+    ("index", "words"),
     [
         ("0", "NCCL_IB_GID_INDEX=0 is RoCE v1 on mlx5_0:1, mlx5_1:1, "),
         ("7", "NCCL_IB_GID_INDEX=7: mlx5_0:1 has no such GID"),
@@ -177,10 +177,10 @@ def test_sockets_over_ip_over_infiniband() -> None:
         ("-1", ""),
     ],
 )
-def test_gid_by_its_index(index: str, told: str) -> None:
+def test_gid_by_its_index(index: str, words: str) -> None:
     proof = judged("roce", with_env(healthy("roce"), NCCL_IB_GID_INDEX=index))
-    assert (Case.GID_TYPE in proof.cases) is bool(told)
-    assert told in proof.culprit
+    assert (Case.GID_TYPE in proof.cases) is bool(words)
+    assert words in proof.culprit
 
 
 def test_gid_by_the_log() -> None:
@@ -189,8 +189,8 @@ def test_gid_by_the_log() -> None:
     facts = with_logs(healthy("roce"), "roce", version="2.18.3", after=line)
     proof = judged("roce", facts)
     assert proof.cases == {Case.GID_TYPE}
-    told = "all nodes: connections use GID 0, which is RoCE v1 on mlx5_0:1, promised v2"
-    assert proof.culprit == told
+    words = "all nodes: connections use GID 0, which is RoCE v1 on mlx5_0:1, promised v2"
+    assert proof.culprit == words
     newer = judged("roce", with_logs(healthy("roce"), "roce", version="2.21.5"))
     assert newer.verdict is Verdict.PASS
     old_roce = judged("roce", with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"))
@@ -375,8 +375,8 @@ def test_a_variable_that_a_version_does_not_read_changes_nothing(
     facts = with_logs(
         with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"), "roce", version=version
     )
-    told = judged("roce", facts).text(Verdict.FAIL, Fact.PINNED)
-    assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in told) is judged_it
+    words = judged("roce", facts).text(Verdict.FAIL, Fact.PINNED)
+    assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in words) is judged_it
 
 
 PROTOCOLS: dict[str | None, tuple[str, str]] = {
@@ -410,8 +410,8 @@ def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
         assert f"birch1: node type or link layer of {name} could not be read" in proof.culprit
     else:
         assert proof.cases == {Case.OTHER_NETWORK}
-        told = f"birch1: protocol of {name} is {protocol}, promised is {wanted}"
-        assert proof.culprit.startswith(told)
+        words = f"birch1: protocol of {name} is {protocol}, promised is {wanted}"
+        assert proof.culprit.startswith(words)
 
 
 def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:

@@ -125,8 +125,8 @@ def test_by_the_version(setting: str, kind: str, costly: str) -> None:
 def test_a_default_never_costs(version: str | None) -> None:
     known = tuple(int(part) for part in (version or "99").split("."))
     for setting, kind in itertools.product(SETTINGS, ALL):
-        told = [default for first, default in setting.defaults if first <= known]
-        for default in told[-1:] if version else told:
+        known_defaults = [default for first, default in setting.defaults if first <= known]
+        for default in known_defaults[-1:] if version else known_defaults:
             assert cost(setting.name, default, kind, version) is None, (setting.name, kind)
 
 

@@ -76,8 +76,8 @@ def test_numbers_of_a_smaller_communicator_are_no_ranks_of_the_world() -> None:
         comm += f"{rank % RAILS} commId 0x77"
         # A group of the same local rank, numbered by node: over NVLink it could not be.
         lines = ["Init START", f"Channel 00/0 : {rank // RAILS}[0] -> 0[0] via P2P/IPC"]
-        said = [f"{who}{comm} - {lines[0]}", f"{who}{lines[1]}", f"{who}{comm} - Init COMPLETE"]
-        return text + "\n".join(said) + "\n"
+        words = [f"{who}{comm} - {lines[0]}", f"{who}{lines[1]}", f"{who}{comm} - Init COMPLETE"]
+        return text + "\n".join(words) + "\n"
 
     facts = rewritten("infiniband", healthy("infiniband"), beside)
     assert judged("infiniband", facts).verdict is Verdict.PASS
@@ -183,8 +183,8 @@ def test_the_gid_that_the_log_shows_is_judged_by_its_type(index: int, version: s
 def test_containers_of_one_name_are_told_apart() -> None:
     def text(rank: int) -> str:
         over = {"net": "Socket", "devices": ["mgmt0"]} if rank // RAILS == 1 else {}
-        said = log_text(rank, 3, "infiniband", **over)  # type: ignore[arg-type]
-        return re.sub(r"(?m)^birch\d:", "main:", said)
+        words = log_text(rank, 3, "infiniband", **over)  # type: ignore[arg-type]
+        return re.sub(r"(?m)^birch\d:", "main:", words)
 
     facts = healthy("infiniband")
     log = read_nccl_log("".join(text(rank.rank) for rank in facts.ranks))
@@ -265,9 +265,9 @@ def test_a_failure_in_a_log_that_names_no_rank(text: str) -> None:
 
 
 @pytest.mark.parametrize("with_comm", [True, False])
-@pytest.mark.parametrize(("kind", "network", "verdict", "said"), USING)
+@pytest.mark.parametrize(("kind", "network", "verdict", "words"), USING)
 def test_the_network_in_use_is_judged_without_channel_lines(
-    kind: str, network: str, verdict: Verdict, said: str, with_comm: bool
+    kind: str, network: str, verdict: Verdict, words: str, with_comm: bool
 ) -> None:
     def cut(rank: int, text: str) -> str:
         who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
@@ -276,7 +276,7 @@ def test_the_network_in_use_is_judged_without_channel_lines(
 
     proof = judged(kind, rewritten(kind, healthy(kind), cut))
     assert proof.verdict is verdict
-    assert said in proof.culprit
+    assert words in proof.culprit
 
 
 MODIFY = "Call to ibv_modify_qp failed with "
@@ -284,7 +284,7 @@ ON = ", on dev mlx5_3:1, curr state INIT, next state RTR, local GID index 3, loc
 
 
 @pytest.mark.parametrize(
-    ("text", "case", "said"),
+    ("text", "case", "words"),
     [
         (
             f"{MODIFY}110 Connection timed out{ON}::ffff:10.3.0.1, remote GID ::ffff:10.7.0.2",
@@ -310,7 +310,7 @@ ON = ", on dev mlx5_3:1, curr state INIT, next state RTR, local GID index 3, loc
         (f"{MODIFY}error Invalid argument", Case.FAILED, "queue pair not connected: NCCL warned"),
     ],
 )
-def test_why_a_queue_pair_could_not_be_connected(text: str, case: Case, said: str) -> None:
+def test_why_a_queue_pair_could_not_be_connected(text: str, case: Case, words: str) -> None:
     warned = (
         f"birch1:5000:5100 [0] misc/ibvwrap.cc:1 NCCL WARN {text}\n"
         "birch1:5000:5100 [0] NCCL INFO transport/net_ib/connect.cc:9 (ncclIbConnect) -> 2\n"
@@ -318,7 +318,7 @@ def test_why_a_queue_pair_could_not_be_connected(text: str, case: Case, said: st
     facts = rewritten("roce", healthy("roce"), lambda r, log: log + (warned if r == RAILS else ""))
     proof = judged("roce", facts)
     assert proof.cases == {case}
-    assert proof.culprit.startswith(f"rank 8 on birch1: {said}")
+    assert proof.culprit.startswith(f"rank 8 on birch1: {words}")
 
 
 def test_a_warning_of_one_gpu_is_not_told_of_the_other_ranks_of_its_process() -> None:
@@ -371,23 +371,23 @@ _OVER_UCX = [
 
 
 @pytest.mark.parametrize(("backend", "old"), [("nccl", False), ("mpi", True)])
-@pytest.mark.parametrize(("kind", "configs", "case", "said"), _OVER_UCX)
+@pytest.mark.parametrize(("kind", "configs", "case", "words"), _OVER_UCX)
 def test_what_ucx_runs_on(
-    kind: str, configs: list[str], case: Case | None, said: str, backend: str, *, old: bool
+    kind: str, configs: list[str], case: Case | None, words: str, backend: str, *, old: bool
 ) -> None:
-    def told(rank: int, text: str) -> str:
+    def with_ucx(rank: int, text: str) -> str:
         ucx = _ucx(rank, *configs, old=old)
         return ucx + text.replace("NET/IB/", "NET/UCX/") if backend == "nccl" else ucx
 
     facts = with_env(healthy(kind, 2), UCX_TLS="tcp,sm")
-    facts = replace(rewritten(kind, facts, told), backend=backend)
+    facts = replace(rewritten(kind, facts, with_ucx), backend=backend)
     proof = judged(kind, facts)
     against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is Fact.LOGGED]
     if backend == "nccl" and kind == "ethernet":
         case = None  # NCCL's channels run over sockets of its own: UCX carries something else
     assert proof.answers["logged"] == ("fail" if case else "pass")
     assert {remark.case for remark in against} == ({case} if case else set())
-    assert said in proof.text(Verdict.FAIL, Fact.LOGGED) or case is None
+    assert words in proof.text(Verdict.FAIL, Fact.LOGGED) or case is None
 
 
 def test_a_backend_that_tells_nothing() -> None:

@@ -218,7 +218,7 @@ def test_nccl_tests_are_run_and_read(
     case: tuple[dict[str, str], Verdict, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    env, verdict, told = case
+    env, verdict, words = case
     program(nodes.directory, "all_reduce_perf", TABLE)
     for name, value in (
         {"WRONG": "0", "SPREAD": "1", "CUT": "", "SHORT": "", "STATUS": ""} | env
@@ -243,7 +243,7 @@ def test_nccl_tests_are_run_and_read(
     assert {busbw.verdict, wrong.verdict} == (
         {Verdict.PASS, Verdict.FAIL} if verdict is Verdict.FAIL else {verdict}
     )
-    assert told in busbw.note
+    assert words in busbw.note
     if verdict is Verdict.FAIL:
         assert (wrong.value, wrong.culprit) == (5, "wrong values: 5 of 1073741820 B")
 
@@ -297,7 +297,7 @@ _HEAD = "# size count type redop root time algbw busbw #wrong time algbw busbw #
 
 
 @pytest.mark.parametrize(
-    ("output", "verdict", "told"),
+    ("output", "verdict", "words"),
     [
         (_ROW.format(0, 0) + "# Out of bounds values : 0 OK\n", Verdict.PASS, ""),
         (_ROW.format(0, "N/A") + "# Out of bounds values : 0 OK\n", Verdict.PASS, ""),
@@ -308,11 +308,11 @@ _HEAD = "# size count type redop root time algbw busbw #wrong time algbw busbw #
     ],
 )
 def test_wrong_values_fail_however_the_program_ended(
-    fabric: Fabric, output: str, verdict: Verdict | None, told: str
+    fabric: Fabric, output: str, verdict: Verdict | None, words: str
 ) -> None:
     [test] = read_nccl_tests(_HEAD + output)
     run = NcclRun("all_reduce", 2, 8, ("x",), output, test, test.why_incomplete or "")
     _, wrong = nccl_tests.judge(run, fabric, BUSBW)
     assert wrong.verdict is (verdict or Verdict.INCONCLUSIVE)
-    assert told in wrong.note
+    assert words in wrong.note
     assert verdict is not Verdict.FAIL or wrong.culprit == "wrong values: 5 of 4 GiB"
