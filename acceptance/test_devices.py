@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode import measuring as bench
-from pytest_mnode import not_promised
+from pytest_mnode.criteria import devices
+from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +26,15 @@ needs_group = pytest.mark.usefixtures("process_group")
 def test_every_rank_multiplies_as_fast_as_the_others(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Does every rank multiply matrices rightly, and as fast as the others?"""
-    promised = spec.criteria.devices
-    if promised is None or promised.matmul is None:
-        not_promised("devices.matmul")
-    for dtype in promised.matmul.dtypes:
-        bench.wrong_products(promised.matmul, dtype, world, device, measure)
-        found = bench.compare_matmul(promised.matmul, dtype, world, device)
+    """Are every rank's matrix products right, and as fast as the others'?"""
+    promise = promised(spec, "devices.matmul")
+    size = min(promise.size, devices.LARGEST_CHECKED)
+    for dtype in promise.dtypes:
+        wrong = bench.wrong_products(size, dtype, world, device)
+        measure.record(devices.judge_products(dtype, size, wrong))
+        found = bench.compare_matmul(promise, dtype, world, device)
         print(found.table())
-        found.record(measure)
+        measure.record(devices.judge_rates(found))
 
 
 @needs_group
@@ -42,13 +43,10 @@ def test_every_rank_copies_as_fast_as_the_others(
     kind: str, world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
     """Does every rank copy as fast as the others?"""
-    promised = spec.criteria.devices
-    promise = getattr(promised, kind, None)
-    if promise is None:
-        not_promised(f"devices.{kind}")
+    promise = promised(spec, f"devices.{kind}")
     found = bench.compare_copy(kind, promise, world, device)
     print(found.table())
-    found.record(measure)
+    measure.record(devices.judge_rates(found))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

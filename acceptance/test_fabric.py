@@ -8,9 +8,11 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
+from pytest_mnode.criteria import fabric as judges
 from pytest_mnode.measuring import limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
 from pytest_mnode.options import locate_budget_s
+from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +33,9 @@ COLLECTIVES = (
 
 
 @pytest.fixture
-def findings(tmp_path_factory: pytest.TempPathFactory) -> bench.Findings:
-    """Who was located before in this run; kept where the ranks of all its worlds have theirs."""
-    return bench.Findings(tmp_path_factory.getbasetemp().parents[1])
+def known(tmp_path_factory: pytest.TempPathFactory) -> bench.KnownCulprits:
+    """Who was found to blame before in this run, kept where the ranks of all worlds find it."""
+    return bench.KnownCulprits(tmp_path_factory.getbasetemp().parents[1])
 
 
 @needs_group
@@ -50,20 +52,20 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
     world: World,
     device: torch.device,
     spec: Spec,
-    findings: bench.Findings,
+    known: bench.KnownCulprits,
     measure: Measure,
     pytestconfig: pytest.Config,
 ) -> None:
     """Does this collective reach the line rate promised, with the right results?"""
-    fabric = spec.criteria.fabric
-    if fabric is None or (promise := fabric.busbw(collective)) is None:
-        not_promised(f"{collective}_busbw")
+    promise = promised(spec, f"fabric.{collective}_busbw")
     budget_s = locate_budget_s(pytestconfig)
-    found = bench.measured_busbw(
-        collective, promise, spec, world, device, findings=findings, budget_s=budget_s
+    found = bench.measure_busbw(
+        collective, promise, spec, world, device, known=known, budget_s=budget_s
     )
-    print(found.tables())
-    found.record(measure)
+    print(judges.tables(found))
+    measure.record(judges.judge_busbw(found))
+    for curve in judges.curves(found):
+        measure.curve(curve)
 
 
 @needs_group
@@ -80,17 +82,17 @@ def test_every_path_reaches_the_line_rate(
         not_promised("send_recv_busbw, nor any other from which the rate of a path follows")
     if len(world.nodes) < 2:
         pytest.skip("one node has no path to another; give --mnode-nodes=2 or more")
-    found = bench.located(
+    found = bench.find_slow_links(
         world,
         spec,
         (),
         promise.nic_mbits_s(spec.fabric),
         device,
         budget_s=locate_budget_s(pytestconfig),
-        kept=fabric.send_recv_busbw is None,  # one pair may not fill the line
+        outliers_only=fabric.send_recv_busbw is None,  # one pair may not fill the line
         every_path=pytestconfig.getoption("mnode_locate"),
     )
-    found.record(measure)
+    measure.record(judges.judge_slow_links(found))
 
 
 @needs_group
@@ -99,12 +101,10 @@ def test_traffic_runs_on_the_fabric(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
     """Does the traffic run on the fabric that was promised, by all four facts?"""
-    fabric = spec.criteria.fabric
-    if fabric is None or fabric.transport is None:
-        not_promised("fabric.transport")
+    promise = promised(spec, "fabric.transport")
     if len(world.nodes) < 2:
         pytest.skip("traffic of one node leaves no node; give --mnode-nodes=2 or more")
-    found = bench.prove_transport(world, fabric.transport, spec, device)
+    found = bench.prove_transport(world, promise, spec, device)
     print(*found, sep="\n")
     measure.record(found)
 
@@ -114,14 +114,13 @@ def test_nccl_tests_reach_the_line_rate(
     collective: str, cluster: Cluster, spec: Spec, measure: Measure
 ) -> None:
     """Does nccl-tests measure the line rate promised for this collective?"""
-    fabric = spec.criteria.fabric
-    if fabric is None or (promise := fabric.busbw(collective)) is None:
-        not_promised(f"{collective}_busbw")
+    promise = promised(spec, f"fabric.{collective}_busbw")
     if not spec.accelerators.per_node:
         not_promised("accelerators, which nccl-tests needs")
-    how = fabric.nccl_tests or nccl_tests.DEFAULT
+    given = spec.criteria.fabric and spec.criteria.fabric.nccl_tests
+    how = given or nccl_tests.DEFAULT
     program = nccl_tests.program_of(collective, how)
-    if fabric.nccl_tests is None and missing_on(cluster, program):
+    if given is None and missing_on(cluster, program):
         not_promised(f"nccl_tests, and {program} is not on the PATH of every node")
     run = nccl_tests.run(cluster, collective, how, promise, spec.accelerators.per_node)
     print(run.output)
@@ -132,9 +131,9 @@ def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measur
     """Does ib_write_bw reach the line rate from each node to the next, over each rail?"""
     if spec.fabric.kind not in ("infiniband", "roce"):
         not_promised(f"RDMA that perftest can use, on {spec.fabric.kind}")
-    promised = spec.criteria.fabric and spec.criteria.fabric.write_bandwidth
-    how = promised or perftest.DEFAULT
-    if not promised and missing_on(cluster, how.program):
+    given = spec.criteria.fabric and spec.criteria.fabric.write_bandwidth
+    how = given or perftest.DEFAULT
+    if not given and missing_on(cluster, how.program):
         not_promised(f"write_bandwidth, and {how.program} is not on the PATH of every node")
     devices = perftest.devices_of(cluster, spec.fabric)
     measure.record(perftest.judge_devices(devices, spec.fabric))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +23,7 @@ needs_group = pytest.mark.usefixtures("process_group")
 
 @pytest.fixture(autouse=True)
 def _promised(spec: Spec) -> None:
-    if spec.criteria.mesh is None:
-        pytest.skip("not promised by the spec")
+    promised(spec, "mesh")
 
 
 @needs_group
@@ -38,7 +38,7 @@ def test_every_rank_is_there(world: World) -> None:
 
 @needs_group
 def test_every_rank_meets_every_other(world: World, device: torch.device, measure: Measure) -> None:
-    """Does every rank hear every other, as it spoke?"""
+    """Does every message between two ranks arrive as it was sent?"""
     met = bench.exchange(world, device)
     measure(
         "messages that came right",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.criteria.placement.copies import copies_table, judge_copies
 from pytest_mnode.criteria.placement.facts import Question
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def test_near_memory_is_faster_than_far(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
     """Is memory beside the accelerator faster than memory that is far from it?"""
-    found = bench.near_and_far(world, device, spec)
-    print(found.table())
-    found.record(measure)
+    rates = bench.near_and_far(world, device, spec)
+    print(copies_table(rates))
+    measure.record(judge_copies(rates, spec))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

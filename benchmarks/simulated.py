@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mnode.measuring.blame import Blamed, blamed
-from pytest_mnode.measuring.rates import Rates
-from pytest_mnode.measuring.rounds import Flow, Reading, Round
-from pytest_mnode.measuring.search import EVERY_PAIR_UP_TO, search
+from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.rounds import Flow, Reading, Round
+from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO, search
 
 LINE_MBITS_S = 1000.0
 BOUND_MBITS_S = 850.0
@@ -154,7 +154,7 @@ class Case:
     wrong: tuple[str, ...]
     tests: int
     rounds: int
-    blamed: Blamed
+    blamed: Diagnosis
 
 
 def locate(fabric: Fabric, time_is_up: Callable[[Fabric, Round], bool] | None = None) -> Case:
@@ -172,7 +172,7 @@ def locate(fabric: Fabric, time_is_up: Callable[[Fabric, Round], bool] | None = 
     except StopIteration as end:
         complete = end.value
     assert complete == (readings is not None)
-    found = blamed(rates)
+    found = diagnose(rates)
     missed, wrong = _compare(fabric, found)
     return Case(missed, wrong, fabric.tests, fabric.rounds, found)
 
@@ -182,7 +182,7 @@ def before_all_pairs(fabric: Fabric, step: Round) -> bool:
     return step.stage == "all pairs" and fabric.nodes > EVERY_PAIR_UP_TO
 
 
-def _compare(fabric: Fabric, found: Blamed) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+def _compare(fabric: Fabric, found: Diagnosis) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     told: set[tuple[int, int | None, bool, bool, int]] = set()
     for node in found.nodes:
         if node.confirmed:

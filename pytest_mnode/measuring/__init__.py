@@ -1,9 +1,9 @@
-"""Measuring: collectives over sizes, pairs of nodes one at a time, what the links carried.
+"""Measuring: collectives over sizes, pairs of nodes one at a time, devices, copies, byte counters.
 
 Runs in ranks, over the default process group, and every function is called by all of them. What is
-returned is agreed: the same numbers on every rank, so that all take the same branch. Nothing here
-judges; bounds come from the spec and verdicts from `measure`. Importing the package alone does not
-import torch, so a test file may in the controller: `from pytest_mnode import bench`.
+returned is agreed: the same values on every rank, so that all take the same branch. Nothing here
+judges: bounds come from the spec, and judges live in `pytest_mnode.criteria`. Importing the package
+alone does not import torch, so that a test file may import it in the controller.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_mnode.measuring.busbw import KnownCulprits, measure_busbw
     from pytest_mnode.measuring.collectives import (
         ALL_GATHER,
         ALL_REDUCE,
@@ -23,14 +24,36 @@ if TYPE_CHECKING:
     )
     from pytest_mnode.measuring.copies import near_and_far
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul, wrong_products
-    from pytest_mnode.measuring.fabric import measured_busbw
-    from pytest_mnode.measuring.findings import Findings
-    from pytest_mnode.measuring.locate import located
-    from pytest_mnode.measuring.mesh import DTYPES, exchange, sums, whose
+    from pytest_mnode.measuring.locating.locate import find_slow_links
+    from pytest_mnode.measuring.messages import DTYPES, exchange, sums
+    from pytest_mnode.measuring.naming import whose
     from pytest_mnode.measuring.numa import placement
     from pytest_mnode.measuring.sweep import wrong_values
     from pytest_mnode.measuring.transport import prove_transport
 
+_HOME = {
+    "ALL_GATHER": "collectives",
+    "ALL_REDUCE": "collectives",
+    "ALL_TO_ALL": "collectives",
+    "BROADCAST": "collectives",
+    "COLLECTIVES": "collectives",
+    "DTYPES": "messages",
+    "KnownCulprits": "busbw",
+    "REDUCE_SCATTER": "collectives",
+    "SEND_RECV": "collectives",
+    "compare_copy": "devices",
+    "compare_matmul": "devices",
+    "exchange": "messages",
+    "find_slow_links": "locating.locate",
+    "measure_busbw": "busbw",
+    "near_and_far": "copies",
+    "placement": "numa",
+    "prove_transport": "transport",
+    "sums": "messages",
+    "whose": "naming",
+    "wrong_products": "devices",
+    "wrong_values": "sweep",
+}
 __all__ = [
     "ALL_GATHER",
     "ALL_REDUCE",
@@ -40,12 +63,12 @@ __all__ = [
     "DTYPES",
     "REDUCE_SCATTER",
     "SEND_RECV",
-    "Findings",
+    "KnownCulprits",
     "compare_copy",
     "compare_matmul",
     "exchange",
-    "located",
-    "measured_busbw",
+    "find_slow_links",
+    "measure_busbw",
     "near_and_far",
     "placement",
     "prove_transport",
@@ -55,24 +78,8 @@ __all__ = [
     "wrong_values",
 ]
 
-_MODULES = (
-    "collectives",
-    "sweep",
-    "mesh",
-    "fabric",
-    "findings",
-    "locate",
-    "numa",
-    "copies",
-    "devices",
-    "transport",
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in _MODULES:
-            found = import_module(f"{__name__}.{module}")
-            if name in vars(found):
-                return vars(found)[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measuring.collectives import Group
-from pytest_mnode.measuring.timing import finish
+from pytest_mnode.measuring.ranks import finish
 from pytest_mnode.spec.bandwidth import Collective
 
 RING, DEFAULT = "ring", "default"

@@ -7,16 +7,25 @@ whole values in each.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring.patterns import DTYPE, PIECES_BYTES, Copied, Summed, parts_of, spoil
+from pytest_mnode.measuring.patterns import (
+    DTYPE,
+    PIECES_BYTES,
+    STALE,
+    Copied,
+    Summed,
+    parts_of,
+)
 from pytest_mnode.spec.bandwidth import Collective
 
+Messages = list[tuple[torch.Tensor, int]]
 Group = Any
 """A process group over all ranks of the default one; None is the default one."""
 
@@ -35,20 +44,170 @@ all_gather_single = _named("all_gather_single", "all_gather_into_tensor")
 reduce_scatter_single = _named("reduce_scatter_single", "reduce_scatter_tensor")
 
 
-class Prepared(Protocol):
-    """A collective on buffers of one size. All ranks call the same methods in the same order."""
+class Prepared:
+    """A collective on buffers of one size. All ranks call the same methods in the same order.
 
-    def fill(self, turn: int = 0) -> None:
-        """Set inputs to values that differ by rank, position and turn; spoil what is written to."""
+    A part is a number of values that goes from one rank to another as a whole. Subclasses set
+    `_input` and `_output` (the same tensor where the collective works in place), and know what
+    this rank sends and should receive: views of the buffers, each with the number of its message.
+    """
+
+    _input: torch.Tensor
+    _output: torch.Tensor
+
+    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
+        self._group, self._part = group, part
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._turn = 0
+        self._values = self._pattern(device)
+        self._allocate(functools.partial(torch.empty, dtype=DTYPE, device=device))
+
+    def _pattern(self, device: torch.device) -> Copied | Summed:
+        return Copied(self._part, device)
+
+    def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def _sent(self) -> Messages:
+        return [(self._input, self._rank)]
+
+    def _received(self) -> Messages:
+        raise NotImplementedError
 
     def run(self) -> object:
         """Call the collective once, on whatever the buffers hold."""
+        raise NotImplementedError
 
     def run_scratch(self) -> object:
         """The same, so that one `run` after it still has the inputs of `fill`."""
+        return self.run()
+
+    def fill(self, turn: int = 0) -> None:
+        """Set inputs to values that differ by rank, position and turn; spoil the output."""
+        self._turn = turn
+        for values, number in self._sent():
+            self._values.fill(values, number, turn)
+        if self._output is not self._input:
+            self._output.fill_(STALE)
 
     def wrong(self) -> int:
         """After `fill` and one `run`: how many values on this rank are not what they should be."""
+        return sum(
+            self._values.wrong(values, number, self._turn) for values, number in self._received()
+        )
+
+
+class _InPlace(Prepared):
+    def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
+        self._input = self._output = empty(self._part)
+        self._scratch = torch.zeros_like(self._input)
+
+    def _call(self, buffer: torch.Tensor) -> object:
+        raise NotImplementedError
+
+    def run(self) -> object:
+        return self._call(self._input)
+
+    def run_scratch(self) -> object:
+        return self._call(self._scratch)
+
+    def _received(self) -> Messages:
+        return [(self._output, 0)]
+
+
+class AllReduce(_InPlace):
+    """Sum over all ranks, in place."""
+
+    def _pattern(self, device: torch.device) -> Summed:
+        return Summed(self._ranks, self._part, device)
+
+    def _call(self, buffer: torch.Tensor) -> object:
+        return dist.all_reduce(buffer, group=self._group)
+
+
+class Broadcast(_InPlace):
+    """From rank 0 to all, in place."""
+
+    def _call(self, buffer: torch.Tensor) -> object:
+        return dist.broadcast(buffer, src=0, group=self._group)
+
+
+class AllGather(Prepared):
+    """Every rank's part to all."""
+
+    def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
+        self._input, self._output = empty(self._part), empty(self._part * self._ranks)
+
+    def run(self) -> object:
+        return all_gather_single(self._output, self._input, group=self._group)
+
+    def _received(self) -> Messages:
+        return list(zip(parts_of(self._output, self._part), range(self._ranks), strict=True))
+
+
+class ReduceScatter(Prepared):
+    """Sum over all ranks, of which each rank gets its part."""
+
+    def _pattern(self, device: torch.device) -> Summed:
+        return Summed(self._ranks, self._part, device)
+
+    def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
+        self._input, self._output = empty(self._part * self._ranks), empty(self._part)
+
+    def run(self) -> object:
+        return reduce_scatter_single(self._output, self._input, group=self._group)
+
+    def fill(self, turn: int = 0) -> None:
+        super().fill(turn)
+        for receiver, part in enumerate(parts_of(self._input, self._part)):
+            self._values.fill(part, self._rank, turn + receiver)
+
+    def _sent(self) -> Messages:
+        return []  # each part has its receiver's phase
+
+    def wrong(self) -> int:
+        return self._values.wrong(self._output, 0, self._turn + self._rank)
+
+
+class AllToAll(Prepared):
+    """A part from every rank to every rank."""
+
+    def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
+        self._input, self._output = (empty(self._part * self._ranks) for _ in range(2))
+
+    def run(self) -> object:
+        return dist.all_to_all_single(self._output, self._input, group=self._group)
+
+    def _sent(self) -> Messages:
+        parts = enumerate(parts_of(self._input, self._part))
+        return [(part, self._rank * self._ranks + receiver) for receiver, part in parts]
+
+    def _received(self) -> Messages:
+        parts = enumerate(parts_of(self._output, self._part))
+        return [(part, sender * self._ranks + self._rank) for sender, part in parts]
+
+
+class SendRecv(Prepared):
+    """Each rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
+
+    def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
+        self._input, self._output = empty(self._part), empty(self._part)
+        self._before = (self._rank - 1) % self._ranks
+
+    def run(self) -> object:
+        # The receive goes first: gloo announces a receive on the connection that the data takes, so
+        # that it would wait behind the data, and the two directions would take turns.
+        following = (self._rank + 1) % self._ranks
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.irecv, self._output, self._before, group=self._group),
+                dist.P2POp(dist.isend, self._input, following, group=self._group),
+            ]
+        )
+        return [work.wait() for work in works]
+
+    def _received(self) -> Messages:
+        return [(self._output, self._before)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,162 +252,6 @@ class Measured:
         whole_bytes = self.moved_bytes(size_bytes, ranks)
         buffers = self.whole_buffers * whole_bytes + self.part_buffers * part_bytes
         return buffers + min(PIECES_BYTES, 4 * whole_bytes)
-
-
-class AllReduce:
-    """Sum over all ranks, in place."""
-
-    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
-        self._group = group
-        self._values = Summed(dist.get_world_size(), part, device)
-        self._buffer = torch.empty(part, dtype=DTYPE, device=device)
-        self._scratch = torch.zeros_like(self._buffer)
-
-    def fill(self, turn: int = 0) -> None:
-        self._turn = turn
-        self._values.fill(self._buffer, dist.get_rank(), turn)
-
-    def run(self) -> object:
-        return dist.all_reduce(self._buffer, group=self._group)
-
-    def run_scratch(self) -> object:
-        return dist.all_reduce(self._scratch, group=self._group)
-
-    def wrong(self) -> int:
-        return self._values.wrong(self._buffer, self._turn)
-
-
-class Broadcast:
-    """From rank 0 to all, in place."""
-
-    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
-        self._group = group
-        self._values = Copied(part, device)
-        self._buffer = torch.empty(part, dtype=DTYPE, device=device)
-        self._scratch = torch.zeros_like(self._buffer)
-
-    def fill(self, turn: int = 0) -> None:
-        self._turn = turn
-        self._values.fill(self._buffer, dist.get_rank(), turn)
-
-    def run(self) -> object:
-        return dist.broadcast(self._buffer, src=0, group=self._group)
-
-    def run_scratch(self) -> object:
-        return dist.broadcast(self._scratch, src=0, group=self._group)
-
-    def wrong(self) -> int:
-        return self._values.wrong(self._buffer, 0, self._turn)
-
-
-class AllGather:
-    """Every rank's part to all."""
-
-    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
-        self._group, self._part = group, part
-        self._values = Copied(part, device)
-        self._input = torch.empty(part, dtype=DTYPE, device=device)
-        self._output = torch.empty(part * dist.get_world_size(), dtype=DTYPE, device=device)
-
-    def fill(self, turn: int = 0) -> None:
-        self._turn = turn
-        self._values.fill(self._input, dist.get_rank(), turn)
-        spoil(self._output)
-
-    def run(self) -> object:
-        return all_gather_single(self._output, self._input, group=self._group)
-
-    run_scratch = run
-
-    def wrong(self) -> int:
-        parts = parts_of(self._output, self._part)
-        return sum(self._values.wrong(part, rank, self._turn) for rank, part in enumerate(parts))
-
-
-class ReduceScatter:
-    """Sum over all ranks, of which each gets its part."""
-
-    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
-        self._group, self._part = group, part
-        ranks = dist.get_world_size()
-        self._values = Summed(ranks, part, device)
-        self._input = torch.empty(part * ranks, dtype=DTYPE, device=device)
-        self._output = torch.empty(part, dtype=DTYPE, device=device)
-
-    def fill(self, turn: int = 0) -> None:
-        self._turn = turn
-        for receiver, part in enumerate(parts_of(self._input, self._part)):
-            self._values.fill(part, dist.get_rank(), phase=receiver + turn)
-        spoil(self._output)
-
-    def run(self) -> object:
-        return reduce_scatter_single(self._output, self._input, group=self._group)
-
-    run_scratch = run
-
-    def wrong(self) -> int:
-        return self._values.wrong(self._output, phase=dist.get_rank() + self._turn)
-
-
-class AllToAll:
-    """A part from every rank to every rank."""
-
-    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
-        self._group, self._part = group, part
-        self._values = Copied(part, device)
-        self._input = torch.empty(part * dist.get_world_size(), dtype=DTYPE, device=device)
-        self._output = torch.empty_like(self._input)
-
-    def fill(self, turn: int = 0) -> None:
-        self._turn = turn
-        for receiver, part in enumerate(parts_of(self._input, self._part)):
-            self._values.fill(part, dist.get_rank() * dist.get_world_size() + receiver, turn)
-        spoil(self._output)
-
-    def run(self) -> object:
-        return dist.all_to_all_single(self._output, self._input, group=self._group)
-
-    run_scratch = run
-
-    def wrong(self) -> int:
-        ranks, rank = dist.get_world_size(), dist.get_rank()
-        parts = parts_of(self._output, self._part)
-        return sum(
-            self._values.wrong(part, s * ranks + rank, self._turn) for s, part in enumerate(parts)
-        )
-
-
-class SendRecv:
-    """Each rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
-
-    def __init__(self, part: int, device: torch.device, group: Group = None) -> None:
-        self._group = group
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        self._next, self._before = (rank + 1) % ranks, (rank - 1) % ranks
-        self._values = Copied(part, device)
-        self._input = torch.empty(part, dtype=DTYPE, device=device)
-        self._output = torch.empty_like(self._input)
-
-    def fill(self, turn: int = 0) -> None:
-        self._turn = turn
-        self._values.fill(self._input, dist.get_rank(), turn)
-        spoil(self._output)
-
-    def run(self) -> object:
-        # The receive goes first: gloo announces it on the connection that the data takes, so that
-        # it would wait behind them, and the two directions would take turns.
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.irecv, self._output, self._before, group=self._group),
-                dist.P2POp(dist.isend, self._input, self._next, group=self._group),
-            ]
-        )
-        return [work.wait() for work in works]
-
-    run_scratch = run
-
-    def wrong(self) -> int:
-        return self._values.wrong(self._output, self._before, self._turn)
 
 
 ALL_REDUCE = Measured(Collective.ALL_REDUCE, AllReduce, False, 2, 0, redop="sum", in_place=True)

@@ -1,4 +1,4 @@
-"""How fast memory is copied that is near to a rank's accelerator, and that is far from it."""
+"""How fast memory near a rank's accelerator is copied, and memory that is far from it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,40 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy
 import torch
-import torch.distributed as dist
 
-from pytest_mnode.machine.cpus import read_cpus
-from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.cpus import Cpus, read_cpus
+from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.process import read_process
-from pytest_mnode.measuring.agree import by_rank
-from pytest_mnode.measuring.farness import Places, buffer_bytes, nothing_far, places
+from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.numa import address_of
+from pytest_mnode.measuring.ranks import barrier, gathered
 from pytest_mnode.rank import binding, mempolicy
 from pytest_mnode.rank.accelerators import home_of
 from pytest_mnode.rank.world import World
-from pytest_mnode.skipping import not_promised
+from pytest_mnode.skipping import not_promised, promised
 from pytest_mnode.spec import Spec
 
-if TYPE_CHECKING:
-    from pytest_mnode.measure import Measure
+_CACHES = 2
+"""How many times the largest cache a buffer must be, so that it is memory that is measured."""
+_FREE = 8
+"""Of a NUMA node's free memory, at most one in so many parts is taken for a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyNodes:
+    """NUMA nodes to copy on, and CPUs to copy by: those near the accelerator, for both."""
+
+    near: int
+    far: int
+    cpus: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRates:
     """What one rank measured, bytes copied (not bytes moved) in GB/s; None without, and why.
 
     to_device: from pinned memory to the accelerator; None where there is none.
@@ -52,87 +63,92 @@ class Copied:
         return self.near_gbytes_s / self.far_gbytes_s
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """What all ranks measured; the same on all of them."""
-
-    least: float
-    rows: tuple[Copied, ...]
-
-    def record(self, measure: Measure) -> None:
-        """The rank with the least effect against the promise, and rates beside it."""
-        unknown = [row for row in self.rows if row.ratio is None]
-        worst = min((r for r in self.rows if r.ratio is not None), key=_ratio, default=None)
-        measure(
-            "copy near over far, of the rank with least",
-            None if unknown or worst is None else worst.ratio,
-            "",
-            at_least=self.least,
-            source="numa.copy_near_over_far",
-            culprit=worst.rank if worst else None,
-            note="; ".join(f"{row.rank}: {row.why}" for row in unknown[:4])
-            or (f"{worst.rank}: {worst.where}" if worst else ""),
-        )
-        for name, of in (
-            ("copy near", "near_gbytes_s"),
-            ("copy far", "far_gbytes_s"),
-            ("copy to device from near", "near_to_device_gbytes_s"),
-            ("copy to device from far", "far_to_device_gbytes_s"),
-        ):
-            rates = [rate for row in self.rows if (rate := getattr(row, of)) is not None]
-            if rates:
-                measure(f"{name}, median of ranks", median(rates), "GB/s")
-
-    def table(self) -> str:
-        """A line a rank."""
-        lines = [f"{'near':>8} {'far':>8} {'ratio':>6}  GB/s"]
-        for row in self.rows:
-            rates = (row.near_gbytes_s, row.far_gbytes_s, row.ratio)
-            numbers = ["-" if rate is None else f"{rate:.2f}" for rate in rates]
-            rated = f"{numbers[0]:>8} {numbers[1]:>8} {numbers[2]:>6}"
-            lines.append(f"{rated}  {row.rank} {row.where or row.why}")
-        return "\n".join(lines)
-
-
-def _ratio(row: Copied) -> float:
-    return row.ratio or 0.0
-
-
-def near_and_far(world: World, device: torch.device, spec: Spec) -> Copies:
-    """Measure in each rank, one a node at a time. All ranks call this.
+def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRates]:
+    """Measure in each rank, one per node at a time; the same on all ranks, which all call this.
 
     Ends the test as not promised where no node has memory that is far.
     """
-    promised = spec.criteria.numa
-    if promised is None or promised.copy_near_over_far is None:
-        not_promised("numa.copy_near_over_far")
+    promised(spec, "numa.copy_near_over_far")
+    criterion = spec.criteria.numa
+    assert criterion is not None
     bound = binding.of_this_rank()
     home = home_of(bound.shown, address_of(world, device, bound.shown))
     process = read_process()
     allowed = process.mems_allowed if process else None
     machine = read_numa()
     nothing = nothing_far(machine, allowed)
-    everywhere = [nothing] * world.size
-    dist.all_gather_object(everywhere, nothing)
+    everywhere = gathered(nothing)
     if all(everywhere):
         not_promised(f"nothing to measure: {everywhere[0]}")
-    rank = f"rank {world.rank} on {world.node}"
-    row = Copied(rank, why=nothing)
+    rank = rank_name(world, world.rank)
+    rates = CopyRates(rank, why=nothing)
     for turn in range(world.local_size):
-        by_rank([0.0], device)
+        barrier(device)
         if turn == world.local_rank and not nothing:
-            found = places(machine, allowed, home)
-            size, why = buffer_bytes(promised.copy_size_bytes, read_cpus(), machine, found)
-            if isinstance(found, str) or why:
-                row = Copied(rank, why=found if isinstance(found, str) else why)
+            nodes = copy_nodes(machine, allowed, home)
+            size, why = buffer_bytes(criterion.copy_size_bytes, read_cpus(), machine, nodes)
+            if isinstance(nodes, str) or why:
+                rates = CopyRates(rank, why=nodes if isinstance(nodes, str) else why)
             else:
-                row = _measured(rank, found, size, promised.copy_repeats, device)
-    rows = [row] * world.size
-    dist.all_gather_object(rows, row)
-    return Copies(promised.copy_near_over_far, tuple(rows))
+                rates = _measured(rank, nodes, size, criterion.copy_repeats, device)
+    return list(gathered(rates))
 
 
-def _measured(rank: str, found: Places, size: int, repeats: int, device: torch.device) -> Copied:
+def _with_memory(machine: Numa, allowed: frozenset[int] | None) -> list[int]:
+    """Memory without CPUs is left out: a device's, or of another kind than that of sockets."""
+    numbers = [n.number for n in machine.nodes if n.memory_bytes and n.cpus != frozenset()]
+    return [n for n in numbers if allowed is None or n in allowed]
+
+
+def nothing_far(machine: Numa, allowed: frozenset[int] | None) -> str:
+    """Why a process allowed these NUMA nodes has no memory that is far; "" where it has."""
+    found = _with_memory(machine, allowed)
+    if len(found) > 1:
+        return ""
+    few = len(_with_memory(machine, None))
+    if few > 1:
+        return f"of {few} NUMA nodes with memory this process may use {len(found)}"
+    return "this machine has memory on one NUMA node, so none is far"
+
+
+def copy_nodes(machine: Numa, allowed: frozenset[int] | None, home: int | None) -> CopyNodes | str:
+    """Where memory is near to NUMA node `home`, and where it is farthest; or why not known."""
+    if home is None:
+        return "the NUMA node of its accelerator is not known"
+    those = _with_memory(machine, allowed)
+    distances = {n: machine.distance(home, n) for n in those}
+    known = {n: distance for n, distance in distances.items() if distance is not None}
+    if home in those:
+        known.setdefault(home, 10)
+    if len(known) < 2:
+        return f"how far memory is from NUMA node {home} is not known"
+    near = min(known, key=lambda n: (known[n], n != home))
+    far = max(known, key=lambda n: (known[n], n != near))
+    node = machine.node(home)
+    if node is None or not node.cpus:
+        return f"the CPUs of NUMA node {home} are not known"
+    if known[near] == known[far]:
+        return f"no memory is farther from NUMA node {home} than other"
+    return CopyNodes(near, far, node.cpus)
+
+
+def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str) -> tuple[int, str]:
+    """How large a buffer must be to show memory and not cache, and why that is too large here."""
+    if isinstance(found, str):
+        return wanted, ""
+    cache = max((c.size_bytes or 0 for cpu in cpus.cpus for c in cpu.caches), default=0)
+    size = max(wanted, _CACHES * cache)
+    for number in (found.near, found.far):
+        node = machine.node(number)
+        if node is not None and node.free_bytes is not None and node.free_bytes < _FREE * size:
+            free_mib, need_mib = node.free_bytes >> 20, _FREE * size >> 20
+            return size, f"NUMA node {number} has {free_mib} MiB free, and {need_mib} are needed"
+    return size, ""
+
+
+def _measured(
+    rank: str, found: CopyNodes, size: int, repeats: int, device: torch.device
+) -> CopyRates:
     try:
         with _running_on(found.cpus):
             near_s, far_s = medians_s(found, repeats, lambda n: _pair(n, size), _copy_s)
@@ -142,9 +158,9 @@ def _measured(rank: str, found: Places, size: int, repeats: int, device: torch.d
                     found, repeats, lambda n: _pinned(n, size, device), _to_device_s
                 )
     except (OSError, MemoryError, RuntimeError) as error:
-        return Copied(rank, why=f"could not be measured: {error}")
+        return CopyRates(rank, why=f"could not be measured: {error}")
     rates = [size / seconds / 1e9 for seconds in device_s]
-    return Copied(
+    return CopyRates(
         rank,
         near_gbytes_s=size / near_s / 1e9,
         far_gbytes_s=size / far_s / 1e9,
@@ -155,7 +171,7 @@ def _measured(rank: str, found: Places, size: int, repeats: int, device: torch.d
 
 
 def medians_s(
-    found: Places,
+    found: CopyNodes,
     repeats: int,
     buffers_on: Callable[[int], Any],
     copy_s: Callable[[Any], float],
@@ -182,15 +198,11 @@ def _running_on(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def _pair(number: int, size: int) -> Sequence[Any]:
-    import numpy
-
     with mempolicy.only(number):
         return numpy.ones(size, numpy.uint8), numpy.ones(size, numpy.uint8)
 
 
 def _copy_s(pair: Sequence[Any]) -> float:
-    import numpy
-
     started = time.perf_counter()
     numpy.copyto(pair[1], pair[0])
     return time.perf_counter() - started

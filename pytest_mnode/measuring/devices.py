@@ -1,11 +1,11 @@
 """How fast each rank computes and copies by itself, and why one is slower than the others.
 
 Nodes that share one machine, as those of the rack do, would slow each other: there the ranks take
-turns, one at a time and by one thread, and what a rank waits for a CPU is held against it only
-where the cause is its own: the quota of its control group, or other processes of its own node that
-ran. The rest is the doing of whoever else uses the machine, and is left out. Ranks with a
-machine of their own all work at once, by the clock. Who seems slow is measured again, twice, and is
-slow only if it was each time.
+turns, one at a time and by one thread. The time that a rank waits for a CPU counts against it only
+where the cause is its own: the quota of its control group, or other processes of its own node. The
+rest is due to whoever else uses the machine, and is left out. Ranks with a machine of their own all
+work at once, by the clock. A rank that seems slow is measured again, twice, and is slow only if it
+was slow each time.
 """
 
 from __future__ import annotations
@@ -16,32 +16,29 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from pytest_mnode.machine.nvml import LoadSampler
 from pytest_mnode.machine.waiting import Spent, read_waiting, spent_between, total
-from pytest_mnode.measuring import outliers
-from pytest_mnode.measuring.agree import by_rank
-from pytest_mnode.measuring.causes import cause
-from pytest_mnode.measuring.compared import Compared, RankRate
-from pytest_mnode.measuring.timing import elapsed_s, finish
+from pytest_mnode.measuring.naming import rank_name
+from pytest_mnode.measuring.rank_rates import Comparison, RankRate, cause, peer_bound
+from pytest_mnode.measuring.ranks import (
+    barrier,
+    by_rank,
+    elapsed_s,
+    finish,
+    gathered,
+    share_a_machine,
+)
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, RankPromise
-
-if TYPE_CHECKING:
-    from pytest_mnode.measure import Measure
 
 ROUNDS = 3
 REPEAT_S = 0.1
 """How long a repeat runs: longer than the period of a CPU quota, and than a clock's grain."""
 MOST_CALLS = 10_000
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-COPIES = ("memory_copy", "device_copy", "host_to_device", "device_to_host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,27 @@ class Work:
     on: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kind of work that ranks are compared at.
+
+    make: the work, made in each rank. floor: as in `Comparison`. from_host: whether the work copies
+    between host and device.
+    """
+
+    name: str
+    unit: str
+    promise: RankPromise
+    floor: float | None
+    make: Callable[[], Work]
+    from_host: bool = False
+
+
 def compare_matmul(
     promise: MatmulPromise, dtype: str, world: World, device: torch.device
-) -> Compared:
+) -> Comparison:
     """Products of matrices on each rank's device. All ranks call this."""
-    floor = promise.at_least_tflops.get(dtype)  # type: ignore[call-overload]
+    floor_tflops = promise.at_least_tflops.get(dtype)  # type: ignore[call-overload]
 
     def make() -> Work:
         a, b = (_random(promise.size, dtype, device) for _ in range(2))
@@ -65,24 +78,21 @@ def compare_matmul(
         flops = 2.0 * promise.size**3
         return Work(flops / 1e9, lambda: torch.mm(a, b, out=out), device)
 
-    name = f"matmul {dtype}"
-    return _compare(
-        name, "GFLOP/s", promise, None if floor is None else floor * 1e3, make, world, device
-    )
+    floor = None if floor_tflops is None else floor_tflops * 1e3
+    return _compare(Task(f"matmul {dtype}", "GFLOP/s", promise, floor, make), world, device)
 
 
-def compare_copy(kind: str, promise: CopyPromise, world: World, device: torch.device) -> Compared:
-    """Copies of one of the kinds in `COPIES`. All ranks call this."""
-    floor = promise.at_least_gbytes_s
-    return _compare(
+def compare_copy(kind: str, promise: CopyPromise, world: World, device: torch.device) -> Comparison:
+    """Copies of a kind: memory_copy, device_copy, host_to_device, device_to_host. All call it."""
+    task = Task(
         kind.replace("_", " "),
         "GB/s",
         promise,
-        floor,
+        promise.at_least_gbytes_s,
         lambda: _copying(kind, promise.size_bytes, device),
-        world,
-        device,
+        from_host="host" in kind,
     )
+    return _compare(task, world, device)
 
 
 def _copying(kind: str, size_bytes: int, device: torch.device) -> Work:
@@ -129,74 +139,63 @@ def wrong_rows(size: int, dtype: str, device: torch.device, seed: int) -> int:
 
 
 def wrong_products(
-    promise: MatmulPromise, dtype: str, world: World, device: torch.device, measure: Measure
-) -> None:
-    """Check one product on every rank. All ranks call this."""
-    size = min(promise.size, 2048)  # checking costs the host as much as the device gains
+    size: int, dtype: str, world: World, device: torch.device
+) -> dict[str, int | None]:
+    """By rank, the rows of one product that are wrong; None where it could not be computed.
+
+    All ranks call this.
+    """
     try:
         mine = float(wrong_rows(size, dtype, device, world.rank))
     except RuntimeError:
         mine = -1.0
-    wrong = [row[0] for row in by_rank([mine], device)]
-    names = _names(world)
-    bad = [f"{n} ({int(w)})" for n, w in zip(names, wrong, strict=True) if w > 0]
-    failed = [name for name, count in zip(names, wrong, strict=True) if count < 0]
-    measure(
-        f"matmul {dtype}, wrong rows",
-        None if failed and not bad else sum(count for count in wrong if count > 0),
-        equals=0,
-        source=f"whole numbers, {size} × {size}, exact in {dtype}",
-        culprit=", ".join(bad) or None,
-        note=f"could not be computed by {', '.join(failed)}" if failed else "",
-    )
+    return {
+        rank_name(world, rank): None if count < 0 else int(count)
+        for rank, [count] in enumerate(by_rank([mine], device))
+    }
 
 
-def _compare(  # noqa: PLR0917  what the two kinds of work differ in
-    name: str,
-    unit: str,
-    promise: RankPromise,
-    floor: float | None,
-    make: Callable[[], Work],
-    world: World,
-    device: torch.device,
-) -> Compared:
-    """Measure in rounds until nobody seems slow, three at most."""
-    rank, why = _names(world)[world.rank], ""
-    shared = _share_a_machine(world)
+def _compare(task: Task, world: World, device: torch.device) -> Comparison:
+    """Measure in rounds until no rank seems slow, three at most."""
+    promise, rank = task.promise, rank_name(world, world.rank)
+    shared = share_a_machine(world)
     threads = torch.get_num_threads()
-    work: Work | None = None
     try:
         if shared:
             torch.set_num_threads(1)
-        try:
-            work = make()
-            work.call()
-            finish(work.on)
-        except (RuntimeError, MemoryError) as error:
-            work, why = None, str(error).partition("\n")[0]
+        work, why = _first_call(task)
         if not all(has for [has] in by_rank([float(work is not None)], device)):
-            row = RankRate(rank, None, why or "not measured, for another rank cannot be")
-            return Compared(name, unit, promise, floor, _gathered(row, world), "")
+            row = RankRate(rank, None, why or "not measured, because another rank cannot be")
+            return Comparison(task.name, task.unit, promise, task.floor, gathered(row), "")
         assert work is not None
         sampler = _sampler(work.on)
-        rate, spent = _rounds(work, promise, world, device, shared, sampler)
+        rate, spent = _rounds(work, promise, world, device, shared=shared, sampler=sampler)
     finally:
         torch.set_num_threads(threads)
     alone = None
-    if isinstance(promise, CopyPromise) and (promise.alone_at_least_gbytes_s or "host" in name):
+    if isinstance(promise, CopyPromise) and (promise.alone_at_least_gbytes_s or task.from_host):
         # Where nodes share a machine the ranks took turns anyway.
         alone = rate if shared else _alone(work, promise, world, device)
     load = sampler.load if sampler is not None else None
-    why = cause(spent, shared, load, world.node)
-    how = _how(shared, promise)
-    return Compared(
-        name,
-        unit,
-        promise,
-        floor,
-        _gathered(RankRate(rank, rate, why, spent, alone, load), world),
-        how,
-    )
+    row = RankRate(rank, rate, cause(spent, shared, load, world.node), spent, alone, load)
+    how = f"median of {promise.repeats}, all ranks at once"
+    if shared:
+        how = (
+            f"median of {promise.repeats}, one rank at a time, because nodes share a machine; what "
+            "others of it took is left out"
+        )
+    return Comparison(task.name, task.unit, promise, task.floor, gathered(row), how)
+
+
+def _first_call(task: Task) -> tuple[Work | None, str]:
+    """The work after its first call; or None, and why this rank cannot do it."""
+    try:
+        work = task.make()
+        work.call()
+        finish(work.on)
+    except (RuntimeError, MemoryError) as error:
+        return None, str(error).partition("\n")[0]
+    return work, ""
 
 
 def _sampler(on: torch.device) -> LoadSampler | None:
@@ -206,11 +205,12 @@ def _sampler(on: torch.device) -> LoadSampler | None:
     return LoadSampler(str(getattr(torch.cuda.get_device_properties(on), "uuid", "")))
 
 
-def _rounds(  # noqa: PLR0917  what one rank needs to know
+def _rounds(
     work: Work,
     promise: RankPromise,
     world: World,
     device: torch.device,
+    *,
     shared: bool,
     sampler: LoadSampler | None,
 ) -> tuple[float, Spent]:
@@ -222,7 +222,7 @@ def _rounds(  # noqa: PLR0917  what one rank needs to know
         rates = []
         for _ in range(promise.repeats):
             for turn in turns if shared else [world.rank]:
-                by_rank([0.0], device)
+                barrier(device)
                 if turn != world.rank:
                     continue
                 calls = calls or _calls(work, shared)
@@ -233,7 +233,7 @@ def _rounds(  # noqa: PLR0917  what one rank needs to know
         everybody = [row[0] for row in by_rank([best], device)]
         if len(everybody) < 2:
             break
-        turns = outliers.line(everybody, promise.at_least_fraction, promise.at_most_spreads).slow
+        turns = peer_bound(everybody, promise.at_least_fraction, promise.at_most_spreads).slow
         if not turns:
             break
     return best, total(tuple(stretches))
@@ -244,12 +244,12 @@ def _alone(work: Work, promise: RankPromise, world: World, device: torch.device)
     rates = []
     calls = _calls(work, shared=False)
     for turn in range(world.local_size):
-        by_rank([0.0], device)
+        barrier(device)
         if turn == world.local_rank:
             for _ in range(promise.repeats):
                 seconds, _ = _repeat(work, calls, shared=False, sampler=None)
                 rates.append(work.amount * calls / seconds)
-    by_rank([0.0], device)
+    barrier(device)
     return median(rates)
 
 
@@ -285,37 +285,7 @@ def _repeat(
     return (spent.own_s if shared and work.on.type == "cpu" else seconds), spent
 
 
-def _share_a_machine(world: World) -> bool:
-    """Whether two nodes of the world run on one kernel."""
-    try:
-        boot = BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = world.node
-    boots: list[Any] = [None] * world.size
-    dist.all_gather_object(boots, (boot, world.node))
-    return len({boot for boot, _ in boots}) < len({node for _, node in boots})
-
-
-def _gathered(row: RankRate, world: World) -> tuple[RankRate, ...]:
-    rows = [row] * world.size
-    dist.all_gather_object(rows, row)
-    return tuple(rows)
-
-
-def _names(world: World) -> Sequence[str]:
-    return [f"rank {r} on {world.nodes[r // world.local_size]}" for r in range(world.size)]
-
-
 def _random(size: int, dtype: str, device: torch.device) -> torch.Tensor:
     # What is multiplied decides what power a GPU draws, and so its clock: nothing but noise.
     kind: torch.dtype = getattr(torch, dtype)
     return torch.randn(size, size, device=device).to(kind)
-
-
-def _how(shared: bool, promise: RankPromise) -> str:
-    how = f"median of {promise.repeats}"
-    if not shared:
-        return f"{how}, all ranks at once"
-    return (
-        f"{how}, one rank at a time, for nodes share a machine; what others of it took is left out"
-    )

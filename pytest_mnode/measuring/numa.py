@@ -14,13 +14,13 @@ from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
 from pytest_mnode.criteria.placement.facts import PARTS, SOURCES, Question, RankFacts, over_ranks
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
-from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import bytes_by_node, read_process
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.carriers import nics_of_this_rank
+from pytest_mnode.measuring.nic_counters import nics_of_this_rank
+from pytest_mnode.measuring.ranks import boot_id, gathered
 from pytest_mnode.rank import binding
 from pytest_mnode.rank.accelerators import accelerator_address
 from pytest_mnode.rank.binding import Binding
@@ -75,8 +75,7 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     del working_set
     machine_id = world.node if mine.shown.emulated else boot_id() or world.node
     known = (facts, _cannot_show(question, machine, mine), machine_id)
-    every: list[tuple[RankFacts, str, str]] = [known] * world.size
-    dist.all_gather_object(every, known)
+    every = gathered(known)
     if reason := next((reason for _, reason, _ in every if reason), ""):
         not_promised(reason)
     here = [replace(f, node=world.node) for f, _, place in every if place == machine_id]
@@ -85,9 +84,7 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
         # Inconclusive: the rack promises the answer, and a larger machine would be judged on it.
         note = f"{facts.name}: on the rack {mine.shown.missing}"
         answer = replace(answer, value=None, note=note)
-    answers: list[tuple[Measurement, str]] = [(answer, "")] * world.size
-    dist.all_gather_object(answers, (answer, f"{mine.text}; {_ran()}"))
-    found, bindings = zip(*answers, strict=True)
+    found, bindings = zip(*gathered((answer, f"{mine.text}; {_ran()}")), strict=True)
     return Placed(question, found, bindings)
 
 
@@ -135,11 +132,6 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
                 beside += [f.address for f in machine.pci.accelerators]
             candidates = fabric_nics(machine, facts.nics or (), spec)
             return judge_nics(machine, facts, candidates, beside)
-
-
-def boot_id() -> str:
-    """What tells running kernels apart: nodes of the local launcher are one machine."""
-    return sysfs.text(Path("/proc/sys/kernel/random/boot_id")) or ""
 
 
 def address_of(world: World, device: torch.device, shown: SysfsView) -> str | None:

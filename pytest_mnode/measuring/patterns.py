@@ -19,7 +19,8 @@ _PIECE = 1 << 22
 """Values, about: 16 MiB."""
 PIECES_BYTES = 4 * _PIECE * DTYPE.itemsize
 """What a pattern holds, and needs for a moment, beside the buffers."""
-_STALE = -1.0
+STALE = -1.0
+"""What no pattern holds: a value that a collective did not write shows."""
 
 
 class Pattern:
@@ -70,7 +71,7 @@ class Summed:
         """What `rank` puts in."""
         self._pattern.fill(values, self._number(rank), phase)
 
-    def wrong(self, values: torch.Tensor, phase: int = 0) -> int:
+    def wrong(self, values: torch.Tensor, _: int = 0, phase: int = 0) -> int:
         """How many of `values` are not the sum over all ranks."""
         plus = sum(map(self._number, range(self._ranks)))
         return self._pattern.wrong(values, plus, self._ranks, phase)
@@ -105,8 +106,3 @@ def parts_of(values: torch.Tensor, length: int) -> Sequence[torch.Tensor]:
     """Views of `values`, `length` long each; the last may be shorter."""
     parts: Sequence[torch.Tensor] = torch.split(values, length)
     return parts
-
-
-def spoil(values: torch.Tensor) -> None:
-    """Write what no pattern holds, so that what a collective did not write shows."""
-    values.fill_(_STALE)

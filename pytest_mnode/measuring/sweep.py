@@ -12,12 +12,10 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measurement import Curve, Point
-from pytest_mnode.measuring.agree import by_rank
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
 from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S
-from pytest_mnode.measuring.memory import free_bytes_by_rank
 from pytest_mnode.measuring.patterns import DTYPE
-from pytest_mnode.measuring.timing import elapsed_s
+from pytest_mnode.measuring.ranks import by_rank, elapsed_s, free_bytes_by_rank
 from pytest_mnode.spec import bandwidth
 
 MOST_CALLS = 1000

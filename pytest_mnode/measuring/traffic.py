@@ -1,20 +1,21 @@
-"""Which interfaces and RDMA devices the nodes sent over while something was measured."""
+"""Which interfaces and RDMA devices nodes sent over, each byte counted once. Pure, without torch.
+
+A bond and its links count what goes over both, and so do a VLAN and the NIC below it, and a port of
+InfiniBand and the IP interface on it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_mnode.machine.counters import grown_by, sent_so_far
-from pytest_mnode.machine.netdev import read_interfaces
-from pytest_mnode.machine.rdma import read_rdma
-from pytest_mnode.measuring.wires import Beneath, all_beneath, beneath_of, own_bytes
-from pytest_mnode.rank.world import World
+from pytest_mnode.machine.netdev import Interface, read_interfaces
+from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
 from pytest_mnode.spec.inventory import Network
 
-_LOOPBACK = "lo"
+LowerDevices = Mapping[str, Sequence[str]]
+"""By interface or RDMA device, the lower devices that carry and count its bytes as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +24,20 @@ class NodeTraffic:
 
     least_bytes: what the node must have sent to the others; less than half of it on all interfaces
     of a network together, and on all others, means that no counter saw the traffic, as with
-    soft-RoCE. 0 where it need not send anything. beneath: which of them count the same bytes.
+    soft-RoCE. 0 where it need not send anything. lower_devices: which of them count the same bytes.
     """
 
     node: str
     sent_bytes: Mapping[str, int]
     least_bytes: int
-    beneath: Beneath = field(default_factory=dict)
+    lower_devices: LowerDevices = field(default_factory=dict)
 
     def own_bytes(self, network: Network | None = None) -> dict[str, int]:
         """What each interface sent, with bytes that several count at one of them: the uppermost,
         or below that those of `network`."""
-        known = {*self.sent_bytes, *itertools.chain.from_iterable(self.beneath.values())}
+        known = {*self.sent_bytes, *itertools.chain.from_iterable(self.lower_devices.values())}
         named = [n for n in known if network is not None and network.has_interface(n)]
-        return own_bytes(self.sent_bytes, self.beneath, named)
+        return own_bytes(self.sent_bytes, self.lower_devices, named)
 
     @property
     def carrier(self) -> str | None:
@@ -51,7 +52,7 @@ class NodeTraffic:
         on_it, past_it = self._sums(network)
         return on_it / (on_it + past_it) if self._enough(max(on_it, past_it)) else None
 
-    def astray(self, network: Network) -> str | None:
+    def off_fabric(self, network: Network) -> str | None:
         """The interface that carried the traffic instead of `network`; None where none did."""
         on_it, past_it = self._sums(network)
         if past_it <= on_it or not self._enough(past_it):
@@ -69,16 +70,16 @@ class NodeTraffic:
         return on_it, sum(own.values()) - on_it
 
     def _is_on(self, name: str, network: Network) -> bool:
-        """Whether an interface is of `network`, or of those that are made of its interfaces."""
-        return any(map(network.has_interface, (name, *all_beneath(name, self.beneath))))
+        """Whether an interface is of `network`, or made of interfaces of it."""
+        return any(map(network.has_interface, (name, *all_lower_devices(name, self.lower_devices))))
 
     def _enough(self, sent: int) -> bool:
         return bool(self.least_bytes) and sent >= self.least_bytes / 2
 
 
-def astray(traffic: Sequence[NodeTraffic], network: Network) -> str | None:
+def off_fabric(traffic: Sequence[NodeTraffic], network: Network) -> str | None:
     """Who sent over what instead of `network`, in words; None where nobody did."""
-    instead = {t.node: name for t in traffic if (name := t.astray(network))}
+    instead = {t.node: name for t in traffic if (name := t.off_fabric(network))}
     if not instead:
         return None
     who = "all nodes" if len(instead) == len(traffic) else ", ".join(instead)
@@ -86,39 +87,54 @@ def astray(traffic: Sequence[NodeTraffic], network: Network) -> str | None:
     return f"{who} sent over {over} instead of {'+'.join(network.interfaces)}"
 
 
-def same_bytes() -> Beneath:
+def lower_devices_here() -> LowerDevices:
     """Which interfaces and RDMA devices of this node count the same bytes."""
-    return beneath_of(read_interfaces() or (), read_rdma() or ())
+    return lower_devices_of(read_interfaces() or (), read_rdma() or ())
 
 
-class Counted:
-    """Context manager that reads the counters around what it encloses; all ranks enter it."""
+def lower_devices_of(
+    interfaces: Iterable[Interface], devices: Iterable[RdmaDevice]
+) -> LowerDevices:
+    """Links of a bond, ports of a bridge, the NIC of a VLAN, and the interfaces of an RDMA device,
+    whose bytes its ports count too where it is InfiniBand."""
+    found = {nic.name: tuple(n for n in (*nic.slaves, nic.parent) if n) for nic in interfaces}
+    found |= {device.name: device.netdevs for device in devices}
+    known = found.keys()
+    return {
+        name: kept
+        for name, names in found.items()
+        if (kept := tuple(one for one in dict.fromkeys(names) if one in known and one != name))
+    }
 
-    def __init__(self, world: World) -> None:
-        self._world = world
 
-    def __enter__(self) -> Counted:
-        self._before = sent_so_far()
-        return self
+def own_bytes(
+    counts: Mapping[str, int], lower_devices: LowerDevices, named: Collection[str] = ()
+) -> dict[str, int]:
+    """Each byte once, with the uppermost that counted it.
 
-    def __exit__(self, *_: object) -> None:
-        self._after = sent_so_far()
+    named: the devices in question. What a device above them counted stays with its lower devices,
+    because only one link of a bond may be in question.
+    """
+    own = dict(counts)
+    for upper, lowers in lower_devices.items():
+        stays = upper not in named and not all_lower_devices(upper, lower_devices).isdisjoint(named)
+        left = counts.get(upper, 0)
+        for lower in lowers:
+            taken = min(left, (counts if stays else own).get(lower, 0))
+            left -= taken
+            if taken and not stays:
+                own[lower] -= taken
+        if stays and upper in own:
+            own[upper] = min(own[upper], left)
+    return own
 
-    def by_node(self, least_bytes: Sequence[int]) -> tuple[NodeTraffic, ...]:
-        """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
-        import torch.distributed as dist
 
-        sent = Counter[str]()
-        for name, count in grown_by(self._before, self._after).items():
-            if name != _LOOPBACK or self._world.local_size == 1:
-                sent[name.partition(":")[0]] += count  # ports of one device together
-        mine: tuple[dict[str, int], Beneath] = dict(sent), same_bytes()
-        every = [mine] * self._world.size
-        dist.all_gather_object(every, mine)
-        first_ranks = every[:: self._world.local_size]
-        return tuple(
-            NodeTraffic(node, counts, least, beneath)
-            for node, (counts, beneath), least in zip(
-                self._world.nodes, first_ranks, least_bytes, strict=True
-            )
-        )
+def all_lower_devices(name: str, lower_devices: LowerDevices) -> set[str]:
+    """The lower devices of an interface and theirs, such as the links of a VLAN's bond."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = set(lower_devices.get(waiting.pop(), ())) - found
+        found |= new
+        waiting += new
+    return found

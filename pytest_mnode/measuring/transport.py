@@ -15,8 +15,7 @@ from pytest_mnode.criteria.transport.facts import PARTS, Facts, NodeFacts, RankF
 from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.agree import by_rank
-from pytest_mnode.measuring.timing import finish
+from pytest_mnode.measuring.ranks import by_rank, finish
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.fabric import TransportPromise

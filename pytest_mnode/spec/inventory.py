@@ -190,6 +190,11 @@ class Inventory(Page):
     scheduler: Scheduler | None = None
     power: Power | None = None
 
+    @property
+    def shares_processors(self) -> bool:
+        """Whether nodes share the processors of one machine, which other programs may use too."""
+        return bool(self.emulated)
+
 
 class Criterion(Page):
     """Base of what is promised for one criterion."""

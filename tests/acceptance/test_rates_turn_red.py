@@ -88,7 +88,7 @@ def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path
         [point] = curve["points"]
         assert point["wrong"] == 0
         assert point["time_min_us"] <= point["time_median_us"] <= point["time_p99_us"]
-    assert done.run.output.count("culprit as located when all_reduce was measured") == len(red) - 1
+    assert done.run.output.count("culprit as found when all_reduce was measured") == len(red) - 1
 
 
 def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:

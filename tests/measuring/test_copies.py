@@ -6,20 +6,24 @@ import os
 
 import pytest
 
+from pytest_mnode.criteria.placement.copies import copies_table, judge_copies
 from pytest_mnode.machine.cpus import Cache, Cpu, Cpus
 from pytest_mnode.machine.numa import Numa, NumaNode, read_numa
-from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.copies import (
-    Copied,
-    Copies,
+    CopyNodes,
+    CopyRates,
     _measured,
     _pair,
+    buffer_bytes,
+    copy_nodes,
     medians_s,
+    nothing_far,
 )
-from pytest_mnode.measuring.farness import Places, buffer_bytes, nothing_far, places
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
 GIB = 1 << 30
+SPEC: Spec = load_spec(default_spec_path())
 
 
 def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:
@@ -47,22 +51,28 @@ def cpus(cache_bytes: int) -> Cpus:
 
 def test_near_is_the_accelerators_own_and_far_the_farthest() -> None:
     four = machine(GIB, GIB, GIB, GIB)
-    assert places(four, None, 1) == Places(1, 3, frozenset(range(4, 8)))
-    assert places(four, frozenset({0, 1}), 1) == Places(1, 0, frozenset(range(4, 8)))
+    assert copy_nodes(four, None, 1) == CopyNodes(1, 3, frozenset(range(4, 8)))
+    assert copy_nodes(four, frozenset({0, 1}), 1) == CopyNodes(1, 0, frozenset(range(4, 8)))
     # A socket without memory of its own has the nearest that there is.
-    assert places(machine(GIB, GIB, 0), None, 2) == Places(1, 0, frozenset(range(8, 12)))
+    assert copy_nodes(machine(GIB, GIB, 0), None, 2) == CopyNodes(1, 0, frozenset(range(8, 12)))
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (places(machine(GIB, GIB), None, None), "the NUMA node of its accelerator is not known"),
-        (places(machine(GIB, 0), None, 0), "how far memory is from NUMA node 0 is not known"),
-        (places(machine(GIB, GIB), None, 7), "how far memory is from NUMA node 7 is not known"),
-        (places(machine(GIB, 0, GIB), None, 1), "no memory is farther from NUMA node 1 than other"),
+        (
+            copy_nodes(machine(GIB, GIB), None, None),
+            "the NUMA node of its accelerator is not known",
+        ),
+        (copy_nodes(machine(GIB, 0), None, 0), "how far memory is from NUMA node 0 is not known"),
+        (copy_nodes(machine(GIB, GIB), None, 7), "how far memory is from NUMA node 7 is not known"),
+        (
+            copy_nodes(machine(GIB, 0, GIB), None, 1),
+            "no memory is farther from NUMA node 1 than other",
+        ),
     ],
 )
-def test_what_is_not_known_is_said(found: Places | str, why: str) -> None:
+def test_what_is_not_known_is_said(found: CopyNodes | str, why: str) -> None:
     assert found == why
 
 
@@ -75,7 +85,7 @@ def test_one_memory_is_nowhere_far() -> None:
 
 
 def test_a_buffer_is_larger_than_the_cache_and_much_smaller_than_memory() -> None:
-    found = Places(0, 1, frozenset())
+    found = CopyNodes(0, 1, frozenset())
     assert buffer_bytes(GIB, cpus(1 << 20), machine(GIB, GIB), found) == (GIB, "")
     assert buffer_bytes(GIB, cpus(GIB), machine(GIB, GIB), found)[0] == 2 * GIB
     tight = machine(GIB, GIB, free_bytes=GIB)
@@ -91,29 +101,25 @@ def test_each_side_is_its_own_median_and_the_first_copy_does_not_count() -> None
         log.append(number)
         return next(times[number])
 
-    assert medians_s(Places(0, 1, frozenset()), 3, lambda n: n, copy_s) == (1.0, 2.0)
+    assert medians_s(CopyNodes(0, 1, frozenset()), 3, lambda n: n, copy_s) == (1.0, 2.0)
     assert log == [0, 1, 0, 1, 0, 1, 0, 1]  # in turn, so that what disturbs disturbs both
 
 
-def judged(*rows: Copied) -> Measurement:
-    kept: list[Measurement] = []
-    Copies(1.2, rows).record(Measure(kept, ""))
-    return kept[0]
+def judged(*rates: CopyRates) -> Measurement:
+    return judge_copies(rates, SPEC)[0]
 
 
 def test_the_rank_with_the_least_effect_is_judged() -> None:
-    good = Copied("rank 0 on a", 15.0, 10.0)
-    flat = Copied("rank 1 on a", 10.0, 10.0, where="256 MiB on NUMA node 0, and on 1")
+    good = CopyRates("rank 0 on a", 15.0, 10.0)
+    flat = CopyRates("rank 1 on a", 10.0, 10.0, where="256 MiB on NUMA node 0, and on 1")
     assert judged(good).verdict is Verdict.PASS
     found = judged(good, flat)
     assert (found.verdict, found.value, found.culprit) == (Verdict.FAIL, 1.0, "rank 1 on a")
-    unknown = judged(good, Copied("rank 2 on b", why="the NUMA node is not known"))
+    unknown = judged(good, CopyRates("rank 2 on b", why="the NUMA node is not known"))
     assert unknown.verdict is Verdict.INCONCLUSIVE
     assert unknown.note == "rank 2 on b: the NUMA node is not known"
-    assert (
-        "rank 2 on b the NUMA node"
-        in Copies(1.2, (good, Copied("rank 2 on b", why="the NUMA node"))).table()
-    )
+    lost = CopyRates("rank 2 on b", why="the NUMA node")
+    assert "rank 2 on b the NUMA node" in copies_table((good, lost))
 
 
 def test_buffers_are_where_they_should_be_or_nowhere() -> None:
@@ -133,12 +139,12 @@ def test_copies_are_measured_and_the_binding_is_as_before() -> None:
     if not numbers:
         pytest.skip("a kernel without NUMA")
     before = os.sched_getaffinity(0)
-    here = Places(numbers[0], numbers[0], frozenset(sorted(before)[:1]))
+    here = CopyNodes(numbers[0], numbers[0], frozenset(sorted(before)[:1]))
     row = _measured("rank 0", here, 1 << 20, 3, torch.device("cpu"))
     assert row.ratio is not None
     assert row.near_to_device_gbytes_s is None
     assert os.sched_getaffinity(0) == before
-    lost = Places(numbers[0], 1023, here.cpus)
+    lost = CopyNodes(numbers[0], 1023, here.cpus)
     assert (
         "could not be measured: " in _measured("rank 0", lost, 1 << 20, 3, torch.device("cpu")).why
     )

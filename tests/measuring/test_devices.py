@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pytest_mnode.criteria.devices import judge_products, judge_rates
 from pytest_mnode.machine.nvml import Load, LoadSampler
-from pytest_mnode.measure import Measure
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring import devices
-from pytest_mnode.measuring.compared import Compared, RankRate
+from pytest_mnode.measuring.rank_rates import Comparison, RankRate
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
 
@@ -24,11 +24,8 @@ def recorded(*rates: float | None, floor: float | None = None) -> dict[str, Meas
         RankRate(f"rank {i} on node{i}", r, "cold" if i == 1 else "") for i, r in enumerate(rates)
     ]
     promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",))
-    kept: list[Measurement] = []
-    Compared("matmul float32", "GFLOP/s", promise, floor, tuple(rows), "median of 3").record(
-        Measure(kept, "")
-    )
-    return {m.name: m for m in kept}
+    found = Comparison("matmul float32", "GFLOP/s", promise, floor, tuple(rows), "median of 3")
+    return {m.name: m for m in judge_rates(found)}
 
 
 def test_the_slow_rank_is_named_with_its_figure_the_median_and_the_cause() -> None:
@@ -56,7 +53,7 @@ def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "note"),
-    [((100, None, 100), "rank 1 on node1: cold"), ((100,), "one rank has nobody to be compared")],
+    [((100, None, 100), "rank 1 on node1: cold"), ((100,), "one rank has no other to be compared")],
 )
 def test_what_cannot_be_compared_is_inconclusive(
     rates: tuple[float | None, ...], note: str
@@ -182,9 +179,7 @@ def test_a_gpu_that_is_held_back_under_load_is_named(
     rows = [RankRate(f"rank {i} on node{i}", 100, "", load=fine) for i in range(3)]
     rows[1] = RankRate("rank 1 on node1", 100, "", load=load)
     promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
-    kept: list[Measurement] = []
-    Compared("matmul", "GFLOP/s", promise, None, tuple(rows), "").record(Measure(kept, ""))
-    slowed, clock = kept[-2:]
+    *_, slowed, clock = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, tuple(rows), ""))
     assert (str(slowed.verdict), str(clock.verdict)) == verdicts
     assert slowed.culprit == told
     assert slowed.name == "matmul, samples under load with a clock held back"
@@ -204,10 +199,9 @@ def test_the_pcie_speed_of_a_gpu_is_judged_while_it_copies(
 ) -> None:
     loads = [Load(9, (), 1700, 0.0, 5, 5), Load(9, (), 1700, 0.0, now, full)]
     rows = tuple(RankRate(f"rank {i} on node{i}", 50, "", load=x) for i, x in enumerate(loads))
-    kept: list[Measurement] = []
     promise = CopyPromise.model_validate({"at_least_fraction": 0.8})
-    Compared("host to device", "GB/s", promise, None, rows, "").record(Measure(kept, ""))
-    assert (str(kept[-1].verdict), kept[-1].culprit) == (verdict, culprit)
+    *_, pcie = judge_rates(Comparison("host to device", "GB/s", promise, None, rows, ""))
+    assert (str(pcie.verdict), pcie.culprit) == (verdict, culprit)
 
 
 @pytest.mark.parametrize(
@@ -226,11 +220,9 @@ def test_copies_at_once_and_alone_have_bounds_of_their_own(
     rows = tuple(
         RankRate(f"rank {i} on n", at_once[i], "", None, rate) for i, rate in enumerate(alone)
     )
-    kept: list[Measurement] = []
     how = "median of 3, all ranks at once"
     promise = CopyPromise.model_validate(keys)
-    Compared("copy", "GB/s", promise, 40, rows, how).record(Measure(kept, ""))
-    found = {m.name: m for m in kept}
+    found = {m.name: m for m in judge_rates(Comparison("copy", "GB/s", promise, 40, rows, how))}
     floor = found["copy, slowest rank against its floor"]
     by_itself = found["copy alone, slowest rank against its floor"]
     assert (str(floor.verdict), str(by_itself.verdict)) == verdicts
@@ -240,7 +232,7 @@ def test_copies_at_once_and_alone_have_bounds_of_their_own(
 
 def test_a_rank_works_alone_in_its_own_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    monkeypatch.setattr(devices, "by_rank", lambda *_: log.append("all"))
+    monkeypatch.setattr(devices, "barrier", lambda *_: log.append("all"))
     monkeypatch.setattr(devices, "_calls", lambda *_, **__: 1)
     nodes = ("n0", "n1")
     world = World(rank=1, size=4, local_rank=1, local_size=2, node="n0", nodes=nodes)
@@ -267,9 +259,7 @@ def test_wrong_products_fail_though_another_rank_could_not_compute(
     culprit: str | None,
 ) -> None:
     monkeypatch.setattr(devices, "by_rank", lambda *_: [[float(count)] for count in rows])
-    kept: list[Measurement] = []
     world = World(0, 2, 0, 1, "node0", ("node0", "node1"))
-    promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",), size=64)
-    devices.wrong_products(promise, "float32", world, CPU, Measure(kept, ""))
-    [found] = kept
+    wrong = devices.wrong_products(64, "float32", world, CPU)
+    [found] = judge_products("float32", 64, wrong)
     assert (found.value, found.verdict, found.culprit) == (value, verdict, culprit)

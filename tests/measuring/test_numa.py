@@ -13,7 +13,7 @@ from pytest_mnode.launchers.rack.sockets import board
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring.carriers import carriers
+from pytest_mnode.measuring.nic_counters import carriers
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.launchers.test_sockets import machine, write
 

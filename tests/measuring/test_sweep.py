@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.certificate.results import curves_from_json, curves_to_json
-from pytest_mnode.measuring.agree import by_rank
+from pytest_mnode.criteria.fabric import sweep_table
 from pytest_mnode.measuring.collectives import ALL_REDUCE, COLLECTIVES
 from pytest_mnode.measuring.limits import REPEAT_S
+from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.measuring.sweep import (
     MOST_CALLS,
     Row,
@@ -19,7 +20,6 @@ from pytest_mnode.measuring.sweep import (
     sweep,
     too_large,
 )
-from pytest_mnode.measuring.table import table
 
 ROW = Row("all_reduce", 4, 4_000_000, 4_000_000, 1_000_000, 3, (0.25, 0.20, 0.90), 0)
 UNEVEN = Row("all_gather", 3, 1 << 20, 1048572, 87381, 2, (0.5, 0.5, 0.5), 2)
@@ -60,7 +60,7 @@ def test_a_curve_has_every_row() -> None:
 
 
 def test_table_has_the_columns_of_nccl_tests() -> None:
-    text = table(Sweep(COLLECTIVES["all_reduce"], 4, (ROW,)))
+    text = sweep_table(Sweep(COLLECTIVES["all_reduce"], 4, (ROW,)))
     title, place, head, units, row = text.splitlines()
     assert title == "# all_reduce over 4 ranks"
     assert place.split() == ["#", "in-place", "repeats"]
@@ -82,7 +82,7 @@ def test_table_has_the_columns_of_nccl_tests() -> None:
 
 def test_table_says_what_was_moved_and_what_was_not_measured() -> None:
     found = Sweep(COLLECTIVES["all_gather"], 3, (UNEVEN,), (Unmeasured(1 << 40, "no room for it"),))
-    _, place, *_, row, left_out = table(found).splitlines()
+    _, place, *_, row, left_out = sweep_table(found).splitlines()
     assert place.split() == ["#", "out-of-place", "repeats"]
     assert row.split()[:5] == ["1048572", "87381", "float", "none", "-1"]
     assert row.split()[8] == "2"

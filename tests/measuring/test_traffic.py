@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pytest_mnode.measuring.traffic import NodeTraffic, astray
-from pytest_mnode.measuring.wires import Beneath
+from pytest_mnode.measuring.traffic import (
+    LowerDevices,
+    NodeTraffic,
+    all_lower_devices,
+    lower_devices_of,
+    off_fabric,
+)
 from pytest_mnode.spec.inventory import Network
 
 FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/s"})
@@ -33,25 +40,25 @@ def test_carrier(
     node = NodeTraffic("node0", sent, least_bytes=980)
     assert node.carrier == carrier
     assert node.share(FABRIC) == (None if share is None else pytest.approx(share))
-    assert node.astray(FABRIC) == instead
+    assert node.off_fabric(FABRIC) == instead
 
 
 def test_who_sent_over_what_instead() -> None:
     good = NodeTraffic("node0", {"fab0": 1000}, 1000)
     bad = NodeTraffic("node2", {"mgmt0": 1000}, 1000)
     worse = NodeTraffic("node3", {"lo": 1000}, 1000)
-    assert astray([good, good], FABRIC) is None
-    assert astray([good, bad], FABRIC) == "node2 sent over mgmt0 instead of fab*"
-    assert astray([bad, worse], FABRIC) == "all nodes sent over mgmt0, lo instead of fab*"
+    assert off_fabric([good, good], FABRIC) is None
+    assert off_fabric([good, bad], FABRIC) == "node2 sent over mgmt0 instead of fab*"
+    assert off_fabric([bad, worse], FABRIC) == "all nodes sent over mgmt0, lo instead of fab*"
 
 
-BOND: Beneath = {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",)}
-VLAN: Beneath = {"eth0.100": ("eth0",)}
-IPOIB: Beneath = {"mlx5_0": ("ib0",)}
+BOND: LowerDevices = {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",)}
+VLAN: LowerDevices = {"eth0.100": ("eth0",)}
+IPOIB: LowerDevices = {"mlx5_0": ("ib0",)}
 
 
 @pytest.mark.parametrize(
-    ("interfaces", "beneath", "sent", "carrier", "share", "instead"),
+    ("interfaces", "lower_devices", "sent", "carrier", "share", "instead"),
     [
         (["bond0"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 0.995, None),
         (["eth2", "eth3"], BOND, {"bond0": 990, "eth2": 500, "eth3": 495}, "bond0", 1.0, None),
@@ -93,14 +100,33 @@ IPOIB: Beneath = {"mlx5_0": ("ib0",)}
 )
 def test_bytes_that_two_count_are_counted_once(  # noqa: PLR0917  a row of the table
     interfaces: list[str],
-    beneath: Beneath,
+    lower_devices: LowerDevices,
     sent: Mapping[str, int],
     carrier: str,
     share: float,
     instead: str | None,
 ) -> None:
     network = Network.model_validate({"interfaces": interfaces, "line_rate": "200 Mbit/s"})
-    node = NodeTraffic("node0", sent, least_bytes=980, beneath=beneath)
+    node = NodeTraffic("node0", sent, least_bytes=980, lower_devices=lower_devices)
     assert node.carrier == carrier
     assert node.share(network) == pytest.approx(share, abs=0.002)
-    assert node.astray(network) == instead
+    assert node.off_fabric(network) == instead
+
+
+def nic(name: str, *slaves: str, parent: str | None = None) -> Any:
+    return SimpleNamespace(name=name, slaves=slaves, parent=parent)
+
+
+def test_bonds_vlans_and_rdma_devices_have_others_beneath_them() -> None:
+    nics = [
+        *(nic("eth2"), nic("eth3"), nic("bond0", "eth2", "eth3")),
+        *(nic("bond0.7", parent="bond0"), nic("fab.x", parent="fab"), nic("ib0")),
+    ]
+    devices: list[Any] = [
+        SimpleNamespace(name="mlx5_0", netdevs=("ib0", "elsewhere0")),
+        SimpleNamespace(name="mlx5_1", netdevs=()),
+    ]
+    found = lower_devices_of(nics, devices)
+    assert found == {"bond0": ("eth2", "eth3"), "bond0.7": ("bond0",), "mlx5_0": ("ib0",)}
+    assert all_lower_devices("bond0.7", found) == {"bond0", "eth2", "eth3"}
+    assert all_lower_devices("ib0", found) == set()

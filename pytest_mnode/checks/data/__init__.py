@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         sharded,
         sum_over_ranks,
     )
-    from pytest_mnode.measuring.agree import gathered
+    from pytest_mnode.measuring.ranks import gathered
 
 __all__ = [
     "At",

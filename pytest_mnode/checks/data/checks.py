@@ -29,7 +29,7 @@ from pytest_mnode.checks.data.orders import judge_again, judge_orders
 from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
 from pytest_mnode.checks.groups.layout import smallest_factor
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.agree import gathered
+from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.data import ResumableSampler
 from pytest_mnode.spec.checks import DataCriterion

@@ -29,7 +29,7 @@ from pytest_mnode.checks.data.facts import (
 )
 from pytest_mnode.checks.data.metrics import judge_count, judge_mean
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.agree import gathered
+from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.randomness import random_states, set_random_states
 

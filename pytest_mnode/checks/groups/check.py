@@ -27,8 +27,7 @@ from pytest_mnode.checks.groups.judge import (
 )
 from pytest_mnode.checks.groups.layout import Layout
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.agree import gathered
-from pytest_mnode.measuring.devices import BOOT_ID
+from pytest_mnode.measuring.ranks import boot_id, gathered
 from pytest_mnode.rank.world import World
 
 Groups = Mapping[str, Any]
@@ -183,15 +182,7 @@ def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ..
         )
         for name, group in named(groups).items()
     }
-    return gathered(RankGroups(world.rank, world.node, socket.gethostname(), mine, _machine()))
-
-
-def _machine() -> str:
-    """What no two machines share, whatever they are called; "" where it cannot be read."""
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return gathered(RankGroups(world.rank, world.node, socket.gethostname(), mine, boot_id()))
 
 
 def _heard(

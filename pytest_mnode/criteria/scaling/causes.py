@@ -168,8 +168,8 @@ def _communicating(
     exposed = f"collectives exposed {_ms(lost_s)} a step"
     hidden = found.hidden_fraction
     hid = "" if hidden is None else f"; {hidden:.0%} of communication is hidden"
-    if traffic.astray is not None:
-        text = f"traffic on {traffic.astray}: {exposed}"
+    if traffic.off_fabric is not None:
+        text = f"traffic on {traffic.off_fabric}: {exposed}"
         yield Cause(NETWORK, lost_s, text, traffic.culprit)
         return
     if baseline is None:

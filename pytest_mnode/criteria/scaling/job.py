@@ -83,10 +83,10 @@ def _slow_links(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_
 
 def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> str:
     """In ranks: who slows the fabric, in words."""
-    from pytest_mnode.measuring.locate import located
+    from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.reference_job.config import JobConfig
     from pytest_mnode.reference_job.device import device_of
 
     config = JobConfig(directory=".", device=device_for(spec.accelerators.per_node))
     device = device_of(config, world.local_rank)
-    return str(located(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s))
+    return str(find_slow_links(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s))

@@ -9,8 +9,7 @@ from statistics import median
 
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.measurement import Measurement, at_most
-from pytest_mnode.measuring.traffic import NodeTraffic, astray
-from pytest_mnode.measuring.wires import Beneath
+from pytest_mnode.measuring.traffic import LowerDevices, NodeTraffic, off_fabric
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -42,13 +41,13 @@ class StepTraffic:
     """What NICs sent during the timed steps of groups of two nodes or more.
 
     elsewhere: by node, the part of its bytes that went over other NICs than the fabric's; None
-    where they are not to be seen in its counters. least_bytes: what nodes had to send. astray: in
-    words what traffic it instead of the fabric, None where nothing did; culprit: who did so.
+    where its counters do not show them. least_bytes: what nodes had to send. off_fabric: what
+    carried them instead of the fabric, in words, None where nothing did; culprit: who did so.
     """
 
     elsewhere: Mapping[str, float | None]
     least_bytes: float
-    astray: str | None = None
+    off_fabric: str | None = None
     culprit: str | None = None
     busiest: str = ""
 
@@ -94,7 +93,7 @@ def step_traffic(trained: Sequence[GroupSteps], timings: JobTimings, spec: Spec)
     """
     sent: dict[str, Counter[str]] = {}
     least: Counter[str] = Counter()
-    lower_devices: dict[str, Beneath] = {}
+    lower_devices: dict[str, LowerDevices] = {}
     for one in trained:
         if one.count < 2:
             continue
@@ -119,7 +118,9 @@ def step_traffic(trained: Sequence[GroupSteps], timings: JobTimings, spec: Spec)
     )
     if traffic.unseen:
         return traffic
-    wrong = {node.node: name for node in by_node if (name := node.astray(spec.fabric)) is not None}
+    wrong = {
+        node.node: name for node in by_node if (name := node.off_fabric(spec.fabric)) is not None
+    }
     if not wrong:
         return traffic
     names = "+".join(dict.fromkeys(wrong.values()))
@@ -127,8 +128,8 @@ def step_traffic(trained: Sequence[GroupSteps], timings: JobTimings, spec: Spec)
     instead = "+".join(spec.fabric.interfaces)
     return replace(
         traffic,
-        astray=f"{names} ({moved / 1e6:.0f} MB), not {instead}",
-        culprit=astray(by_node, spec.fabric),
+        off_fabric=f"{names} ({moved / 1e6:.0f} MB), not {instead}",
+        culprit=off_fabric(by_node, spec.fabric),
     )
 
 

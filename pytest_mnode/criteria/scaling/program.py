@@ -23,8 +23,8 @@ from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.counters import grown_by, sent_so_far
-from pytest_mnode.measuring.timing import elapsed_s, finish
-from pytest_mnode.measuring.traffic import same_bytes
+from pytest_mnode.measuring.ranks import elapsed_s, finish
+from pytest_mnode.measuring.traffic import lower_devices_here
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.device import device_of
@@ -95,7 +95,7 @@ class Program:
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
             sent_bytes=(grown_by(before, after),),
             cpu_wait_s=(grown(waited_s, waited_until_s),),
-            lower_devices=(same_bytes(),),
+            lower_devices=(lower_devices_here(),),
         )
         parameters = sum(p.numel() for p in trainer.model.parameters())
         return trained, {"parameters": parameters, "bucket_bytes": steps[-1][1]}

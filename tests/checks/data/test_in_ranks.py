@@ -111,7 +111,7 @@ TESTS = """
         assert only_mine.value >= 3
 
     def test_draws(world, device):
-        from pytest_mnode.measuring.agree import gathered
+        from pytest_mnode.measuring.ranks import gathered
         import numpy, random
         random.seed(world.rank)
         numpy.random.seed(world.rank)

@@ -17,7 +17,7 @@ from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring.farness import nothing_far, places
+from pytest_mnode.measuring.copies import copy_nodes, nothing_far
 from tests.criteria.preflight.made import spec_of
 from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
@@ -153,7 +153,7 @@ def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> Non
     wrong = rank("a", "8-15", "0009:01:00.0", nics=("mlx5_1",))
     assert judge_cpus(superchip, wrong).verdict is FAIL
     assert judge_nics(superchip, wrong).verdict is FAIL
-    found = places(superchip.numa, None, 0)
+    found = copy_nodes(superchip.numa, None, 0)
     assert not isinstance(found, str)
     assert (found.near, found.far) == (0, 1)  # not the GPU's memory
 

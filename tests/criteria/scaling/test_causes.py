@@ -196,8 +196,8 @@ def test_bytes_that_no_counter_shows_prove_nothing() -> None:
     unseen_at_all = found["sent past the fabric during the steps"]
     assert unseen_at_all.verdict is Verdict.INCONCLUSIVE
     assert unseen_at_all.note.startswith("no counter shows the ")
-    astray = measured(judged(plan, made.timings(plan, nic="mgmt0")))
-    network = astray["sent past the fabric during the steps"]
+    off_fabric = measured(judged(plan, made.timings(plan, nic="mgmt0")))
+    network = off_fabric["sent past the fabric during the steps"]
     assert network.verdict is Verdict.FAIL
     assert network.culprit == "all nodes sent over mgmt0 instead of fab0"
 

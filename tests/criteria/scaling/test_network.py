@@ -48,8 +48,8 @@ def rails(number: int) -> Spec:
 
 def test_one_node_of_many_astray_fails_by_its_name() -> None:
     plan = made.plan(16)
-    astray = {"fab0": 900, "mgmt0": made.GRADIENTS * 2 * plan.promise.steps}
-    job = sent(made.timings(plan), lambda node, count: astray if node == "node7" else None)
+    off_fabric = {"fab0": 900, "mgmt0": made.GRADIENTS * 2 * plan.promise.steps}
+    job = sent(made.timings(plan), lambda node, count: off_fabric if node == "node7" else None)
     one = network(plan, job, made.spec())
     assert one.verdict is Verdict.FAIL
     assert one.value == pytest.approx(1, abs=0.001)
@@ -110,8 +110,8 @@ def test_a_fabric_of_several_interfaces_is_counted_once(
     one = network(plan, job, spec)
     assert one.verdict is Verdict.PASS, one
     assert one.value == pytest.approx(0, abs=0.011)
-    astray = {"mgmt0": whole, **dict.fromkeys(over, 900)}
-    job = sent(job, lambda node, count: astray if node == "node2" else None)
+    off_fabric = {"mgmt0": whole, **dict.fromkeys(over, 900)}
+    job = sent(job, lambda node, count: off_fabric if node == "node2" else None)
     one = network(plan, job, spec)
     assert (one.verdict, one.culprit) == (
         Verdict.FAIL,

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from pytest_mnode import measuring as bench
 from pytest_mnode.measuring import sweep as module
 from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.ranks import elapsed_s
 from pytest_mnode.measuring.sweep import Row
-from pytest_mnode.measuring.timing import elapsed_s
 from pytest_mnode.rank.world import World
 
 FAULTY = 2

@@ -1,0 +1,150 @@
+"""Is every rank as fast by itself as the others? Judges of what `measuring.devices` found. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_mnode.machine.nvml import Load
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals
+from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
+from pytest_mnode.spec.devices import MatmulPromise
+
+LARGEST_CHECKED = 2048
+"""Rows of a product that is checked: checking costs the host as much as the device gains."""
+
+
+def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> list[Measurement]:
+    """Whether products are right. wrong: by rank, as `measuring.wrong_products` returns it."""
+    bad = [f"{rank} ({count})" for rank, count in wrong.items() if count]
+    failed = [rank for rank, count in wrong.items() if count is None]
+    return [
+        Measurement(
+            f"matmul {dtype}, wrong rows",
+            None if failed and not bad else sum(count or 0 for count in wrong.values()),
+            "",
+            equals(0),
+            f"whole numbers, {size} × {size}, exact in {dtype}",
+            ", ".join(bad) or None,
+            f"could not be computed by {', '.join(failed)}" if failed else "",
+        )
+    ]
+
+
+def judge_rates(found: Comparison) -> list[Measurement]:
+    """The slowest rank against the others, and against what is promised in any case."""
+    bound, unknown = found.bound, [row for row in found.rows if row.rate is None]
+    slowest = min((row.rate for row in found.rows if row.rate is not None), default=None)
+    note = "; ".join(f"{row.name}: {row.why}" for row in unknown[:4])
+    measurements = [
+        Measurement(
+            f"{found.name}, slowest rank",
+            slowest if bound else None,
+            found.unit,
+            at_least(bound.limit if bound else 0.0),
+            bound.source if bound else "at_least_fraction × the median of ranks",
+            _slow_ranks(found, bound) if bound else None,
+            note or (found.how if bound else "one rank has no other to be compared with"),
+        )
+    ]
+    if bound:
+        measurements.append(Measurement(f"{found.name}, median of ranks", bound.median, found.unit))
+    if found.floor is not None:
+        rates = {row.name: row.rate for row in found.rows}
+        measurements.append(_floor(found, found.name, rates, found.floor, found.how))
+    alone = {row.name: row.alone for row in found.rows}
+    floor = getattr(found.promise, "alone_at_least_gbytes_s", None)
+    if floor is not None or any(rate is not None for rate in alone.values()):
+        how = "one rank of a node at a time"
+        measurements.append(_floor(found, f"{found.name} alone", alone, floor, how))
+    loads = {row.name: row.load for row in found.rows if row.load is not None}
+    if loads and isinstance(found.promise, MatmulPromise):
+        measurements += _clocks(found.name, loads, found.promise)
+    elif loads and found.name in ("host to device", "device to host"):
+        measurements.append(_pcie(found.name, loads))
+    return measurements
+
+
+def _slow_ranks(found: Comparison, bound: PeerBound) -> str | None:
+    other = f"{'fastest' if bound.most_are_slow else 'median'} {bound.reference:.4g}"
+
+    def named(row: RankRate) -> str:
+        why = f": {row.why}" if row.why else ""
+        return f"{row.name} ({row.rate or 0.0:.4g} {found.unit}, {other}){why}"
+
+    return "; ".join(named(found.rows[index]) for index in bound.slow) or None
+
+
+def _floor(
+    found: Comparison,
+    name: str,
+    rates: Mapping[str, float | None],
+    floor: float | None,
+    how: str,
+) -> Measurement:
+    """The slowest rank; judged where a floor is promised."""
+    known = {rank: rate for rank, rate in rates.items() if rate is not None}
+    low = [f"{n} ({rate:.4g} {found.unit})" for n, rate in known.items() if rate < (floor or 0)]
+    return Measurement(
+        f"{name}, slowest rank against its floor" if floor else f"{name}, slowest rank",
+        min(known.values()) if known and len(known) == len(rates) else None,
+        found.unit,
+        None if floor is None else at_least(floor),
+        f"what each rank is promised to reach, {how}" if floor else "",
+        "; ".join(low) or None,
+        how,
+    )
+
+
+def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> list[Measurement]:
+    """GPUs that were held back while they worked, and their clocks."""
+    most, least = promise.slowed_at_most_fraction, promise.at_least_sm_clock_mhz
+    shares = {rank: load.share_slowed for rank, load in loads.items()}
+    known = [share for share in shares.values() if share is not None]
+    held = [f"{rank} ({loads[rank]})" for rank, share in shares.items() if (share or 0) > most]
+    mute = [rank for rank, share in shares.items() if share is None]
+    measurements = [
+        Measurement(
+            f"{name}, samples under load with a clock held back",
+            100 * max(known) if held or (known and not mute) else None,
+            "%",
+            at_most(100 * most),
+            f"matmul.slowed_at_most_fraction {most:g}",
+            "; ".join(held) or None,
+            f"NVML reports nothing of {', '.join(mute)}" if mute else "",
+        )
+    ]
+    if least is None:
+        return measurements
+    clocks = {rank: load.sm_clock_mhz for rank, load in loads.items() if load.sm_clock_mhz}
+    slow = [f"{rank} ({clock:g} MHz)" for rank, clock in clocks.items() if clock < least]
+    return [
+        *measurements,
+        Measurement(
+            f"{name}, lowest SM clock under load",
+            min(clocks.values()) if slow or len(clocks) == len(loads) else None,
+            "MHz",
+            at_least(least),
+            "matmul.at_least_sm_clock_mhz",
+            "; ".join(slow) or None,
+        ),
+    ]
+
+
+def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
+    """PCIe links of GPUs that are slower under load than card and slot can."""
+    read = {rank: (x.pcie_generation, x.full_pcie_generation) for rank, x in loads.items()}
+    slow = [
+        f"{rank} (PCIe {now} of {full})"
+        for rank, (now, full) in read.items()
+        if now and full and now < full
+    ]
+    mute = [rank for rank, (now, full) in read.items() if not now or not full]
+    return Measurement(
+        f"{name}, PCIe links below their generation under load",
+        None if mute and not slow else len(slow),
+        "",
+        equals(0),
+        "the most that card and slot can (NVML)",
+        "; ".join(slow) or None,
+        f"NVML does not report that of {', '.join(mute)}" if mute else "",
+    )

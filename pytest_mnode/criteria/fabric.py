@@ -1,0 +1,215 @@
+"""Does the fabric carry what it promises? Judges of sweeps and of slow links. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_mnode.measurement import Curve, Measurement, at_most, equals
+from pytest_mnode.measuring.locating.rates import STANDS_OUT
+from pytest_mnode.measuring.naming import whose
+from pytest_mnode.measuring.traffic import off_fabric
+from pytest_mnode.spec.bandwidth import busbw_formula
+from pytest_mnode.spec.quantity import SIZE
+
+if TYPE_CHECKING:
+    from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
+    from pytest_mnode.measuring.locating.locate import SlowLinks
+    from pytest_mnode.measuring.sweep import Row, Sweep
+
+_MOST_PAST_PERCENT = 10.0
+_PAST_PHYSICS = 0.05
+"""Of the ceiling, by which busbw may exceed it: a shaper's burst and the grain of clocks."""
+_COLUMNS = (
+    ("size", "(B)", 12),
+    ("count", "(elements)", 14),
+    ("type", "", 10),
+    ("redop", "", 8),
+    ("root", "", 8),
+    ("time", "(us)", 11),
+    ("algbw", "(GB/s)", 9),
+    ("busbw", "(GB/s)", 9),
+    ("#wrong", "", 8),
+    ("min", "(us)", 13),
+    ("p99", "(us)", 11),
+    ("max", "(us)", 11),
+    ("calls", "", 9),
+)
+_BEFORE_TIMES, _TIMES = 5, 4
+
+
+def judge_busbw(found: Busbw) -> list[Measurement]:
+    """Every sweep beside its bounds, and whether the fabric carried it.
+
+    Results must be right at every size; plateau sizes have a bound, others have none.
+    """
+    judged = [m for one in found.sweeps for m in _judge_sweep(found, one)]
+    return [*judged, _judge_traffic(found)]
+
+
+def curves(found: Busbw) -> list[Curve]:
+    """A curve for each algorithm, for the certificate."""
+    return [one.sweep.curve(one.algorithm.name, found.backend) for one in found.sweeps]
+
+
+def tables(found: Busbw) -> str:
+    """Each sweep as nccl-tests prints it, under the algorithm it was made with."""
+    return "\n\n".join(
+        f"# {one.algorithm.name}: {one.algorithm.note}\n{sweep_table(one.sweep)}"
+        for one in found.sweeps
+    )
+
+
+def judge_slow_links(found: SlowLinks) -> list[Measurement]:
+    """What was found, and how; a search that was cut off, or is unsure, is inconclusive."""
+    every = found.every_path
+    unmeasured = f"; not measured: {found.unmeasured}" if found.unmeasured else ""
+    return [
+        Measurement(
+            "slow nodes, rails and paths",
+            found.faults,
+            "",
+            equals(0),
+            f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
+            "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
+            f"{STANDS_OUT:g} of what the fast pairs carry",
+            found.culprit or found.silent or found.cut_off or None,
+            f"{found}; {found.effort}",
+        ),
+        Measurement(
+            "ordered paths measured",
+            None if found.unmeasured and every else found.paths_measured,
+            "",
+            equals(found.paths) if every else None,
+            "n(n-1) ordered pairs of n nodes" if every else "",
+            note=f"{found.paths_measured} of {found.paths} ordered paths measured{unmeasured}",
+        ),
+        Measurement(
+            "paths that change what is sent",
+            found.corrupt_paths if found.slowest else None,
+            "",
+            equals(0),
+            "what arrives is what was sent, whatever checksums say",
+            found.corrupter,
+        ),
+    ]
+
+
+def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
+    pinned = ", ring pinned" if one.algorithm.pinned else ""
+    measurements = []
+    for row in one.sweep.rows:
+        name = f"{row.collective} {SIZE.text(row.size_bytes)}"
+        measurements.append(
+            Measurement(
+                f"{name} #wrong{pinned}",
+                row.wrong,
+                "",
+                equals(0),
+                "whole numbers, sent or added up, are exact",
+                whose(found.world, row.wrong_ranks),
+            )
+        )
+        measurements += _judge_row(found, one, f"{name} busbw{pinned}", row)
+    for missing in one.sweep.unmeasured:
+        judged = one.on_plateau(missing.size_bytes)
+        name = f"{one.sweep.measured.collective} {SIZE.text(missing.size_bytes)} busbw{pinned}"
+        bound = one.bound if judged else None
+        source = one.promise.source(one.line) if judged else ""
+        measurements.append(Measurement(name, None, "GB/s", bound, source, note=missing.why))
+    return measurements
+
+
+def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[Measurement]:
+    share = row.busbw_gbytes_s / one.line.gbytes_s
+    moved = f", {row.moved_bytes} bytes moved" if row.moved_bytes != row.size_bytes else ""
+    note = (
+        f"{share:.1%} of the line, median of {len(row.times_s)} × {row.calls} calls, "
+        f"p99 {row.p99_s * 1e3:.4g} ms{moved}; {one.algorithm.note}"
+    )
+    if found.attempt > 1:
+        note += (
+            f"; attempt {found.attempt}: earlier attempts missed the bound and no slow pair was "
+            "found"
+        )
+    busbw = row.busbw_gbytes_s
+    if not one.on_plateau(row.size_bytes):
+        return [Measurement(name, busbw, "GB/s", note=note)]
+    formula = busbw_formula(row.collective)
+    source = f"{one.promise.source(one.line)}; {formula}"
+    measurements = [Measurement(name, busbw, "GB/s", one.bound, source, found.culprit, note)]
+    ceiling = one.line.ceiling_gbytes_s
+    if one.algorithm.physical and ceiling is not None:
+        measurements.append(
+            Measurement(
+                f"{name} beside what NICs carry",
+                busbw,
+                "GB/s",
+                at_most(ceiling, _PAST_PHYSICS * ceiling),
+                f"what all NICs of a node carry; {formula}",
+                "the clock, fabric.line_rate or fabric.nics_per_node of the spec, or a "
+                "path that is not the fabric",
+                one.algorithm.note,
+            )
+        )
+    return measurements
+
+
+def _judge_traffic(found: Busbw) -> Measurement:
+    """A rate says nothing of the fabric unless the bytes went over it."""
+    fabric = found.spec.fabric
+    senders = [node for node in found.traffic if node.least_bytes]
+    shares = [node.share(fabric) for node in senders]
+    past = [100 * (1 - share) for share in shares if share is not None]
+    judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
+    return Measurement(
+        "sent past the fabric, by the node that did most",
+        max(past) if past and len(past) == len(shares) else None,
+        "%",
+        at_most(_MOST_PAST_PERCENT) if judged else None,
+        "what is measured is the fabric only if the bytes went over it",
+        found.culprit or off_fabric(found.traffic, fabric),
+        ", ".join(f"{node.node} mostly {node.carrier}" for node in senders),
+    )
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """Lines of text: a head of nccl-tests' columns, a row for each size, sizes left out and why.
+
+    time is the median of the repeats; calls are repeats × calls in a row of each. In place is what
+    torch.distributed does in place. There is no average over sizes: it would say nothing.
+    """
+    measured = sweep.measured
+    widths = [width for _, _, width in _COLUMNS]
+    left, times = sum(widths[:_BEFORE_TIMES]), sum(widths[_BEFORE_TIMES:][:_TIMES])
+    place = "in-place" if measured.in_place else "out-of-place"
+    repeats = sum(widths[_BEFORE_TIMES + _TIMES :])
+    lines = [
+        f"# {measured.collective} over {sweep.ranks} ranks",
+        "#" + f"{'':{left - 1}}{place:^{times}}{'repeats':^{repeats}}".rstrip(),
+        _line(["#", *(name for name, _, _ in _COLUMNS)]),
+        _line(["#", *(unit for _, unit, _ in _COLUMNS)]),
+    ]
+    for row in sweep.rows:
+        point = row.point
+        cells = (
+            *(str(row.moved_bytes), str(row.count), "float", measured.redop, str(measured.root)),
+            _us(point.time_median_us),
+            *(f"{point.algbw_gbytes_s:.4g}", f"{point.busbw_gbytes_s:.4g}", str(row.wrong)),
+            *(_us(t) for t in (point.time_min_us, point.time_p99_us, point.time_max_us)),
+            f"{len(row.times_s)}×{row.calls}",
+        )
+        lines.append(_line([" ", *cells]))
+    lines += [
+        f"# {left_out.size_bytes} not measured: {left_out.why}" for left_out in sweep.unmeasured
+    ]
+    return "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    first, *rest = cells
+    text = "".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(rest, _COLUMNS, strict=True))
+    return (first + text[1:]).rstrip()
+
+
+def _us(time_us: float) -> str:
+    return f"{time_us:.1f}" if time_us < 1e5 else f"{time_us:.0f}"

@@ -1,0 +1,197 @@
+"""Which node, direction, rail or path is slow, and whether that was confirmed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.measuring.locating.rates import STANDS_OUT, Rates
+from pytest_mnode.measuring.locating.rounds import Flow
+
+CONFIRMED_BY = 2
+"""Healthy partners with whom a suspect must be slow, alone on the fabric, before it is named."""
+REPEATS = 2
+"""Readings of which the best counts, where nothing else is sent: one may be disturbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNode:
+    """A node that no partner can send to, or receive from, at the rate expected.
+
+    rails: on which of its rails. mbits_s: with the best partner, of the slow direction, or of the
+    faster one where both are slow. partners: healthy ones; all tried alone where it is confirmed.
+    """
+
+    node: int
+    rails: tuple[int, ...]
+    sends_slowly: bool
+    receives_slowly: bool
+    mbits_s: float
+    partners: tuple[int, ...]
+    confirmed: bool
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """As `sends` of Rates takes them."""
+        return (True,) * self.sends_slowly + (False,) * self.receives_slowly
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPath:
+    """A link that is slower than both of its ends are with other nodes.
+
+    both_ways: the other direction is slow as well. mbits_s: of the faster direction.
+    """
+
+    sender: int
+    receiver: int
+    rails: tuple[int, ...]
+    both_ways: bool
+    mbits_s: float
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that the rates measured say.
+
+    too_slow_rails: on which even the fastest links miss the bound: the rail, or with all rails the
+    fabric, as a whole. reference_mbits_s: what healthy links reach, None where nothing was
+    measured.
+    slowest_rail_mbits_s: what links of the slowest of the too slow rails reach.
+    unsteady_mbits_s: where links do not keep a rate, lowest and highest reading of one; then
+    something is slow, and nobody is blamed for it.
+    """
+
+    nodes: tuple[SlowNode, ...]
+    paths: tuple[SlowPath, ...]
+    too_slow_rails: tuple[int, ...]
+    reference_mbits_s: float | None
+    slowest_rail_mbits_s: float | None = None
+    unsteady_mbits_s: tuple[float, float] | None = None
+
+    @property
+    def nobody(self) -> bool:
+        """Whether no fault was seen, not even an unconfirmed one."""
+        return not (self.nodes or self.paths or self.too_slow_rails or self.unsteady_mbits_s)
+
+
+def diagnose(rates: Rates) -> Diagnosis:
+    """What the rates say. Of two nodes neither can be named: what is slow there is their path.
+
+    Nobody is blamed by readings of links that do not keep a rate.
+    """
+    known = rates.reference[np.isfinite(rates.reference)]
+    reference = float(np.median(known)) if known.size else None
+    if rates.nodes == 2:
+        found = Diagnosis((), _between_two(rates), (), reference)
+    else:
+        found = Diagnosis(
+            slow_nodes(rates),
+            _paths(rates, rates.slow_links),
+            rates.too_slow_rails,
+            reference,
+            float(known.min()) if rates.too_slow_rails else None,
+        )
+    if not found.nobody and (unsteady := rates.unsteady):
+        return Diagnosis((), (), (), reference, unsteady_mbits_s=unsteady)
+    return found
+
+
+def suspected(rates: Rates) -> list[Flow]:
+    """Links that would be blamed now; of a slow node the best link of each slow direction."""
+    found, flows = diagnose(rates), []
+    for node in found.nodes:
+        slowest = slowest_rail(rates.best[list(node.rails)])
+        for sends in node.directions:
+            other = int(np.argmax(slowest[node.node] if sends else slowest[:, node.node]))
+            ends = (node.node, other) if sends else (other, node.node)
+            flows.append(Flow(*ends, node.rails))
+    for path in found.paths:
+        ways = [(path.sender, path.receiver), (path.receiver, path.sender)]
+        flows += [Flow(*way, path.rails) for way in ways[: 1 + path.both_ways]]
+    return flows
+
+
+def slowest_rail(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By sender and receiver; 0 where nothing was measured."""
+    slowest: NDArray[np.float64] = np.nan_to_num(np.fmin.reduce(rates, axis=0))
+    return slowest
+
+
+def slow_nodes(rates: Rates) -> tuple[SlowNode, ...]:
+    """Nodes that are slow with all partners; rails with the same directions are one entry."""
+    return tuple(found for node in rates.slow_nodes for found in _of_node(rates, node))
+
+
+def _of_node(rates: Rates, node: int) -> list[SlowNode]:
+    slow_tx, slow_rx = rates.slow_tx, rates.slow_rx
+    together: dict[tuple[bool, bool, bool], list[int]] = {}
+    for rail in rates.each_rail:
+        sends, receives = bool(slow_tx[rail, node]), bool(slow_rx[rail, node])
+        if sends or receives:
+            directions = [True] * sends + [False] * receives
+            confirmed = all(
+                len(rates.partners(node, [rail], sends=way, times_alone=REPEATS)) >= CONFIRMED_BY
+                for way in directions
+            )
+            together.setdefault((sends, receives, confirmed), []).append(rail)
+    found = []
+    for (sends, receives, confirmed), rails in together.items():
+        scores = [rates.tx[rails, node]] * sends + [rates.rx[rails, node]] * receives
+        partners: dict[int, None] = {}
+        for way in [True] * sends + [False] * receives:
+            for rail in rails:
+                least = REPEATS if confirmed else 0
+                met = rates.partners(node, [rail], sends=way, times_alone=least)
+                partners |= dict.fromkeys(met)
+        best = float(np.max(scores))
+        found.append(
+            SlowNode(node, tuple(rails), sends, receives, best, tuple(partners), confirmed)
+        )
+    return found
+
+
+def is_confirmed(rates: Rates, rail: int, sender: int, receiver: int) -> bool:
+    """Whether a link was slow alone and again, and each end fast alone with somebody else.
+
+    Of two nodes neither end has anybody else.
+    """
+    if rates.nodes == 2:
+        return bool(rates.times_alone[rail, sender, receiver] >= CONFIRMED_BY * REPEATS)
+    alone, enough = rates.best_alone[rail], contrast_mbits_s(rates, rail, sender, receiver)
+    return bool(
+        rates.times_alone[rail, sender, receiver] >= CONFIRMED_BY * REPEATS
+        and (alone[sender, :] >= enough).any()
+        and (alone[:, receiver] >= enough).any()
+    )
+
+
+def contrast_mbits_s(rates: Rates, rail: int, sender: int, receiver: int) -> float:
+    """What the ends of a slow link must reach with others, for the link itself to be slow."""
+    return float(rates.best[rail, sender, receiver] / STANDS_OUT)
+
+
+def _paths(rates: Rates, links: Sequence[tuple[int, int, int]]) -> tuple[SlowPath, ...]:
+    """Both directions of a path, and rails with the same directions, as one entry."""
+    confirmed = {link: is_confirmed(rates, *link) for link in links}
+    together: dict[tuple[int, int, bool, bool], list[int]] = {}
+    for rail, sender, receiver in links:
+        sure = confirmed[rail, sender, receiver]
+        both = confirmed.get((rail, receiver, sender)) is sure
+        if not both or sender < receiver:
+            together.setdefault((sender, receiver, both, sure), []).append(rail)
+    found = []
+    for (sender, receiver, both, sure), rails in together.items():
+        there, back = rates.best[rails, sender, receiver], rates.best[rails, receiver, sender]
+        best = float(np.max(np.fmax(there, back) if both else there))
+        found.append(SlowPath(sender, receiver, tuple(rails), both, best, sure))
+    return tuple(found)
+
+
+def _between_two(rates: Rates) -> tuple[SlowPath, ...]:
+    links = np.argwhere(np.less(rates.best, rates.slow_below_mbits_s))
+    return _paths(rates, [(int(rail), int(a), int(b)) for rail, a, b in links])

@@ -1,0 +1,294 @@
+"""What to measure next, given what was measured: from all nodes to who is slow. Pure.
+
+Up to 16 nodes every pair is measured, in rounds of disjoint pairs. Beyond, groups of √n are, each
+as a ring, all at the same time; of slow groups those members that no reading clears are halved
+again and again, all groups at the same time. A suspect is then tried alone on the fabric with two
+healthy partners, since disjoint pairs may still share a link. What time is left goes into the pairs
+that were not tried, which is the only way to meet a slow path that is in no ring.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
+
+import numpy as np
+
+from pytest_mnode.measuring.locating import rounds
+from pytest_mnode.measuring.locating.diagnosis import (
+    CONFIRMED_BY,
+    REPEATS,
+    SlowNode,
+    contrast_mbits_s,
+    is_confirmed,
+    slow_nodes,
+    slowest_rail,
+    suspected,
+)
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.rounds import Flow, Pair, Reading, Round
+
+EVERY_PAIR_UP_TO = 16
+"""Nodes up to which all pairs are cheaper than groups."""
+_PAIRED_UP_TO = 4
+_MOST_PATHS = 64
+"""A fabric with more slow paths than that has another fault, and the rest stays suspected."""
+_FEW_PATHS = 8
+"""So many are tried alone at once; more are measured again together first."""
+_ALONE_PAIRS = 4
+"""Tried before the fabric is blamed as a whole."""
+_CONTROLS = 3
+"""Times that who would be blamed is tried again, each time followed by a fast link."""
+_MOST_CONTROLLED = 4
+
+Steps = Generator[Round, Sequence[Reading] | None, None]
+Search = Generator[Round, Sequence[Reading] | None, bool]
+
+
+class _TimeIsUp(Exception):
+    """The caller has no time for another round."""
+
+
+def search(rates: Rates, *, every_path: bool = True) -> Search:
+    """Rounds to measure, one after another; send what was read, or None when time is up.
+
+    `rates` collects the readings; `blame.blamed(rates)` judges them at any time. The same
+    readings always ask for the same rounds. every_path: of more than 16 nodes too, measure every
+    pair at last. Returns whether all was measured that was needed.
+    """
+    try:
+        yield from _Search(rates).steps(every_path)
+    except _TimeIsUp:
+        return False
+    return True
+
+
+class _Search:
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._rails = tuple(rates.each_rail)
+        self._times_tried: Counter[Pair] = Counter()
+
+    def steps(self, every_path: bool) -> Steps:
+        nodes = range(self._rates.nodes)
+        if len(nodes) <= EVERY_PAIR_UP_TO:
+            yield from self._all_pairs(nodes)
+            yield from self._confirm()
+            return
+        yield from self._groups(nodes)
+        yield from self._confirm()
+        if every_path:
+            slow = set(self._rates.slow_nodes)
+            yield from self._all_pairs([node for node in nodes if node not in slow])
+            yield from self._confirm()
+
+    def _measure(self, steps: Iterable[Round]) -> Steps:
+        for step in steps:
+            if not step.flows:
+                continue
+            readings = yield step
+            if readings is None:
+                raise _TimeIsUp
+            self._rates.add(readings)
+
+    def _all_pairs(self, nodes: Sequence[int]) -> Steps:
+        """Those that were not measured yet."""
+        known = np.isfinite(self._rates.best).any(axis=0)
+        for turn in rounds.circle(len(nodes)):
+            pairs = [(nodes[a], nodes[b]) for a, b in turn]
+            new = [pair for pair in pairs if not (known[pair] and known[pair[::-1]])]
+            yield from self._measure(rounds.both_ways(new, self._rails, len(new), "all pairs"))
+
+    def _groups(self, nodes: range) -> Steps:
+        """The ring of all nodes, which is where collectives send, as neighbouring groups."""
+        sizes = rounds.group_sizes(len(nodes))
+        ends = np.cumsum(sizes)
+        groups = [list(nodes[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        for i, pairs in enumerate(rounds.ring(nodes)):
+            count = 0 if i else len(groups)
+            yield from self._measure(rounds.both_ways(pairs, self._rails, count, "groups"))
+        while large := [g for g in self._doubted(groups) if len(g) > _PAIRED_UP_TO]:
+            small = [g for g in self._doubted(groups) if len(g) <= _PAIRED_UP_TO]
+            first = [group[: len(group) // 2] for group in large]
+            second = [group[len(group) // 2 :] for group in large]
+            # One after the other: near a slow node others may be slow only while it sends.
+            for halves in (first, second):
+                yield from self._measure(rounds.at_once(halves, self._rails, "halves"))
+            groups = small + first + second
+        yield from self._paired(groups)
+
+    def _doubted(self, groups: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Of each group the members that may be slow for all that is known."""
+        if self._rates.too_slow_rails:  # nobody is known to be healthy
+            return [list(group) for group in groups]
+        doubted = {node for node in self._rates.slow_nodes if not self._is_sure(node)}
+        found = [[node for node in group if node in doubted] for group in groups]
+        return [group for group in found if group]
+
+    def _is_sure(self, node: int) -> bool:
+        """Whether it was slow with healthy partners enough that only a trial alone is left."""
+        return all(
+            len(self._rates.partners(node, [rail], sends=sends, times_alone=0)) >= CONFIRMED_BY
+            for sends, slow in ((True, self._rates.slow_tx), (False, self._rates.slow_rx))
+            for rail in self._rails
+            if slow[rail, node]
+        )
+
+    def _paired(self, groups: Sequence[Sequence[int]]) -> Steps:
+        """Every doubted node with a healthy one, or with each of its group where none is."""
+        slow = set(self._rates.slow_nodes)
+        healthy = [node for node in range(self._rates.nodes) if node not in slow]
+        if self._rates.too_slow_rails or not healthy:
+            for group in groups:
+                for turn in rounds.circle(len(group)):
+                    some = [(group[a], group[b]) for a, b in turn]
+                    both = rounds.both_ways(some, self._rails, len(some), "pairs")
+                    yield from self._measure(both)
+            return
+        for place in range(_PAIRED_UP_TO):  # one of each group at a time
+            doubted = [group[place] for group in self._doubted(groups) if place < len(group)]
+            for start in range(0, len(doubted), len(healthy)):
+                some = list(zip(doubted[start:], healthy, strict=False))
+                both = rounds.both_ways(some, self._rails, len(some), "pairs")
+                yield from self._measure(both)
+
+    def _confirm(self) -> Steps:
+        yield from self._any_alone()
+        if self._rates.nodes == 2:
+            for flow in suspected(self._rates) * CONFIRMED_BY:
+                yield from self._alone(flow, 0)
+        yield from self._confirm_nodes()
+        for _ in range(REPEATS):
+            pairs = self._doubted_pairs()
+            if len(pairs) <= _FEW_PATHS:
+                break
+            again = [Flow(*way, rails) for ways, rails in pairs.values() for way in ways]
+            for flows in rounds.packed(again):
+                yield from self._measure([Round(tuple(flows), len(flows), "again")])
+        for _ in range(REPEATS):
+            for pair, (ways, rails) in list(self._doubted_pairs().items())[:_MOST_PATHS]:
+                self._times_tried[pair] += 1
+                yield from self._try_path(ways, rails)
+            yield from self._confirm_nodes()  # another partner may be known to be healthy now
+        yield from self._control()
+
+    def _control(self) -> Steps:
+        """Do pairs keep a rate? Suspects stay slow, and a fast link fast, in turn."""
+        suspects = suspected(self._rates)[:_MOST_CONTROLLED]
+        if not suspects:
+            return
+        fastest = int(np.argmax(slowest_rail(self._rates.best)))
+        control = Flow(*divmod(fastest, self._rates.nodes), self._rails)
+        for _ in range(_CONTROLS):
+            for flow in (*suspects, control):
+                yield from self._measure([Round((flow,), 0, "control", alone=True)])
+
+    def _confirm_nodes(self) -> Steps:
+        while flows := self._next_trial():
+            one_pair = len({frozenset((flow.sender, flow.receiver)) for flow in flows}) == 1
+            for i, flow in enumerate(flows):
+                yield from self._alone(flow, 0 if i and one_pair else 1)
+
+    def _alone(self, flow: Flow, tests: int) -> Steps:
+        """The best of two; the second only where the first is slow."""
+        rails = list(flow.rails)
+        for i in range(REPEATS):
+            yield from self._measure([Round((flow,), 0 if i else tests, "alone", alone=True)])
+            rate = self._rates.best_alone[rails, flow.sender, flow.receiver]
+            if (rate >= self._rates.threshold[rails]).all():
+                break
+
+    def _any_alone(self) -> Steps:
+        """Where every pair is slow: is a fast one not so while no other sends?"""
+        best = np.nan_to_num(np.fmax.reduce(self._rates.best, axis=0))
+        tried: set[int] = set()
+        for index in np.argsort(-np.maximum(best, best.T), axis=None):
+            pair = divmod(int(index), self._rates.nodes)
+            rails = self._rates.too_slow_rails
+            if not rails or self._rates.nodes == 2 or len(tried) >= 2 * _ALONE_PAIRS:
+                return
+            if pair[0] == pair[1] or tried & {*pair}:
+                continue
+            tried |= {*pair}
+            yield from self._alone(Flow(*pair, rails), 1)
+            yield from self._alone(Flow(*pair[::-1], rails), 0)
+
+    def _next_trial(self) -> list[Flow]:
+        """A suspect and a healthy partner it was not alone with; empty where none is left."""
+        for suspect in slow_nodes(self._rates):
+            if suspect.confirmed:
+                continue
+            partners = {sends: self._new_partner(suspect, sends) for sends in suspect.directions}
+            flows = [
+                Flow(suspect.node, partner, suspect.rails)
+                if sends
+                else Flow(partner, suspect.node, suspect.rails)
+                for sends, partner in partners.items()
+                if partner is not None
+            ]
+            if flows:
+                return flows
+        return []
+
+    def _new_partner(self, suspect: SlowNode, sends: bool) -> int | None:
+        """None where enough are known, or nobody is left."""
+        rates, rails = self._rates, suspect.rails
+        known = rates.partners(suspect.node, rails, sends=sends, times_alone=REPEATS)
+        if len(known) >= CONFIRMED_BY:
+            return None
+        times = rates.times_alone[list(rails)]
+        tried = (times[:, suspect.node, :] if sends else times[:, :, suspect.node]).min(axis=0)
+        return next(
+            (i for i in self._healthy_for(suspect.node, rails, sends) if tried[i] < REPEATS), None
+        )
+
+    def _healthy_for(self, node: int, rails: Sequence[int], sends: bool) -> list[int]:
+        """Who can take what `node` sends, or send to it; those without any fault first."""
+        slow = set(self._rates.slow_nodes)
+        others = [(node + step) % self._rates.nodes for step in range(1, self._rates.nodes)]
+        fast = self._rates.fast(rails, sends=not sends)
+        return sorted((i for i in others if fast[i]), key=lambda i: i in slow)
+
+    def _doubted_pairs(self) -> dict[Pair, tuple[list[Pair], tuple[int, ...]]]:
+        """By pair of nodes: the directions and rails on which it may be a slow path."""
+        found: dict[Pair, tuple[list[Pair], tuple[int, ...]]] = {}
+        for rail, *way in self._rates.slow_links:
+            sender, receiver = way
+            pair = min(way), max(way)
+            known = is_confirmed(self._rates, rail, sender, receiver)
+            if known or self._times_tried[pair] >= REPEATS:
+                continue
+            ways, rails = found.get(pair, ([], ()))
+            if (sender, receiver) not in ways:
+                ways = [*ways, (sender, receiver)]
+            found[pair] = ways, tuple(sorted({*rails, rail}))
+        return found
+
+    def _try_path(self, ways: Sequence[Pair], rails: tuple[int, ...]) -> Steps:
+        """The pair alone; where it stays slow, each of its ends alone with somebody else."""
+        for _ in range(CONFIRMED_BY):
+            for i, way in enumerate(ways):
+                yield from self._alone(Flow(*way, rails), 0 if i else 1)
+            slow = {(sender, receiver) for _, sender, receiver in self._rates.slow_links}
+            ways = [way for way in ways if way in slow]
+        tried: set[int] = set()
+        for sender, receiver in ways:
+            for end, other_end, sends in ((sender, receiver, True), (receiver, sender, False)):
+                for other in self._known_fast(end, rails, sends, other_end):
+                    flow = Flow(end, other, rails) if sends else Flow(other, end, rails)
+                    yield from self._alone(flow, 0 if end in tried else 1)
+                    tried.add(end)
+                    alone = self._rates.best_alone[:, flow.sender, flow.receiver]
+                    contrasts = [contrast_mbits_s(self._rates, r, sender, receiver) for r in rails]
+                    if (alone[list(rails)] >= contrasts).all():
+                        break
+
+    def _known_fast(self, end: int, rails: Sequence[int], sends: bool, besides: int) -> list[int]:
+        """Those it is fast with already, then others who should be; a few."""
+        table = self._rates.best[list(rails)]
+        known = np.nan_to_num(table[:, end, :] if sends else table[:, :, end]).min(axis=0)
+        healthy = self._healthy_for(end, rails, sends)
+        tried = sorted((i for i in healthy if known[i]), key=lambda i: -known[i])
+        others = [int(i) for i in np.argsort(-known) if i != end]
+        order = dict.fromkeys([*tried, *healthy, *others])
+        return [i for i in order if i != besides][:CONFIRMED_BY]

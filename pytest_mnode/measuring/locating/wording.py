@@ -1,0 +1,223 @@
+"""A diagnosis in words: who is to blame, where, by how much, and how sure that is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.measuring.locating.diagnosis import Diagnosis, SlowNode, SlowPath
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO
+from pytest_mnode.spec import Spec
+
+_MOST_NAMED = 16
+_MOST_SILENT = 8
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What operators call the nodes, by index, and the NICs, by rail.
+
+    interfaces: all NICs of a node, as one. management_mbits_s: line rate of the network that
+    traffic may have fallen back to; None where the spec names none.
+    """
+
+    nodes: tuple[str, ...]
+    interfaces: str
+    rails: tuple[str, ...]
+    management_mbits_s: float | None
+
+    @classmethod
+    def of(cls, nodes: Sequence[str], spec: Spec, rails: int) -> Self:
+        """NICs of a rail by their names where the spec lists them, else by its number."""
+        nics = spec.fabric.interfaces
+        each = len(nics) // rails
+        listed = 0 < len(nics) == rails * each and not any(_WILD & set(name) for name in nics)
+        together = "+".join(nics)
+        management = spec.management
+        return cls(
+            tuple(nodes),
+            together,
+            tuple(
+                "+".join(nics[rail * each : (rail + 1) * each])
+                if listed
+                else f"{together} rail {rail}"
+                for rail in range(rails)
+            ),
+            management.line_rate_mbits_s if management else None,
+        )
+
+    def on(self, rails: Sequence[int]) -> str:
+        """The NICs of `rails`."""
+        if len(rails) == len(self.rails):
+            return self.interfaces
+        return "+".join(self.rails[rail] for rail in rails)
+
+    def rate(self, mbits_s: float) -> str:
+        """With a word where it is what the management network does."""
+        line = self.management_mbits_s
+        fallen_back = line and 0.75 <= mbits_s / line <= 1.05
+        return f"{mbits_s:.0f} Mbit/s" + (
+            ", the rate of the management network" if fallen_back else ""
+        )
+
+
+def culprits(found: Diagnosis, names: Names) -> str | None:
+    """Everyone to blame, the surest first; None where nobody is."""
+    paths = found.paths
+    parts = []
+    if len(names.nodes) == 2:
+        parts += [_between(path, names) for path in paths if path.confirmed]
+        parts += _suspected(found, names)
+    else:
+        reference = found.reference_mbits_s or 0.0
+        parts += _too_slow(found, names)
+        parts += [_node(n, names, reference) for n in found.nodes if n.confirmed]
+        parts += _paths([p for p in paths if p.confirmed], names)
+        parts += _suspected(found, names)
+    more = [f"and {len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
+    return "; ".join(parts[:_MOST_NAMED] + more) or None
+
+
+def corrupters(wrong: NDArray[np.bool_], names: Names) -> str | None:
+    """The node that all paths that changed what was sent have in common, or those paths.
+
+    wrong: by sender and receiver; None where no path did.
+    """
+    paths = [(int(a), int(b)) for a, b in np.argwhere(wrong)]
+    if not paths:
+        return None
+    common = set(paths[0]).intersection(*paths)
+    if len(common) == 1 and len(paths) > 1:
+        return f"{names.nodes[common.pop()]} {names.interfaces}"
+    ends = ", ".join(f"{names.nodes[a]}→{names.nodes[b]}" for a, b in paths[:_MOST_NAMED])
+    return f"the path{'s' * (len(paths) > 1)} {ends}"
+
+
+def _too_slow(found: Diagnosis, names: Names) -> list[str]:
+    rails = found.too_slow_rails
+    if not rails or found.reference_mbits_s is None:
+        return []
+    whole = len(rails) == len(names.rails)
+    what = "the fabric as a whole" if whole else f"{names.on(rails)} of all nodes"
+    rate = names.rate(found.slowest_rail_mbits_s or found.reference_mbits_s)
+    return [f"{what}: every pair is slow, e.g. {rate}"]
+
+
+def _where(node: SlowNode, names: Names) -> str:
+    direction = ""
+    if node.sends_slowly != node.receives_slowly:
+        direction = " tx" if node.sends_slowly else " rx"
+    return f"{names.nodes[node.node]} {names.on(node.rails)}{direction}"
+
+
+def _node(node: SlowNode, names: Names, reference_mbits_s: float) -> str:
+    return (
+        f"{_where(node, names)} ({names.rate(node.mbits_s)}, "
+        f"alone with {_any(node.partners, names)}; other nodes {reference_mbits_s:.0f})"
+    )
+
+
+def _any(nodes: Iterable[int], names: Names) -> str:
+    return " or ".join(names.nodes[node] for node in nodes)
+
+
+def _between(path: SlowPath, names: Names) -> str:
+    one, other = names.nodes[path.sender], names.nodes[path.receiver]
+    if path.both_ways:
+        between, way = f"between {one} and {other}", "both ways"
+    else:
+        between, way = f"from {one} to {other}", "one way"
+    return f"{names.on(path.rails)} {between} ({names.rate(path.mbits_s)}, {way})"
+
+
+def _path(path: SlowPath, names: Names) -> str:
+    arrow = "↔" if path.both_ways else "→"
+    rail = "" if len(path.rails) == len(names.rails) else f" {names.on(path.rails)}"
+    ends = f"{names.nodes[path.sender]}{arrow}{names.nodes[path.receiver]}"
+    return f"{ends}{rail} ({names.rate(path.mbits_s)})"
+
+
+def _paths(paths: Sequence[SlowPath], names: Names) -> list[str]:
+    if not paths:
+        return []
+    every = ", ".join(_path(path, names) for path in paths[:_MOST_NAMED])
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    ends = "both nodes are" if len(paths) == 1 else "their nodes are"
+    return [f"the path{'s' * (len(paths) > 1)} {every}{more}: {ends} fast with others"]
+
+
+def _suspected(found: Diagnosis, names: Names) -> list[str]:
+    """Who may be to blame, named apart from those who are."""
+    suspects = []
+    for node in found.nodes:
+        if not node.confirmed:
+            with_whom = _any(node.partners[:4], names) or "no partner known to be healthy"
+            rate = names.rate(node.mbits_s)
+            suspects.append(f"{_where(node, names)} ({rate} with {with_whom})")
+    suspects += [f"the path {_path(path, names)}" for path in found.paths if not path.confirmed]
+    if not suspects:
+        return []
+    more = f" and {len(suspects) - _MOST_NAMED} more" if len(suspects) > _MOST_NAMED else ""
+    return [f"suspected, not confirmed: {', '.join(suspects[:_MOST_NAMED])}{more}"]
+
+
+def silent_links(rates: Rates, names: Names) -> str:
+    """Which links gave no reading: nodes of which none did, then other paths; "" for none."""
+    silent, spoke = rates.silent, np.isfinite(rates.best)
+    missing: list[str] = []
+    for rail in rates.each_rail:
+        on = f" {names.rails[rail]}" if rates.rails > 1 else ""
+        mute = silent[rail].any(axis=1) & ~spoke[rail].any(axis=1)
+        deaf = silent[rail].any(axis=0) & ~spoke[rail].any(axis=0)
+        if not spoke[rail].any() and silent[rail].any():
+            missing.append(f"any node{on}")
+            continue
+        for i, node in enumerate(names.nodes):
+            if mute[i] or deaf[i]:
+                way = "" if mute[i] and deaf[i] else " tx" if mute[i] else " rx"
+                missing.append(f"{node}{on}{way}")
+        rest = silent[rail] & ~mute[:, None] & ~deaf[None, :]
+        missing += [f"{names.nodes[a]}→{names.nodes[b]}{on}" for a, b in np.argwhere(rest)]
+    more = f" and {len(missing) - _MOST_SILENT} more" if len(missing) > _MOST_SILENT else ""
+    return f"no reading of {', '.join(missing[:_MOST_SILENT])}{more}" if missing else ""
+
+
+def cut_off(rates: Rates, budget_s: float) -> str:
+    """What there was no time for."""
+    total, measured = rates.nodes * (rates.nodes - 1), rates.paths_measured
+    if measured < total:
+        return f"not all paths were measured within {budget_s:g} s: {measured} of {total}"
+    return f"not all was confirmed within {budget_s:g} s"
+
+
+def unmeasured_paths(
+    rates: Rates, spent_budget_s: float | None, off_fabric: str, *, every_path: bool
+) -> str:
+    """How many ordered paths were not measured, and why; empty where all were."""
+    silent = int(rates.silent.any(axis=0).sum())
+    rest = rates.nodes * (rates.nodes - 1) - rates.paths_measured - silent
+    if spent_budget_s is not None:
+        why = f"the {spent_budget_s:g} s of --mnode-locate-budget were spent"
+    elif off_fabric:
+        why = "traffic was not on the fabric"
+    elif rates.nodes > EVERY_PAIR_UP_TO and not every_path:
+        why = f"more than {EVERY_PAIR_UP_TO} nodes (--mnode-locate measures every path)"
+    else:
+        why = "an end was slow with every partner"
+    parts = [f"{silent}, no reading"] * bool(silent) + [f"{rest}, {why}"] * bool(rest)
+    return "; ".join(parts)
+
+
+def slowest_link(rates: Rates, names: Names) -> str:
+    """The slowest link with its rate; "" where nothing was measured."""
+    if not np.isfinite(rates.best).any():
+        return ""
+    rail, a, b = np.unravel_index(np.nanargmin(rates.best), rates.best.shape)
+    on = f" on {names.rails[rail]}" if rates.rails > 1 else ""
+    return f"{names.nodes[a]}→{names.nodes[b]}{on} {rates.best[rail, a, b]:.0f} Mbit/s"

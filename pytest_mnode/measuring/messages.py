@@ -1,0 +1,144 @@
+"""Every rank sends to every other, and sums with all: each value must arrive as it was sent."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.measuring.naming import rank_name, whose
+from pytest_mnode.measuring.ranks import by_rank
+from pytest_mnode.rank.world import World
+
+_VALUES = 1024
+_SUMMED_VALUES = 4096
+_TURNS = 12
+"""How often each sum is made, each time of other values."""
+_PERIOD, _STEP = 101, 31
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Which messages came wrong, as (sender, receiver); the same on every rank."""
+
+    world: World
+    wrong: tuple[tuple[int, int], ...]
+
+    @property
+    def right(self) -> int:
+        """How many of the size·(size-1) messages came as they were sent."""
+        return self.world.size * (self.world.size - 1) - len(self.wrong)
+
+    @property
+    def culprit(self) -> str | None:
+        """The rank that all wrong messages have in common, else the messages; None without any."""
+        if not self.wrong:
+            return None
+        common = set(self.wrong[0]).intersection(*self.wrong)
+        if len(self.wrong) > 1 and len(common) == 1:
+            return rank_name(self.world, common.pop())
+        name = functools.partial(rank_name, self.world)
+        return ", ".join(f"{name(a)} → {name(b)}" for a, b in self.wrong[:4])
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Values of sums that are not right: of each rank's result how many, and by whose values.
+
+    by_rank: count, first and last rank whose values are wrong, -1 for none; the same on every rank.
+    None where the backend has no sums of this dtype.
+    """
+
+    world: World
+    by_rank: tuple[tuple[int, int, int], ...] | None
+
+    @property
+    def wrong(self) -> int | None:
+        return None if self.by_rank is None else sum(count for count, *_ in self.by_rank)
+
+    @property
+    def culprit(self) -> str | None:
+        """The rank whose result, or whose values in all results, are wrong; None without any."""
+        if not self.wrong or self.by_rank is None:
+            return None
+        senders = {sender for count, *ends in self.by_rank if count for sender in ends}
+        receivers = [rank for rank, (count, *_) in enumerate(self.by_rank) if count]
+        if len(senders) == 1 and len(receivers) == self.world.size > 1:
+            return (
+                f"{rank_name(self.world, *senders)}: its values are wrong in the sums of all ranks"
+            )
+        return whose(self.world, receivers)
+
+
+def sums(world: World, dtype: str, device: torch.device) -> Sums:
+    """Sum small whole numbers, exact in every dtype, several times over. All ranks call this.
+
+    At each position one rank alone gives a value and all others 0, so that a wrong value of the sum
+    shows whose it is.
+    """
+    positions = torch.arange(_SUMMED_VALUES, device=device)
+    wrong = torch.zeros(world.size, dtype=torch.int64, device=device)
+    for turn in range(_TURNS):
+        senders = (positions + turn) % world.size
+        expected = ((positions + _STEP * turn) % _PERIOD + 1).to(getattr(torch, dtype))
+        total = expected * (senders == world.rank)
+        try:
+            dist.all_reduce(total)
+        except RuntimeError as error:
+            if turn or "nvalid scalar type" not in str(error):
+                raise
+            return Sums(world, None)  # before anything was sent
+        wrong += torch.bincount(senders[total != expected], minlength=world.size)
+    senders_here = wrong.nonzero().flatten().tolist() or [-1]
+    mine = [int(wrong.sum()), senders_here[0], senders_here[-1]]
+    every = [[int(n) for n in row] for row in by_rank(mine, device)]
+    every[world.rank] = mine  # where sums are wrong, this exchange may be
+    return Sums(world, tuple((count, first, last) for count, first, last in every))
+
+
+def exchange(world: World, device: torch.device) -> Exchange:
+    """Send 8 KiB between every two ranks, both ways, and again if they are few. All call this.
+
+    In round d rank r sends to r+d and receives from r-d, so that no rank waits for another rank's
+    turn. Raises ValueError for one rank.
+    """
+    if world.size < 2:
+        raise ValueError("one rank has no other to exchange with; give two nodes or more")
+    wrong = [0] * world.size
+    rounds = math.ceil(_TURNS / (world.size - 1))
+    for turn, distance in itertools.product(range(rounds), range(1, world.size)):
+        receiver = (world.rank + distance) % world.size
+        sender = (world.rank - distance) % world.size
+        sent = message(world.rank, receiver, world.size, device, turn)
+        received = torch.zeros_like(sent)
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, receiver), dist.P2POp(dist.irecv, received, sender)]
+        ):
+            work.wait()
+        expected = message(sender, world.rank, world.size, device, turn)
+        wrong[sender] |= not torch.equal(received, expected)
+    return Exchange(world, wrong_messages(by_rank(wrong, device)))
+
+
+def message(
+    sender: int, receiver: int, ranks: int, device: torch.device, turn: int = 0
+) -> torch.Tensor:
+    """Values that no other pair sends at any position, nor this one in another turn."""
+    first = ((turn * ranks + sender) * ranks + receiver) * _VALUES
+    return torch.arange(first, first + _VALUES, device=device)
+
+
+def wrong_messages(by_receiver: Sequence[Sequence[float]]) -> tuple[tuple[int, int], ...]:
+    """(sender, receiver) of every flag that is set in the row of a receiver."""
+    return tuple(
+        (sender, receiver)
+        for receiver, flags in enumerate(by_receiver)
+        for sender, flag in enumerate(flags)
+        if flag
+    )

@@ -1,0 +1,23 @@
+"""Names of ranks, and who is to blame where results are wrong on some of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_mnode.rank.world import World
+
+
+def rank_name(world: World, rank: int) -> str:
+    """Such as "rank 3 on node1"."""
+    return f"rank {rank} on {world.nodes[rank // world.local_size]}"
+
+
+def whose(world: World, ranks: Sequence[int]) -> str | None:
+    """Who is to blame for wrong results on these ranks, as far as known; None for no rank."""
+    if not ranks:
+        return None
+    if len(ranks) == world.size:
+        return "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
+    names = ", ".join(rank_name(world, rank) for rank in ranks[:4])
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"{names}{more}: wrong there, right on {world.size - len(ranks)} other ranks"

@@ -1,0 +1,88 @@
+"""What the NICs of nodes and of single ranks sent, by their byte counters. All ranks take part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.machine.counters import grown_by, sent_so_far
+from pytest_mnode.measuring.ranks import barrier, gathered
+from pytest_mnode.measuring.traffic import NodeTraffic, lower_devices_here
+from pytest_mnode.rank.world import World
+
+_LOOPBACK = "lo"
+_SENT_BYTES = 2 << 20
+_CARRIED_FRACTION = 0.1
+"""Part of what was sent that a NIC must have carried to count: far above idle traffic."""
+
+
+class Counted:
+    """Context manager that reads the counters around what it encloses; all ranks enter it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> Counted:
+        self._before = sent_so_far()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._after = sent_so_far()
+
+    def by_node(self, least_bytes: Sequence[int]) -> tuple[NodeTraffic, ...]:
+        """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
+        sent = Counter[str]()
+        for name, count in grown_by(self._before, self._after).items():
+            if name != _LOOPBACK or self._world.local_size == 1:
+                sent[name.partition(":")[0]] += count  # ports of one device together
+        first_ranks = gathered((dict(sent), lower_devices_here()))[:: self._world.local_size]
+        return tuple(
+            NodeTraffic(node, counts, least, lower_devices)
+            for node, (counts, lower_devices), least in zip(
+                self._world.nodes, first_ranks, least_bytes, strict=True
+            )
+        )
+
+
+def nics_of_this_rank(world: World, device: torch.device) -> tuple[tuple[str, ...] | None, str]:
+    """Interfaces or RDMA ports that carry what this rank sends; or None, and why. All call this.
+
+    The world has two nodes or more. Each rank sends 2 MiB to the same local rank of the next
+    node, with its node to itself.
+    """
+    carried: dict[str, int] = {}
+    for turn in range(world.local_size):
+        barrier(device)  # whoever sent before has been heard
+        before = sent_so_far()
+        if turn == world.local_rank:
+            _send_to_next_node(world, device)
+        barrier(device)
+        if turn == world.local_rank:
+            carried = grown_by(before, sent_so_far())
+    return carriers(carried)
+
+
+def carriers(carried: Mapping[str, int]) -> tuple[tuple[str, ...] | None, str]:
+    """Names of those that carried a good part of it, RDMA ports before interfaces; or why not."""
+    busy = sorted(
+        name for name, count in carried.items() if count >= _CARRIED_FRACTION * _SENT_BYTES
+    )
+    ports = tuple(name for name in busy if ":" in name)
+    nics = ports or tuple(name for name in busy if name != "lo")
+    if nics:
+        return nics, ""
+    return None, "only lo carried it" if busy else "no counter shows what it sent"
+
+
+def _send_to_next_node(world: World, device: torch.device) -> None:
+    sent = torch.zeros(_SENT_BYTES, dtype=torch.uint8, device=device)
+    received = torch.empty_like(sent)
+    following = (world.rank + world.local_size) % world.size
+    before = (world.rank - world.local_size) % world.size
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, following), dist.P2POp(dist.irecv, received, before)]
+    ):
+        work.wait()

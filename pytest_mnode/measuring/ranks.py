@@ -1,0 +1,150 @@
+"""What the ranks of a world know of each other: values, names, times, machines, free memory.
+
+All ranks call these functions together, except where a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.machine import sysfs
+from pytest_mnode.rank.world import World
+
+T = TypeVar("T")
+_SHARE = 0.9
+"""Of the free memory, which ranks may take."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
+    """The `numbers` of each rank, by rank, the same on all; all give equally many, one at least.
+
+    Returns when every rank has called it, so it is a barrier as well. Whole numbers are exact up
+    to 2^53.
+    """
+    if not numbers:
+        raise ValueError("no numbers: ranks that exchange nothing do not wait for each other")
+    mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return [of_rank.tolist() for of_rank in every]
+
+
+def gathered(value: T) -> tuple[T, ...]:
+    """The value of each rank, by rank, the same on all: whatever can be pickled.
+
+    Over the default process group, whatever other groups there are.
+    """
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return tuple(every)
+
+
+def barrier(device: torch.device) -> None:
+    """Return when every rank has called this."""
+    by_rank([0.0], device)
+
+
+def boot_id() -> str:
+    """The running kernel's id, "" where unknown. Any rank may call this alone."""
+    return sysfs.text(_BOOT_ID) or ""
+
+
+def share_a_machine(world: World) -> bool:
+    """Whether two nodes of the world run on one kernel."""
+    boots = gathered((boot_id() or world.node, world.node))
+    return len({boot for boot, _ in boots}) < len({node for _, node in boots})
+
+
+def finish(device: torch.device) -> None:
+    """Wait for all work of the device. Any rank may call this alone."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def elapsed_s(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Seconds from before the first to after the last of `calls` calls in a row, on this rank.
+
+    On a GPU between two events of the current stream, which collectives join; elsewhere by the
+    clock, with the device's work finished at both ends.
+    """
+    finish(device)
+    if device.type == "cuda":
+        new_event: Any = torch.cuda.Event
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    finish(device)
+    return time.perf_counter() - started
+
+
+def free_bytes_by_rank(device: torch.device) -> list[float]:
+    """What each rank may allocate, by rank, the same on all.
+
+    Nine tenths of what is free where the rank's buffers live, divided by the ranks that share it:
+    a GPU that several use, or the machine under nodes that are not machines of their own.
+    """
+    free, place = _free(device)
+    every = by_rank([free, place], device)
+    places = [place for _, place in every]
+    return [_SHARE * free / places.count(place) for free, place in every]
+
+
+def _free(device: torch.device) -> tuple[float, float]:
+    """Free bytes, and a number for the place that they are in."""
+    boot = boot_id() or os.uname().nodename
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        properties = torch.cuda.get_device_properties(device)
+        uuid = getattr(properties, "uuid", device.index)
+        return float(free + reusable), _number(f"{boot} {uuid}")
+    return float(min(psutil.virtual_memory().available, *_cgroup_rooms())), _number(boot)
+
+
+def _cgroup_rooms() -> list[float]:
+    """Room that is left in this process's memory cgroups, where they can be read."""
+    rooms = [float("inf")]
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return rooms
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit, used = _CGROUPS, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit = _CGROUPS / "memory", "memory.limit_in_bytes"
+            used = "memory.usage_in_bytes"
+        else:
+            continue
+        group = base / path.lstrip("/")
+        while group.is_relative_to(base):
+            with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or not readable
+                rooms.append(float((group / limit).read_text()) - float((group / used).read_text()))
+            group = group.parent
+    return rooms
+
+
+def _number(text: str) -> float:
+    """A whole number that a float holds, the same for the same text only."""
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]))

@@ -1,0 +1,180 @@
+"""Who is blamed for which rates, how sure, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, diagnose
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.rounds import Reading
+from pytest_mnode.measuring.locating.wording import Names, culprits
+from pytest_mnode.spec import default_spec_path, load_spec
+
+BOUND = 170.0
+SURE = CONFIRMED_BY * REPEATS
+SPEC = load_spec(default_spec_path())
+Rule = Callable[[int, int, int], float]
+
+
+def _rates(rule: Rule, nodes: int = 4, rails: int = 1, times_alone: int = SURE) -> Rates:
+    """Every pair at a rate by (sender, receiver, rail), once with others and then alone."""
+    rates = Rates(nodes, rails, BOUND)
+    links = [(a, b, r) for a in range(nodes) for b in range(nodes) for r in range(rails) if a != b]
+    for a, b, rail in links:
+        rates.add(Reading(a, b, rail, rule(a, b, rail), i > 0) for i in range(times_alone + 1))
+    return rates
+
+
+def _words(rates: Rates) -> str | None:
+    names = [f"node{i}" for i in range(rates.nodes)]
+    return culprits(diagnose(rates), Names.of(names, SPEC, rates.rails))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda a, b, r: 190, None),
+        (
+            lambda a, b, r: 48 if 2 in (a, b) else 190,
+            "node2 fab0 (48 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
+        ),
+        (
+            lambda a, b, r: 48 if a == 2 else 190,
+            "node2 fab0 tx (48 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
+        ),
+        (
+            lambda a, b, r: 19 if b == 2 else 190,
+            "node2 fab0 rx (19 Mbit/s, the rate of the management network, alone with node0 or "
+            "node1 or node3; other nodes 190)",
+        ),
+        (
+            lambda a, b, r: 48 if (a, b) == (1, 2) else 190,
+            "the path node1→node2 (48 Mbit/s): both nodes are fast with others",
+        ),
+        (
+            lambda a, b, r: 48 if {a, b} == {1, 2} else 190,
+            "the path node1↔node2 (48 Mbit/s): both nodes are fast with others",
+        ),
+        (
+            lambda a, b, r: 48 if a == 0 and b != 3 else 190,
+            "the paths node0→node1 (48 Mbit/s), node0→node2 (48 Mbit/s): their nodes are fast "
+            "with others",
+        ),
+        (
+            lambda a, b, r: 40 if {a, b} == {0, 1} else 60 if 3 in (a, b) else 190,
+            "node3 fab0 (60 Mbit/s, alone with node0 or node1 or node2; other nodes 190); "
+            "the path node0↔node1 (40 Mbit/s): both nodes are fast with others",
+        ),
+        (  # a path that is slower than its slow end
+            lambda a, b, r: 30 if {a, b} == {2, 3} else 60 if 3 in (a, b) else 190,
+            "node3 fab0 (60 Mbit/s, alone with node0 or node1 or node2; other nodes 190); "
+            "the path node2↔node3 (30 Mbit/s): both nodes are fast with others",
+        ),
+        (
+            lambda a, b, r: 19,
+            "the fabric as a whole: every pair is slow, e.g. 19 Mbit/s, the rate of the management "
+            "network",
+        ),
+        (
+            lambda a, b, r: 50 if 0 in (a, b) else 100,
+            "the fabric as a whole: every pair is slow, e.g. 100 Mbit/s; node0 fab0 (50 Mbit/s, "
+            "alone with node1 or node2 or node3; other nodes 100)",
+        ),
+        (lambda a, b, r: 165 if 2 in (a, b) else 190, None),  # noise stands out from nothing
+    ],
+)  # fmt: skip
+def test_four_nodes(rule: Rule, words: str | None) -> None:
+    assert _words(_rates(rule)) == words
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda a, b, r: 48, "fab0 between node0 and node1 (48 Mbit/s, both ways)"),
+        (lambda a, b, r: 48 if a else 190, "fab0 from node1 to node0 (48 Mbit/s, one way)"),
+        (lambda a, b, r: 190, None),
+    ],
+)
+def test_two_nodes_cannot_be_told_apart(rule: Rule, words: str | None) -> None:
+    assert _words(_rates(rule, nodes=2)) == words
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (
+            lambda a, b, r: 48 if a == 2 and r == 3 else 190,
+            "node2 fab0 rail 3 tx (48 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
+        ),
+        (
+            lambda a, b, r: 48 if 2 in (a, b) else 190,
+            "node2 fab0 (48 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
+        ),
+        (
+            lambda a, b, r: 48 if (a, b, r) == (0, 1, 1) else 190,
+            "the path node0→node1 fab0 rail 1 (48 Mbit/s): both nodes are fast with others",
+        ),
+        (
+            lambda a, b, r: 48 if r == 1 else 190,
+            "fab0 rail 1 of all nodes: every pair is slow, e.g. 48 Mbit/s",
+        ),
+    ],
+)
+def test_rails(rule: Rule, words: str) -> None:
+    assert _words(_rates(rule, rails=4)) == words
+
+
+def test_nics_that_the_spec_lists_go_by_their_names() -> None:
+    fabric = SPEC.fabric.model_copy(update={"interfaces": ("mlx5_0", "mlx5_3")})
+    naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2)
+    assert (naming.on([1]), naming.on([0, 1])) == ("mlx5_3", "mlx5_0+mlx5_3")
+    fabric = SPEC.fabric.model_copy(update={"interfaces": ("mlx5_?", "eth0")})
+    naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2)
+    assert naming.on([1]) == "mlx5_?+eth0 rail 1"
+
+
+@pytest.mark.parametrize("times_alone", range(SURE))
+def test_nobody_is_named_before_it_is_confirmed(times_alone: int) -> None:
+    path = _words(_rates(lambda a, b, r: 48 if {a, b} == {1, 2} else 190, times_alone=times_alone))
+    assert path == "suspected, not confirmed: the path node1↔node2 (48 Mbit/s)"
+    if times_alone < REPEATS:
+        node = _words(_rates(lambda a, b, r: 48 if 2 in (a, b) else 190, times_alone=times_alone))
+        assert node == (
+            "suspected, not confirmed: node2 fab0 (48 Mbit/s with node0 or node1 or node3)"
+        )
+
+
+def test_one_healthy_partner_does_not_confirm() -> None:
+    rates = _rates(lambda a, b, r: 48 if 2 in (a, b) else 190, nodes=3, times_alone=0)
+    rates.add(Reading(a, b, 0, 48, True) for a, b in [(2, 0), (0, 2)] * REPEATS)
+    assert diagnose(rates).nodes[0].confirmed is False
+    rates.add(Reading(a, b, 0, 48, True) for a, b in [(2, 1), (1, 2)] * REPEATS)
+    assert diagnose(rates).nodes[0].confirmed is True
+
+
+def test_one_reading_alone_that_is_fast_clears() -> None:
+    rates = _rates(lambda a, b, r: 48 if 2 in (a, b) else 190)
+    rates.add([Reading(2, 0, 0, 189, True), Reading(0, 2, 0, 189, True)])
+    assert diagnose(rates).nodes == ()
+
+
+def test_a_reading_too_fast_makes_nobody_slow() -> None:
+    rates = _rates(lambda a, b, r: 190)
+    rates.add([Reading(0, 1, 0, 500, False)])
+    assert diagnose(rates).nobody
+
+
+@pytest.mark.parametrize("nothing", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_was_not_measured_blames_nobody(nothing: float) -> None:
+    rates = _rates(lambda a, b, r: nothing if 2 in (a, b) else 190)
+    assert diagnose(rates).nobody
+    assert rates.paths_measured == 6
+
+
+def test_many_are_not_all_named() -> None:
+    told = _words(_rates(lambda a, b, r: 48 if min(a, b) < 18 else 190, nodes=20))
+    assert told is not None
+    assert told.count("fab0") == 16
+    assert told.endswith("; and 2 more")

@@ -1,0 +1,357 @@
+"""The search as ranks run it: what is told, when it stops, what is said of time that was up."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+import torch
+
+from pytest_mnode.criteria.fabric import judge_slow_links
+from pytest_mnode.measurement import Verdict
+from pytest_mnode.measuring.locating import locate as module
+from pytest_mnode.measuring.locating.pairs import MeasuredRound
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.rounds import Reading, Round
+from pytest_mnode.measuring.locating.search import search
+from pytest_mnode.measuring.locating.wording import Names
+from pytest_mnode.measuring.traffic import NodeTraffic
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+
+SPEC = load_spec(default_spec_path())
+
+
+class Nodes:
+    """Stands for ranks on real nodes: answers with the rate of a rule, and notes who was tried."""
+
+    def __init__(self, rate: Callable[[set[int]], float], seconds_each: float = 0.0) -> None:
+        self.rate = rate
+        self.seconds_each = seconds_each
+        self.tried: list[tuple[int, int]] = []
+        self.rounds = 0
+
+    def __call__(self, *_: object) -> Nodes:
+        return self
+
+    def measure(self, step: Round) -> MeasuredRound:
+        self.rounds += 1
+        self.tried += [(flow.sender, flow.receiver) for flow in step.flows]
+        readings = tuple(
+            Reading(f.sender, f.receiver, rail, self.rate({f.sender, f.receiver}), step.alone)
+            for f in step.flows
+            for rail in f.rails
+        )
+        return MeasuredRound(readings, self.rounds * self.seconds_each)
+
+
+def _searched(
+    monkeypatch: pytest.MonkeyPatch,
+    measured: Nodes,
+    nodes: int = 4,
+    carrier: str = "fab0",
+    *,
+    outliers_only: bool = False,
+    every_path: bool = True,
+    spec: Spec = SPEC,
+    ranks: int = 1,
+    slow_below_mbits_s: float = 170.0,
+) -> module.SlowLinks:
+    monkeypatch.setattr(module, "Pairs", measured)
+    names = tuple(f"node{i}" for i in range(nodes))
+    traffic = tuple(NodeTraffic(name, {carrier: 100}, 100) for name in names)
+    world = World(0, nodes * ranks, 0, ranks, "node0", names)
+    return module.find_slow_links(
+        world,
+        spec,
+        traffic if carrier != "fab0" else (),
+        slow_below_mbits_s,
+        torch.device("cpu"),
+        outliers_only=outliers_only,
+        every_path=every_path,
+    )
+
+
+def test_one_slow_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _searched(monkeypatch, Nodes(lambda pair: 48 if 2 in pair else 190))
+    assert str(found) == found.culprit
+    assert found.culprit == "node2 fab0 (48 Mbit/s, alone with node0 or node3; other nodes 190)"
+    assert found.effort == "8 tests in 23 rounds, 0.0 s"
+
+
+def test_two_slow_nodes_and_a_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(pair: set[int]) -> float:
+        return 48 if 2 in pair else 60 if 3 in pair else 30 if pair == {0, 1} else 190
+
+    found = str(_searched(monkeypatch, Nodes(rate), nodes=7))
+    assert [part.partition(" (")[0] for part in found.split("; ")] == [
+        "node2 fab0",
+        "other nodes 190)",
+        "node3 fab0",
+        "other nodes 190)",
+        "the path node0↔node1",
+    ]
+
+
+def test_traffic_elsewhere_is_said_after_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 19)
+    assert str(_searched(monkeypatch, ranks, carrier="mgmt0")) == (
+        "all nodes sent over mgmt0 instead of fab0; the fabric as a whole: every pair is slow, "
+        "e.g. 19 Mbit/s, the rate of the management network"
+    )
+    assert ranks.tried == [(0, 1), (1, 0)]
+
+
+def test_nobody_is_blamed_where_pairs_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _searched(monkeypatch, Nodes(lambda pair: 180 if pair == {1, 2} else 190))
+    assert found.culprit is None
+    assert str(found) == (
+        "no culprit: pairs keep the rate by themselves (slowest node1→node2 180 Mbit/s)"
+    )
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_pairs_that_are_alike_are_no_fault_where_the_promise_was_kept(
+    monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    found = _searched(monkeypatch, Nodes(lambda pair: 120), nodes, outliers_only=True)
+    assert (found.culprit, found.faults) == (None, 0)
+    assert "no culprit: no outlier, all pairs are equally slow (slowest node" in str(found)
+    assert _searched(monkeypatch, Nodes(lambda pair: 120), nodes).faults == 1
+    found = _searched(monkeypatch, Nodes(lambda pair: 60 if 2 in pair else 120), outliers_only=True)
+    assert found.culprit == "node2 fab0 (60 Mbit/s, alone with node0 or node3; other nodes 120)"
+
+
+def test_one_node_alone_has_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _searched(monkeypatch, Nodes(lambda pair: 190), nodes=1)
+    assert (found.culprit, str(found)) == (None, "no pair of nodes could be tried")
+
+
+def test_it_stops_when_its_time_is_up_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 48 if 2 in pair else 190, seconds_each=module.BUDGET_S / 5)
+    found = str(_searched(monkeypatch, ranks))
+    assert ranks.rounds == 6
+    assert found == (
+        "suspected, not confirmed: node2 fab0 (48 Mbit/s with node0, node1, node3); "
+        "not all was confirmed within 20 s"
+    ).replace(", node", " or node")
+
+
+def test_pairs_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 190, seconds_each=module.BUDGET_S / 3)
+    assert str(_searched(monkeypatch, ranks)) == (
+        "no culprit: pairs keep the rate by themselves (slowest node0→node2 190 Mbit/s); "
+        "not all paths were measured within 20 s: 8 of 12"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds_each", "value", "verdict"),
+    [
+        (190, 0.0, 0, Verdict.PASS),
+        (48, 0.0, 1, Verdict.FAIL),
+        (48, module.BUDGET_S / 5, None, Verdict.INCONCLUSIVE),  # suspected only
+        (190, module.BUDGET_S / 3, None, Verdict.INCONCLUSIVE),  # not all was tried
+    ],
+)
+def test_what_was_found_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+    rate: float,
+    seconds_each: float,
+    value: float | None,
+    verdict: Verdict,
+) -> None:
+    found = _searched(monkeypatch, Nodes(lambda pair: rate if 2 in pair else 190, seconds_each))
+    kept = judge_slow_links(found)
+    assert (kept[0].value, kept[0].verdict) == (value, verdict)
+    assert kept[0].note == f"{found}; {found.effort}"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "every_path", "seconds_each", "value", "verdict", "note"),
+    [
+        (16, False, 0.0, 240, Verdict.PASS, "240 of 240 ordered paths measured"),
+        (
+            *(16, False, 1.0, None, Verdict.INCONCLUSIVE),
+            "168 of 240 ordered paths measured; not measured: "
+            "72, the 20 s of --mnode-locate-budget were spent",
+        ),
+        (
+            *(17, False, 0.0, 34, None),
+            "34 of 272 ordered paths measured; not measured: "
+            "238, more than 16 nodes (--mnode-locate measures every path)",
+        ),
+        (17, True, 0.0, 272, Verdict.PASS, "272 of 272 ordered paths measured"),
+    ],
+)
+def test_paths_that_were_not_measured_are_counted_with_the_reason(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    every_path: bool,
+    seconds_each: float,
+    value: float | None,
+    verdict: Verdict | None,
+    note: str,
+) -> None:
+    ranks = Nodes(lambda pair: 190, seconds_each)
+    kept = judge_slow_links(_searched(monkeypatch, ranks, nodes, every_path=every_path))
+    assert (kept[1].name, kept[1].value, kept[1].verdict, kept[1].note) == (
+        *("ordered paths measured", value, verdict),
+        note,
+    )
+
+
+def test_a_path_without_reading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 0.0 if pair == {0, 2} else 190)
+    kept = judge_slow_links(_searched(monkeypatch, ranks))
+    assert (kept[1].verdict, kept[1].note) == (
+        Verdict.INCONCLUSIVE,
+        "10 of 12 ordered paths measured; not measured: 2, no reading",
+    )
+
+
+@pytest.mark.parametrize(
+    ("nics", "ranks", "left_out"),
+    [(3, 8, 2), (10, 8, 2), (6, 4, 2), (4, 6, 3), (8, 16, 0), (32, 8, 0)],
+)
+@pytest.mark.parametrize(("nodes", "every_path"), [(3, False), (17, False), (17, True)])
+def test_nics_that_ranks_cannot_cover_are_not_measured(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    nics: int,
+    ranks: int,
+    left_out: int,
+    nodes: int,
+    every_path: bool,
+) -> None:
+    fabric = SPEC.fabric.model_copy(
+        update={"nics_per_node": nics, "interfaces": tuple(f"eth{i}" for i in range(nics))}
+    )
+    spec = SPEC.model_copy(update={"fabric": fabric})
+    found = _searched(
+        *(monkeypatch, Nodes(lambda pair: 190_000), nodes),
+        every_path=every_path,
+        spec=spec,
+        ranks=ranks,
+    )
+    kept = judge_slow_links(found)
+    missing = f"{left_out} of {nics} NICs of each node: {ranks} ranks per node cannot be spread"
+    assert (missing in kept[1].note) is bool(left_out)
+    required = every_path or nodes <= 16
+    verdict = Verdict.INCONCLUSIVE if left_out else Verdict.PASS
+    assert kept[1].verdict is (verdict if required else None)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 16, 40])
+@pytest.mark.parametrize("busy", [0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_that_keep_no_rate_accuse_nobody(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, busy: float, seed: int
+) -> None:
+    """Cores are taken away for a part of the time: pairs then carry 45 Mbit/s to the line rate."""
+    chance = random.Random(seed)
+
+    def rate(_: object) -> float:
+        return chance.uniform(45, 200) if chance.random() < busy else 190
+
+    found = _searched(monkeypatch, Nodes(rate), nodes)
+    assert found.culprit is None, found
+    assert not found.faults
+    if found.faults is None:
+        assert re.search(r"pairs of nodes do not keep a rate: .* \d+ and \d+ Mbit/s", str(found))
+        assert "node0" not in str(found).partition(";")[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("nics", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("rate_of_line", [0.5, 0.95])
+def test_a_rail_carries_the_sum_of_its_nics(
+    monkeypatch: pytest.MonkeyPatch, nics: int, ranks: int, rate_of_line: float
+) -> None:
+    """NICs × ranks of a node at a part of 100 Gbit/s per NIC; one node at half is named."""
+    nics_of_a_rank = max(1, nics // ranks)
+    line_mbits_s = 100_000.0 * nics_of_a_rank
+    fabric = SPEC.fabric.model_copy(
+        update={"nics_per_node": nics, "line_rate_bits_s": 100e9,
+                "interfaces": tuple(f"eth{i}" for i in range(nics))}
+    )  # fmt: skip
+    spec = SPEC.model_copy(update={"fabric": fabric})
+    nodes = Nodes(lambda pair: line_mbits_s * (rate_of_line if 2 in pair else 0.95))
+    found = _searched(monkeypatch, nodes, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
+    assert found.bound_mbits_s == 0.85 * line_mbits_s
+    assert found.faults == (rate_of_line < 0.85)
+    assert (found.culprit or "node2").startswith("node2")
+    # All alike at half of the sum is the fabric as a whole, however many NICs that is.
+    slow = Nodes(lambda pair: line_mbits_s * rate_of_line)
+    found = _searched(monkeypatch, slow, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
+    assert found.faults == (0 if rate_of_line > 0.85 else min(nics, ranks))
+
+
+@pytest.mark.parametrize(
+    ("changed", "culprit"),
+    [
+        ([], None),
+        ([(0, 2), (2, 1), (3, 2)], "node2 fab0"),
+        ([(0, 2)], "the path node0→node2"),
+        ([(0, 2), (2, 0)], "the paths node0→node2, node2→node0"),
+        ([(0, 2), (1, 3)], "the paths node0→node2, node1→node3"),
+    ],
+)
+def test_who_changes_what_is_sent(changed: list[tuple[int, int]], culprit: str | None) -> None:
+    rates = Rates(4, 1, 85.0)
+    rates.add(
+        Reading(a, b, 0, 95.0, False, (a, b) in changed) for a, b in permutations(range(4), 2)
+    )
+    names = Names(("node0", "node1", "node2", "node3"), "fab0", ("fab0",), None)
+    links = module.conclude(rates, names, None, module.Effort(), "")
+    found = next(m for m in judge_slow_links(links) if m.name == "paths that change what is sent")
+    assert (found.value, found.culprit) == (len(changed), culprit)
+    assert found.verdict is (Verdict.FAIL if changed else Verdict.PASS)
+
+
+def test_progress_is_a_line_a_round(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Nodes(lambda pair: 48 if 2 in pair else 190)
+    _searched(monkeypatch, ranks)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == ranks.rounds
+    assert lines[0] == (
+        "locate: round 1 (all pairs), 2 pairs at once, slowest node1→node2 48 Mbit/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dead", "told"),
+    [
+        (4, lambda a, _: a == 1, "no reading of node1 tx"),
+        (4, lambda _, b: b == 1, "no reading of node1 rx"),
+        (4, lambda a, b: 1 in (a, b), "no reading of node1"),
+        (4, lambda a, b: (a, b) == (0, 2), "no reading of node0→node2"),
+        (3, lambda *_: True, "no reading of any node"),
+        (2, lambda a, _: a == 1, "no reading of node0 rx, node1 tx"),
+        (18, lambda a, b: 7 in (a, b), "no reading of node7"),
+    ],
+)
+def test_links_that_give_no_reading_are_never_well(
+    nodes: int, dead: Callable[[int, int], bool], told: str
+) -> None:
+    names = tuple(f"node{i}" for i in range(nodes))
+    rates = Rates(nodes, 1, 85.0)
+
+    def measure(step: Round) -> MeasuredRound:
+        readings = tuple(
+            Reading(f.sender, f.receiver, 0, 0.0 if dead(f.sender, f.receiver) else 95.0, False)
+            for f in step.flows
+        )
+        return MeasuredRound(readings, 0.0)
+
+    effort = module.run(search(rates), measure, 20.0)
+    found = module.conclude(rates, Names(names, "fab0", ("fab0",), None), None, effort, "")
+    assert found.faults is None
+    assert found.silent == told
+    kept = judge_slow_links(found)
+    assert (kept[0].verdict, kept[0].culprit) == (Verdict.INCONCLUSIVE, told)
+    assert str(found).startswith(told)

@@ -1,0 +1,79 @@
+"""Whose messages came wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.measuring import messages as module
+from pytest_mnode.measuring.messages import Exchange, exchange, message, sums, wrong_messages
+from pytest_mnode.rank.world import World
+
+WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
+
+
+def test_flags_of_receivers_become_messages() -> None:
+    assert wrong_messages([[0, 0, 1], [0, 0, 1], [0, 0, 0]]) == ((2, 0), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "culprit"),
+    [
+        ((), 12, None),
+        (((2, 0), (2, 1), (3, 2)), 9, "rank 2 on node1"),
+        (((2, 0),), 11, "rank 2 on node1 → rank 0 on node0"),
+        (
+            ((0, 1), (2, 3)),
+            10,
+            "rank 0 on node0 → rank 1 on node0, rank 2 on node1 → rank 3 on node1",
+        ),
+    ],
+)
+def test_the_rank_in_all_wrong_messages_is_named(
+    wrong: tuple[tuple[int, int], ...], right: int, culprit: str | None
+) -> None:
+    assert (Exchange(WORLD, wrong).right, Exchange(WORLD, wrong).culprit) == (right, culprit)
+
+
+def test_one_rank_alone_does_not_pass() -> None:
+    with pytest.raises(ValueError, match="one rank has no other to exchange with; give two"):
+        exchange(World(0, 1, 0, 1, "node0", ("node0",)), torch.device("cpu"))
+
+
+def test_no_two_messages_share_a_value() -> None:
+    values = torch.cat([message(a, b, 4, torch.device("cpu")) for a in range(4) for b in range(4)])
+    assert len(set(values.tolist())) == len(values)
+
+
+@pytest.mark.parametrize("ranks", [4, 4096])
+@pytest.mark.parametrize(("positions", "one_sender"), [([], False), ([5], True), ([5, 6], False)])
+def test_sums_of_many_ranks_exchange_a_few_numbers_each(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, positions: list[int], one_sender: bool
+) -> None:
+    """All ranks have the same wrong positions, of one sender or of several."""
+    sent: list[int] = []
+    turns = iter(range(100))
+
+    def all_reduce(total: torch.Tensor) -> None:
+        turn = next(turns)
+        total.copy_((torch.arange(4096) + 31 * turn) % 101 + 1)
+        if turn == 0:
+            total[positions] += 1
+
+    def by_rank(mine: Any, _: object) -> list[list[float]]:
+        sent.append(len(mine))
+        return [list(map(float, mine))] * ranks
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(module, "by_rank", by_rank)
+    world = World(0, ranks, 0, 1, "node0", tuple(f"node{i}" for i in range(ranks)))
+    found = sums(world, "float32", torch.device("cpu"))
+    assert sent == [3]
+    assert found.wrong == len(positions) * ranks
+    sender = 5 % ranks
+    named = f"rank {sender} on node{sender}: its values are wrong in the sums of all ranks"
+    everywhere = "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
+    assert found.culprit == (named if one_sender else everywhere if positions else None)

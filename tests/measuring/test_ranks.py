@@ -1,0 +1,77 @@
+"""A rank's share of memory: of the GPU or machine that it shares, and of its control groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from pytest_mnode.measuring import ranks
+
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with 100 GiB free, and its control groups."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
+    monkeypatch.setattr(ranks, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(ranks, "_OWN_CGROUPS", tmp_path / "own")
+    return tmp_path
+
+
+def _shares(monkeypatch: pytest.MonkeyPatch, others: Sequence[tuple[float, float]]) -> list[float]:
+    """With ranks of other machines, each with its free bytes, and one more like this rank."""
+
+    def by_rank(numbers: list[float], device: torch.device) -> list[list[float]]:
+        return [numbers, numbers, *map(list, others)]
+
+    monkeypatch.setattr(ranks, "by_rank", by_rank)
+    return ranks.free_bytes_by_rank(CPU)
+
+
+def test_ranks_on_one_kernel_share_its_memory(
+    monkeypatch: pytest.MonkeyPatch, cgroups: Path
+) -> None:
+    assert not (cgroups / "own").exists()
+    shares = _shares(monkeypatch, [(10.0 * GIB, 1.0)])
+    assert shares == pytest.approx([45 * GIB, 45 * GIB, 9 * GIB])
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "free_gib"),
+    [
+        ("0::/a/b", {"a/b/memory.max": 30, "a/b/memory.current": 10}, 20),
+        ("0::/a/b", {"a/memory.max": 30, "a/memory.current": 26}, 4),  # of the group above
+        ("0::/a/b", {"a/b/memory.max": "max\n", "a/b/memory.current": 10}, 100),
+        ("0::/", {}, 100),
+        (
+            "4:cpu:/x\n7:memory:/x",
+            {"memory/x/memory.limit_in_bytes": 8, "memory/x/memory.usage_in_bytes": 2},
+            6,
+        ),
+    ],
+)
+def test_a_control_group_s_limit_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    cgroups: Path,
+    own: str,
+    files: dict[str, int | str],
+    free_gib: int,
+) -> None:
+    (cgroups / "own").write_text(own)
+    for name, value in files.items():
+        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroups / name).write_text(value if isinstance(value, str) else f"{value * GIB}\n")
+    assert _shares(monkeypatch, [])[0] == pytest.approx(0.9 * free_gib * GIB / 2)
+
+
+def test_this_machine_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "by_rank", lambda numbers, device: [numbers])
+    [share] = ranks.free_bytes_by_rank(CPU)
+    assert 0 < share < psutil.virtual_memory().total
