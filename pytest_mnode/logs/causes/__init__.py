@@ -3,7 +3,8 @@
 `known.toml` holds all known causes in the order of their weight; `causes` finds them in any text.
 """
 
-from pytest_mnode.logs.causes.find import Cause, causes, first_cause, is_peer_lost
+from pytest_mnode.logs.causes.find import causes, first_cause, is_peer_lost
+from pytest_mnode.logs.causes.table import Cause
 
 ENDINGS = ("bus error", "crashed", "killed")
 """Causes that only show how a process ended, not why."""

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pytest_mnode.logs.causes.table import Cause, known_cause
+
 _WORK = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
     r".*?Timeout\(ms\)=(?P<limit>\d+)"
@@ -41,23 +43,13 @@ class _Work:
         return f"{self.op}{seq}{numel}{group}, limit {self.limit_s:g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCause:
-    """A cause by its name in the table, and its ranks."""
-
-    name: str
-    line: str
-    ranks: tuple[int, ...]
-    detail: str
-
-
 @dataclass(slots=True)
 class Collectives:
     """Collectives that watchdogs reported; lines of ranks may come in any order."""
 
     works: dict[tuple[int, int | None, str], _Work] = field(default_factory=dict)
 
-    def take(self, line: str) -> None:
+    def read(self, line: str) -> None:
         """Read a line; most lines report no collective."""
         if "atchdog" not in line and "NCCL work" not in line:
             return
@@ -79,7 +71,7 @@ class Collectives:
             if enqueued is not None:
                 one.enqueued = int(enqueued.group(1))
 
-    def all(self) -> Iterator[CollectiveCause]:
+    def causes(self) -> Iterator[Cause]:
         """Per process group: ranks that called a different collective, came too late, or waited."""
         groups: dict[str | None, list[_Work]] = {}
         for work in self.works.values():
@@ -95,19 +87,18 @@ class Collectives:
                 name = "ranks' collectives differ" if differ else "collective timed out"
                 texts = " or ".join(dict.fromkeys(work.text for work in alike))
                 ranks = tuple(sorted(_odd(alike) if differ else {work.rank for work in alike}))
-                yield CollectiveCause(
-                    name, alike[0].line, ranks, texts if differ else alike[0].text
-                )
+                detail = texts if differ else alike[0].text
+                yield Cause(known_cause(name), alike[0].line, ranks=ranks, detail=detail)
 
 
-def _behind(works: list[_Work]) -> Iterator[CollectiveCause]:
+def _behind(works: list[_Work]) -> Iterator[Cause]:
     """Ranks that did not enqueue the collective in which others of the group wait."""
     latest = max(works, key=lambda work: work.seq or 0)
     late = [w for w in works if None not in (w.enqueued, latest.seq) and w.enqueued < latest.seq]  # type: ignore[operator]
     if late:
         text = f"enqueued no more than work {late[0].enqueued}, while others wait in {latest.text}"
         ranks = tuple(sorted({work.rank for work in late}))
-        yield CollectiveCause("rank did not join", late[0].line, ranks, text)
+        yield Cause(known_cause("rank did not join"), late[0].line, ranks=ranks, detail=text)
 
 
 def _differ(works: list[_Work]) -> bool:

@@ -1,4 +1,4 @@
-"""The table of known causes, read from `known.toml`, which explains its format."""
+"""The table of known causes, read from `known.toml`, and a cause as it is found in a text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from pytest_mnode.machine.cpus import format_cpulist
+
+_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class KnownCause:
 
 @cache
 def known_causes() -> tuple[KnownCause, ...]:
-    """All known causes, weightiest first."""
+    """All known causes, weightiest first; `known.toml` explains its format."""
     data = tomllib.loads(Path(__file__).with_name("known.toml").read_text("utf-8"))
     fragments = data["fragments"]
 
@@ -56,3 +60,66 @@ def in_order_of_matching() -> tuple[KnownCause, ...]:
 def known_cause(name: str) -> KnownCause:
     """The entry of this name."""
     return next(cause for cause in known_causes() if cause.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A known cause found in a text, with the line that shows it and who is to blame.
+
+    ranks, host, device, peer: as far as lines name them; equal causes of several ranks are one.
+    line: without what is behind its first 300 characters.
+    """
+
+    kind: KnownCause
+    line: str
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    device: str | None = None
+    peer: str | None = None
+    detail: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "line", self.line[:_SHOWN])
+
+    @property
+    def name(self) -> str:
+        """The name in the table."""
+        return self.kind.name
+
+    @property
+    def root(self) -> bool:
+        """Whether it explains the failure; otherwise it follows from another one."""
+        return self.kind.root
+
+    @property
+    def order(self) -> int:
+        """Its place in the table; smaller is weightier."""
+        return self.kind.order
+
+    @property
+    def known(self) -> int:
+        """How many parts of the culprit are known."""
+        return sum(map(bool, (self.ranks, self.host, self.device, self.peer)))
+
+    @property
+    def culprit(self) -> str:
+        """Such as "rank 3 on node2, mlx5_3:1, peer 10.0.0.7"; empty where no line names one."""
+        several = "s" if len(self.ranks) > 1 else ""
+        ranks = f"rank{several} {format_cpulist(self.ranks)}" if self.ranks else ""
+        on = " on ".join(filter(None, [ranks, self.host or ""]))
+        return ", ".join(filter(None, [on, self.device, self.peer and f"peer {self.peer}"]))
+
+    @property
+    def short(self) -> str:
+        """Without rank and host: "port went down (mlx5_3:1)"."""
+        parts = ", ".join(
+            filter(None, [self.device, self.peer and f"peer {self.peer}", self.detail])
+        )
+        return f"{self.name} ({parts})" if parts else self.name
+
+    @property
+    def text(self) -> str:
+        """One line: culprit, name and meaning, the line that shows it, and the remedy."""
+        who = f"{self.culprit}: " if self.culprit else ""
+        what = f"{self.name} ({self.kind.meaning}{f': {self.detail}' if self.detail else ''})"
+        return f"{who}{what}; {self.line!r}; {self.kind.remedy}"
