@@ -1,4 +1,7 @@
-"""What counters of fabric ports did between two readings, judged by the spec. Pure."""
+"""Judges how counters of fabric ports rose between two readings. Pure.
+
+A row is a value, None where not known, by its port and counter in words.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,6 @@ class _Port:
     rises: Mapping[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A value to judge, None where not known, and its port and counter in words."""
-
-    text: str
-    value: float | None
-
-
 def judge(
     before: Readings,
     after: Readings,
@@ -57,34 +52,30 @@ def judge(
         found = _ports(node, before[node], after.get(node, "not read"), fabric)
         unread += [f"{node}: {found}"] if isinstance(found, str) else []
         ports += [] if isinstance(found, str) else found
-    carriers = [_counted(port, CARRIER) for port in ports if CARRIER in port.rises]
-    errors = [
+    carriers = dict(_counted(port, CARRIER) for port in ports if CARRIER in port.rises)
+    errors = dict(
         _counted(port, counter)
         for port in ports
         for counter in port.rises
         if _means(counter) is Means.ERROR
         and not (kills and ":" in port.name and not counts_the_link(counter))
-    ]
-    lost = [] if kills else [row for port in ports if (row := _lost(port))]
+    )
+    lost = {} if kills else dict(row for port in ports if (row := _lost(port)))
     notes = [f"{node} was switched off on purpose and is not compared" for node in restarted]
     notes += ["jobs were killed on purpose: only counters of links are judged"] if kills else []
     measurements, culprit = list[Measurement](), ""
-    for name, unit, key, most, rows in (
-        (
-            "carrier changes",
-            "",
-            "carrier_changes_at_most",
-            fabric.carrier_changes_at_most,
-            carriers,
-        ),
-        ("errors", "", "errors_at_most", fabric.errors_at_most, errors),
-        ("packets lost", "%", "lost_at_most_fraction", 100 * fabric.lost_at_most_fraction, lost),
+    for name, key, rows in (
+        ("carrier changes", "carrier_changes_at_most", carriers),
+        ("errors", "errors_at_most", errors),
+        ("packets lost", "lost_at_most_fraction", lost),
     ):
         if errors and not rows:
             continue  # this fabric has no such counter: InfiniBand has no carrier
-        known = {row.text: row.value for row in rows if row.value is not None}
-        mute = [*unread, *(f"{row.text} cannot be compared" for row in rows if row.value is None)]
-        broken = [text for text, value in known.items() if value > most]
+        promised = getattr(fabric, key)
+        unit, limit = ("%", 100 * promised) if key == "lost_at_most_fraction" else ("", promised)
+        known = {text: value for text, value in rows.items() if value is not None}
+        unknown = [f"{text} cannot be compared" for text in rows if text not in known]
+        broken = [text for text, value in known.items() if value > limit]
         worst = max(known, key=known.__getitem__, default="")
         if broken and not culprit:  # a port that loses packets beside a broken port is its victim
             named = listed([text for text in broken if f" {TCP} " not in text])
@@ -92,12 +83,12 @@ def judge(
         measurements.append(
             Measurement(
                 f"{name}, worst fabric port",
-                known[worst] if broken or (worst and not mute) else None,
+                known[worst] if broken or (worst and not unread and not unknown) else None,
                 unit,
-                at_most(most),
-                f"fabric.{key} {getattr(fabric, key):g}",
+                at_most(limit),
+                f"fabric.{key} {promised:g}",
                 culprit,
-                listed([*notes, *mute, *([worst] if worst else [])]),
+                listed([*notes, *unread, *unknown, *([worst] if worst else [])]),
             )
         )
     return measurements
@@ -159,21 +150,23 @@ def _means(counter: str) -> Means:
     return Means.LOSS if counter in _LOSSES else meaning(counter)
 
 
-def _counted(port: _Port, counter: str) -> _Row:
+def _counted(port: _Port, counter: str) -> tuple[str, int | None]:
     by = port.rises[counter]
-    return _Row(f"{port.node} {port.name} {counter}" + ("" if by is None else f" +{by}"), by)
+    return f"{port.node} {port.name} {counter}" + ("" if by is None else f" +{by}"), by
 
 
-def _lost(port: _Port) -> _Row | None:
-    """Packets of a port that were lost or retransmitted, in per cent."""
+def _lost(port: _Port) -> tuple[str, float | None] | None:
+    """Packets of a port that were lost or retransmitted, in per cent; None without counters."""
     rises = [
         by
         for counter, by in port.rises.items()
         if _means(counter) is Means.LOSS and not counter.endswith("_bytes")  # EFA counts both
     ]
-    if not rises or None in rises:
-        return _Row(f"{port.node} {port.name} losses", None) if rises else None
+    if not rises:
+        return None
+    if None in rises:
+        return f"{port.node} {port.name} losses", None
     lost = sum(by for by in rises if by)
     packets = sum(port.rises.get(counter) or 0 for counter in _PACKETS)
     text = f"{port.node} {port.name} lost {lost} of {packets} packets"
-    return _Row(text, 100 * lost / max(packets, FEWEST_PACKETS))
+    return text, 100 * lost / max(packets, FEWEST_PACKETS)
