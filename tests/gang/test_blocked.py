@@ -63,7 +63,7 @@ def test_reasons_that_are_not_nodes(reason: str | None, blocked: bool) -> None:
     assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked is blocked
 
 
-def test_only_what_waits_is_barred() -> None:
+def test_only_a_waiting_job_is_blocked() -> None:
     assert not record_of(JobState(7, "x", "TIMEOUT", reason="TimeLimit")).blocked
 
 
@@ -78,7 +78,7 @@ def blocked(job: str, began: float, ended: float, *, nodes_too: bool = False) ->
     return at
 
 
-def test_who_waits_for_a_limit_does_not_wait_for_nodes() -> None:
+def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes() -> None:
     looks = watched(both(course("1", 101, 107), blocked("2", 108, 114)), RACED, 118)
     found = raced(looks, 115.0)
     assert found == {
@@ -91,7 +91,7 @@ def test_who_waits_for_a_limit_does_not_wait_for_nodes() -> None:
     assert raced(looks, 115.0) == {}
 
 
-def test_who_is_kept_from_running_for_ever_is_not_overlooked_by_the_scheduler() -> None:
+def test_a_blocked_job_is_not_the_schedulers_fault() -> None:
     looks = watched(both(blocked("1", 290, 290), blocked("2", 290, 290)), [], 295)
     found = raced(looks, 290.0)
     assert (found[NEVER][0], found[NEXT][0]) == (UNKNOWN, UNKNOWN)

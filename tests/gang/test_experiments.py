@@ -103,7 +103,7 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("loss", {"no_power": 1}, {FATE: UNKNOWN}, FATE, "the spec names no command for it"),
     ],
 )  # fmt: skip
-def test_a_scheduler_that_is_wrong_is_found_out(
+def test_each_fault_of_a_scheduler_is_found(
     how: str, faults: dict[str, Any], expected: dict[str, str], name: str, said: str
 ) -> None:
     scheduler = Scheduler(faults=faults, refuses=how != "oversize")
@@ -133,21 +133,21 @@ def test_nodes_bound_one_by_one_may_settle_where_that_is_promised() -> None:
     ("promised", "came_to", "wrong"),
     [("either", "requeued", 0), ("requeued", "requeued", 0), ("cancelled", "cancelled", 0)],
 )
-def test_what_becomes_of_a_gang_that_lost_a_node(promised: str, came_to: str, wrong: int) -> None:
+def test_fate_of_a_gang_that_lost_a_node(promised: str, came_to: str, wrong: int) -> None:
     done = ran("loss", Scheduler(), node_loss=promised, lost_within="30 s")
     assert verdicts(done) == {}, done.text()
     [fate] = [f for f in done.measurements if f.name == FATE]
     assert fate.note.endswith(f" dead: {came_to}")
 
 
-def test_one_that_is_requeued_against_the_promise() -> None:
+def test_a_gang_requeued_against_the_promise() -> None:
     stubborn = Scheduler(faults={"stubborn": 1})
     done = ran("loss", stubborn, node_loss="cancelled", lost_within="30 s")
     assert verdicts(done) == {FATE: FAIL}, done.text()
     assert culprit(done, FATE) == "loss: B, node0 dead: requeued"
 
 
-def test_one_that_is_not_taken_off_in_time() -> None:
+def test_a_gang_not_taken_down_in_time() -> None:
     done = ran("loss", Scheduler(), node_loss="either", lost_within="2 s")
     found = verdicts(done)
     assert found[OFF] == FAIL
@@ -162,7 +162,7 @@ def test_one_that_is_not_taken_off_in_time() -> None:
         (("a", "b", "c"), {"among": ["a", "d"]}, "criteria.gang.among: d: no such node; the sch"),
     ],
 )
-def test_what_could_not_be_tried_is_inconclusive(
+def test_an_experiment_that_was_impossible_is_inconclusive(
     names: tuple[str, ...], promised: dict[str, Any], said: str
 ) -> None:
     done = ran("filled", Scheduler(names), **promised)
@@ -191,13 +191,13 @@ def test_looks_are_no_farther_apart_than_is_known_where_answers_take_long() -> N
     assert verdicts(done) == {}, done.text()
 
 
-def test_ranks_that_outlive_their_gang_are_waited_for_as_long_as_clocks_may_differ() -> None:
+def test_the_watch_lingers_for_late_heartbeats() -> None:
     done = ran("race", Scheduler(faults={"outlives": 1}), clock_skew="2 s", rounds=1)
     assert verdicts(done)[AFTER] == FAIL
     assert {"race 1: A: ", "race 1: B: "} <= set(re.findall("race 1: [AB]: ", culprit(done, AFTER)))
 
 
-def test_a_small_job_has_to_wait_for_a_gang_as_wide_as_the_nodes() -> None:
+def test_a_small_job_waits_for_a_gang_as_large_as_the_cluster() -> None:
     done = ran("oversize", Scheduler(), nodes=4, runs="12 s")
     assert verdicts(done) == {}, done.text()
     # Its own turn has the same limit.
@@ -206,21 +206,21 @@ def test_a_small_job_has_to_wait_for_a_gang_as_wide_as_the_nodes() -> None:
     assert culprit(slow, OTHERS).startswith("small")
 
 
-def test_who_switched_it_off_switches_it_on_though_interrupted() -> None:
+def test_an_interrupted_experiment_switches_the_node_on() -> None:
     scheduler = Scheduler(faults={"interrupted": 1})
     with pytest.raises(KeyboardInterrupt):
         ran("loss", scheduler, node_loss="either", lost_within="30 s")
     assert not scheduler.off
 
 
-def test_what_goes_on_is_seen_while_power_is_switched() -> None:
+def test_looks_continue_while_power_is_switched() -> None:
     """Management controllers take their time."""
     slow = Scheduler(faults={"slow_power": 8.0})
     done = ran("loss", slow, node_loss="either", lost_within="60 s")
     assert verdicts(done) == {}, done.text()
 
 
-def test_every_state_and_its_duration_is_told() -> None:
+def test_every_state_and_its_duration_is_recorded() -> None:
     done = ran("filled", Scheduler(), rounds=1)
     told = {f.name: f for f in done.measurements if f.expected is None}
     waited = told["filled 1: B: waiting"]

@@ -60,7 +60,7 @@ def test_lines_are_heartbeats_or_are_counted() -> None:
         "\x00\x00",
     ],
 )
-def test_what_is_no_heartbeat(line: str) -> None:
+def test_lines_that_are_no_heartbeat(line: str) -> None:
     assert read_heartbeats(line) == ([], 1)
 
 
@@ -71,7 +71,7 @@ def test_a_rank_that_fell_silent_was_gone_meanwhile() -> None:
     ]
 
 
-def test_who_was_there_together() -> None:
+def test_ranks_that_ran_together() -> None:
     ranks = [RankSpan("1", 0, 0, "a", 1.0, 5.0), RankSpan("1", 0, 1, "b", 2.0, 4.0)]
     there = [([s.rank for s in p.ranks], p.began_s, p.seconds) for p in presences(ranks)]
     assert there == [([0], 1.0, 1.0), ([0, 1], 2.0, 2.0), ([0], 4.0, 1.0)]
@@ -102,7 +102,7 @@ def test_a_rank_beats_and_ends_by_itself(tmp_path: Path) -> None:
     assert beats[-1].at_s == pytest.approx(time.time(), abs=20)
 
 
-def test_one_that_is_told_to_end_says_so(tmp_path: Path) -> None:
+def test_a_rank_reports_sigterm(tmp_path: Path) -> None:
     process, file = start(tmp_path, 60), tmp_path / "12.1.3.beats"
     until = time.monotonic() + 20
     while not (file.exists() and file.read_text()) and time.monotonic() < until:
@@ -112,7 +112,7 @@ def test_one_that_is_told_to_end_says_so(tmp_path: Path) -> None:
     assert file.read_text().splitlines()[-1].startswith("sigterm 12 1 3 node3 ")
 
 
-def test_one_whose_experiment_is_over_ends_at_once(tmp_path: Path) -> None:
+def test_a_rank_without_its_directory_ends_at_once(tmp_path: Path) -> None:
     assert start(tmp_path / "gone", 60).wait(20) != 0
     process, file = start(tmp_path, 60), tmp_path / "12.1.3.beats"
     until = time.monotonic() + 20

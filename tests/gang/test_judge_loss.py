@@ -104,7 +104,7 @@ def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
     assert "n0's clock is off by +29." in found[OLD][1]
 
 
-def test_a_gang_that_waits_for_what_others_took() -> None:
+def test_a_gang_that_waits_for_nodes_that_others_took() -> None:
     gang = Gang("B", 3, ("1",), 240.0, 100.0)
 
     def shown(t: float) -> dict[str, JobRecord]:
@@ -133,7 +133,7 @@ def started_twice(t: float) -> dict[str, JobRecord]:
     return {"1": holds("1", *NODES, restarts=1) if t < 300 else over("1", "CANCELLED", 1)}
 
 
-def test_the_life_that_is_lost_is_the_one_that_ran() -> None:
+def test_the_start_that_lost_its_node_is_the_one_that_ran() -> None:
     gang = Gang("B", 3, ("1",), 2400.0, 100.0)
     page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
     promise = GangCriterion.model_validate(page)

@@ -53,7 +53,7 @@ def test_it_waits_with_a_reason() -> None:
     assert said[0] == FAIL
 
 
-def test_one_that_ran_was_not_larger_than_the_cluster() -> None:
+def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
     def runs(t: float) -> dict[str, JobRecord]:
         if t < 108:
             return {"9": waits("9")}
@@ -69,7 +69,7 @@ def test_one_that_ran_was_not_larger_than_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("words", ["FAILED (BadConstraints)", "FAILED (NonZeroExitCode)"])
-def test_one_that_is_over_at_once(words: str) -> None:
+def test_a_large_gang_that_is_over_at_once(words: str) -> None:
     said = untold(lambda t: {"9": over("9", words)})
     assert said is not None
     assert said[0] == UNKNOWN
@@ -81,7 +81,7 @@ class RefusesAll(Scheduler):
         raise Refused("invalid option -- 'I'")
 
 
-def test_a_refusal_of_everything_says_nothing_of_size() -> None:
+def test_a_refusal_of_every_job_is_inconclusive() -> None:
     found = verdicts(ran("oversize", RefusesAll()))
     assert found[UNTOLD] == UNKNOWN
     assert FAIL not in found.values()

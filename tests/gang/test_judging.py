@@ -155,7 +155,7 @@ def bound(job: str, began: float, whole: float) -> Shown:
     return at
 
 
-def test_who_took_too_long_comes_first_and_those_who_did_not_are_not_blamed() -> None:
+def test_the_longest_parts_are_blamed_first_and_short_ones_never() -> None:
     gangs = tuple(Gang(f"G{n}", 3, (str(n),), 5.0, 100.0) for n in range(7))
     starts = [(101.0 + 10 * n, 101.5 + 10 * n) for n in range(5)]
     shown = both(*[bound(str(n), *at) for n, at in enumerate([*starts, (151, 155), (161, 168)])])
@@ -176,7 +176,7 @@ def fails_unseen(job: str) -> Shown:
     return lambda t: {job: waits(job, "Priority") if t < 101 else failed}
 
 
-def test_a_gang_that_failed_between_two_looks_is_told_so() -> None:
+def test_a_gang_that_failed_between_two_looks() -> None:
     found = raced(watched(both(fails_unseen("1"), fails_unseen("2")), [], 180), 178.0)
     assert found[NEVER][0] == FAIL
     assert "0 of 3 nodes at most, FAILED (NonZeroExitCode)" in found[NEVER][1]
@@ -236,7 +236,7 @@ class Reasons(Scheduler):
         return {job: replace(r, status=why) if job in waiting else r for job, r in found.items()}
 
 
-def test_every_reason_of_a_state_is_told() -> None:
+def test_every_reason_of_a_state_is_recorded() -> None:
     done = run("filled", Reasons(), rounds=1)
     [note] = [f.note for f in done.measurements if f.name == "filled 1: B: waiting"]
     assert note.startswith("PENDING (Priority) 1."), note

@@ -31,7 +31,7 @@ NODES = ("node0", "node1")
         ("CANCELLED", [], Phase.OVER),
     ],
 )
-def test_what_a_job_does_with_nodes(state: str, flags: list[str], phase: Phase) -> None:
+def test_phases_of_jobs(state: str, flags: list[str], phase: Phase) -> None:
     job = JobState(7, "x", state, frozenset(flags), nodes=NODES)
     assert phase_of(job) is phase
     held = NODES if phase in (Phase.HOLDING, Phase.ENDING) else ()
@@ -57,7 +57,7 @@ def test_names_of_the_spec_become_options() -> None:
     assert str(caught.value).startswith("scheduler.names: queue: accepted for slurm: partition, ")
 
 
-def test_what_is_submitted(tmp_path: Path) -> None:
+def test_the_batch_script(tmp_path: Path) -> None:
     directory = tmp_path / "it's here"
     text = script("/usr/bin/python3", directory, 5.0)
     first, command = text.split("\n", 1)
@@ -77,7 +77,7 @@ def test_a_failure_is_one_in_slurms_words() -> None:
     assert not any(failed(s) for s in ("COMPLETED", "CANCELLED", "NODE_FAIL", "RUNNING"))
 
 
-def test_who_else_is_on_the_nodes() -> None:
+def test_other_users_of_the_nodes() -> None:
     jobs = [
         JobState(7, "ours", "RUNNING", nodes=("n0",)),
         JobState(8, "theirs", "RUNNING", nodes=("n1", "n8"), user="bob"),

@@ -26,17 +26,17 @@ NODES = (
 SCONTROL = f"""#!/bin/sh
 case "$*" in
 *reservation*) echo "ReservationName=cert Nodes=n[4-5] State=ACTIVE";;
-*) echo "{chr(10).join(f"NodeName={name} {told}" for name, told in NODES)}";;
+*) echo "{chr(10).join(f"NodeName={name} {facts}" for name, facts in NODES)}";;
 esac
 """
 FAKES = {
     "scontrol": SCONTROL,
     "sinfo": "#!/bin/sh\necho 'gpu*'; echo all\n",
     "squeue": """#!/bin/sh
-case "$*" in *nodelist=*) echo "$*" >"$TOLD.asked"; cat "$TOLD.jobs";; esac
+case "$*" in *nodelist=*) echo "$*" >"$RECORD.asked"; cat "$RECORD.jobs";; esac
 """,
     "scancel": "#!/bin/sh\nexit 0\n",
-    "sbatch": '#!/bin/sh\nenv >"$TOLD"\nprintf "%s\\n" "$@" >"$TOLD.argv"\necho 17\n',
+    "sbatch": '#!/bin/sh\nenv >"$RECORD"\nprintf "%s\\n" "$@" >"$RECORD.argv"\necho 17\n',
 }
 
 
@@ -47,8 +47,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    (tmp_path / "told.jobs").write_text("")
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    (tmp_path / "record.jobs").write_text("")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_nodes_that_jobs_may_get(
         engine.close()
 
 
-def test_a_constraint_that_cannot_be_counted_is_said_at_once(tmp_path: Path) -> None:
+def test_a_constraint_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="which nodes have it cannot be counted here"):
         SlurmEngine(tmp_path, names={"constraint": "[rack1|rack2]"})
     assert not list(tmp_path.glob(".mnode-gang-*"))
@@ -87,9 +87,11 @@ def test_jobs_go_where_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
         assert engine.submit(GangRequest("A", nodes=1, runs_s=1.0, limit_s=60.0)) == ("17",)
     finally:
         engine.close()
-    told = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
-    assert told["SLURM_CONF"] == "/etc/slurm.conf"
-    assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(told)
+    given = dict(
+        line.partition("=")[::2] for line in (tmp_path / "record").read_text().splitlines()
+    )
+    assert given["SLURM_CONF"] == "/etc/slurm.conf"
+    assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(given)
 
 
 @contextmanager
@@ -104,7 +106,7 @@ def engine_of(directory: Path, *args: str, **names: str) -> Iterator[SlurmEngine
 def submitted(directory: Path, among: tuple[str, ...], *args: str) -> list[str]:
     with engine_of(directory, *args) as engine:
         engine.submit(GangRequest("A", 1, 1.0, 60.0, among))
-    return (directory / "told.argv").read_text().splitlines()
+    return (directory / "record.argv").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_options_that_leave_out_nodes(tmp_path: Path, args: list[str], nodes: li
         ([], (), None),
     ],
 )
-def test_nodes_left_out_are_so_for_sbatch_too(
+def test_left_out_nodes_are_left_out_by_sbatch_too(
     tmp_path: Path, args: list[str], among: tuple[str, ...], out: str | None
 ) -> None:
     words = submitted(tmp_path, among, *args)
@@ -226,14 +228,14 @@ def test_a_reservations_nodes_in_the_words_of_any_version(tmp_path: Path, state:
         }
 
 
-def test_who_else_has_the_nodes_is_asked_of_these_nodes(tmp_path: Path) -> None:
+def test_other_jobs_are_listed_for_these_nodes_only(tmp_path: Path) -> None:
     with engine_of(tmp_path) as engine:
         ours = engine._job_name
-        (tmp_path / "told.jobs").write_text(
+        (tmp_path / "record.jobs").write_text(
             f"7|RUNNING|me|n0|{ours}\n8|COMPLETING|bob|n[1-3]|a|b c\n9|PENDING|bob||x\n"
         )
         assert engine.others(["n0", "n1", "n2"]) == dict.fromkeys(("n1", "n2"), "job 8 of bob")
-        assert "--nodelist=n0,n1,n2" in (tmp_path / "told.asked").read_text()
+        assert "--nodelist=n0,n1,n2" in (tmp_path / "record.asked").read_text()
 
 
 def test_heartbeats_that_cannot_be_read_are_counted(

@@ -96,7 +96,7 @@ TESTS = """
         (tmp_path / "done").touch()
         assert job.wait(40).ok
 
-    def test_what_does_not_end_is_killed_and_a_failure_is_not_requeued(
+    def test_stubborn_ranks_are_killed_and_a_failure_is_not_requeued(
         cluster, argv, quick, tmp_path
     ):
         job = cluster.launch(Job([*argv, "stubborn"], nodes=1, env=quick, requeues=1))
@@ -108,7 +108,7 @@ TESTS = """
         (tmp_path / "broken.1.0").touch()
         assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 1
 
-    def test_a_rank_that_says_75_was_preempted(cluster, argv, quick, tmp_path):
+    def test_a_rank_with_exit_status_75_was_preempted(cluster, argv, quick, tmp_path):
         env = {**quick, "GLOO_SOCKET_IFNAME": "mgmt0"}
         job = cluster.launch(Job(argv, nodes=["node2"], requeues=1, env=env))
         until(job, " 0 0 1 mgmt0 =fab0 node2")

@@ -195,7 +195,7 @@ def test_a_script_is_submitted_with_the_environment_of_the_job(programs: Path) -
     assert "LC_ALL" not in (programs / "sbatch.env").read_text()
 
 
-def test_what_sbatch_refuses_is_one_line(programs: Path) -> None:
+def test_a_refusal_by_sbatch_is_one_line(programs: Path) -> None:
     program(programs, "sbatch", SBATCH)
     env = answers(1, "", "sbatch: error: Batch job submission failed: Invalid account\n")
     with pytest.raises(SlurmError, match=r"^sbatch: Batch job submission failed: Invalid account$"):
@@ -249,7 +249,7 @@ def test_a_job_meets_at_the_address_of_its_first_node(programs: Path, address: s
     assert start.port > 0
 
 
-def test_a_job_that_cannot_learn_its_nodes_says_so(programs: Path) -> None:
+def test_a_job_without_a_node_list(programs: Path) -> None:
     done = batch(programs, "127.0.0.1", "echo no controller >&2; exit 1")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == [

@@ -113,7 +113,7 @@ def test_names_that_the_launcher_knows() -> None:
         names_of(nodes, ["gone"], known)
 
 
-def test_a_short_name_stands_for_the_one_node_that_has_it() -> None:
+def test_a_short_name_of_one_node() -> None:
     nodes = [
         NodeState("gpu1.a.org", "IDLE", hostname="gpu1.a.org"),
         NodeState("gpu2.a.org", "IDLE"),

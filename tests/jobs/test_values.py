@@ -147,7 +147,7 @@ def test_environment_of_a_start() -> None:
     assert "NCCL_SOCKET_IFNAME" not in start.env(Job(["x"]), "node0", None, {})
 
 
-def test_exit_codes_of_ranks_are_read_from_what_torchrun_says() -> None:
+def test_exit_codes_of_ranks_in_torchruns_output() -> None:
     assert exit_codes(REPORT) == (-9, 75)
     assert exit_codes("exitcode: seventy") == ()
     assert was_preempted(["", REPORT])

@@ -21,7 +21,7 @@ def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) 
     return wrong_variables(expected(style, per_node), reports)
 
 
-def test_more_accelerators_than_asked_for_are_told() -> None:
+def test_more_accelerators_than_asked_for_are_listed() -> None:
     wanted = expected("torchrun", 2, accelerators=2)
     reports = right(wanted)
     assert more_visible(wanted, reports) == []
@@ -99,7 +99,7 @@ def test_devices_themselves_say_more_than_their_numbers() -> None:
         ({"name": "x"}, None),
     ],
 )
-def test_a_rank_says_which_devices_it_sees(
+def test_ids_of_the_visible_devices(
     properties: dict[str, object], ids: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = runpy.run_path(str(CONTRACT))

@@ -93,9 +93,7 @@ def test_names_node_rank_and_variable(
         ("megatron", "SLURM_NODEID", "3", "SLURM_NODEID=3, must be 2"),
     ],
 )
-def test_judges_what_is_a_styles_own(
-    style: str, variable: str, value: str | None, line: str
-) -> None:
+def test_variables_of_one_style(style: str, variable: str, value: str | None, line: str) -> None:
     reports = changed(right(expected(style)), 4, **{variable: value})
     assert f"node2 rank 4: {line}" in said(reports, style)
 
@@ -112,7 +110,7 @@ def test_judges_what_is_a_styles_own(
         ("megatron", "SLURM_JOB_NUM_NODES", "4(x2)"),
     ],
 )
-def test_what_is_set_and_no_number_is_named(style: str, variable: str, value: str) -> None:
+def test_optional_variables_must_be_numbers(style: str, variable: str, value: str) -> None:
     reports = changed(right(expected(style)), 4, **{variable: value})
     assert said(reports, style) == [f"node2 rank 4: {variable}={value!r} is not a number"]
 
@@ -134,12 +132,12 @@ def test_a_port_that_is_none_is_named(port: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"])
-def test_a_rank_that_the_scheduler_started_knows_what_it_is_there(name: str) -> None:
+def test_a_scheduled_rank_has_the_schedulers_numbers(name: str) -> None:
     reports = changed(right(expected("megatron")), 4, **{name: None})
     assert said(reports, "megatron") == [f"node2 rank 4: {name} is not set"]
 
 
-def test_deepspeed_need_not_set_what_only_some_versions_do() -> None:
+def test_variables_that_only_some_deepspeed_versions_set() -> None:
     reports = changed(right(expected("deepspeed")), 4, CROSS_RANK=None, CROSS_SIZE=None)
     assert said(reports, "deepspeed") == []
 
@@ -181,7 +179,7 @@ def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
     assert wrong_variables(two, reports) == lines[3:]
 
 
-def test_of_what_was_not_reported_nothing_is_said() -> None:
+def test_missing_facts_are_not_judged() -> None:
     wanted = expected("torchrun", 1)
     reports = right(wanted)
     silent = {"contract", "names", "interfaces", "master_is_here", "arguments"}
@@ -195,7 +193,7 @@ def test_of_what_was_not_reported_nothing_is_said() -> None:
     assert not_reported([], ["names"]) == "no rank reported"
 
 
-def test_leaks_are_named_and_what_launchers_set_is_none() -> None:
+def test_leaks_are_named_and_launchers_variables_are_none() -> None:
     wanted = expected()
     reports = right(wanted)
     names = reports[3].names | {"MNODE_CANARY", "SECRET_TOKEN", "TORCHELASTIC_RUN_ID", "PWD"}
@@ -244,7 +242,7 @@ def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
         (Met(9, 45, tuple(range(9))), "", "met: 9 of 8 ranks by a collective"),
     ],
 )
-def test_who_did_not_meet_all_is_named(met: Met | None, error: str, line: str) -> None:
+def test_ranks_that_did_not_meet_all_others(met: Met | None, error: str, line: str) -> None:
     [wrong] = not_met(expected(), but(right(expected()), 6, met=met, error=error))
     assert wrong.startswith(f"node3 rank 6: {line}")
 

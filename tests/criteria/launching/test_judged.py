@@ -30,7 +30,7 @@ def recorded(one: Started) -> dict[str, Measurement]:
     return {m.name.removeprefix("torchrun: "): m for m in judged}
 
 
-def test_a_right_job_passes_and_says_as_whom_it_ran() -> None:
+def test_a_right_job_passes_with_its_user_in_the_note() -> None:
     found = recorded(started())
     assert {m.verdict for m in found.values()} == {Verdict.PASS}
     assert len(found) == 7
@@ -53,7 +53,7 @@ def test_a_leak_is_the_culprit() -> None:
     assert red(found) == {"variables leaked": said}
 
 
-def test_jobs_of_one_rank_are_told_from_one_job() -> None:
+def test_jobs_of_one_rank_are_not_one_job() -> None:
     reports = [replace(report, met=Met(1, 1, (0,))) for report in right(expected())]
     found = recorded(started(reports))
     assert set(red(found)) == {"ranks that met all others", "ranks in the smallest group that met"}
@@ -93,7 +93,7 @@ def test_a_job_that_failed_names_its_cause() -> None:
     assert cause not in started(output=said).text()
 
 
-def test_a_node_that_failed_counts_while_the_others_still_wait_for_it() -> None:
+def test_a_failed_node_counts_while_others_wait_for_it() -> None:
     codes = {"node0": None, "node1": 1, "node2": None, "node3": None}
     failed = recorded(started([], codes=codes))["nodes on which the job failed"]
     assert (failed.verdict, failed.value) == (Verdict.FAIL, 1)
@@ -105,7 +105,7 @@ def test_a_node_that_failed_counts_while_the_others_still_wait_for_it() -> None:
     assert ended.culprit == "node0, node2, node3"
 
 
-def test_nothing_said_or_not_ended_is_never_a_pass() -> None:
+def test_missing_reports_or_a_job_not_ended_never_pass() -> None:
     found = recorded(started([], codes=dict.fromkeys(NODES)))
     assert open_(found) == set(found)
     found = recorded(started([]))
@@ -123,13 +123,13 @@ def test_nothing_said_or_not_ended_is_never_a_pass() -> None:
         ("arguments", "variables wrong"),
     ],
 )
-def test_what_a_rank_did_not_report_is_no_pass(fact: str, judged: str) -> None:
+def test_a_missing_fact_is_inconclusive(fact: str, judged: str) -> None:
     found = recorded(started(but(right(expected()), 5, missing=frozenset({fact}))))
     assert (open_(found), red(found)) == ({judged}, {})
     assert found[judged].note == f"node2 rank 5: reported no {fact} (1 of 8 ranks)"
 
 
-def test_what_others_reported_counts_all_the_same() -> None:
+def test_reports_of_other_ranks_still_count() -> None:
     reports = but(right(expected()), 5, missing=frozenset({"names"}))
     found = recorded(started(but(reports, 2, names=reports[2].names | {"MNODE_CANARY"})))
     assert list(red(found)) == ["variables leaked"]
@@ -222,7 +222,7 @@ def absent(*texts: str, seconds: float = 1.5) -> dict[str, Measurement]:
 LINE = "rank 3 of 4 never came within 1 s (ranks 0-2 on node0,node1,node2 did)"
 
 
-def test_all_name_the_one_that_was_held_back() -> None:
+def test_all_ranks_name_the_absent_one() -> None:
     assert {m.verdict for m in absent(LINE, LINE, LINE).values()} == {Verdict.PASS}
     late = f"rank 2 of 4 on node2 came after the others had given up: {LINE}"
     assert {m.verdict for m in absent(LINE, LINE, late).values()} == {Verdict.PASS}

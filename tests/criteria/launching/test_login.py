@@ -79,7 +79,7 @@ class TestAsNobody:
         assert [line.split()[1] for line in lines if line.startswith("CapEff")] == ["0" * 16]
         assert not Path(lines[2]).exists()
 
-    def test_says_why_not(self, tmp_path: Path) -> None:
+    def test_the_reason_for_running_as_root(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
         (tmp_path / "x").touch()
         for doing, key in (("read", "must_read"), ("run", "must_run")):
@@ -101,7 +101,7 @@ def test_ends_with_the_first_failure_and_all_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end_it_ends_all_that_is_below(number: signal.Signals) -> None:
+def test_a_signal_ends_all_descendants(number: signal.Signals) -> None:
     # A grandchild in a session of its own, whose parent is gone.
     hidden = "setsid sh -c 'sleep 301' & sleep 300"
     process = start(plan([SHELL, "-c", hidden], [SHELL, "-c", "trap '' TERM; sleep 302"]))
@@ -117,7 +117,7 @@ def test_told_to_end_it_ends_all_that_is_below(number: signal.Signals) -> None:
     assert [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_what_a_job_leaves_running_is_ended_with_it() -> None:
+def test_processes_left_by_a_job_are_ended() -> None:
     process = start(plan([SHELL, "-c", "setsid sleep 303 & echo $!"]))
     out, _ = process.communicate(timeout=30)
     pid = int(out.splitlines()[-1])

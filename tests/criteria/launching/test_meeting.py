@@ -42,7 +42,7 @@ def test_all_meet_and_the_group_works_with_the_usual_limit(told: dict[str, Told]
     assert texts(told["all"]) == ["sum 4 limit 1800 sum 4 limit 1800"] * 4
 
 
-def test_what_killed_ranks_left_in_a_kept_store_counts_for_nothing(told: dict[str, Told]) -> None:
+def test_keys_of_killed_ranks_in_a_kept_store_do_not_count(told: dict[str, Told]) -> None:
     assert texts(told["killed while waiting"]) == ["killed"] * 3
     assert texts(told["in the same store"]) == ["sum 4 limit 1800 sum 4 limit 1800"] * 4
     assert texts(told["after a meeting that never ended"]) == ["sum 4 limit 1800"] * 4
@@ -61,7 +61,7 @@ def test_what_killed_ranks_left_in_a_kept_store_counts_for_nothing(told: dict[st
         ("rank 1 twice", 4, r"rank 2 .*; rank 1 came twice, from \S+ \(pid N\) and \S+ \(pid N\)"),
     ],
 )
-def test_every_rank_names_who_never_came(
+def test_every_rank_names_the_absent_one(
     told: dict[str, Told], meeting: str, ranks: int, line: str
 ) -> None:
     found = texts(told[meeting])
@@ -72,7 +72,7 @@ def test_every_rank_names_who_never_came(
 
 
 @pytest.mark.parametrize(("rank", "others"), [(0, "1-3"), (3, "0-2")])
-def test_who_comes_late_hears_what_the_others_said(
+def test_a_late_rank_gets_the_error_of_the_others(
     told: dict[str, Told], rank: int, others: str
 ) -> None:
     before = texts(told[f"rank {rank} late, others before"])[0]
@@ -83,7 +83,7 @@ def test_who_comes_late_hears_what_the_others_said(
     assert re.fullmatch(who + re.escape(said), late), late
 
 
-def test_after_one_that_was_late_all_may_meet(told: dict[str, Told]) -> None:
+def test_all_meet_after_a_late_rank(told: dict[str, Told]) -> None:
     for meeting in ("in time again", "after one that was late"):
         assert texts(told[meeting]) == ["sum 4 limit 1800"] * 4
 
@@ -104,12 +104,12 @@ def test_after_one_that_was_late_all_may_meet(told: dict[str, Told]) -> None:
         ("outside", r"EnvironmentContractError: RANK=4 is outside WORLD_SIZE=4$"),
     ],
 )
-def test_says_what_is_wrong(told: dict[str, Told], meeting: str, line: str) -> None:
+def test_errors_name_the_cause(told: dict[str, Told], meeting: str, line: str) -> None:
     first = texts(told[meeting])[0]
     assert re.match(line, first), first
 
 
-def test_two_ranks_0_are_told_apart(told: dict[str, Told]) -> None:
+def test_two_processes_with_rank_0(told: dict[str, Told]) -> None:
     assert any("could not keep the store" in text for text in texts(told["rank 0 twice"]))
     kept = texts(told["rank 0 twice, store kept"])
     assert sum("another process came as rank 0" in text for text in kept) == 1, kept
@@ -146,7 +146,7 @@ def test_names_ranks_and_nodes(came: dict[int, Arrival], line: str) -> None:
     assert never_came(4, came, 30) == line
 
 
-def test_names_who_came_twice() -> None:
+def test_a_rank_that_came_twice() -> None:
     came = {0: ONE_A_NODE[0], 1: ONE_A_NODE[1]}
     line = never_came(3, came, 2.5, {1: "node1 (pid 7) and node2 (pid 9)"})
     assert line == (
@@ -161,7 +161,7 @@ def test_where_all_came_nobody_is_named() -> None:
     assert line.startswith("all 4 ranks came, but not all of them within 2 s; rank 1 came twice")
 
 
-def test_who_came_late_is_told_what_was_said_of_it() -> None:
+def test_the_line_of_a_late_rank() -> None:
     before = never_came(4, {0: ONE_A_NODE[0], 1: ONE_A_NODE[1]}, 2)
     late = {2: ONE_A_NODE[2], 3: ONE_A_NODE[3]}
     assert came_late(4, late, before) == (

@@ -48,7 +48,7 @@ def submission(files: Path, **texts: str) -> SbatchSubmission:
     return made
 
 
-def test_what_a_node_said_is_its_own(tmp_path: Path) -> None:
+def test_output_of_a_node_is_its_own(tmp_path: Path) -> None:
     said = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
     made = submission(tmp_path, **said)
     (tmp_path / "slurm.out").write_text("!")
@@ -82,7 +82,7 @@ def waiting(files: Path, state: JobState) -> SbatchSubmission:
     return made
 
 
-def test_a_script_that_is_held_is_not_waited_for_and_slurms_reason_is_told(tmp_path: Path) -> None:
+def test_a_held_script_is_not_waited_for(tmp_path: Path) -> None:
     held = JobState(7, "x", "PENDING", reason="user_env_retrieval_failed_requeued_held")
     made = waiting(tmp_path, held)
     outcome = made.wait(60)

@@ -102,7 +102,7 @@ def run(wanted: LaunchJob, site: Path, tmp_path: Path) -> tuple[str, dict[str, i
 
 
 @pytest.mark.parametrize("style", ["deepspeed", "megatron"])
-def test_ranks_of_a_script_meet_and_find_what_they_must(
+def test_ranks_of_a_script_meet_in_the_right_environment(
     style: str, site: Path, tmp_path: Path
 ) -> None:
     wanted = job(style)
@@ -125,7 +125,7 @@ def test_a_task_that_fails_leaves_its_own_status(site: Path, tmp_path: Path) -> 
     assert run(wanted, site, tmp_path)[1] == {"code-n0-0": 0, "code-n1-1": 3}
 
 
-def test_one_torchrun_a_node_told_by_slurm_which() -> None:
+def test_one_torchrun_per_node_with_slurms_node_number() -> None:
     text = task_text(
         job("torchrun", command=["python", "t.py", "--x"]), SiteEnvironment({}, {}, "/s")
     )
@@ -162,7 +162,7 @@ def test_an_image_is_sruns_business_where_it_has_the_plugin() -> None:
     assert not srun_takes_images("  --container              Path to OCI container bundle\n")
 
 
-def test_what_slurm_and_the_profile_add_is_no_leak() -> None:
+def test_variables_of_slurm_and_of_the_profile_are_no_leak() -> None:
     outside = frozenset({"SLURM_JOB_ID", "PYENV_ROOT", "MNODE_CANARY"})
     expected = Expected("torchrun", made.NODES, 2, 0, outside=outside)
     seen = made.right(expected)
