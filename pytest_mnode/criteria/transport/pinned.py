@@ -58,6 +58,10 @@ class _Rank:
     def against(self, case: Case, text: str) -> Remark:
         return self.about.against(case, text)
 
+    def blame(self, case: Case, name: str, text: str) -> Remark:
+        """A setting that contradicts the promise."""
+        return self.about.against(case, f"{self.shown(name)} {text}")
+
     def missing(self, text: str) -> Remark:
         return self.about.missing(Case.UNREADABLE, text)
 
@@ -86,9 +90,7 @@ def _gloo(one: _Rank) -> Iterator[Remark]:
     names = [name.strip() for name in written.split(",") if name.strip()]
     wrong = [name for name in names if not one.spec.fabric.has_interface(name)]
     if wrong or not names:
-        yield one.against(
-            Case.WRONG_INTERFACE, f"{one.shown('GLOO_SOCKET_IFNAME')} is not {_fabric(one.spec)}"
-        )
+        yield one.blame(Case.WRONG_INTERFACE, "GLOO_SOCKET_IFNAME", f"is not {_fabric(one.spec)}")
 
 
 def _nccl(one: _Rank) -> Iterator[Remark]:
@@ -112,54 +114,49 @@ def _network(one: _Rank) -> Iterator[Remark]:
     kind = one.spec.fabric.kind
     net = (one.value("NCCL_NET") or "").strip()
     if kind in ("infiniband", "roce") and is_on(one.value("NCCL_IB_DISABLE")):
-        yield one.against(Case.IB_DISABLED, f"{one.shown('NCCL_IB_DISABLE')} switches RDMA off")
+        yield one.blame(Case.IB_DISABLED, "NCCL_IB_DISABLE", "switches RDMA off")
     sockets = net.lower() in ("socket", "fastsocket")
     if sockets and kind != "ethernet":
-        yield one.against(
-            Case.NET_CHOSEN, f"{one.shown('NCCL_NET')} chooses sockets where {kind} is promised"
-        )
+        yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses sockets where {kind} is promised")
     elif net.upper() == "IB" and kind in ("efa", "ethernet"):
-        yield one.against(
-            Case.NET_CHOSEN, f"{one.shown('NCCL_NET')} chooses verbs where {kind} is promised"
-        )
+        yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses verbs where {kind} is promised")
     elif net and not sockets:
         yield one.note(f"{one.shown('NCCL_NET')}: a fallback would be an error")
     if kind == "efa":
         plugin = (one.value("NCCL_NET_PLUGIN") or "").strip().lower()
         if plugin == "none":
-            yield one.against(
-                Case.NET_CHOSEN, f"{one.shown('NCCL_NET_PLUGIN')}: EFA needs its plugin"
+            yield one.blame(
+                Case.NET_CHOSEN, "NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"
             )
         provider = (one.value("FI_PROVIDER") or "").strip()
         chosen = Selection.of(provider.lower().replace("^", "", 1))
         takes_efa = any(name.startswith("efa") for name, _ in chosen.names)
         if provider and takes_efa is provider.startswith("^"):
-            yield one.against(
-                Case.NET_CHOSEN, f"{one.shown('FI_PROVIDER')} leaves out efa, which is promised"
-            )
+            yield one.blame(Case.NET_CHOSEN, "FI_PROVIDER", "leaves out efa, which is promised")
 
 
 def _devices(one: _Rank) -> Iterator[Remark]:
-    written = one.value("NCCL_IB_HCA")
-    if not written or one.spec.fabric.kind == "efa":
+    variable, fabric = "NCCL_IB_HCA", one.spec.fabric
+    written = one.value(variable)
+    if not written or fabric.kind == "efa":
         return
-    shown, fabric = one.shown("NCCL_IB_HCA"), one.spec.fabric
     if one.node.machine.rdma is None:
-        yield one.missing(f"{shown}: not known which devices it takes: none could be listed")
+        yield one.missing(
+            f"{one.shown(variable)}: not known which devices it takes: none could be listed"
+        )
         return
     chosen = Selection.of(written)
     there = [p for p in one.node.machine.ports if p.active is not False]
     taken = {p.device for p in there if chosen.takes(p.device, p.number)}
     ours = {p.device for p in there if fabric.has_interface(p.device)}
     if not taken:
-        yield one.against(Case.NO_DEVICE, f"{shown} takes no RDMA device of this node")
+        yield one.blame(Case.NO_DEVICE, variable, "takes no RDMA device of this node")
         return
     if left_out := sorted(ours - taken):
-        yield one.against(Case.RAIL_DOWN, f"{shown} leaves out {', '.join(left_out)} of the fabric")
+        yield one.blame(Case.RAIL_DOWN, variable, f"leaves out {', '.join(left_out)} of the fabric")
     if stray := sorted(taken - ours):
-        yield one.against(
-            Case.STRAY_RAIL, f"{shown} takes {', '.join(stray)}, not of {_fabric(one.spec)}"
-        )
+        text = f"takes {', '.join(stray)}, not of {_fabric(one.spec)}"
+        yield one.blame(Case.STRAY_RAIL, variable, text)
 
 
 def _gids(one: _Rank) -> Iterator[Remark]:
@@ -169,28 +166,25 @@ def _gids(one: _Rank) -> Iterator[Remark]:
     version = version_numbers(one.nccl_version)
     reads_it = version is None or version >= GID_CHOSEN_SINCE
     if reads_it and asked in (1, 2) and f"v{asked}" != one.roce_version:
-        yield one.against(
-            Case.GID_TYPE,
-            f"{one.shown('NCCL_IB_ROCE_VERSION_NUM')} where RoCE {one.roce_version} is promised",
-        )
-    index = number(one.value("NCCL_IB_GID_INDEX"))
+        text = f"where RoCE {one.roce_version} is promised"
+        yield one.blame(Case.GID_TYPE, "NCCL_IB_ROCE_VERSION_NUM", text)
+    variable = "NCCL_IB_GID_INDEX"
+    index = number(one.value(variable))
     if index is None or index < 0:
         return
-    shown = one.shown("NCCL_IB_GID_INDEX")
     wrong: dict[str, list[str]] = {}
     for port in one.node.fabric_ports(one.spec):
         types = gid_types(port)
         if types is None:
-            yield one.missing(f"{shown}: types of the GIDs of {port.name} could not be read")
+            text = f"{one.shown(variable)}: types of the GIDs of {port.name} could not be read"
+            yield one.missing(text)
         elif index not in types:
-            yield one.against(Case.GID_TYPE, f"{shown}: {port.name} has no such GID")
+            yield one.blame(Case.GID_TYPE, variable, f"is no GID of {port.name}")
         elif types[index] != one.roce_version:
             wrong.setdefault(types[index], []).append(port.name)
     for type_, names in wrong.items():
-        yield one.against(
-            Case.GID_TYPE,
-            f"{shown} is RoCE {type_} on {', '.join(names)}, promised {one.roce_version}",
-        )
+        text = f"is RoCE {type_} on {', '.join(names)}, promised {one.roce_version}"
+        yield one.blame(Case.GID_TYPE, variable, text)
 
 
 def _ports(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Remark]:
@@ -217,34 +211,34 @@ def _ports(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Remark]:
 
 def _interfaces(one: _Rank) -> Iterator[Remark]:
     """Interfaces of NCCL's sockets; with RDMA they carry only the set-up of connections."""
-    written = one.value("NCCL_SOCKET_IFNAME")
+    variable = "NCCL_SOCKET_IFNAME"
+    written = one.value(variable)
     if not written:
         return
-    shown = one.shown("NCCL_SOCKET_IFNAME")
     if one.node.machine.interfaces is None:
-        yield one.missing(f"{shown}: not known which interfaces it takes: none could be listed")
+        text = f"{one.shown(variable)}: not known which interfaces it takes: none could be listed"
+        yield one.missing(text)
         return
     fabric = one.spec.fabric
     names = [name for name in one.node.machine.by_name if name != "lo"]
     taken = Selection.of(written).taken(names)
     if not any(fabric.has_interface(name) for name in taken):
         over = f"takes {', '.join(taken)}" if taken else "takes no interface of this node"
-        yield one.against(Case.WRONG_INTERFACE, f"{shown} {over}, not {_fabric(one.spec)}")
+        yield one.blame(Case.WRONG_INTERFACE, variable, f"{over}, not {_fabric(one.spec)}")
     elif stray := [name for name in taken if not fabric.has_interface(name)]:
-        yield one.against(
-            Case.STRAY_RAIL, f"{shown} takes {', '.join(stray)} beside {_fabric(one.spec)}"
-        )
+        text = f"takes {', '.join(stray)} beside {_fabric(one.spec)}"
+        yield one.blame(Case.STRAY_RAIL, variable, text)
 
 
 def _gpudirect(one: _Rank) -> Iterator[Remark]:
-    against = partial(one.against, Case.GPUDIRECT_OFF)
-    if distance(one.value("NCCL_NET_GDR_LEVEL") or one.value("NCCL_IB_GDR_LEVEL")) == 0:
-        name = "NCCL_NET_GDR_LEVEL" if one.value("NCCL_NET_GDR_LEVEL") else "NCCL_IB_GDR_LEVEL"
-        yield against(f"{one.shown(name)} switches GPUDirect off, which is promised")
+    blame = partial(one.blame, Case.GPUDIRECT_OFF)
+    level = "NCCL_NET_GDR_LEVEL" if one.value("NCCL_NET_GDR_LEVEL") else "NCCL_IB_GDR_LEVEL"
+    if distance(one.value(level)) == 0:
+        yield blame(level, "switches GPUDirect off, which is promised")
     if is_off(one.value("NCCL_NET_GDR_READ")):
-        yield against(f"{one.shown('NCCL_NET_GDR_READ')} sends through the host")
+        yield blame("NCCL_NET_GDR_READ", "sends through the host")
     if cost("FI_EFA_USE_DEVICE_RDMA", one.value("FI_EFA_USE_DEVICE_RDMA") or "", "efa", None):
-        yield against(f"{one.shown('FI_EFA_USE_DEVICE_RDMA')} switches RDMA reads off")
+        yield blame("FI_EFA_USE_DEVICE_RDMA", "switches RDMA reads off")
 
 
 def _others(one: _Rank) -> Iterator[Remark]:

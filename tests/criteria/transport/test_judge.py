@@ -172,7 +172,7 @@ def test_sockets_over_ip_over_infiniband() -> None:
     ("index", "words"),
     [
         ("0", "NCCL_IB_GID_INDEX=0 is RoCE v1 on mlx5_0:1, mlx5_1:1, "),
-        ("7", "NCCL_IB_GID_INDEX=7: mlx5_0:1 has no such GID"),
+        ("7", "NCCL_IB_GID_INDEX=7 is no GID of mlx5_0:1"),
         ("3", ""),
         ("-1", ""),
     ],
