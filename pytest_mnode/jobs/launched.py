@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
-from pytest_mnode.jobs import processes
+from pytest_mnode.jobs import job_processes
 from pytest_mnode.jobs.job import Job, JobEvent, JobResult
 from pytest_mnode.launchers.nodes import Nodes
 
@@ -61,7 +61,7 @@ class LaunchedJob(ABC):
         if rank is not None and not 0 <= rank < size:
             raise UsageError(f"rank={rank}: the job has {size}")
         # With the c10d rendezvous, torchrun assigns ranks to nodes: look on all nodes.
-        on = processes.living(self._cluster, self.nodes) if node is None else [node]
+        on = job_processes.living(self._cluster, self.nodes) if node is None else [node]
         wanted = "all" if rank is None else str(rank)
         done = self._signal(on, wanted, signal)
         if not done:
@@ -80,7 +80,7 @@ class LaunchedJob(ABC):
     def pids(self, node: str, rank: int | None = None) -> list[int]:
         """Pids on the node of one rank, or of all processes of the job there."""
         wanted = "all" if rank is None else str(rank)
-        return list(processes.pids(self._cluster, [node], self._id, wanted)[node])
+        return list(job_processes.pids(self._cluster, [node], self._id, wanted)[node])
 
     @abstractmethod
     def output(self, node: str) -> str:
@@ -112,7 +112,7 @@ class LaunchedJob(ABC):
 
     def _signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
         """Signal processes and note it by node and time; their pids."""
-        done = processes.signal(self._cluster, on, self._id, wanted, int(number))
+        done = job_processes.signal(self._cluster, on, self._id, wanted, int(number))
         for name, sent in done.items():
             if sent:
                 pids = tuple(pid for pid, _ in sent)
@@ -121,8 +121,8 @@ class LaunchedJob(ABC):
 
     def _kill(self, on: Iterable[str]) -> None:
         """SIGKILL all processes of the job. Raises ClusterError where that is not enough."""
-        there = processes.living(self._cluster, on)
-        killed, left = processes.end(self._cluster, there, self._id)
+        there = job_processes.living(self._cluster, on)
+        killed, left = job_processes.end(self._cluster, there, self._id)
         for name, pids in killed.items():
             if pids:
                 self._note("killed", name, pids)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_mnode.jobs import processes
+from pytest_mnode.jobs import job_processes
 from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
 from pytest_mnode.jobs.torchrun import Start, was_preempted
@@ -68,7 +68,7 @@ class RunningJob(LaunchedJob):
 
         `wait` requeues it where `Job.requeues` allows it.
         """
-        on = processes.living(self._cluster, self.nodes)
+        on = job_processes.living(self._cluster, self.nodes)
         self._signal(on, "torchrun", signals.SIGTERM)
         end = time.monotonic() + grace_s
         while time.monotonic() < end and self._still_running():
@@ -176,7 +176,7 @@ class RunningJob(LaunchedJob):
         suspects = [name for name in self.nodes if self._ended.get(name)]
         asked = dict.fromkeys((*suspects, *(self._job.spares if suspects else ())))
         self._asked_at = time.monotonic()
-        gone = {name for name in asked if not processes.is_there(self._cluster, name)}
+        gone = {name for name in asked if not job_processes.is_there(self._cluster, name)}
         for name in self.nodes:
             if name in gone and name not in self._lost:
                 self._lost += (name,)

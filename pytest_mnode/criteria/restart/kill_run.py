@@ -15,7 +15,7 @@ from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
 from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
-from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob, processes
+from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob, job_processes
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
 if TYPE_CHECKING:
@@ -175,9 +175,9 @@ class KillRun:
 
     def _alive(self, killed: Incarnation) -> list[str] | None:
         """Processes of a killed incarnation that still run; those of a lost node went with it."""
-        there = processes.living(self.cluster, killed.processes)
+        there = job_processes.living(self.cluster, killed.processes)
         try:
-            running = processes.alive(
+            running = job_processes.alive(
                 self.cluster, {node: killed.processes[node] for node in there}
             )
         except ClusterError:
