@@ -43,13 +43,13 @@ def cpu_quota(rack: Rack, node: Node, percent: float | None) -> Undo:
     """
     part = (percent or 30.0) / 100
     quota_us = max(LEAST_QUOTA_US, round(part * PERIOD_US))
-    keeper = rack.keeper_pid
-    assert keeper is not None
+    daemon = rack.daemon_pid
+    assert daemon is not None
     found = cgroups.hierarchy_of("cpu")
     if found is None:
         raise UsageError("needs control groups with the cpu controller, and there are none here")
     hierarchy, version = found
-    group = cgroups.group_of(hierarchy, keeper, node.name)
+    group = cgroups.group_of(hierarchy, daemon, node.name)
     home = cgroups.home_of(rack.pid_of(node), hierarchy, version)
     try:
         group.mkdir()

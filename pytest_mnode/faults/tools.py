@@ -32,7 +32,7 @@ def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
     left = [undo]
 
     def once() -> None:
-        if not left or rack.keeper_pid is None:
+        if not left or rack.daemon_pid is None:
             return
         act = left.pop()
         if on is not None:

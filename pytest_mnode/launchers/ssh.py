@@ -13,12 +13,12 @@ from typing import Any
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power
+from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.hostfile import Host
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.remote import looking, near, sending
 from pytest_mnode.launchers.remote.apart import mistaken
 from pytest_mnode.launchers.remote.asking import look_at, unusable
-from pytest_mnode.launchers.remote.connections import Connections
 from pytest_mnode.launchers.remote.looking import Look
 from pytest_mnode.launchers.remote.member import member
 from pytest_mnode.launchers.remote.openssh import CONNECT_S, LONGEST_SOCKET_PATH, OpenSsh

@@ -185,7 +185,7 @@ def test_processors_are_rationed(rack: Rack) -> None:
 
 
 def _groups(rack: Rack) -> list[str]:
-    root, name = Path("/sys/fs/cgroup"), f"mnode-{rack.keeper_pid}-*"
+    root, name = Path("/sys/fs/cgroup"), f"mnode-{rack.daemon_pid}-*"
     return [str(path) for path in (*root.glob(name), *root.glob(f"*/{name}"))]
 
 

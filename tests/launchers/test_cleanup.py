@@ -23,7 +23,7 @@ rack.start()
 argv = ["sh", "-c", "setsid sleep 61 & sleep 62"]
 on_node = subprocess.Popen(rack.commands(rack.nodes[:1], argv)[0])
 agent = subprocess.Popen(rack.agent_command(argv))
-print(rack.keeper_pid, flush=True)
+print(rack.daemon_pid, flush=True)
 input()
 if sys.argv[3] == "close":
     rack.close()

@@ -114,7 +114,7 @@ def test_a_rack_that_is_not_started_says_so() -> None:
 @pytest.mark.parametrize(
     "packet",
     [
-        Setup(Rack(2).plan, True, 7, ("/a b", "/c")),
+        Setup(Rack(2).plan, True),
         Request(1, SetLinkRate("node2", "fab0", 12.5)),
         Reply(3, "why"),
         Booted(1, 2),

@@ -133,15 +133,15 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
     assert rack.commands([rack.nodes[0]], ["true"])
 
 
-def test_the_end_of_the_keeper_is_the_end_of_all_nodes(one_node: Rack) -> None:
+def test_the_end_of_the_daemon_is_the_end_of_all_nodes(one_node: Rack) -> None:
     losses: Losses = queue.SimpleQueue()
     one_node.watch(lambda node, reason: losses.put((node, reason)))
     sleeper = subprocess.Popen(one_node.agent_command(["sleep", "60"]))
-    assert one_node.keeper_pid is not None
-    os.kill(one_node.keeper_pid, signal.SIGKILL)
-    assert losses.get(timeout=5) == ("node0", "the rack's keeper ended")
+    assert one_node.daemon_pid is not None
+    os.kill(one_node.daemon_pid, signal.SIGKILL)
+    assert losses.get(timeout=5) == ("node0", "the rack's first process ended")
     assert sleeper.wait(5) in (125, 137)
-    with pytest.raises(ClusterError, match="node0 is not there: the rack's keeper ended"):
+    with pytest.raises(ClusterError, match="node0 is not there: the rack's first process ended"):
         one_node.commands(one_node.nodes, ["true"])
     with pytest.raises(ClusterError, match="cannot switch nodes on: node0: the rack is down"):
         one_node.ask(PowerOn("node0"))

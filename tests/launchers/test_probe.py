@@ -90,7 +90,7 @@ def test_a_start_that_fails_gives_the_last_words(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     rack = Rack(1)
-    with pytest.raises(ClusterError, match="rack: start: the keeper is gone: no such thing"):
+    with pytest.raises(ClusterError, match="rack: start: the rack is gone: no such thing"):
         rack.start()
     with pytest.raises(ClusterError, match="node0 is not there: the rack is closed"):
         rack.commands(rack.nodes, ["true"])

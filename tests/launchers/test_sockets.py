@@ -111,7 +111,7 @@ def test_a_layout_with_a_place_on_no_socket_is_refused() -> None:
 def test_the_plan_crosses_the_line_whole() -> None:
     links = Link("fab0", 80), Link("mgmt0", 8)
     plan = Plan(2, *links, 1 << 20, Layout(accelerators=(0, 0, 1)), tuple(machine(4, 4)), "/x")
-    setup = Setup(plan, True, 1, ())
+    setup = Setup(plan, True)
     assert pickle.loads(pickle.dumps(setup)) == setup
 
 

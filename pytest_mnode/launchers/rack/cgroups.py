@@ -1,8 +1,8 @@
 """Control groups of a rack: made for one node, found by name again, removed with the rack.
 
-Only the standard library, as the keeper imports it. A group's name holds the keeper's pid and the
-node's name, so that whoever cleans up needs to be told nothing. It lies at the root of its
-hierarchy, for that is the one place where every version of cgroups allows it.
+Only the standard library. The name of a group holds the pid of the cleanup daemon and the name of
+the node, so that the daemon finds it. It lies at the root of its hierarchy, the one place where
+every version of cgroups allows it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def hierarchy_of(controller: str, root: str = ROOT) -> tuple[Path, int] | None:
     return None
 
 
-def group_of(hierarchy: Path, keeper_pid: int, node: str) -> Path:
+def group_of(hierarchy: Path, daemon_pid: int, node: str) -> Path:
     """The directory of a node's group; there, or not yet."""
-    return hierarchy / f"{GROUP_PREFIX}{keeper_pid}-{node}"
+    return hierarchy / f"{GROUP_PREFIX}{daemon_pid}-{node}"
 
 
-def remove_all(keeper_pid: int, root: str = ROOT) -> None:
+def remove_all(daemon_pid: int, root: str = ROOT) -> None:
     """Remove the groups of a rack whose processes are dead; what cannot be removed stays."""
     for hierarchy in hierarchies(root):
         with contextlib.suppress(OSError):
-            for group in hierarchy.glob(f"{GROUP_PREFIX}{keeper_pid}-*"):
+            for group in hierarchy.glob(f"{GROUP_PREFIX}{daemon_pid}-*"):
                 remove(group)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.rack import cgroups, probe
-from pytest_mnode.launchers.rack.line import Line
+from pytest_mnode.launchers.rack.channel import RackChannel
 from pytest_mnode.launchers.rack.plan import Link, Plan, check_rate
 from pytest_mnode.launchers.rack.protocol import Booted, Lost, Setup
 from pytest_mnode.launchers.rack.sockets import Layout
@@ -95,8 +95,8 @@ class Rack(Launcher):
         self._slots = [NodeSlot() for _ in self.nodes]
         self._lock = threading.Lock()
         self._watchers = Watchers("rack-watch")
-        self._line: Line | None = None
-        self._keeper: tuple[int, int] | None = None
+        self._channel: RackChannel | None = None
+        self._first: tuple[int, int] | None = None
         self._closed = False
 
     @staticmethod
@@ -106,16 +106,16 @@ class Rack(Launcher):
 
     def start(self) -> None:
         """Boot all nodes. Raises ClusterError that names the failed step."""
-        if self._line is not None:
+        if self._channel is not None:
             raise ClusterError("rack: started already")
         if self.plan.shown_at:
             Path(self.plan.shown_at).mkdir(parents=True, exist_ok=True)
         self._watchers.start()
-        setup = Setup(self.plan, self._rootless, os.getpid(), self._cleanup_dirs)
-        self._line = Line(setup, self._on_event)
+        setup = Setup(self.plan, self._rootless)
+        self._channel = RackChannel(setup, self._cleanup_dirs, self._on_event)
         try:
-            pid = self._line.await_up()
-            self._keeper = (pid, namespaces.process_start(pid))
+            pid = self._channel.await_up()
+            self._first = (pid, namespaces.process_start(pid))
         except OSError as error:
             self.close()
             raise ClusterError(f"rack: gone right after its start: {error}") from error
@@ -134,9 +134,9 @@ class Rack(Launcher):
 
         From there it enters a node by `namespaces.enter(namespace_pid)` in a forked child.
         """
-        if self._keeper is None:
+        if self._first is None:
             raise ClusterError("rack: not started" if not self._closed else "rack: closed")
-        return _enter(self._keeper, namespaces.RACK_KINDS, "rack", argv)
+        return _enter(self._first, namespaces.RACK_KINDS, "rack", argv)
 
     def namespace_pid(self, node: Node) -> int:
         """Pid of the node's first process inside the rack; raises NodeLostError if it is off."""
@@ -200,9 +200,9 @@ class Rack(Launcher):
         self._watchers.add(on_lost)
 
     @property
-    def keeper_pid(self) -> int | None:
+    def daemon_pid(self) -> int | None:
         """Pid of the process that the whole rack hangs on; None while there is none."""
-        return None if self._line is None or self._closed else self._line.pid
+        return None if self._channel is None or self._closed else self._channel.daemon_pid
 
     def pid_of(self, node: Node) -> int:
         """Pid of the node's first process as seen from here; NodeLostError if it is off."""
@@ -236,11 +236,11 @@ class Rack(Launcher):
         if self._closed:
             return
         self._closed = True
-        self._keeper = None
+        self._first = None
         try:
-            if self._line is not None:
-                self._line.close()
-                cgroups.remove_all(self._line.pid)  # the keeper has, unless it was killed
+            if self._channel is not None:
+                self._channel.close()
+                cgroups.remove_all(self._channel.daemon_pid)  # the daemon has, unless it was killed
         finally:
             with self._lock:
                 for slot in self._slots:
@@ -263,16 +263,16 @@ class Rack(Launcher):
         return self._slots[self.node(node.name).index]
 
     def _ask_rack(self, node: Node, request: LauncherRequest) -> None:
-        if self._line is None or self._closed:
+        if self._channel is None or self._closed:
             state = "closed" if self._closed else "not started"
             raise ClusterError(f"rack: cannot {request.does}: {node.name}: the rack is {state}")
-        self._line.ask(request, node.name)
+        self._channel.ask(request, node.name)
 
     def _outside(self, node: Node) -> tuple[int, int]:
         pid, slot = self.namespace_pid(node), self._slot(node)
         with self._lock:
-            if slot.outside is None and self._keeper is not None:
-                slot.outside = namespaces.child_outside(self._keeper[0], pid)
+            if slot.outside is None and self._first is not None:
+                slot.outside = namespaces.child_outside(self._first[0], pid)
             if slot.outside is None:
                 raise NodeLostError(node.name, f"{node.name} is not there: its first process ended")
             return slot.outside
@@ -286,7 +286,7 @@ class Rack(Launcher):
                 lost = [(event.node, event.reason)]
             else:
                 running = [i for i, slot in enumerate(self._slots) if slot.pid is not None]
-                lost = [(index, "the rack's keeper ended") for index in running]
+                lost = [(index, "the rack's first process ended") for index in running]
             for index, reason in lost:
                 self._slots[index] = NodeSlot(None, reason)
         for index, reason in lost:

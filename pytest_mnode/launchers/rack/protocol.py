@@ -12,12 +12,10 @@ PACKET_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Controller to keeper, first and once."""
+    """Controller to cleanup daemon, first and once."""
 
     plan: Plan
     rootless: bool
-    controller_pid: int
-    cleanup_dirs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

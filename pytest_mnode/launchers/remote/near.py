@@ -21,7 +21,8 @@ from subprocess import PIPE
 
 if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parents[3])
-from pytest_mnode.launchers.remote import child, ending, far, sending
+from pytest_mnode.launchers.cleanup import child
+from pytest_mnode.launchers.remote import ending, far, sending
 from pytest_mnode.machine import pidfd
 from pytest_mnode.protocol.listening_clock import ListeningClock
 

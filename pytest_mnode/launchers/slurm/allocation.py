@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import queue
-import subprocess
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.cleanup.client import ENDED, CleanupDaemon
 from pytest_mnode.launchers.hostlist import expand
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.slurm.commands import Slurm, said
 from pytest_mnode.launchers.slurm.nodes import NodeState
 from pytest_mnode.launchers.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
 
-HOLDER = str(Path(__file__).with_name("holder.py"))
 _LOOK_S = 5.0
 _CLOSE_S = 30.0
 
@@ -49,7 +45,9 @@ class Granted:
 
 
 class Allocation(Protocol):
-    """Where a run's nodes come from."""
+    """Where a run's nodes come from; `daemon` is to be started before `get`."""
+
+    daemon: CleanupDaemon
 
     def get(self, nodes: int) -> Granted:
         """At least so many nodes; ClusterError that names what is missing."""
@@ -66,6 +64,7 @@ class Surrounding:
     """The allocation that the controller runs in."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    daemon: CleanupDaemon = field(default_factory=lambda: CleanupDaemon(lambda _: None))
 
     def get(self, nodes: int) -> Granted:
         """See Allocation."""
@@ -99,8 +98,9 @@ class Held:
         self._gpus_per_node = gpus_per_node
         self._gpus: list[str] = []
         self.name = f"pytest-mnode-{uuid.uuid4().hex[:8]}"
-        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._holder: subprocess.Popen[str] | None = None
+        self._events: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        self.daemon = CleanupDaemon(self._events.put)
+        self._asked = False
         self._said: list[str] = []
         self._job: int | None = None
         self._ended: str | None = None
@@ -118,7 +118,8 @@ class Held:
                 if granted is not None:
                     return self._enough(granted, nodes)
                 if self._ended is not None:
-                    raise ClusterError(f"slurm: no {count(nodes)}: {self._ended}{self._asked()}")
+                    why = f"{self._ended}{self._who_asked()}"
+                    raise ClusterError(f"slurm: no {count(nodes)}: {why}")
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
                 if time.monotonic() >= look:
@@ -136,49 +137,31 @@ class Held:
 
     def close(self) -> None:
         """See Allocation; returns when it is given back, or Slurm does not answer."""
-        holder = self._holder
-        if holder is None:
+        if not self._asked:
             return
-        self._holder = None
-        assert holder.stdin is not None
-        holder.stdin.close()
-        try:
-            holder.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            holder.kill()
-            holder.wait()
-        if holder.stdout is not None:
-            holder.stdout.close()
+        self._asked = False
+        if self._ended is None:
+            with contextlib.suppress(ClusterError):
+                self.daemon.order(end=self.name)
+        end = time.monotonic() + _CLOSE_S
+        while self._ended is None and time.monotonic() < end:
+            self._next(end - time.monotonic())
 
     def _start(self, nodes: int) -> None:
         self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._there())
         command = salloc(self.name, nodes, self._arguments, self._gpus)
-        self._holder = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-s", HOLDER, self.name, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for the controller alone
-        )
-        threading.Thread(target=self._listen, args=(self._holder,), daemon=True).start()
-
-    def _listen(self, holder: subprocess.Popen[str]) -> None:
-        assert holder.stdout is not None
-        try:
-            for line in holder.stdout:
-                self._events.put(json.loads(line))
-        except ValueError:  # closed under our hands
-            pass
-        self._events.put({"ended": None})
+        self.daemon.order(allocate=self.name, argv=command)
+        self._asked = True
 
     def _next(self, timeout_s: float) -> Granted | None:
-        """Take in the next thing the holder says."""
+        """Take in the daemon's next event."""
         try:
             event = self._events.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             return None
-        if "said" in event:
+        if event is None:
+            self._ended = self._ended or ENDED
+        elif "said" in event:
             self._said.append(event["said"])
         elif "job" in event:
             self._job = event["job"]
@@ -218,7 +201,7 @@ class Held:
         except ClusterError:
             return None
 
-    def _asked(self) -> str:
+    def _who_asked(self) -> str:
         """Where an option comes from that the user did not write."""
         if not self._gpus:
             return ""

@@ -16,7 +16,6 @@ from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.remote import looking, near, sending
 from pytest_mnode.launchers.remote.apart import mistaken
 from pytest_mnode.launchers.remote.asking import look_at, unusable
-from pytest_mnode.launchers.remote.connections import Connections
 from pytest_mnode.launchers.remote.looking import Look
 from pytest_mnode.launchers.remote.member import member
 from pytest_mnode.launchers.remote.shared import Shared
@@ -83,8 +82,6 @@ class Slurm(Launcher):
         self._places: dict[str, str] = {}
         self._watchers = Watchers("slurm-watch")
         self._watch: Watch | None = None
-        # No connection of its own: commands end, and files are removed, with the keeper.
-        self._keeper = Connections(lambda *_: None)
         self._closing = threading.Event()
 
     @property
@@ -97,6 +94,7 @@ class Slurm(Launcher):
     def start(self) -> None:
         """Have the nodes, and look at each. Raises ClusterError that names what is missing."""
         try:
+            self.allocation.daemon.start([self._run_dir])
             self.granted = self.allocation.get(self._count)
             self.job_id = self.granted.job_id
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
@@ -125,13 +123,13 @@ class Slurm(Launcher):
             raise ClusterError(why)
 
     def _reach(self, names: Sequence[str]) -> None:
-        """Have what ends commands, and removes files, where this process cannot any more."""
+        """Write how commands reach the nodes, and have what they share removed in the end."""
         assert self._candidate is not None
-        shared = self._candidate.directory
-        keeper_pid = self._keeper.start([self._run_dir, *([str(shared)] if shared else [])])
+        daemon, shared = self.allocation.daemon, self._candidate.directory
+        daemon.order(remove=[self._run_dir, *([str(shared)] if shared else [])])
         far = [self.python, "-I", "-S", "-c", sending.BOOTSTRAP]
         commands = {name: step_command(self._job, name, far) for name in names}
-        self._config.write_text(sending.told(keeper_pid, commands))
+        self._config.write_text(sending.told(daemon.pid, commands))
 
     def _look(self, names: Sequence[str]) -> tuple[dict[str, Look], dict[str, str]]:
         assert self._candidate is not None
@@ -251,6 +249,6 @@ class Slurm(Launcher):
         try:
             self.allocation.close()
         finally:
-            self._keeper.close()
+            self.allocation.daemon.close()
             if self._candidate is not None:
                 self._candidate.remove()

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.launchers.remote import keeper
-from pytest_mnode.launchers.remote.connections import Connections
+from pytest_mnode.launchers.cleanup import ssh_connections
+from pytest_mnode.launchers.cleanup.client import Connections
 
 Losses = queue.SimpleQueue[tuple[str, str]]
 Way = Callable[..., tuple[list[str], str]]
@@ -76,7 +76,7 @@ def test_one_that_is_ended_takes_all_it_started_with_it(
     script = f"trap '' TERM; sleep 300 & echo $! > {shlex.quote(str(note))}; : > \"$up\"; wait"
     assert held.connect({"n1": way("n1", script)}, 10) == {}
     held.end("n1")
-    end = time.monotonic() + keeper.END_S + 10
+    end = time.monotonic() + ssh_connections.END_S + 10
     while psutil.pid_exists(int(note.read_text())):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -117,11 +117,10 @@ def test_many_connections_need_few_files(way: Way) -> None:
         held.close()
 
 
-def test_a_keeper_that_ends_is_the_reason(held: Connections, losses: Losses, way: Way) -> None:
+def test_the_end_of_the_daemon_is_the_reason(held: Connections, losses: Losses, way: Way) -> None:
     held.connect({"n1": way("n1")}, 10)
-    assert held._program is not None
-    silent = way("n2", f"sleep 0.3; kill -9 {held._program.pid}; sleep 300")
-    why = "the process that holds the connections has ended"
+    silent = way("n2", f"sleep 0.3; kill -9 {held._daemon.pid}; sleep 300")
+    why = "the cleanup process of the run has ended"
     assert held.connect({"n2": silent}, 10) == {"n2": why}
     assert losses.get(timeout=10) == ("n1", why)
     assert losses.empty()
@@ -142,7 +141,7 @@ def test_those_that_a_busy_host_drops_are_tried_again_a_few_at_a_time(
     assert held.connect(ways, 30) == {}
     counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
     assert len(counts) == 20
-    assert max(counts) <= keeper.AGAIN_AT_ONCE
+    assert max(counts) <= ssh_connections.AGAIN_AT_ONCE
 
 
 def test_one_that_is_dropped_every_time_is_told(
@@ -152,5 +151,5 @@ def test_one_that_is_dropped_every_time_is_told(
     script = f"echo x >> {shlex.quote(str(tmp_path))}/tries; {DROPPED}"
     problems = held.connect({"n1": way("n1", script)}, 30)
     assert problems == {"n1": "kex_exchange_identification: Connection closed by remote host"}
-    assert (tmp_path / "tries").read_text().count("x") == keeper.TRIES
+    assert (tmp_path / "tries").read_text().count("x") == ssh_connections.TRIES
     assert time.monotonic() - began < 15

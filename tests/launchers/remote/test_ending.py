@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_mnode.launchers.cleanup.ssh_connections import was_dropped, why_no_connection
 from pytest_mnode.launchers.remote.asking import Asked, why_silent
-from pytest_mnode.launchers.remote.ending import (
-    how_it_ended,
-    how_silent,
-    was_dropped,
-    why_not_there,
-)
+from pytest_mnode.launchers.remote.ending import how_it_ended, how_silent
 
 CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
 NO_PYTHON = "execve(): /no/python: No such file or directory"
@@ -91,7 +87,7 @@ NOBODY = "Connection closed by UNKNOWN port 65535"
     ],
 )  # fmt: skip
 def test_why_there_is_no_connection(said: list[str], line: str, dropped: bool) -> None:
-    assert why_not_there(said) == line
+    assert why_no_connection(said) == line
     assert was_dropped(said) is dropped
 
 

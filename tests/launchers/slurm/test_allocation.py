@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,24 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notes"
 
 
+Make = Callable[..., Held]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """make(arguments, gpus): an allocation whose daemon runs."""
+    made: list[Held] = []
+
+    def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> Held:
+        made.append(Held(Slurm(), arguments, gpus_per_node))
+        made[-1].daemon.start([])
+        return made[-1]
+
+    yield make
+    for held in made:
+        held.daemon.close()
+
+
 def lines(notes: Path) -> list[str]:
     return notes.read_text().splitlines() if notes.exists() else []
 
@@ -101,8 +119,8 @@ def test_says_what_is_wrong_with_slurms_variables(environ: dict[str, str], messa
         Surrounding(environ).get(1)
 
 
-def test_an_allocation_is_held_and_given_back(notes: Path) -> None:
-    held = Held(Slurm(), ["--partition=gpu"])
+def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
+    held = make(["--partition=gpu"])
     granted = held.get(2)
     assert granted == Granted(7, ("n0", "n1"))
     assert "--nodes=2" in lines(notes)[0]
@@ -113,23 +131,23 @@ def test_an_allocation_is_held_and_given_back(notes: Path) -> None:
     held.close()
 
 
-def test_fewer_nodes_than_asked_for_are_given_back(notes: Path) -> None:
+def test_fewer_nodes_than_asked_for_are_given_back(make: Make, notes: Path) -> None:
     with pytest.raises(ClusterError, match=r"^slurm: 3 nodes asked for, and Slurm gave 2: n0, n1;"):
-        Held(Slurm()).get(3)
+        make().get(3)
     assert lines(notes)[1:] == ["given back after 0"]
 
 
-def test_a_refusal_says_why(notes: Path) -> None:
+def test_a_refusal_says_why(make: Make, notes: Path) -> None:
     with pytest.raises(ClusterError) as error:
-        Held(Slurm(), ["--bad"]).get(2)
+        make(["--bad"]).get(2)
     assert str(error.value) == ("slurm: no 2 nodes: Job submit/allocate failed: Invalid account")
 
 
-def test_a_refusal_says_who_asked_for_gpus(notes: Path) -> None:
+def test_a_refusal_says_who_asked_for_gpus(make: Make, notes: Path) -> None:
     scontrol = notes.parent / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
     with pytest.raises(ClusterError) as error:
-        Held(Slurm(), ["--bad"], 8).get(2)
+        make(["--bad"], 8).get(2)
     assert "--gpus-per-node=8" in lines(notes)[0]
     assert str(error.value) == (
         "slurm: no 2 nodes: Job submit/allocate failed: Invalid account (--gpus-per-node=8 is "
@@ -138,45 +156,47 @@ def test_a_refusal_says_who_asked_for_gpus(notes: Path) -> None:
     )
 
 
-def test_no_gpus_are_asked_of_a_slurm_that_knows_none(notes: Path) -> None:
-    held = Held(Slurm(), [], 8)
+def test_no_gpus_are_asked_of_a_slurm_that_knows_none(make: Make, notes: Path) -> None:
+    held = make([], 8)
     held.get(2)
     held.close()
     assert "--gpus-per-node" not in lines(notes)[0]
 
 
 def test_a_request_that_waits_too_long_is_withdrawn(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "queue_limit_s", lambda _: 3.0)
     with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); say "):
-        Held(Slurm(), ["--begin"]).get(2)
+        make(["--begin"]).get(2)
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
 
 def test_what_even_an_empty_cluster_does_not_have_is_not_waited_for(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.5)
     with pytest.raises(ClusterError) as error:
-        Held(Slurm(), ["--begin"]).get(2)
+        make(["--begin"]).get(2)
     assert str(error.value) == (
         "slurm: 2 nodes asked for: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
     )
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
 
-def test_no_salloc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"^slurm: no 2 nodes: No such file or directory$"):
-        Held(Slurm()).get(2)
+        make().get(2)
 
 
 OWNER = """
 import sys, time
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm.allocation import Held
-Held(Slurm(), sys.argv[1:]).get(2)
+held = Held(Slurm(), sys.argv[1:])
+held.daemon.start([])
+held.get(2)
 print("granted", flush=True)
 time.sleep(60)
 """
@@ -207,13 +227,14 @@ def test_an_owner_who_is_killed(
         owner.communicate()
 
 
-def test_an_allocation_that_ends_is_told(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_that_ends_is_told(
+    make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would pass over what runs
-    held = Held(Slurm())
+    held = make()
     held.get(2)
-    [holder] = [held._holder]
-    assert holder is not None
-    children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+    pid = held.daemon.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     end = time.monotonic() + 20
     while held.gone() is None:

@@ -52,8 +52,8 @@ class Booting:
     report: int
 
 
-class Inside:
-    """The running rack, as seen by its first process."""
+class RackInit:
+    """The running rack, as its first process sees it."""
 
     def __init__(self, channel: socket.socket, setup: Setup) -> None:
         self._channel = channel

@@ -1,0 +1,189 @@
+"""The controller's side of the cleanup daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_mnode.errors import ClusterError, TimeLimitError
+from pytest_mnode.launchers.cleanup import daemon
+from pytest_mnode.launchers.cleanup.daemon import PACKET_BYTES
+
+ENDED = "the cleanup process of the run has ended"
+_SLACK_S = 5.0
+_CLOSE_S = 12.0
+_KILL_S = 5.0
+
+
+class CleanupDaemon:
+    """The daemon of one launcher; thread-safe.
+
+    on_event(event) is called from a thread of this object with each event, and with None once the
+    daemon has ended without being closed.
+    """
+
+    def __init__(self, on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
+        self._on_event = on_event
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = False
+
+    def start(self, remove: Sequence[str], pass_fds: Sequence[int] = ()) -> int:
+        """Start it; its pid. remove: directories that it removes if this process just ends."""
+        # A pipe that nobody reads could block it; an inherited stream would outlast this process.
+        self._errors = os.memfd_create("mnode-cleanup")
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            python = [sys.executable, "-S", "-E", "-s", str(Path(daemon.__file__))]
+            self._process = subprocess.Popen(
+                [*python, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=[theirs.fileno(), *pass_fds],
+                start_new_session=True,  # Ctrl-C in the terminal is for the controller alone
+            )
+        with contextlib.suppress(ClusterError):  # ended already: the next order says so
+            self.order(remove=list(remove))
+        self._listener = threading.Thread(target=self._listen, name="mnode-cleanup", daemon=True)
+        self._listener.start()
+        return self._process.pid
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid; None before its start."""
+        return None if self._process is None else self._process.pid
+
+    def order(self, **order: object) -> None:
+        """Send an order; see Daemon.obey. Raises ClusterError where the daemon has ended."""
+        try:
+            self._channel.send(json.dumps(order).encode())
+        except OSError:
+            raise ClusterError(f"{ENDED}{self.last_words()}") from None
+
+    def last_words(self) -> str:
+        """The last line of its errors, after a colon; "" where there is none."""
+        text = os.pread(self._errors, 1 << 16, 0).decode(errors="replace").strip()
+        return f": {text.splitlines()[-1]}" if text else ""
+
+    def close(self, remove: Sequence[str] = ()) -> None:
+        """End all tasks and remove these directories, but not those given to `start`."""
+        process = self._process
+        if process is None or self._closing:
+            return
+        self._closing = True
+        with contextlib.suppress(ClusterError, OSError):
+            self.order(close=list(remove))
+            self._channel.shutdown(socket.SHUT_WR)
+        try:
+            _wait(process)
+        finally:
+            self._listener.join(_KILL_S)
+            self._channel.close()
+            os.close(self._errors)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data = self._channel.recv(PACKET_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            self._on_event(json.loads(data))
+        if not self._closing:
+            self._on_event(None)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_CLOSE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        try:
+            process.wait(_KILL_S)
+        except subprocess.TimeoutExpired:
+            raise TimeLimitError(
+                f"cleanup process (pid {process.pid}) still there {_KILL_S:g} s after SIGKILL"
+            ) from None
+
+
+@dataclass(slots=True)
+class _Connection:
+    """why: it is not there; "" where it is. answered: whether that is known."""
+
+    why: str = "no connection in time"
+    answered: bool = False
+
+
+class Connections:
+    """ssh's master connections by host; the daemon holds them. Thread-safe.
+
+    on_lost(host, reason) is called from a thread of this object, once per connection.
+    """
+
+    def __init__(self, on_lost: Callable[[str, str], None]) -> None:
+        self._on_lost = on_lost
+        self._held: dict[str, _Connection] = {}
+        self._news = threading.Condition()
+        self._daemon = CleanupDaemon(self._heard)
+        self.start, self.close = self._daemon.start, self._daemon.close
+
+    def connect(
+        self, masters: Mapping[str, tuple[Sequence[str], str]], limit_s: float
+    ) -> dict[str, str]:
+        """Run these programs, each of which makes a socket when its connection is up, and wait.
+
+        masters: (argv, path of the socket) by host. Returns the reasons of those that failed.
+        """
+        with self._news:
+            for name in masters:
+                self._held[name] = _Connection()
+        for name, (argv, path) in masters.items():
+            self._daemon.order(connect=name, argv=list(argv), socket=path, within_s=limit_s)
+        held = [self._held[name] for name in masters]
+        with self._news:
+            self._news.wait_for(lambda: all(one.answered for one in held), limit_s + _SLACK_S)
+            return {name: self._held[name].why for name in masters if self._held[name].why}
+
+    def end(self, name: str) -> None:
+        """End a connection; it does not count as lost."""
+        with self._news:
+            self._held.pop(name, None)
+        self._daemon.order(disconnect=name)
+
+    def _heard(self, event: Mapping[str, Any] | None) -> None:
+        match event:
+            case None:
+                for name in list(self._held):
+                    self._lose(name, ENDED)
+            case {"of": name, "up": _}:
+                self._answered(name, "")
+            case {"of": name, "failed": why}:
+                self._answered(name, why)
+            case {"of": name, "ended": why}:
+                self._lose(name, why)
+
+    def _answered(self, name: str, why: str) -> None:
+        with self._news:
+            if (held := self._held.get(name)) is not None:
+                held.why, held.answered = why, True
+            self._news.notify_all()
+
+    def _lose(self, name: str, why: str) -> None:
+        with self._news:
+            held = self._held.get(name)
+            was_up = held is not None and held.answered and not held.why
+            if held is not None and (was_up or not held.answered):
+                held.why, held.answered = why, True
+            self._news.notify_all()
+        if was_up:
+            self._on_lost(name, why)

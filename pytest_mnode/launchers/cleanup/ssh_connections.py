@@ -1,0 +1,196 @@
+"""The daemon's task for ssh: the master connections to all hosts of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+
+from pytest_mnode.launchers.cleanup import child
+
+POLL_S = 0.02
+END_S = 1.0
+AGAIN_AT_ONCE = 8
+"""How many dropped connections are tried again at once: an sshd drops some from 10 on that have not
+authenticated (MaxStartups), and a jump host takes the connections of all nodes at once."""
+AGAIN_S = 0.5
+TRIES = 6
+_EXCHANGE = "_exchange_identification: "
+_NO_PEER = "UNKNOWN port 65535"
+"""How ssh names its peer where that is a program and not a connection."""
+_CLOSED = ("Connection closed by ", "Connection reset by ")
+
+
+@dataclass(slots=True)
+class Connection:
+    """ssh as the master of one connection.
+
+    program: None while it waits to be tried again, from `since` on.
+    """
+
+    argv: Sequence[str]
+    socket: Path
+    until: float
+    program: subprocess.Popen[bytes] | None = None
+    up: bool = False
+    tries: int = 0
+    since: float = 0.0
+    why: str = ""
+
+    @property
+    def errors(self) -> Path:
+        """File of what ssh prints; no descriptor stays open, as there may be many connections."""
+        return self.socket.with_name(f"{self.socket.name}.errors")
+
+    def start(self) -> None:
+        """Raises OSError, or SubprocessError."""
+        self.socket.unlink(missing_ok=True)  # of a connection that was lost
+        self.tries += 1
+        with self.errors.open("wb") as errors:
+            self.program = child.start(self.argv, DEVNULL, DEVNULL, errors)
+
+    def ended(self) -> bool:
+        """Whether ssh has ended; it is not reaped, so that its process group keeps its number."""
+        assert self.program is not None
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.program.pid, how) is not None
+
+    def signal(self, number: int) -> None:
+        """Signal ssh, and its own ssh to a jump host."""
+        if self.program is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.program.pid, number)
+
+    def reap(self) -> int:
+        """Kill what is left of it; its exit status."""
+        assert self.program is not None
+        self.signal(signal.SIGKILL)
+        code, self.program = self.program.wait(), None
+        return code
+
+    def messages(self) -> list[str]:
+        """What ssh has printed."""
+        try:
+            return self.errors.read_bytes().decode(errors="replace").splitlines()
+        except OSError:
+            return []
+
+
+class SshConnections:
+    """All connections of a run, by the name of the host. Implements Task.
+
+    tell(name, …) reports up=True, failed=reason, or ended=reason.
+    """
+
+    on_nodes = True
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self.held: dict[str, Connection] = {}
+        self._tell = tell
+
+    @property
+    def busy(self) -> bool:
+        return any(not one.up for one in self.held.values())
+
+    def descriptors(self) -> Iterable[int]:
+        return ()
+
+    def connect(self, name: str, argv: Sequence[str], socket: Path, within_s: float) -> None:
+        self.disconnect(name)
+        self.held[name] = Connection(argv, socket, time.monotonic() + within_s)
+        self._start(name)
+
+    def disconnect(self, name: str) -> None:
+        if (one := self.held.pop(name, None)) is not None:
+            _end([one])
+
+    def turn(self) -> None:
+        for name in list(self.held):
+            self._look_at(name)
+        self._try_again()
+
+    def end(self) -> None:
+        _end(list(self.held.values()))
+
+    def _start(self, name: str) -> None:
+        one = self.held[name]
+        try:
+            one.start()
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            self._failed(name, f"cannot start {one.argv[0]} on this machine: {reason}")
+
+    def _failed(self, name: str, why: str) -> None:
+        del self.held[name]
+        self._tell(name, failed=why)
+
+    def _look_at(self, name: str) -> None:
+        one = self.held[name]
+        late = time.monotonic() > one.until
+        if one.program is None:
+            if late:
+                self._failed(name, one.why)
+        elif one.ended():
+            code, lines = one.reap(), one.messages()
+            one.why = why_no_connection(lines) or f"ssh ended with status {code}"
+            if one.up:
+                del self.held[name]
+                self._tell(name, ended=one.why)
+            elif was_dropped(lines) and one.tries < TRIES and not late:
+                one.since = time.monotonic() + AGAIN_S
+            else:
+                self._failed(name, one.why)
+        elif not one.up and one.socket.exists():
+            one.up = True
+            self._tell(name, up=True)
+        elif not one.up and late:
+            one.reap()
+            self._failed(name, why_no_connection(one.messages()) or "no connection in time")
+
+    def _try_again(self) -> None:
+        """A few at a time, in the order in which they were dropped."""
+        trying = sum(not one.up and one.tries > 1 for one in self.held.values() if one.program)
+        now = time.monotonic()
+        due = [name for name, one in self.held.items() if not one.program and one.since < now]
+        due.sort(key=lambda name: self.held[name].since)
+        for name in due[: max(0, AGAIN_AT_ONCE - trying)]:
+            self._start(name)
+
+
+def _end(connections: Sequence[Connection]) -> None:
+    running = [one for one in connections if one.program is not None]
+    for one in running:
+        one.signal(signal.SIGTERM)
+    end = time.monotonic() + END_S
+    while not all(one.ended() for one in running) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    for one in running:
+        one.reap()
+
+
+def why_no_connection(lines: Sequence[str]) -> str:
+    """Why ssh has no connection, from what it printed; "" where it printed nothing.
+
+    An ssh that goes through a jump host prints last that its own way ended, which says nothing.
+    """
+    printed = [line.strip() for line in lines if line.strip()]
+    own = [line for line in printed if not _follows(line)]
+    return (own or printed or [""])[-1]
+
+
+def was_dropped(lines: Sequence[str]) -> bool:
+    """Whether an sshd closed the connection at once, because it has too many of them."""
+    printed = [line.strip() for line in lines if line.strip()]
+    at_once = any(_EXCHANGE in line for line in printed)
+    return at_once and all(_follows(line) or line.startswith(_CLOSED) for line in printed)
+
+
+def _follows(line: str) -> bool:
+    """Whether the line only says that the way through a jump host ended."""
+    return _EXCHANGE in line or _NO_PEER in line or line == "stdio forwarding failed"
