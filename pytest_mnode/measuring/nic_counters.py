@@ -55,7 +55,7 @@ def nics_of_this_rank(world: World, device: torch.device) -> tuple[tuple[str, ..
     """
     carried: dict[str, int] = {}
     for turn in range(world.local_size):
-        barrier(device)  # whoever sent before has been heard
+        barrier(device)  # what was sent before has arrived
         before = sent_so_far()
         if turn == world.local_rank:
             _send_to_next_node(world, device)

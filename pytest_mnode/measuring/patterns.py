@@ -55,7 +55,7 @@ class Summed:
     """What ranks put into a sum, and the sum: (position + phase) mod 509, and the rank's number.
 
     A rank that is missing or counted twice changes every value of the sum, and so does a part that
-    landed elsewhere. Exact up to 32,000 ranks, whose numbers are told apart up to 5,000.
+    landed elsewhere. Exact up to 32,000 ranks, with different numbers up to 5,000.
     """
 
     def __init__(self, ranks: int, longest: int, device: torch.device) -> None:
@@ -83,7 +83,7 @@ class Summed:
 class Copied:
     """What is sent on as it is: values of one message are those of no other, at any position.
 
-    Messages are told apart up to 8,000 of them; then numbers begin again.
+    The first 8,000 messages differ; then numbers begin again.
     """
 
     def __init__(self, longest: int, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from pytest_mnode.measuring.ranks import by_rank, elapsed_s, free_bytes_by_rank
 from pytest_mnode.spec import bandwidth
 
 MOST_CALLS = 1000
-_CALLS_TOLD_APART = 4
+_FEW_CALLS = 4
 _LEAD_BYTES = 512 * 1024
 """What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""
 
@@ -104,7 +104,7 @@ class Sweep:
     unmeasured: tuple[Unmeasured, ...] = ()
 
     def curve(self, algorithm: str, backend: str) -> Curve:
-        """The rows as points; `algorithm` and `backend` are said by who chose them."""
+        """The rows as points, with the algorithm and the backend that were used."""
         points = tuple(row.point for row in self.rows)
         return Curve(self.measured.collective.value, algorithm, backend, self.ranks, points)
 
@@ -177,7 +177,7 @@ def _measure(  # noqa: PLR0917  the arguments of `sweep`
             raise
         return Unmeasured(size_bytes, str(error).partition("\n")[0])  # before anything was sent
     calls = calls_of_a_repeat(_call_s(prepared, max(1, warmup), device))
-    if calls > _CALLS_TOLD_APART:  # a shaper's burst let the first ones through
+    if calls > _FEW_CALLS:  # a shaper's burst let the first ones through
         calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
     checked = max(least_checked, min(CHECKED_CALLS, calls))
     mine += sum(_wrong_here(prepared, turn) for turn in range(1, checked + 1))

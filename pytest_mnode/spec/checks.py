@@ -18,7 +18,7 @@ _FORM = "sizes by name, such as {pp: 2, dp: rest, tp: 8}"
 
 
 def _mesh(written: Any) -> Any:
-    """A mesh as it was written, where it can be one; which names and sizes cannot is said."""
+    """The mesh as written. Raises ValueError that names the name or size which no mesh can have."""
     if not isinstance(written, dict) or not written:
         raise ValueError(f"{shown(written)}; accepted: {_FORM}")
     for name, size in written.items():

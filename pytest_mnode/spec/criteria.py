@@ -1,4 +1,4 @@
-"""What can be promised, one model a criterion: the place to add one."""
+"""What can be promised, one model per criterion: the place to add one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class MeshCriterion(Criterion):
 
 
 class Criteria(Page):
-    """What is promised: one key a criterion, holding its bounds."""
+    """What is promised: one key per criterion, holding its bounds."""
 
     preflight: PreflightCriterion | None = None
-    """Is every node fit for what is to be run on it?"""
+    """Is every node fit for what is to run on it?"""
     mesh: MeshCriterion | None = None
     """Does every rank meet and sum right?"""
     numa: NumaCriterion | None = None

@@ -39,7 +39,7 @@ class BusbwPromise(Page):
     """Sizes swept, rising, such as 1 MiB; nccl-tests' meaning of a collective's size.
 
     A list, or {from: 8 KiB, to: 1 GiB, factor: 2}: from the first, each so many times the one
-    before (2 unless said), and the last in any case.
+    before (2 by default), and the last in any case.
     """
     plateau_from_bytes: Bytes = Field(alias="plateau_from")
     """Sizes from here up are judged; smaller ones are only recorded."""

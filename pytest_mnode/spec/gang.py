@@ -1,4 +1,4 @@
-"""What is promised of gangs: jobs that get all of their nodes at once, or none."""
+"""What is promised of gang jobs (co-scheduling): they get all of their nodes at once, or none."""
 
 from __future__ import annotations
 

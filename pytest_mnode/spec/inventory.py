@@ -179,7 +179,7 @@ class Inventory(Page):
     """Whether somebody compared this page with what was bought. A page by --mnode-discover says
     false until then, and no run with it certifies."""
     emulated: tuple[Text, ...] = ()
-    """What is emulated and not real, a line each; said on the certificate."""
+    """What is emulated and not real, one line each; printed on the certificate."""
     nodes: Some | None = None
     """How many nodes the cluster has; left out where as many are made as a run asks for."""
     accelerators: Accelerators

@@ -45,7 +45,7 @@ class StorePromise(Page):
     clients: Annotated[tuple[Some, ...], Field(min_length=1)] = (64, 256, 1024)
     """How many, rising; simulated by threads of the ranks."""
     within_s: Seconds = Field(alias="within")
-    """In which all of any number have connected, told each other, and passed a barrier."""
+    """In which any number of clients connects, exchanges values and passes a barrier."""
 
     @field_validator("clients")
     @classmethod
@@ -54,7 +54,7 @@ class StorePromise(Page):
 
 
 class AbsentPromise(Page):
-    """Where a rank never comes, every other one says which, soon after its limit."""
+    """Where a rank never arrives, every other rank names it, soon after its limit."""
 
     limit_s: Seconds = Field(2.0, alias="limit")
     """Of initialisation, in this test."""
@@ -66,11 +66,11 @@ class LaunchCriterion(NonEmptyCriterion):
     """A job as a user describes it starts on every node. What is left out is not promised."""
 
     torchrun: StartPromise | None = None
-    """One torchrun a node."""
+    """One torchrun per node."""
     deepspeed: StartPromise | None = None
-    """One process a rank, as the deepspeed command starts them."""
+    """One process per rank, as the deepspeed command starts them."""
     megatron: StartPromise | None = None
-    """One task a rank, and a script that turns the scheduler's facts into torch's variables."""
+    """One task per rank, and a script that sets torch's variables from the scheduler's."""
     elsewhere: Literal[True] | None = None
     """The same on other nodes, in another order."""
     image: Text | None = None

@@ -1,4 +1,4 @@
-"""What is promised of the nodes themselves, before anything is run on them: one key a question."""
+"""What is promised of the nodes themselves, before anything runs on them: one key per question."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PATTERN = frozenset("*?[")
 def doubts(spec: Spec) -> list[str]:
     """One line for each promise that cannot be right: its key, its value, what the wire allows.
 
-    A doubtful spec is used as it stands; who reads the certificate is told. Empty for a sound one.
+    A doubtful spec is used as it stands; the certificate lists its doubts. Empty for a sound spec.
     """
     return [
         *_bounds(spec),

@@ -1,9 +1,9 @@
-"""Where the time of a step goes on n nodes, and where the time that one node does not need. Pure.
+"""Where the time of a step goes on n nodes, and the time that one node does not need. Pure.
 
-Ranks go in step, so a step takes as long as its slowest rank. What a rank waits for in collectives
-is the time that they need, and the time until the slowest rank has come. No clocks are compared to
-tell the two apart: in each step the rank that waits least is the slowest, its wait is what the
-collectives need, and what any other rank waits longer than that is waiting for the slowest one.
+Ranks go in step, so a step takes as long as its slowest rank. A rank waits in collectives for two
+reasons: the time that the collectives need, and the time until the slowest rank arrives. No clocks
+are compared to separate the two: in each step the rank that waits least is the slowest, its wait is
+what the collectives need, and any longer wait of another rank is waiting for the slowest rank.
 
 Along the slowest rank of each step the parts add up to the step without any such waiting, so that
 the loss against one node splits into parts that each have one cause.
@@ -37,7 +37,8 @@ _NEAR = 0.005
 
 @dataclass(frozen=True, slots=True)
 class RankMeans:
-    """Mean seconds of a rank's typical steps. waiting_s: of `exposed`, for the slowest rank.
+    """Mean seconds of a rank's typical steps. waiting_s: the part of `exposed` that is waiting
+    for the slowest rank.
 
     slowest_in: part of the steps in which it was the slowest. missed: part of its step time by
     which all its parts together miss it. computes_mostly: seconds, so long at least in most steps.
@@ -76,7 +77,7 @@ class Attribution:
     the typical steps, about the step time that is judged; ideal_s: of one node's, as a part of
     which nothing would be lost. parts: of the mean rank, by the order of SPLIT, and ideal: of one
     node. path, path_ideal: along the slowest rank of each step, by the order of PARTS. sent_s,
-    hidden_s: how long gradients were on their way along the path, None where not told. backward_s:
+    hidden_s: how long gradients were on their way along the path, None where not known. backward_s:
     how long they could have been hidden.
     """
 
@@ -109,8 +110,8 @@ class Attribution:
 
     @property
     def uneven_s(self) -> float:
-        """What the path is shorter than the step: a collective does not end for all at once, and
-        who hears of it last is the slowest in the next step."""
+        """By how much the path is shorter than the step: a collective does not end for all ranks at
+        once, and the rank for which it ends last is the slowest in the next step."""
         return self.lost_s - sum(self.lost_on_path)
 
     @property
@@ -120,7 +121,7 @@ class Attribution:
 
     @property
     def hidden_fraction(self) -> float | None:
-        """Part of the gradients' way that was hidden; None where it is not told, or not gone."""
+        """Part of the gradients' way that was hidden; None where not known, or nothing was sent."""
         if self.sent_s is None or self.hidden_s is None or self.sent_s <= 0:
             return None
         return self.hidden_s / self.sent_s

@@ -1,4 +1,4 @@
-"""What made n nodes lose time against one, each cause with its seconds, its name and whose it is.
+"""What made n nodes lose time against one: causes, each with its seconds, kind and culprit.
 
 Pure. Every part of the loss along the slowest rank of each step goes to one cause, so that causes
 add up to the loss.
@@ -19,19 +19,19 @@ NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "commu
 CONTENTION, UNMEASURED = "contention", "unmeasured"
 STRAGGLER, SKEW, COMPUTE, REST = "straggler", "skew", "compute", "rest"
 OWNED = (NETWORK, FABRIC, OVERLAP, STRAGGLER, "input", "checkpoint")
-"""Kinds that have somebody to blame, or something; others may come of whatever else goes on."""
+"""Kinds that have a culprit; others may come from whatever else runs."""
 _OWN = {
     "input": ("waits", "wait", "for input"),
     "optimiser": ("takes", "take", "longer to optimise"),
     "checkpoint": ("takes", "take", "longer for its checkpoint"),
     "rest": ("takes", "take", "that is unattributed"),
 }
-_TELLS_APART = 0.5
-"""Of what is lost beyond what all lose: by so much a rank must be slower to be named."""
+_NAMED_FROM = 0.5
+"""Of what is lost beyond what all lose: a rank that is slower by this part is named."""
 _NOTHING = 1e-3
 """Of a step: nobody is named for losing less."""
-_MATTERS = 0.1
-"""Of the loss: causes of less are not told, unless they are the largest."""
+_LISTED_FROM = 0.1
+"""Of the loss: smaller causes are not listed, except the largest of all."""
 _HIDDEN = 0.5
 """Of the gradients' way, as far as computing lasts: what has to be hidden to be overlapped."""
 
@@ -58,7 +58,7 @@ def causes_of(
     traffic: StepTraffic,
     promise: ScalingCriterion,
 ) -> tuple[Cause, ...]:
-    """What the loss on `found.count` nodes is due to, largest first.
+    """The causes of the loss on `found.count` nodes, largest first.
 
     baseline: what the fabric does with nothing else going on, None where that is
     not known. traffic: which NICs the bytes went over.
@@ -77,7 +77,7 @@ def causes_of(
 
 def describe(causes: Sequence[Cause], lost_s: float) -> str:
     """The causes that matter in words, largest first."""
-    worth = [c for i, c in enumerate(causes) if not i or c.seconds >= _MATTERS * lost_s]
+    worth = [c for i, c in enumerate(causes) if not i or c.seconds >= _LISTED_FROM * lost_s]
     return "; ".join(cause.text for cause in worth)
 
 
@@ -110,7 +110,7 @@ def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
         late = slow(
             found.ranks,
             _compute,
-            as_alone_s + _TELLS_APART * own_s,
+            as_alone_s + _NAMED_FROM * own_s,
             lambda rank: rank.computes_mostly,
         )
     yield Cause(
@@ -144,7 +144,7 @@ def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> C
 
     late: SlowRanks | None = None
     if lost_s > _NOTHING * found.step_s:
-        late = slow(found.ranks, of, uneven_s(found.alone, of) + _TELLS_APART * lost_s)
+        late = slow(found.ranks, of, uneven_s(found.alone, of) + _NAMED_FROM * lost_s)
     if late is None and part == REST:
         text = f"unattributed: {_ms(lost_s)} a step, the bookkeeping of ranks"
         return Cause(REST, lost_s, text)
@@ -201,7 +201,7 @@ def _communicating(
 
 
 def _not_overlapped(found: Attribution) -> bool:
-    """Whether little of what computing could have hidden was hidden; not where that is not told."""
+    """Whether little of what computing could have hidden was hidden; False where not known."""
     if found.sent_s is None or found.hidden_s is None:
         return False
     return found.hidden_s < _HIDDEN * min(found.sent_s, found.backward_s)

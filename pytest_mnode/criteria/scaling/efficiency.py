@@ -6,8 +6,8 @@ shows. One node is the median node, of an even number the faster of the middle t
 a slow one cannot hide in their mean.
 
 A median of steps does not see what fewer than half of them wait for. Where the mean of a group's
-steps in a turn tells of more loss, it counts in place of the median; the median of these stays, so
-that what disturbed a turn or two changes nothing.
+steps in a turn shows more loss, it counts in place of the median; the median over turns stays, so
+that one or two disturbed turns change nothing.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Groups of `count` nodes that train at the same time; the nodes of none are idle meanwhile."""
+    """Groups of `count` nodes that train at the same time; nodes of no group are idle."""
 
     round: int
     count: int
@@ -59,9 +59,9 @@ class Plan:
         }
 
     def turns(self, round_: int) -> Iterator[Turn]:
-        """One round: every number of nodes once, so that whatever drifts does so for all alike.
+        """One round: every number of nodes once, so that a drift affects all of them.
 
-        The order is turned round by round, since who comes first has the coldest caches.
+        Each round begins with another number, because the first has the coldest caches.
         """
         first = round_ % len(self.counts)
         for count in self.counts[first:] + self.counts[:first]:
@@ -121,7 +121,7 @@ def nodes(count: int) -> str:
 
 
 def device_for(accelerators_per_node: int) -> str:
-    """What ranks train on, as the reference job is told: CPUs only where nothing else is there."""
+    """What ranks train on, as the reference job names it: CPUs only without accelerators."""
     return "accelerator" if accelerators_per_node else "cpu"
 
 

@@ -1,7 +1,8 @@
-"""What each rank of a scaling job does: the plan's turns, all numbers of nodes in one life.
+"""What each rank of a scaling job does: the plan's turns, all numbers of nodes in one process.
 
-Groups of a turn train at the same time, after all ranks have met; ranks of no group wait at the
-next meeting. Every wait has the plan's limit. Rank 0 has all timings, and decides on more rounds.
+Groups of a turn train at the same time, after a barrier of all ranks; ranks of no group wait at the
+next barrier. Every wait has the promise's limit. Rank 0 has all timings, and decides on more
+rounds.
 """
 
 from __future__ import annotations

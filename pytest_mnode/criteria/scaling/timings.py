@@ -124,7 +124,7 @@ class AllReduceTime:
 @dataclass(frozen=True, slots=True)
 class JobTimings:
     """All that a job measured. gradient_bytes: sent in a step by each rank, before the collective
-    makes copies. bucket_bytes: as they are sent, the last one last; empty where that is not told.
+    makes copies. bucket_bytes: in the order of sending; empty where not known.
     """
 
     ranks_per_node: int

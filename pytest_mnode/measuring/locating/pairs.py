@@ -20,7 +20,7 @@ _LEAST_CHUNKS = 4
 _COUNTS = range(1, _MOST_CHUNKS + 1)
 """Of wrong chunks; another number was changed itself on its way to this rank."""
 _ENOUGH_S = 0.1
-"""A slow link is told from fewer chunks, so that it does not hold up the others for long."""
+"""A slow link is measured by fewer chunks, so that it does not hold up the others for long."""
 _SMALLEST_BYTES = 64 << 10
 _LARGEST_BYTES = 256 << 20
 _CHECKED_BYTES = 4 << 20
@@ -83,7 +83,7 @@ class Rails:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
-    """Readings of a round, the same on every rank; spent_s: what rank 0 gave as its own time."""
+    """Readings of a round, the same on every rank; spent_s: by the clock of rank 0."""
 
     readings: tuple[Reading, ...]
     spent_s: float
@@ -164,7 +164,7 @@ class _Transfer:
         self._works: list[Any] = dist.batch_isend_irecv([dist.P2POp(operation, chunk, peer)])
         self._event: Any = None
         if chunk.device.type != "cpu":
-            # A device's stream waits and this thread does not; an event tells one chunk's end.
+            # A device's stream waits and this thread does not; an event marks one chunk's end.
             for work in self._works:
                 work.wait()
             self._event = torch.Event(chunk.device)
