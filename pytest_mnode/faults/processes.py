@@ -17,7 +17,7 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack, cgroups
 from pytest_mnode.launchers.rack.sockets import Board
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-from pytest_mnode.reference_job.emulated import COMPUTE_FACTOR, INPUT_PAUSE
+from pytest_mnode.reference_job.device import COMPUTE_FACTOR, INPUT_PAUSE
 
 PERIOD_US = 10_000
 LEAST_QUOTA_US = 1_000  # the kernel takes no less

@@ -1,8 +1,8 @@
 """The reference job: a small transformer trained as a researcher would train it.
 
-torchrun starts `python -m pytest_mnode.reference_job CONFIG.json`; `Trainer` is the same in ranks
-that exist already. Nothing here judges: it trains, saves, resumes, and writes down what it did.
-Importing the package, its config and its records does not import torch.
+torchrun starts `python -m pytest_mnode.reference_job CONFIG.json`; `Trainer` does the same in ranks
+that exist already. It trains, saves, resumes and records what it did; it judges nothing. Importing
+the package, its config and its records does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_mnode.reference_job.trainer import Trainer
 
 EXIT_PREEMPTED = 75
-"""Exit status of a run that was told to stop and saved: EX_TEMPFAIL, "try again later"."""
+"""Exit status of a run that was asked to stop and saved: EX_TEMPFAIL, "try again later"."""
 
 __all__ = [
     "EXIT_PREEMPTED",

@@ -1,7 +1,7 @@
 """The program that torchrun starts: `torchrun … -m pytest_mnode.reference_job CONFIG.json`.
 
-Ends with 0 when all steps are done, 75 (EX_TEMPFAIL) when it was told to stop and has saved, 2 for
-a config that cannot be used, 1 for all else.
+Exit status: 0 when all steps are done, 75 (EX_TEMPFAIL) when it was asked to stop and has saved, 2
+for a config that cannot be used, 1 for all else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json, started by tor
 
 
 class Stop:
-    """SIGTERM is a request: the step at hand is finished, and saved, before it is obeyed."""
+    """Whether SIGTERM came; the current step is finished and saved before the job stops."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -36,7 +36,7 @@ class Stop:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train as the config says, in one rank; the exit status."""
+    """Train in one rank as the config says; the exit status."""
     if len(argv) != 1:
         raise UsageError(USAGE)
     config = JobConfig.read(argv[0])
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     torch.use_deterministic_algorithms(config.deterministic)
     device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() asks for it
     meet(config.meet_s)
-    trainer = Trainer(config, _place(dist), device, told_to_stop=stop)
+    trainer = Trainer(config, _place(dist), device, stop_requested=stop)
     trainer.resume()
     while trainer.finished_steps < config.steps and not trainer.preempted:
         trainer.step()
@@ -62,13 +62,13 @@ def main(argv: Sequence[str]) -> int:
         trainer.save()
     trainer.end()
     trainer.close()
-    # Not after an error: who takes a group down waits for ranks that may wait for this one.
+    # Not after an error: this call waits for ranks that may be waiting for this one.
     dist.destroy_process_group()
     return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
 
 
 def _place(dist: Any) -> Any:
-    """This rank's place, with the nodes by the names they have themselves."""
+    """This rank, with the nodes by their own host names."""
     from pytest_mnode.rank.world import World
 
     names: list[str] = [""] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""What a run of the reference job is told: one JSON file, checked once, before torch is there."""
+"""The config of a run: one JSON file, checked once, before torch is imported."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _LEAST = {
 class JobConfig:
     """The reference job. Sizes are numbers of tokens, samples or steps; durations are seconds.
 
-    dropout: not zero, so that a run that resumes with other random states differs; ranks have each
-    their own, so that only without it a run over another number of ranks is the same.
+    dropout: above zero, so that a run that resumes with other random states differs. Each rank
+    draws its own, so that runs on different numbers of ranks are equal only without it.
     samples: of the data set, which is one epoch; a whole number of global batches.
-    global_batch: samples an optimiser step, on all ranks and over all `accumulation` passes.
-    dtype: "bfloat16" computes under autocast; parameters and gradients' sums stay float32.
+    global_batch: samples per optimiser step, on all ranks and over all `accumulation` passes.
+    dtype: "bfloat16" computes under autocast; parameters and sums of gradients stay float32.
     device: "accelerator" is refused where there is none; "auto" takes one where there is.
     bucket_bytes: gradients that DDP sends at once, at least.
-    compute_s: declared duration of the forward and backward passes of one step, slept up to; None:
-    nothing is emulated. Only where the device is the CPU.
+    compute_s: declared duration of the forward and backward passes of one step, filled up by sleep;
+    None: nothing is emulated. Only on the CPU.
     directory: of the run; `records/` and `checkpoints/` are made in it.
     checkpoint_every: steps between checkpoints, 0: none. keep: how many complete ones are kept.
     reshard: whether a checkpoint of another number of ranks is accepted.
-    meet_s: how long ranks wait for each other when they start.
-    hold_checkpoint: the step whose checkpoint is held open while it is written, for a kill.
-    pause_s: slept after every step, outside what is measured.
+    meet_s: how long ranks wait for each other at the start.
+    hold_checkpoint: the step whose checkpoint is held open while it is written, to be killed there.
+    pause_s: slept after every step, outside the measured time.
     """
 
     directory: str
@@ -156,7 +156,7 @@ class JobConfig:
 
 
 def spans_of(config: JobConfig) -> int:
-    """How many spans one pass of the model is timed in: embedding, blocks, head."""
+    """The number of timed spans in one pass of the model: embedding, blocks, head."""
     return config.layers + 2
 
 

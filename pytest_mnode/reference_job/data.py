@@ -1,4 +1,4 @@
-"""The data set, and a sampler that goes on where a run was cut."""
+"""The data set, a sampler that resumes within an epoch, and the batches of a rank."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.reference_job.device import input_pause_s
 
 IGNORED = -100
-"""Target of places behind a document's end; no loss and no token is counted there."""
+"""Target of positions behind a document's end: no loss and no token is counted there."""
 
 
 class Documents(Dataset[tuple[int, Tensor, Tensor]]):
     """Documents of different lengths, each a walk over the vocabulary with a step of its own.
 
     A sample is its index, tokens (context,) and targets (context,): the token after each.
-    pause_s: how much longer a sample takes to read; asked for each time.
+    pause_s: called for each sample; how many seconds longer it takes to read.
     """
 
     def __init__(
@@ -50,8 +54,8 @@ class Documents(Dataset[tuple[int, Tensor, Tensor]]):
 class ResumableSampler(DistributedSampler[Any]):
     """A DistributedSampler that begins at `position`: samples of this epoch that all ranks had.
 
-    Any number of ranks that divides the position can go on from it, and every sample still comes
-    once an epoch: which ones are left depends on seed, epoch and position alone.
+    Any number of ranks that divides the position can resume from it, and every sample still comes
+    once per epoch: which ones are left depends on seed, epoch and position alone.
     """
 
     position = 0
@@ -62,3 +66,70 @@ class ResumableSampler(DistributedSampler[Any]):
     def go_to(self, epoch: int, position: int) -> None:
         self.set_epoch(epoch)
         self.position = position
+
+
+class Feed:
+    """Batches of one rank, epoch by epoch, from wherever a run was interrupted.
+
+    consumed: samples that all ranks have had, of all epochs.
+
+    Raises UsageError where the global batch cannot be divided among the ranks.
+    """
+
+    def __init__(self, config: JobConfig, rank: int, ranks: int, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.local_batch = config.local_batch(ranks)
+        self.data = Documents(
+            config.samples, config.vocab, config.context, config.seed, input_pause_s
+        )
+        self.sampler = ResumableSampler(self.data, ranks, rank, seed=config.seed)
+        self._batches: Iterator[Any] = iter(())
+        self._go_to(0)
+
+    @property
+    def epoch(self) -> int:
+        return self.consumed // self.config.samples
+
+    def next(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices (on the host), tokens and targets of this rank's next pass."""
+        indices, tokens, targets = next(self._batches)
+        move = {"device": self.device, "non_blocking": True}
+        return indices, tokens.to(**move), targets.to(**move)
+
+    def advance(self) -> None:
+        """All ranks have done a step."""
+        self.consumed += self.config.global_batch
+        if self.consumed % self.config.samples == 0:
+            self._go_to(self.consumed)
+
+    def close(self) -> None:
+        self._batches = iter(())
+
+    def state_dict(self) -> dict[str, int]:
+        """The position in the data, and what identifies the data."""
+        config = self.config
+        return {
+            **{"consumed": self.consumed, "samples": config.samples},
+            **{"seed": config.seed, "global_batch": config.global_batch},
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to the saved position. Raises UsageError where the state is of other data."""
+        for name, here in self.state_dict().items():
+            if name != "consumed" and state[name] != here:
+                raise UsageError(
+                    f"{name}={here}: the checkpoint is of a run with {name}={state[name]}; give "
+                    "the same, or a directory of its own"
+                )
+        self._go_to(state["consumed"])
+
+    def _go_to(self, consumed: int) -> None:
+        self.consumed = consumed
+        self.sampler.go_to(*divmod(consumed, self.config.samples))
+        loader = DataLoader(
+            self.data,
+            batch_size=self.local_batch,
+            sampler=self.sampler,
+            pin_memory=self.device.type != "cpu",
+        )
+        self._batches = iter(loader)

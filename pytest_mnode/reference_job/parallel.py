@@ -50,7 +50,7 @@ def _shard(
     sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
     if any(True for _ in module.parameters(recurse=False)) or any(module.children()):
         note = getattr(sharded, "set_custom_all_gather", None)
-        if note is not None:  # before torch had it nobody can tell what is hidden
+        if note is not None:  # older torch: hidden time is not known
             note(NotedAllGather(spans))
             sharded.set_custom_reduce_scatter(NotedReduceScatter(spans))
             spans.timeline.observed = True
@@ -59,7 +59,7 @@ def _shard(
 
 @contextlib.contextmanager
 def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
-    """A pass of several: gradients go over the fabric with the last one only."""
+    """One of several passes: gradients go over the fabric only with the last one."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         yield
@@ -81,7 +81,7 @@ class _Noted:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory for it, as FSDP2 asks for it."""
+        """Memory that FSDP2 asks for."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def _began(self) -> Callable[..., None]:

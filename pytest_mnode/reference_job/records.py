@@ -1,4 +1,4 @@
-"""What a run wrote down: one JSON line a step and rank, and who reads it back."""
+"""Records of a run: one JSON line per step and rank, and their reader."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What every line says: who wrote it, and in which life of the run.
+    """In every line: which rank wrote it, and in which incarnation of the run.
 
-    incarnation: "requeue.restart", what MNODE_REQUEUE and TORCHELASTIC_RESTART_COUNT said.
+    incarnation: "requeue.restart", the values of MNODE_REQUEUE and TORCHELASTIC_RESTART_COUNT.
     """
 
     rank: int
@@ -122,7 +122,7 @@ class CheckpointRecord(_Written):
 class EndRecord(_Written):
     """A rank has ended as it should. Digests are of this rank's own part of the state.
 
-    preempted: it was told to stop, and steps is less than what was asked for.
+    preempted: it was asked to stop, and steps is less than the config asks for.
     """
 
     kind: ClassVar[str] = "end"
@@ -154,8 +154,8 @@ _READERS: dict[str, TypeAdapter[Any]] = {
 class RecordFile:
     """Appends lines to one rank's file, each written before the next thing is done.
 
-    stored: on the disk as well, or with the server whose disk it is, so that a node which loses
-    its power loses no line. That takes milliseconds, more now and then.
+    stored: synced to the disk or its server, so that a node which loses power loses no line. That
+    takes milliseconds, sometimes more.
     """
 
     directory: Path
@@ -172,13 +172,13 @@ class RecordFile:
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                os.write(self._fd, b"\n")  # the life before was killed in the middle of a line
+                os.write(self._fd, b"\n")  # the one before was killed in the middle of a line
         except OSError as error:
             raise MnodeError(f"{path}: records cannot be written: {error.strerror}") from None
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What each of this rank's records says of itself."""
+        """The fields that all records of this rank share."""
         return {
             **{"rank": self.rank, "world_size": self.world_size, "node": self.node},
             **{"pid": os.getpid(), "incarnation": incarnation(os.environ)},
@@ -203,7 +203,7 @@ class RecordFile:
 
 
 def incarnation(env: Mapping[str, str]) -> str:
-    """Which life of the run this is: "0.0" is the first, "1.2" a requeue and two restarts on."""
+    """The incarnation of the run: "0.0" is the first, "1.2" one requeue and two restarts later."""
     return f"{env.get('MNODE_REQUEUE', '0')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 

@@ -18,15 +18,15 @@ import torch
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.config import JobConfig, spans_of
-from pytest_mnode.reference_job.emulated import compute_factor
+from pytest_mnode.reference_job.device import compute_factor
 from pytest_mnode.reference_job.timeline import Clock, EventClock, HostClock, Timeline
 
 
 class Pace:
     """Holds computing to a declared duration: each span sleeps until its share has passed.
 
-    forward_s, backward_s: of one span. What a span took too long, the next ones of the step make
-    up for: the sum is what was declared. now, sleep: of the clock, seconds.
+    forward_s, backward_s: of one span. The next spans of a step make up for one that took too long,
+    so that the sum is as declared. now, sleep: of the clock, in seconds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Pace:
         self._began = self._now()
 
     def spare(self, seconds: float) -> None:
-        """This much of the span was no computing."""
+        """Leave this much of the span out: it was not computing."""
         self._began += seconds
 
     def end(self, way: str) -> None:
@@ -74,7 +74,7 @@ def pace_of(config: JobConfig, device: torch.device) -> Pace | None:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """A clock that tells when computing was done, not when it was asked for."""
+    """A clock for when computing was done, not when it was launched."""
     if device.type == "cpu":
         return HostClock()
     module = torch.get_device_module(device)
@@ -91,7 +91,7 @@ class Spans:
         self._began: Any = None
 
     def next_step(self) -> None:
-        """A timeline of its own for what follows, and nothing to make up for."""
+        """Begin a new timeline, with nothing to make up for."""
         before = self.timeline
         self.timeline = Timeline(before.clock, observed=before.observed)
         if self.pace is not None:
@@ -123,7 +123,7 @@ class Spans:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Around what is no computing, wherever it runs."""
+        """Around what is not computing, wherever it runs."""
         way, began, started = self._way, self.timeline.clock.mark(), time.perf_counter()
         try:
             yield

@@ -22,7 +22,7 @@ Span = tuple[float, float]
 
 
 class Clock(Protocol):
-    """Marks moments, and tells the seconds between two of them once they are settled."""
+    """Marks moments; the seconds between two marks are known once they are settled."""
 
     def mark(self) -> Any: ...
 
@@ -61,7 +61,7 @@ class EventClock:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1000  # CUDA tells milliseconds
+        return float(begin.elapsed_time(end)) / 1000  # CUDA events: milliseconds
 
     def settle(self) -> None:
         self._synchronize()
@@ -81,7 +81,7 @@ class Timeline:
     last: Any = None
     wall_s: float = 0.0
     observed: bool = False
-    """Whether somebody notes collectives; else what they took is not known."""
+    """Whether collectives are noted; otherwise their time is not known."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class Timeline:
         return found
 
     def transfers(self) -> tuple[Transfer, ...] | None:
-        """Collectives in the order in which they were entered; None where nobody noted them."""
+        """Collectives in the order in which they were entered; None where none were noted."""
         if not self.observed:
             return None
         found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import Loaded, Saved, Store
 from pytest_mnode.reference_job.config import JobConfig
-from pytest_mnode.reference_job.data import IGNORED
-from pytest_mnode.reference_job.feed import Feed
+from pytest_mnode.reference_job.data import IGNORED, Feed
 from pytest_mnode.reference_job.model import Transformer
 from pytest_mnode.reference_job.parallel import parallel, summing_up
 from pytest_mnode.reference_job.randomness import (
@@ -34,7 +34,6 @@ from pytest_mnode.reference_job.records import (
     StartRecord,
     StepRecord,
 )
-from pytest_mnode.reference_job.schedule import factor_of
 from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
 from pytest_mnode.reference_job.timeline import Timeline
 
@@ -44,10 +43,10 @@ _HOLD_INTERVAL_S = 0.1
 
 
 class Trainer:
-    """Trains over the ranks of `group` (None: all), which all make one and call it alike.
+    """Trains over the ranks of `group` (None: all); each of them makes one and calls it alike.
 
-    told_to_stop: asked after each step; when any rank says so, all learn it (`preempted`).
-    Raises UsageError for a config that these ranks or this device cannot keep.
+    stop_requested: called after each step; when it is true on any rank, all stop (`preempted`).
+    Raises UsageError for a config that does not fit these ranks or this device.
     """
 
     def __init__(
@@ -57,14 +56,14 @@ class Trainer:
         device: torch.device,
         *,
         group: Any = None,
-        told_to_stop: Callable[[], bool] = lambda: False,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config, self.place, self.device = config, place, device
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.finished_steps = 0
         self.preempted = False
-        self._told_to_stop = told_to_stop
+        self._stop_requested = stop_requested
         self._saved_step: int | None = None
 
         self.spans = Spans(Timeline(clock_of(device)), pace_of(config, device))
@@ -72,7 +71,9 @@ class Trainer:
         model = Transformer(config, self.spans).to(device)
         self.model = parallel(model, config, device, self.group, self.spans)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, factor_of(config))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimiser, learning_rate_factor(config)
+        )
         self.feed = Feed(config, self.rank, self.ranks, device)
         self._settle()
         seed_all(config.seed, 1 + self.rank)  # dropout differs by rank
@@ -84,9 +85,9 @@ class Trainer:
             self.store = Store(config.checkpoints, keep=config.keep)
 
     def step(self) -> StepRecord:
-        """One optimiser step, written down, and the checkpoint that is due after it.
+        """One optimiser step, recorded, and the checkpoint that is due after it.
 
-        Its time counts in the step that follows, since a step is on record before it is saved.
+        The checkpoint's time counts in the next step, because a step is recorded before that.
         """
         config, timeline = self.config, self.spans.timeline
         began = time.time()
@@ -139,7 +140,7 @@ class Trainer:
         return record
 
     def save(self) -> Saved | None:
-        """Save a checkpoint of what was finished; None where there is one of this step."""
+        """Save a checkpoint of the finished steps; None where there is one of this step."""
         if self.store is None or self._saved_step == self.finished_steps:
             return None
         timeline, begun = self.spans.timeline, time.time()
@@ -167,7 +168,7 @@ class Trainer:
         return saved
 
     def resume(self) -> Loaded | None:
-        """Go on from the newest checkpoint that is whole; None where there is none."""
+        """Resume from the newest checkpoint that is whole; None where there is none."""
         began = time.monotonic()
         loaded = None if self.store is None else self._load(self.store)
         refused = () if self.store is None else self.store.refused
@@ -188,8 +189,8 @@ class Trainer:
         state = self._state()
         loaded = store.load(state, world=self.place, group=self.group, reshard=self.config.reshard)
         if loaded is None:
-            # To have names for what may come, torch took a step with a learning rate of 0, and
-            # counted it: AdamW would begin with the second.
+            # get_state_dict took an optimiser step with a learning rate of 0, and counted it: AdamW
+            # would begin with its second step.
             self.optimiser.state.clear()
             return None
         set_state_dict(
@@ -203,12 +204,12 @@ class Trainer:
         self.finished_steps = self._saved_step = loaded.step
         if loaded.own is not None:
             set_random_states(loaded.own, self.device)
-        else:  # another number of ranks: no rank's states are those of one that saved
+        else:  # another number of ranks: no saved state belongs to this rank
             seed_all(self.config.seed, 1 + self.rank, loaded.step, self.ranks)
         return loaded
 
     def end(self) -> EndRecord:
-        """Write down what this rank has come to."""
+        """Record the final state of this rank."""
         record = EndRecord(
             **self.records.origin,
             steps=self.finished_steps,
@@ -222,7 +223,7 @@ class Trainer:
         return record
 
     def close(self) -> None:
-        """Give back what was opened; the process group is the caller's."""
+        """Close what was opened; the process group is the caller's."""
         self.records.close()
         self.feed.close()
 
@@ -231,15 +232,17 @@ class Trainer:
         config = self.config
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             loss: Tensor = self.model(tokens, targets)
-        # Ranks' gradients are averaged: together with this they are the sum over the global batch
-        # by a constant, whatever the documents' lengths and however the batch is cut.
+        # Gradients are averaged over ranks. With this factor that is the sum over the global batch,
+        # divided by a constant, whatever the documents' lengths and however the batch is divided.
         scale = self.ranks / (config.global_batch * config.context)
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach().double()
 
     def _agree(self, total: Tensor, count: int) -> tuple[float, bool]:
-        """Mean loss of all tokens of all ranks, by sums and counts; whether any shall stop."""
-        sums = torch.stack([total, total.new_tensor(count), total.new_tensor(self._told_to_stop())])
+        """Mean loss over all tokens of all ranks, from sums and counts; whether any rank stops."""
+        sums = torch.stack(
+            [total, total.new_tensor(count), total.new_tensor(self._stop_requested())]
+        )
         dist.all_reduce(sums, group=self.group)
         summed, counted, stopping = sums.tolist()
         return summed / counted, stopping > 0
@@ -269,10 +272,10 @@ class Trainer:
             time.sleep(_HOLD_INTERVAL_S)
 
     def _settle(self) -> None:
-        """One pass that is thrown away: DDP orders its buckets by it, FSDP2 sets itself up.
+        """One discarded pass: DDP orders its buckets by it, and FSDP2 sets itself up.
 
-        A sum over ranks depends, in its last bits, on the bucket it is made in. A run that resumes
-        must not have other buckets in its first step than one that was never cut.
+        The last bits of a sum over ranks depend on its bucket. A run that resumes must have the
+        same buckets in its first step as a run that was never interrupted.
         """
         shape = (self.feed.local_batch, self.config.context)
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
@@ -281,3 +284,15 @@ class Trainer:
         self.optimiser.zero_grad()
         self.spans.pace = pace
         self.spans.next_step()
+
+
+def learning_rate_factor(config: JobConfig) -> Callable[[int], float]:
+    """Factor of the learning rate by step: a linear warm-up, then a cosine."""
+
+    def factor(step: int) -> float:
+        if step < config.warmup_steps:
+            return (step + 1) / (config.warmup_steps + 1)
+        left = max(1, config.steps - config.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - config.warmup_steps) / left)))
+
+    return factor

@@ -9,7 +9,7 @@ import torch
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job import JobConfig
-from pytest_mnode.reference_job.feed import Feed
+from pytest_mnode.reference_job.data import Feed
 
 CONFIG = JobConfig("unused", vocab=16, context=8, samples=24, global_batch=8, accumulation=2)
 CPU = torch.device("cpu")

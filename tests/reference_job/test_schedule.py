@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from pytest_mnode.reference_job import JobConfig
-from pytest_mnode.reference_job.schedule import factor_of
+from pytest_mnode.reference_job.trainer import learning_rate_factor
 
 
 def test_learning_rate_warms_up_and_goes_down() -> None:
-    factor = factor_of(JobConfig("unused", steps=25, warmup_steps=5))
+    factor = learning_rate_factor(JobConfig("unused", steps=25, warmup_steps=5))
     rates = [factor(step) for step in range(26)]
     assert rates[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     assert all(one > other for one, other in itertools.pairwise(rates[5:]))
@@ -22,5 +22,5 @@ def test_learning_rate_warms_up_and_goes_down() -> None:
 
 @pytest.mark.parametrize("warmup_steps", [0, 10, 20])
 def test_any_warm_up_is_a_schedule(warmup_steps: int) -> None:
-    factor = factor_of(JobConfig("unused", steps=10, warmup_steps=warmup_steps))
+    factor = learning_rate_factor(JobConfig("unused", steps=10, warmup_steps=warmup_steps))
     assert all(0 < factor(step) <= 1 for step in range(10))

@@ -172,5 +172,5 @@ def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[
 def files(promise: DataCriterion, path: str, world: World) -> list[Measurement]:
     """Does every rank read the same heads of the first files below a path? All ranks call this."""
     at = At(world.rank, world.node)
-    told = read_files(at, path, promise.sample_files, promise.sample_size_bytes)
-    return judge_files(path, gathered(told))
+    read_here = read_files(at, path, promise.sample_files, promise.sample_size_bytes)
+    return judge_files(path, gathered(read_here))

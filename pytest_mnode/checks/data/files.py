@@ -29,11 +29,11 @@ def judge_files(label: str, read: Sequence[FilesRead]) -> list[Measurement]:
     names = sorted({name for one in able for name in one.digests})
     texts = []
     for name in names:
-        told = {one.at: one.digests.get(name, _ABSENT) for one in able}
-        counted = Counter(told.values()).most_common()
+        by_rank = {one.at: one.digests.get(name, _ABSENT) for one in able}
+        counted = Counter(by_rank.values()).most_common()
         usual = counted[0][0]
         tied = len(counted) > 1 and counted[1][1] == counted[0][1]
-        odd = {at: digest for at, digest in told.items() if tied or digest != usual}
+        odd = {at: digest for at, digest in by_rank.items() if tied or digest != usual}
         if len(counted) > 1:
             texts += [f"{at} reads {name} as {digest}" for at, digest in odd.items()]
     unsure = ""

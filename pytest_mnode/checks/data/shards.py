@@ -103,9 +103,9 @@ def _unlike(
 ) -> Iterator[tuple[Reading, int | None, str]]:
     """Ranks whose value is not that of most, and what most have; all where none is most's."""
     most = most_common(values)
-    said = "" if most is None else others.format(most)
+    others_text = "" if most is None else others.format(most)
     if len(set(values)) > 1:
-        yield from ((r, v, said) for r, v in zip(readings, values, strict=True) if v != most)
+        yield from ((r, v, others_text) for r, v in zip(readings, values, strict=True) if v != most)
 
 
 def _strayed(

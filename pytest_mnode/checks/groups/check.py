@@ -257,7 +257,7 @@ def named(groups: DeviceMesh | Groups) -> dict[str, Any]:
 def expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
     """The groups there should be: as right, else those of the mesh's names and sizes.
 
-    Raises TypeError where groups of one's own come without saying.
+    Raises TypeError for groups of no mesh without `expected`.
     """
     if expected is None:
         if not isinstance(groups, DeviceMesh):

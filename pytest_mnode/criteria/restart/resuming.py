@@ -45,7 +45,7 @@ class KillReport:
     trained; None where that is not known.
     came_back: whether it trained again, and after the last kill to its end; None where that could
     not be seen; ended_how: how it ended instead, or why it was not seen.
-    preempted: it was told to end, and may lose nothing; late: nodes on which it had to be killed
+    preempted: it was asked to end, and may lose nothing; late: nodes on which it had to be killed
     when the time to save was over. in_writing: the step whose checkpoint was being written.
     missed: why there was no kill; then nothing else counts.
     between_s: shortest and longest time from the kill until all ranks had done a step again, by
