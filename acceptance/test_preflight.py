@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.asking import Asking
-from pytest_mnode.criteria.preflight.questions import (
-    clocks,
+from pytest_mnode.criteria.preflight import environment
+from pytest_mnode.criteria.preflight.judges import (
     devices,
-    environment,
-    kernel,
     links,
-    mtu,
     names,
-    payload,
+    packets,
+    rdma,
     reach,
-    room,
-    same,
     storage,
+    system,
 )
+from pytest_mnode.criteria.preflight.survey_fixture import Ask
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -35,150 +32,148 @@ stops_speed = pytest.mark.stops("fabric")
 
 
 @pytest.fixture
-def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure) -> Asking:
-    """Puts a question to this test's node."""
-    return Asking(request.node, spec, node, measure)
+def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure) -> Ask:
+    """Judges this test's node by a key of the spec."""
+    return Ask(request.node, spec, node, measure)
 
 
 @pytest.fixture
-def ask_storage(ask: Asking) -> Asking:
-    """The same; the paths of storage are looked at where a test has it."""
+def ask_storage(ask: Ask) -> Ask:
+    """The same; where a test has it, the paths of storage are looked at."""
     return ask
 
 
 # No group of ranks forms past a link that is down; that it is slow is for the fabric to say.
 @stops_all
-def test_interfaces_are_up(ask: Asking) -> None:
+def test_interfaces_are_up(ask: Ask) -> None:
     """Do the interfaces that the spec names exist on this node, and are they up?"""
-    ask(links.interfaces)
+    ask("preflight.interfaces", links.interfaces)
 
 
-def test_interfaces_run_at_their_speed(ask: Asking) -> None:
+def test_interfaces_run_at_their_speed(ask: Ask) -> None:
     """Do this node's interfaces run at the line rate promised?"""
-    ask(links.speed)
+    ask("preflight.speed", links.speed)
 
 
 @stops_all
-def test_first_node_is_reached(ask: Asking) -> None:
+def test_first_node_is_reached(ask: Ask) -> None:
     """Does this node reach the first one, where ranks meet (MASTER_ADDR)?"""
-    ask(reach.master)
+    ask("preflight.reachable", reach.master)
 
 
 @stops_all
-def test_every_node_is_reached(ask: Asking) -> None:
+def test_every_node_is_reached(ask: Ask) -> None:
     """Does this node reach every other on each network, both ways?"""
-    ask(reach.peers)
+    ask("preflight.reachable", reach.peers)
 
 
-def test_names_are_found(ask: Asking) -> None:
-    """Does this node look up names and addresses of all nodes quickly and rightly?"""
-    ask(names.names)
+def test_names_are_found(ask: Ask) -> None:
+    """Does this node look up the names and addresses of all nodes quickly and rightly?"""
+    ask("preflight.names", names.look_ups)
 
 
-def test_interfaces_have_their_mtu(ask: Asking) -> None:
-    """Have this node's interfaces the MTU of their network?"""
-    ask(mtu.interface_mtu)
+def test_interfaces_have_their_mtu(ask: Ask) -> None:
+    """Do this node's interfaces have the MTU of their network?"""
+    ask("preflight.mtu", links.interface_mtu)
 
 
 @stops_all
-def test_full_size_packets_pass(ask: Asking) -> None:
+def test_full_size_packets_pass(ask: Ask) -> None:
     """Do packets of full size pass between this node and every other?"""
-    ask(mtu.path_mtu)
+    ask("preflight.mtu", packets.path_mtu)
 
 
 @stops_all
-def test_payloads_arrive_unchanged(ask: Asking) -> None:
+def test_payloads_arrive_unchanged(ask: Ask) -> None:
     """Does what this node sends to others and receives from them arrive as it was sent?"""
-    ask(payload.payload)
+    ask("preflight.payload", packets.payload)
 
 
-def test_clocks_agree(ask: Asking) -> None:
+def test_clocks_agree(ask: Ask) -> None:
     """Does this node's clock agree with the others'?"""
-    ask(clocks.clocks)
+    ask("preflight.clocks", names.clocks)
 
 
-@pytest.mark.parametrize("part", same.PARTS)
-def test_nodes_are_the_same(ask: Asking, part: Any) -> None:
-    """Has this node the same code, versions, driver, firmware and kernel as the others?"""
-    ask(lambda survey, spec, node: same.same(survey, spec, node, part))
+@pytest.mark.parametrize("part", system.PARTS)
+def test_nodes_are_the_same(ask: Ask, part: Any) -> None:
+    """Does this node have the same code, versions, driver, firmware and kernel as the others?"""
+    ask("preflight.same", lambda survey, spec, node: system.same(survey, spec, node, part))
 
 
 @pytest.mark.stops("mesh", "fabric", "numa", "devices", "accelerators")
-def test_accelerators_are_as_promised(ask: Asking) -> None:
-    """Has this node the accelerators promised, in the state promised?"""
-    ask(devices.accelerators)
+def test_accelerators_are_as_promised(ask: Ask) -> None:
+    """Does this node have the accelerators promised, in the state promised?"""
+    ask("preflight.accelerators", devices.accelerators)
 
 
-def test_kernel_log_has_no_failures(ask: Asking) -> None:
+def test_kernel_log_has_no_failures(ask: Ask) -> None:
     """Has this node's kernel logged no failing device since boot?"""
-    ask(kernel.kernel_log)
+    ask("preflight.kernel_log", devices.kernel_log)
 
 
-def test_pcie_links_are_full(ask: Asking) -> None:
-    """Have this node's accelerators and NICs the PCIe width and speed that card and slot can?"""
-    ask(devices.pcie)
+def test_pcie_links_are_full(ask: Ask) -> None:
+    """Do this node's accelerators and NICs have the PCIe width and speed that card and slot can?"""
+    ask("preflight.pcie", devices.pcie)
 
 
 @stops_speed
-def test_rdma_ports_are_active(ask: Asking) -> None:
+def test_rdma_ports_are_active(ask: Ask) -> None:
     """Are this node's RDMA ports there, ACTIVE, and with a GID of the right type?"""
-    ask(devices.rdma_ports)
+    ask("preflight.rdma", rdma.rdma_ports)
 
 
-def test_rdma_errors_stand_still(ask: Asking) -> None:
+def test_rdma_errors_stand_still(ask: Ask) -> None:
     """Do the error counters of this node's RDMA ports stand still?"""
-    ask(devices.rdma_errors)
+    ask("preflight.rdma.errors_at_most", rdma.rdma_errors)
 
 
-def test_gpudirect_is_there(ask: Asking) -> None:
-    """Has this node a way for NICs to reach the memory of accelerators?"""
-    ask(devices.gpudirect)
+def test_gpudirect_is_there(ask: Ask) -> None:
+    """Does this node have a way for NICs to reach the memory of accelerators?"""
+    ask("preflight.gpudirect", rdma.gpudirect)
 
 
-def test_storage_can_be_used(ask_storage: Asking) -> None:
+def test_storage_can_be_used(ask_storage: Ask) -> None:
     """Can this node read the paths promised, and write where a job has to?"""
-    ask_storage(storage.usable)
+    ask_storage("preflight.storage", storage.usable)
 
 
-def test_storage_is_shared(ask_storage: Asking) -> None:
+def test_storage_is_shared(ask_storage: Ask) -> None:
     """Does this node see on shared paths what the other nodes write there?"""
-    ask_storage(storage.shared)
+    ask_storage("preflight.storage", storage.shared)
 
 
-def test_datasets_are_the_same(ask_storage: Asking) -> None:
+def test_datasets_are_the_same(ask_storage: Ask) -> None:
     """Does this node read the same datasets as the others?"""
-    ask_storage(storage.sample)
+    ask_storage("preflight.storage", storage.sample)
 
 
-def test_shared_memory_suffices(ask: Asking) -> None:
+def test_shared_memory_suffices(ask: Ask) -> None:
     """Is this node's /dev/shm as large and as free as promised?"""
-    ask(room.shared_memory)
+    ask("preflight.limits", system.shared_memory)
 
 
-def test_memory_can_be_locked(ask: Asking) -> None:
+def test_memory_can_be_locked(ask: Ask) -> None:
     """May a process on this node lock as much memory as promised?"""
-    ask(room.locked_memory)
+    ask("preflight.limits", system.locked_memory)
 
 
-def test_files_can_be_open(ask: Asking) -> None:
+def test_files_can_be_open(ask: Ask) -> None:
     """May a process on this node have as many files open as promised?"""
-    ask(room.open_files)
+    ask("preflight.limits", system.open_files)
 
 
-def test_disks_have_room(ask: Asking) -> None:
+def test_disks_have_room(ask: Ask) -> None:
     """Is there as much room on this node's disks as promised?"""
-    ask(room.disk)
+    ask("preflight.disk", system.disk)
 
 
-# Last, for it needs ranks: by now we know that they can meet.
+# Last, because it needs ranks: by now it is known that they can meet.
 @stops_all
-def test_ranks_find_their_environment(ask: Asking, spec: Spec, node: str) -> None:
+def test_ranks_find_their_environment(ask: Ask) -> None:
     """Do this node's ranks find torchrun's variables, right and like all other ranks?"""
-    found = ask.environments()
-    ask.record(environment.contract(found.ranks, spec, node, found.why))
+    ask.ranks("preflight.environment", environment.contract)
 
 
-def test_nothing_ties_the_hands_of_backends(ask: Asking, spec: Spec, node: str) -> None:
-    """Is there no setting of NCCL, gloo or torch that costs speed and is not the cluster's own?"""
-    found = ask.environments()
-    ask.record(environment.overrides(found.ranks, spec, node, found.why))
+def test_nothing_ties_the_hands_of_backends(ask: Ask) -> None:
+    """Is every NCCL, gloo and torch override on this node on the spec's allow-list?"""
+    ask.ranks("preflight.environment", environment.overrides)

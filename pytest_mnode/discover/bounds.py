@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytest_mnode.discover.facts import Kind, NetworkSeen
+from pytest_mnode.discover.nodes import FoundNetwork, Kind
 from pytest_mnode.discover.page import Entry, listed, mapped
 from pytest_mnode.spec import bandwidth
 from pytest_mnode.spec.quantity import SIZE
@@ -41,19 +41,19 @@ _LEAST_BYTES, _MOST_BYTES = 4 << 20, 256 << 20
 class Machine:
     """What bounds depend on.
 
-    managed, managed_mtu: there is a management network, and its MTU is known. numa_told: where each
-    accelerator sits is. nvml: it was asked on all nodes. remapped_rows, pcie_links, kernel_log: all
-    nodes tell of them. gpudirect, memlock: "" where not promised.
+    managed, managed_mtu: there is a management network, and its MTU is known. numa_known: where
+    each accelerator sits. nvml: it answered on all nodes. remapped_rows, pcie_links, kernel_log:
+    all nodes show them. gpudirect, memlock: "" where not promised.
     """
 
     nodes: int
     accelerators: bool
     emulated: bool
-    fabric: NetworkSeen
+    fabric: FoundNetwork
     managed: bool
     managed_mtu: bool
     numa_nodes: int
-    numa_told: bool
+    numa_known: bool
     nvml: bool
     ecc: bool | None
     persistence: bool | None
@@ -163,7 +163,7 @@ def _limits(machine: Machine) -> dict[str, str]:
 
 
 def _numa(machine: Machine) -> Entry | None:
-    if machine.numa_nodes < 2 or not machine.accelerators or not machine.numa_told:
+    if machine.numa_nodes < 2 or not machine.accelerators or not machine.numa_known:
         return None
     rdma = {"nic": "nearest"} if machine.fabric.kind != "ethernet" else {}
     promised = {"cpus": "near", "memory_near_fraction": "0.9", **rdma}

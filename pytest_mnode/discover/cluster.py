@@ -1,25 +1,89 @@
-"""Facts of all nodes side by side, and the entries that they make. Pure."""
+"""What most nodes of a cluster have, and which nodes have something else. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pytest_mnode.discover.agreeing import Agreed, agreed, where
-from pytest_mnode.discover.facts import Networks, NetworkSeen, NodeLook, Seen, Sight
-from pytest_mnode.discover.networks import networks_of
+from pytest_mnode.discover.networks import networks_of, shared_addresses
+from pytest_mnode.discover.nodes import FoundCluster, FoundNetwork, Networks, machine_of
 from pytest_mnode.discover.page import Entry
-from pytest_mnode.discover.sharing import shared_addresses
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.measurement import listed
 
 V = TypeVar("V", bound=Hashable)
 CONFIRM = "Confirm against what was bought"
+_MOST_NAMED = 8
+_ALIKE = 1.1
 
 
-def look_of(node: Seen) -> NodeLook:
-    """What a node showed, of one that did."""
-    assert node.look is not None
-    return node.look
+@dataclass(frozen=True, slots=True)
+class Agreed(Generic[V]):
+    """A value and who has it.
+
+    value: of more nodes than any other; None where no node shows one, or where none is the most
+    frequent. having: nodes that have it. odd: every other node, with what it has, in words.
+    """
+
+    value: V | None
+    having: tuple[str, ...]
+    odd: tuple[tuple[str, str], ...]
+
+    @property
+    def differences(self) -> str:
+        """What other nodes have, in words; "" where all have the same or none tells any."""
+        by_text: dict[str, list[str]] = {}
+        for node, text in self.odd:
+            by_text.setdefault(text, []).append(node)
+        if not self.having and len(by_text) < 2:
+            return ""
+        return "; ".join(f"{named(nodes)}: {text}" for text, nodes in by_text.items())
+
+
+def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Agreed[V]:
+    """What most nodes have, of values by node name, None where a node does not show it."""
+    counted = Counter(value for value in values.values() if value is not None).most_common()
+    tied = len(counted) > 1 and counted[1][1] == counted[0][1]
+    usual = counted[0][0] if counted and not tied else None
+    return Agreed(
+        usual,
+        tuple(n for n, value in values.items() if usual is not None and value == usual),
+        tuple(
+            (node, "not known" if value is None else text(value))
+            for node, value in values.items()
+            if usual is None or value != usual
+        ),
+    )
+
+
+def alike(sizes: Iterable[int | None]) -> dict[int, int]:
+    """The least of those sizes that are within a tenth above it, by size.
+
+    For what follows from the memory that a kernel found, which is the same on no two nodes.
+    """
+    found: dict[int, int] = {}
+    least = 0
+    for size in sorted({size for size in sizes if size is not None}):
+        if size > least * _ALIKE:
+            least = size
+        found[size] = least
+    return found
+
+
+def named(nodes: Sequence[str], most: int = _MOST_NAMED) -> str:
+    """Names joined by commas, and how many more there are."""
+    return listed(nodes, most, ", ")
+
+
+def where(having: Sequence[str], count: int) -> str:
+    """Which of `count` nodes."""
+    if len(having) == count and count > 1:
+        return f"all {count} nodes"
+    if len(having) == 1 and count == 1:
+        return having[0]
+    return f"{len(having)} of {count} nodes ({named(having)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +95,7 @@ class Fact(Generic[V]):
 
     @property
     def value(self) -> V | None:
-        """What most nodes have; None where none tells, or none has the majority."""
+        """What most nodes have; None where no node shows it, or none has the majority."""
         return self.found.value
 
     @property
@@ -39,7 +103,7 @@ class Fact(Generic[V]):
         """On which nodes it was seen, and what the others have."""
         if self.found.value is None:
             differing = self.found.differences
-            return f"Nodes differ: {differing}" if differing else "No node tells it"
+            return f"Nodes differ: {differing}" if differing else "No node shows it"
         odd = f"; differing: {self.found.differences}" if self.found.odd else ""
         return f"Seen on {where(self.found.having, self.count)}{odd}"
 
@@ -50,25 +114,25 @@ class Cluster:
     differences: a line each. missing: dotted keys that a page needs and nothing was seen for.
     """
 
-    def __init__(self, sight: Sight) -> None:
-        self.sight = sight
-        self.nodes = sight.shown
+    def __init__(self, found: FoundCluster) -> None:
+        self.found = found
+        self.nodes = found.shown
         self.differences: list[str] = []
         self.missing: list[str] = []
         shared = shared_addresses(self.nodes) if len(self.nodes) > 1 else frozenset[str]()
         self.networks = {node.name: networks_of(node, shared) for node in self.nodes}
 
     def of(
-        self, what: str, read: Callable[[NodeLook], V | None], text: Callable[[V], str] = str
+        self, what: str, read: Callable[[Machine], V | None], text: Callable[[V], str] = str
     ) -> Fact[V]:
-        """A fact that each node's look tells."""
-        return self._fact(what, {n.name: read(look_of(n)) for n in self.nodes}, text)
+        """A fact of each node's machine."""
+        return self._fact(what, {n.name: read(machine_of(n)) for n in self.nodes}, text)
 
     def of_network(
         self,
         network: str,
         what: str,
-        read: Callable[[NetworkSeen], V | None],
+        read: Callable[[FoundNetwork], V | None],
         text: Callable[[V], str] = str,
     ) -> Fact[V]:
         """A fact of each node's "fabric" or "management" network."""
@@ -87,7 +151,7 @@ class Cluster:
                 self.differences.append(line)
         return Fact(found, len(self.nodes))
 
-    def usual(self, network: str) -> NetworkSeen | None:
+    def usual(self, network: str) -> FoundNetwork | None:
         """A network as the first node shows it that has the interfaces of most nodes."""
         shown = {name: network_of(found, network) for name, found in self.networks.items()}
         found = agreed({name: one.interfaces if one else None for name, one in shown.items()})
@@ -116,6 +180,6 @@ class Cluster:
         return Entry(last, text(fact.value), f"{by}. {fact.seen}. {CONFIRM}.")
 
 
-def network_of(networks: Networks, network: str) -> NetworkSeen | None:
+def network_of(networks: Networks, network: str) -> FoundNetwork | None:
     """One of a node's networks by its key in a spec."""
     return networks.fabric if network == "fabric" else networks.management

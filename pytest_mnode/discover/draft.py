@@ -1,19 +1,30 @@
-"""From what was seen of a cluster to a first page of it. Pure."""
+"""From what was found of a cluster to a first page of it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 
+from pytest_mnode.criteria.preflight.judges.devices import pci_links
 from pytest_mnode.discover import bounds
-from pytest_mnode.discover.agreeing import agreed, named
-from pytest_mnode.discover.around import gang, scheduler, storage
-from pytest_mnode.discover.cluster import CONFIRM, Cluster, look_of
-from pytest_mnode.discover.devices import accelerators, gpudirect, told_of
-from pytest_mnode.discover.facts import Accelerators, Sight
-from pytest_mnode.discover.page import Entry, rendered, scalar
-from pytest_mnode.discover.room import limits
-from pytest_mnode.discover.wires import fabric, management
+from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
+from pytest_mnode.discover.hardware import (
+    accelerators,
+    fabric,
+    gpudirect,
+    management,
+    scheduled,
+)
+from pytest_mnode.discover.networks import has_accelerators
+from pytest_mnode.discover.nodes import FoundCluster, machine_of
+from pytest_mnode.discover.page import Entry, mapped, rendered, scalar
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.mounts import Mount
+from pytest_mnode.spec.quantity import SIZE
+
+_MAY_BE_UNREAD = ("accelerators", "kernel_log")
+_MOST_SOURCES = 3
+_NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +49,13 @@ class Draft:
         return rendered([*self.preface, *heading, *differing, *unread, *tried], self.entries)
 
 
-def draft(sight: Sight) -> Draft:
+def draft(found: FoundCluster) -> Draft:
     """A first page. Raises ValueError where no node showed anything."""
-    if not sight.shown:
+    if not found.shown:
         raise ValueError("no node showed anything")
-    cluster = Cluster(sight)
+    cluster = Cluster(found)
     entries = (
-        *_head(sight),
+        *_head(found),
         accelerators(cluster),
         fabric(cluster),
         management(cluster),
@@ -54,30 +65,32 @@ def draft(sight: Sight) -> Draft:
         Entry("certificate", "{valid_for: 7 days}", "How long its answers hold.", gap=True),
     )
     return Draft(
-        tuple(_preface(sight)),
+        tuple(_preface(found)),
         entries,
         tuple(cluster.differences),
         tuple(cluster.missing),
-        tuple(_unread(sight)),
+        tuple(_unread(found)),
     )
 
 
-def _unread(sight: Sight) -> Iterator[str]:
+def _unread(found: FoundCluster) -> Iterator[str]:
     """Parts that nodes could not read, with the nodes that share the reason."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for node in sight.shown:
-        for part, why in look_of(node).unread.items():
-            found.setdefault((part, why), []).append(node.name)
-    for (part, why), nodes in found.items():
+    named_by: dict[tuple[str, str], list[str]] = {}
+    for node in found.shown:
+        for part, why in machine_of(node).unread.items():
+            # Without NVML, or the right to read the log, less is promised; a hang is a defect.
+            if part not in _MAY_BE_UNREAD or why.startswith("no answer"):
+                named_by.setdefault((part, why), []).append(node.name)
+    for (part, why), nodes in named_by.items():
         yield f"{part} of {named(nodes)}: {why}"
 
 
-def _preface(sight: Sight) -> Iterator[str]:
-    names = [node.name for node in sight.shown]
+def _preface(found: FoundCluster) -> Iterator[str]:
+    names = [node.name for node in found.shown]
     yield (
-        f"A first spec, made by --mnode-discover on {sight.made_at} of what {len(names)} "
-        f"node{'s' * (len(names) != 1)} showed: {named(names)} (launcher {sight.launcher}, "
-        f"{sight.reason})."
+        f"A first spec, made by --mnode-discover on {found.made_at} of what {len(names)} "
+        f"node{'s' * (len(names) != 1)} showed: {named(names)} (launcher {found.launcher}, "
+        f"{found.reason})."
     )
     yield (
         "It says what is there, which need not be what was bought: a NIC that is missing on every "
@@ -85,21 +98,21 @@ def _preface(sight: Sight) -> Iterator[str]:
         "line with the order, put it right, and then say confirmed: true. Until then no run with "
         "this page certifies."
     )
-    for node in sight.silent:
+    for node in found.silent:
         yield f"- {node.name} showed nothing: {node.problem}"
 
 
-def _head(sight: Sight) -> Iterator[Entry]:
-    cluster = dict(sight.scheduler_names).get("cluster")
-    name = cluster or f"discovered {sight.made_at.partition(' ')[0]}"
+def _head(found: FoundCluster) -> Iterator[Entry]:
+    cluster = dict(found.scheduler_names).get("cluster")
+    name = cluster or f"discovered {found.made_at.partition(' ')[0]}"
     yield Entry("name", scalar(name), "What the cluster is called.", gap=True)
     yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then say true.")
-    if sight.emulated:
+    if found.emulated:
         why = "Not real, and said on each certificate."
-        yield Entry("emulated", "", why, items=sight.emulated)
-    silent = f"; {named([n.name for n in sight.silent])} showed nothing" if sight.silent else ""
-    seen = f"As many as this run asked for, and {len(sight.shown)} showed what they have{silent}."
-    yield Entry("nodes", str(len(sight.nodes)), f"{seen} {CONFIRM}.")
+        yield Entry("emulated", "", why, items=found.emulated)
+    silent = f"; {named([n.name for n in found.silent])} showed nothing" if found.silent else ""
+    seen = f"As many as this run asked for, and {len(found.shown)} showed what they have{silent}."
+    yield Entry("nodes", str(len(found.nodes)), f"{seen} {CONFIRM}.")
 
 
 def _criteria(cluster: Cluster) -> Entry:
@@ -107,37 +120,39 @@ def _criteria(cluster: Cluster) -> Entry:
         "What follows no node shows: bounds that clusters of this kind keep when they are well. "
         "Put what was promised to you in their place. What is left out is reported as not promised."
     )
-    machine = _machine(cluster)
-    found = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
-    return Entry("criteria", "", about, (*found, *gang(cluster)), gap=True)
+    machine = _promises(cluster)
+    entries = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
+    return Entry("criteria", "", about, (*entries, *gang(cluster)), gap=True)
 
 
-def _machine(cluster: Cluster) -> bounds.Machine | None:
+def _promises(cluster: Cluster) -> bounds.Machine | None:
     """What bounds depend on; None where no fabric was seen."""
     wire, managed = cluster.usual("fabric"), cluster.usual("management")
     if wire is None:
         return None
-    looks = [look_of(node) for node in cluster.nodes]
-    shm, memlock, open_files = limits(cluster)
-    numa_nodes = cluster.of("NUMA nodes", lambda look: look.numa_nodes).value
-    told = told_of(cluster)
+    machines = [machine_of(node) for node in cluster.nodes]
+    shm, memlock, open_files = _limits(cluster)
+    numa_nodes = cluster.of("NUMA nodes", lambda one: len(one.numa.with_cpus) or None).value
+    on_pci = [function for one in machines for function in one.pci.accelerators]
+    shown = [accelerator for one in machines for accelerator in one.accelerators or ()]
     direct = gpudirect(cluster) if wire.kind != "ethernet" else None
     return bounds.Machine(
-        nodes=len(cluster.sight.nodes),
-        accelerators=any(one.on_pci or one.models for one in told),
-        emulated=bool(cluster.sight.emulated),
+        nodes=len(cluster.found.nodes),
+        accelerators=any(map(has_accelerators, machines)),
+        emulated=bool(cluster.found.emulated),
         fabric=wire,
         managed=managed is not None and managed.rate_mbits_s is not None,
         managed_mtu=managed is not None and managed.mtu_bytes is not None,
         numa_nodes=numa_nodes or 0,
-        numa_told=all(None not in one.numa_nodes for one in told),
-        nvml=len(told) == len(looks) and all(one.models for one in told),
-        ecc=_state(told, "ecc"),
-        persistence=_state(told, "persistence"),
-        mig=_state(told, "mig"),
-        remapped_rows=bool(told) and all(one.remapped_rows_told for one in told),
-        pcie_links=bool(looks) and all(look.pcie_links_told for look in looks),
-        kernel_log=bool(looks) and all(look.kernel_log_told for look in looks),
+        numa_known=all(function.numa_node is not None for function in on_pci),
+        nvml=all(one.accelerators for one in machines),
+        ecc=_usual(one.ecc_enabled for one in shown),
+        persistence=_usual(one.persistence for one in shown),
+        mig=_usual(one.mig_enabled for one in shown),
+        remapped_rows=bool(shown)
+        and all(None not in (one.remapped_rows_failed, one.remapped_rows_pending) for one in shown),
+        pcie_links=all(map(_shows_pcie_links, machines)),
+        kernel_log=all(one.kernel_log is not None for one in machines),
         gpudirect=direct.way if direct is not None else "",
         shm_bytes=shm,
         memlock=memlock or "",
@@ -145,7 +160,113 @@ def _machine(cluster: Cluster) -> bounds.Machine | None:
     )
 
 
-def _state(told: Sequence[Accelerators], name: str) -> bool | None:
+def _usual(states: Iterable[bool | None]) -> bool | None:
     """What most accelerators of all nodes are set to."""
-    states: list[bool | None] = [state for one in told for state in getattr(one, name) or ()]
     return agreed({str(index): state for index, state in enumerate(states)}).value
+
+
+def _shows_pcie_links(machine: Machine) -> bool:
+    """Whether there are links of accelerators and RDMA devices, and all of each is known."""
+    links = pci_links(machine, [device.name for device in machine.rdma or ()])
+    return bool(links) and all(None not in astuple(link) for link in links)
+
+
+def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
+    """Bytes of shared memory, locked memory as a page says it, and how many files can be open.
+
+    None where no node shows it, or none has the majority. The least of all nodes would be that of
+    a broken one, and no other would be asked for more.
+    """
+    sizes = alike(_shm_bytes(machine_of(node)) for node in cluster.nodes)
+    shm = cluster.of(
+        "size of /dev/shm",
+        lambda machine: None if (size := _shm_bytes(machine)) is None else sizes[size],
+        lambda size: SIZE.text(size) if size else "less than 1 MiB",
+    )
+    memlock = cluster.of("locked memory", _memlock)
+    locked = None if memlock.value == _NONE else memlock.value
+    return shm.value, locked, cluster.of("open files", _open_files).value
+
+
+def _shm_bytes(machine: Machine) -> int | None:
+    """Rounded down to GiB, or to MiB below that."""
+    size_bytes = machine.memory.shm_bytes if machine.memory else None
+    if size_bytes is None:
+        return None
+    unit = 1 << (30 if size_bytes >= 1 << 30 else 20)
+    return size_bytes // unit * unit
+
+
+def _memlock(machine: Machine) -> str | None:
+    if machine.limits is None:
+        return None
+    limit = machine.limits.memlock_bytes
+    if limit is None:
+        return "unlimited"
+    return SIZE.text(limit) if limit else _NONE
+
+
+def _open_files(machine: Machine) -> int | None:
+    return machine.limits.open_files if machine.limits else None
+
+
+def storage(cluster: Cluster) -> Entry:
+    """File systems that all nodes mount, for the operator to fill in what is kept where."""
+    # By path and kind: file servers spread nodes over their addresses.
+    mounts: dict[tuple[str, str], dict[str, str]] = {}
+    for node in cluster.nodes:
+        for mount in _shared_mounts(machine_of(node)):
+            mounts.setdefault((mount.path, mount.kind), {})[node.name] = mount.source
+    for place, having in mounts.items():
+        if lacking := [node.name for node in cluster.nodes if node.name not in having]:
+            mounted = f"{_mounted(*place, having)} is mounted on {named(list(having))}"
+            cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
+    shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
+    if not shared:
+        why = "Left out: no file system of the network is mounted on all nodes."
+        form = "{datasets: /data, checkpoints: /checkpoints}"
+        return Entry("storage", form, why, left_out=True, gap=True)
+    seen = "; ".join(_mounted(*place, mounts[place]) for place in shared)
+    why = (
+        f"Left out, since nothing says what is kept where. Mounted on all nodes: {seen}. Name "
+        "paths there, uncomment, and promise storage: {} under criteria.preflight."
+    )
+    first = scalar(shared[0][0])
+    form = mapped({"datasets": first, "checkpoints": first})
+    return Entry("storage", form, why, left_out=True, gap=True)
+
+
+def _shared_mounts(machine: Machine) -> list[Mount]:
+    """File systems of the network, by path; of several at one path the last, which is on top."""
+    found = {mount.path: mount for mount in machine.mounts or () if mount.of_network}
+    return [found[path] for path in sorted(found)]
+
+
+def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:
+    """A file system in words. having: its source by node."""
+    sources = list(dict.fromkeys(having.values()))
+    if len(sources) == 1:
+        return f"{path} ({kind} {sources[0]})"
+    of = f"{len(sources)} sources: {named(sources, _MOST_SOURCES)}"
+    return f"{path} ({kind} from {of}; see that they are one file system)"
+
+
+def gang(cluster: Cluster) -> tuple[Entry, ...]:
+    """What can be promised of a scheduler, as a comment; nothing without one."""
+    if not scheduled(cluster):
+        return ()
+    why = "Left open: asked by itself, with nodes that are free; see docs/gang.md."
+    return (Entry("gang", "{}", why, left_out=True),)
+
+
+def scheduler(cluster: Cluster) -> Entry:
+    """Who hands out nodes, where the run or the nodes show it."""
+    kind = cluster.of("scheduler", lambda machine: machine.scheduler)
+    names = {key: scalar(name) for key, name in cluster.found.scheduler_names if key != "cluster"}
+    used = cluster.found.launcher == "slurm"
+    if scheduled(cluster):
+        how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo answers"
+        promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
+        return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)
+    why = "Left out: this run is in no allocation, and no Slurm answers the nodes."
+    return Entry("scheduler", "{kind: slurm}", why, left_out=True, gap=True)

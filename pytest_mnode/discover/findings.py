@@ -1,74 +1,68 @@
-"""Whether nodes keep the page that was made of them: preflight's questions, put once. Pure."""
+"""Whether nodes keep the page that was made of them, by preflight's judges. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_mnode.criteria.preflight.facts import Survey
-from pytest_mnode.criteria.preflight.questions import (
-    clocks,
+from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.judges import (
     devices,
     links,
-    mtu,
     names,
-    payload,
+    packets,
+    rdma,
     reach,
-    room,
-    same,
     storage,
+    system,
 )
-from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec
 
-Question = Callable[[Survey, Spec, str], Answer]
-QUESTIONS: tuple[Question, ...] = (
-    *(links.interfaces, links.speed, reach.master, reach.peers, names.names),
-    *(mtu.interface_mtu, mtu.path_mtu, payload.payload, clocks.clocks),
-    *(partial(same.same, part=part) for part in same.PARTS),
-    *(devices.accelerators, devices.rdma_ports, devices.rdma_errors, devices.gpudirect),
+_JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
+    *(links.interfaces, links.speed, reach.master, reach.peers, names.look_ups),
+    *(links.interface_mtu, packets.path_mtu, packets.payload, names.clocks),
+    *(partial(system.same, part=part) for part in system.PARTS),
+    *(devices.accelerators, rdma.rdma_ports, rdma.rdma_errors, rdma.gpudirect),
     *(storage.usable, storage.shared, storage.sample),
-    *(room.shared_memory, room.locked_memory, room.open_files, room.disk),
+    *(system.shared_memory, system.locked_memory, system.open_files, system.disk),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What nodes do not keep, and what could not be told, a line each; `asked`: measurements."""
+    """What nodes do not keep, and what could not be measured, a line each; `measured`: how many."""
 
     broken: tuple[str, ...]
-    untold: tuple[str, ...]
-    asked: int
+    unknown: tuple[str, ...]
+    measured: int
 
     def paragraphs(self) -> Iterator[str]:
         """For the head of the page."""
-        nodes = f"preflight was asked with this page, and made {self.asked} measurements"
-        if not self.broken and not self.untold:
-            yield f"Then {nodes}: all nodes keep it."
+        done = f"preflight was run with this page, and made {self.measured} measurements"
+        if not self.broken and not self.unknown:
+            yield f"Then {done}: all nodes keep it."
             return
-        yield f"Then {nodes}. Nodes do not keep all of it:"
+        yield f"Then {done}. Nodes do not keep all of it:"
         yield from (f"- {line}" for line in self.broken)
-        yield from (f"- could not be told: {line}" for line in self.untold)
+        yield from (f"- could not be measured: {line}" for line in self.unknown)
 
 
-def findings(survey: Survey, spec: Spec, questions: Sequence[Question] = QUESTIONS) -> Findings:
-    """Put each question to each node, of a survey that was made with this page."""
-    broken, untold, asked = [], [], 0
+def findings(survey: Survey, spec: Spec) -> Findings:
+    """Judge each node, by a survey that was made with this page."""
+    broken, unknown, measured = [], [], 0
     for node in survey.nodes:
-        for question in questions:
-            answer = question(survey, spec, node.name)
-            if isinstance(answer, NotPromised):
-                continue
-            asked += len(answer)
-            broken += [_told(m, node.name) for m in answer if m.verdict is Verdict.FAIL]
-            untold += [_told(m, node.name) for m in answer if m.verdict is Verdict.INCONCLUSIVE]
-    return Findings(tuple(broken), tuple(untold), asked)
+        for judge in _JUDGES:
+            found = judge(survey, spec, node.name)
+            measured += len(found)
+            broken += [_line(m, node.name) for m in found if m.verdict is Verdict.FAIL]
+            unknown += [_line(m, node.name) for m in found if m.verdict is Verdict.INCONCLUSIVE]
+    return Findings(tuple(broken), tuple(unknown), measured)
 
 
-def _told(one: Measurement, node: str) -> str:
-    """What was measured, and of whom."""
+def _line(one: Measurement, node: str) -> str:
+    """What was measured, and of which node."""
     if one.value is None:
         return f"{one.name} on {node}: {one.note}"
     note = f" ({one.note})" if one.note else ""

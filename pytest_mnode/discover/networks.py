@@ -1,75 +1,97 @@
 """Which of a node's interfaces make up its fabric, and which its management network. Pure.
 
-A guess from what is there, told with its reason; the operator knows better.
+A guess from what is there, with its reason; the operator knows better.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from pytest_mnode.criteria.preflight.datagrams import usable
-from pytest_mnode.discover.facts import (
-    Kind,
-    Networks,
-    NetworkSeen,
-    Nic,
-    NodeLook,
-    RdmaPort,
-    Seen,
-)
-from pytest_mnode.discover.sharing import one_a_wire
+from pytest_mnode.discover.nodes import FoundNetwork, FoundNode, Kind, Networks, machine_of
+from pytest_mnode.machine import netdev
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.netdev import Interface
+from pytest_mnode.machine.pci import Distance
+from pytest_mnode.machine.rdma import Port, RdmaDevice
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
-_NEAR = ("PIX", "PXB")
+_NEAR = (Distance.PIX, Distance.PXB)
 """Below the same PCI switch. Source: nvidia-smi topo --matrix, legend."""
 _KINDS: dict[str, Kind] = {"InfiniBand": "infiniband", "RoCE": "roce", "EFA": "efa"}
 
 
-def networks_of(node: Seen, shared: frozenset[str] = frozenset()) -> Networks:
+def networks_of(node: FoundNode, shared: frozenset[str] = frozenset()) -> Networks:
     """What a node shows. shared: addresses that other nodes have too, so that none is reached."""
-    look = node.look
-    assert look is not None
-    fabric = _rdma_fabric(node, look) or _ethernet_fabric(node, look, shared)
+    machine = machine_of(node)
+    fabric = _rdma_fabric(node, machine) or _ethernet_fabric(node, machine, shared)
     if fabric is None:
-        return Networks(None, _management(node, look, ()), _no_fabric(look, shared))
-    covered = _covered(look, fabric)
-    management = _management(node, look, covered)
-    return Networks(fabric, management, "", _no_management(node, look, covered, management))
+        return Networks(None, _management(node, machine, ()), _no_fabric(machine, shared))
+    covered = _covered(machine, fabric)
+    management = _management(node, machine, covered)
+    reason = "" if management else _no_management(node, machine, covered)
+    return Networks(fabric, management, "", reason)
 
 
-def has_accelerators(look: NodeLook) -> bool:
+def shared_addresses(nodes: Iterable[FoundNode]) -> frozenset[str]:
+    """Addresses that more than one node has: those of containers' bridges, or of one machine."""
+    counted = Counter(
+        address
+        for node in nodes
+        for address in {a for nic in _nics(machine_of(node)) for a in nic.addresses}
+    )
+    return frozenset(address for address, count in counted.items() if count > 1)
+
+
+def has_accelerators(machine: Machine) -> bool:
     """Whether there are any, by NVML or by PCI."""
-    told = look.accelerators
-    return told is not None and bool(told.models or told.on_pci)
+    return bool(machine.accelerators or machine.pci.accelerators)
 
 
-def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
-    real = [port for port in look.rdma or () if not port.virtual]
-    ports = [port for port in real if port.active and _kind(port) is not None]
-    if not has_accelerators(look):
+def _nics(machine: Machine) -> list[Interface]:
+    return [one for one in machine.interfaces or () if one.kind is not netdev.Kind.LOOPBACK]
+
+
+def _rate(machine: Machine, nic: Interface) -> float | None:
+    return netdev.rate_mbits_s(nic, machine.by_name)
+
+
+def _wires(machine: Machine, nic: Interface) -> tuple[str, ...]:
+    return netdev.physical_below(nic, machine.by_name)
+
+
+def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
+    if not has_accelerators(machine):
         return None  # ranks on CPUs speak TCP
-    aside = [
-        f"{p.device}:{p.port} is {p.state or 'of unknown state'}" for p in real if not p.active
-    ]
+    devices = {d.name: d for d in machine.rdma or () if not d.virtual}
+    real = [port for port in machine.ports if port.device in devices]
+    ports = [port for port in real if port.active and _kind(port) is not None]
+    aside = [f"{p.name} is {p.state or 'of unknown state'}" for p in real if not p.active]
     aside += [
-        f"{p.device}:{p.port} speaks {p.protocol or 'an unknown protocol'}"
+        f"{p.name} speaks {p.protocol or 'an unknown protocol'}"
         for p in real
         if p.active and _kind(p) is None
     ]
-    ports, left = _apart(ports, [p for p in ports if _carries(p, node, look)])
+    control = [p for p in ports if _carries_control(devices[p.device], node, machine)]
+    ports, left = _apart(ports, control)
     aside += [f"{p.device} has the address for control" for p in left]
-    near, far = _apart(ports, [p for p in ports if p.nearest not in _NEAR])
+    nearest = {
+        name: machine.pci.nearest_accelerator(device.pci_address)
+        for name, device in devices.items()
+    }
+    near, far = _apart(ports, [p for p in ports if nearest[p.device] not in _NEAR])
     how = ""
     if far:
         aside += [
-            f"{p.device} is {p.nearest or 'not known how far'} from accelerators" for p in far
+            f"{p.device} is {nearest[p.device] or 'not known how far'} from accelerators"
+            for p in far
         ]
         ports, how = near, ", below the same PCI switch as an accelerator"
     if not ports:
         return None
-    groups: dict[tuple[Kind | None, float | None], list[RdmaPort]] = {}
+    groups: dict[tuple[Kind | None, float | None], list[Port]] = {}
     for port in ports:
         groups.setdefault((_kind(port), port.rate_gbits_s), []).append(port)
     (kind, rate), chosen = max(
@@ -81,16 +103,19 @@ def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
         for p in ports
         if p not in chosen
     ]
-    own = _nics_of(look, chosen)
-    addressed = bool(own) and all(usable(nic.addresses) for nic in own)
+    names = {name for port in chosen for name in devices[port.device].netdevs}
+    own = [nic for nic in _nics(machine) if nic.name in names]
+    addressed = bool(own) and all(nic.usable_address for nic in own)
     # Nobody sets the MTU of IP over InfiniBand right where nobody uses it.
     sized = own if addressed or kind != "infiniband" else []
-    return NetworkSeen(
+    mtus = machine.active_mtus or {}
+    sizes = [nic.mtu_bytes for nic in sized] or [mtus.get(port.name) for port in chosen]
+    return FoundNetwork(
         kind=kind,
         interfaces=tuple(dict.fromkeys(port.device for port in chosen)),
         nics=len(chosen),
         rate_mbits_s=None if rate is None else rate * 1e3,
-        mtu_bytes=_only([nic.mtu_bytes for nic in sized] or [port.mtu_bytes for port in chosen]),
+        mtu_bytes=_only(sizes),
         addressed=addressed,
         why=f"RDMA ports that are ACTIVE{how}",
         aside=tuple(aside),
@@ -98,54 +123,53 @@ def _rdma_fabric(node: Seen, look: NodeLook) -> NetworkSeen | None:
     )
 
 
-def _kind(port: RdmaPort) -> Kind | None:
+def _kind(port: Port) -> Kind | None:
     return _KINDS.get(port.protocol or "")
 
 
-def _carries(port: RdmaPort, node: Seen, look: NodeLook) -> bool:
-    """Whether a port's interface has the address for control, or what is made of it."""
-    names = {port_nic.name for port_nic in _nics_of(look, [port])}
+def _carries_control(device: RdmaDevice, node: FoundNode, machine: Machine) -> bool:
+    """Whether an interface of a device has the address for control, or one made of it."""
     return any(
-        node.address in nic.addresses and names & {nic.name, *nic.wires} for nic in look.nics or ()
+        node.address in nic.addresses and set(device.netdevs) & {nic.name, *_wires(machine, nic)}
+        for nic in _nics(machine)
     )
 
 
-def _nics_of(look: NodeLook, ports: Sequence[RdmaPort]) -> list[Nic]:
-    names = {name for port in ports for name in port.netdevs}
-    return [nic for nic in look.nics or () if nic.name in names]
-
-
-def _ethernet_fabric(node: Seen, look: NodeLook, shared: frozenset[str]) -> NetworkSeen | None:
-    links, doubled = one_a_wire(_links(look, shared), node.address)
+def _ethernet_fabric(
+    node: FoundNode, machine: Machine, shared: frozenset[str]
+) -> FoundNetwork | None:
+    links, doubled = _one_per_wire(machine, _links(machine, shared), node.address)
+    rates = {nic.name: _rate(machine, nic) for nic in links}
     others, control = _apart(links, [nic for nic in links if node.address in nic.addresses])
-    best = max((nic.rate_mbits_s for nic in links if nic.rate_mbits_s), default=None)
-    fastest = [nic for nic in links if best is not None and nic.rate_mbits_s == best]
+    best = max((rate for rate in rates.values() if rate), default=None)
+    fastest = [nic for nic in links if best is not None and rates[nic.name] == best]
     chosen, spared = _apart(fastest, control)
     why = "the fastest interfaces that are up and have an address of their own"
-    if not chosen or (chosen == control and any(nic.rate_mbits_s is None for nic in others)):
-        # Nobody tells how fast they are; that which ranks need not be reached by is more likely.
-        chosen = [nic for nic in others if nic.rate_mbits_s is None] or others or control
+    if not chosen or (chosen == control and any(rates[nic.name] is None for nic in others)):
+        # Their speed is not known; one that ranks need not be reached by is more likely.
+        chosen = [nic for nic in others if rates[nic.name] is None] or others or control
         why = "interfaces that are up, with an address of their own; no rate sets them apart"
     if not chosen:
         return None
     aside = [f"{nic.name} is as fast, and has the address for control" for nic in spared]
     aside += doubled
-    if not has_accelerators(look):
+    if not has_accelerators(machine):
+        virtual = {device.name for device in machine.rdma or () if device.virtual}
         aside += [
             f"{port.device} could do RDMA, and ranks without accelerators speak TCP"
-            for port in look.rdma or ()
-            if port.active and not port.virtual
+            for port in machine.ports
+            if port.active and port.device not in virtual
         ]
     aside += [
-        f"{nic.name} at {nic.rate_mbits_s or 'an unknown rate'} Mbit/s"
+        f"{nic.name} at {rates[nic.name] or 'an unknown rate'} Mbit/s"
         for nic in others
         if nic not in chosen
     ]
-    return NetworkSeen(
+    return FoundNetwork(
         kind="ethernet",
         interfaces=tuple(nic.name for nic in chosen),
         nics=len(chosen),
-        rate_mbits_s=_only(nic.rate_mbits_s for nic in chosen),
+        rate_mbits_s=_only(rates[nic.name] for nic in chosen),
         mtu_bytes=_only(nic.mtu_bytes for nic in chosen),
         addressed=True,
         why=why,
@@ -153,62 +177,92 @@ def _ethernet_fabric(node: Seen, look: NodeLook, shared: frozenset[str]) -> Netw
     )
 
 
-def _links(look: NodeLook, shared: frozenset[str]) -> list[Nic]:
+def _links(machine: Machine, shared: frozenset[str]) -> list[Interface]:
     """Interfaces that could carry something to another node."""
+    known = machine.by_name
     return [
         nic
-        for nic in look.nics or ()
+        for nic in _nics(machine)
         if nic.up is not False
-        and nic.part_of is None
-        and (nic.hardware or nic.shaped)
-        and (address := usable(nic.addresses)) is not None
+        and nic.master is None
+        and (nic.shaped_mbits_s or netdev.rests_on_hardware(nic, known))
+        and (address := nic.usable_address) is not None
         and address not in shared
     ]
 
 
-def _covered(look: NodeLook, fabric: NetworkSeen) -> tuple[str, ...]:
-    """Interfaces of a fabric, those of its RDMA devices too, and what is on the same wires."""
-    names, nics = set(fabric.interfaces), look.nics or ()
-    own = [nic for nic in nics if nic.name in names or names & set(nic.rdma_devices)]
-    wires = {wire for nic in own for wire in nic.wires}
-    return tuple(nic.name for nic in nics if nic in own or wires & set(nic.wires))
+def _one_per_wire(
+    machine: Machine, links: Sequence[Interface], control: str
+) -> tuple[list[Interface], list[str]]:
+    """Interfaces that share no wire, and of the others on whose wire they are.
+
+    The one that has the address for control stands for its wire, else the one that has the device.
+    """
+    wires = {nic.name: _wires(machine, nic) for nic in links}
+    ranked = sorted(
+        links, key=lambda nic: (control not in nic.addresses, nic.name not in wires[nic.name])
+    )
+    kept: list[Interface] = []
+    doubled = []
+    for nic in ranked:
+        mine = set(wires[nic.name])
+        first = next((one for one in kept if mine & set(wires[one.name])), None)
+        if first is None:
+            kept.append(nic)
+        else:
+            doubled.append(f"{nic.name} is on the wire of {first.name}")
+    return [nic for nic in links if nic in kept], doubled
 
 
-def _management(node: Seen, look: NodeLook, covered: Sequence[str]) -> NetworkSeen | None:
-    found = [nic for nic in look.nics or () if node.address in nic.addresses]
-    if not found or found[0].name in covered or found[0].rate_mbits_s is None:
+def _covered(machine: Machine, fabric: FoundNetwork) -> tuple[str, ...]:
+    """Interfaces of a fabric, those of its RDMA devices too, and all on the same wires."""
+    names = set(fabric.interfaces)
+    own = [
+        nic
+        for nic in _nics(machine)
+        if nic.name in names or names & set(machine.rdma_devices_of(nic.name))
+    ]
+    wires = {wire for nic in own for wire in _wires(machine, nic)}
+    return tuple(
+        nic.name for nic in _nics(machine) if nic in own or wires & set(_wires(machine, nic))
+    )
+
+
+def _control(node: FoundNode, machine: Machine) -> Interface | None:
+    """The interface that has the address for control."""
+    return next((nic for nic in _nics(machine) if node.address in nic.addresses), None)
+
+
+def _management(node: FoundNode, machine: Machine, covered: Sequence[str]) -> FoundNetwork | None:
+    nic = _control(node, machine)
+    if nic is None or nic.name in covered or (rate := _rate(machine, nic)) is None:
         return None
-    nic = found[0]
-    return NetworkSeen(
+    return FoundNetwork(
         kind="ethernet",
         interfaces=(nic.name,),
         nics=1,
-        rate_mbits_s=nic.rate_mbits_s,
+        rate_mbits_s=rate,
         mtu_bytes=nic.mtu_bytes,
         addressed=True,
         why="it has the address by which this run reaches the node",
     )
 
 
-def _no_management(
-    node: Seen, look: NodeLook, covered: Sequence[str], found: NetworkSeen | None
-) -> str:
-    if found is not None:
-        return ""
-    there = [nic for nic in look.nics or () if node.address in nic.addresses]
-    if not there:
+def _no_management(node: FoundNode, machine: Machine, covered: Sequence[str]) -> str:
+    nic = _control(node, machine)
+    if nic is None:
         return f"no interface has the address for control, {node.address}"
-    if there[0].name in covered:
-        return f"{there[0].name} of the fabric has the address for control too"
-    return f"{there[0].name} has the address for control, and tells no rate"
+    if nic.name in covered:
+        return f"{nic.name} of the fabric has the address for control too"
+    return f"{nic.name} has the address for control, and its rate is not known"
 
 
-def _no_fabric(look: NodeLook, shared: frozenset[str]) -> str:
-    if look.nics is None:
-        return look.unread.get("interfaces", "its interfaces cannot be read")
+def _no_fabric(machine: Machine, shared: frozenset[str]) -> str:
+    if machine.interfaces is None:
+        return machine.unread.get("interfaces", "its interfaces cannot be read")
     reasons = []
-    for nic in look.nics:
-        address = usable(nic.addresses)
+    for nic in _nics(machine):
+        address = nic.usable_address
         if nic.up is False:
             reasons.append(f"{nic.name} is down")
         elif address is None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_mnode.discover.agreeing import named
-from pytest_mnode.discover.conduct import look_at
+from pytest_mnode.discover.cluster import named
 from pytest_mnode.discover.draft import Draft, draft
-from pytest_mnode.discover.facts import Sight
 from pytest_mnode.discover.findings import Findings, findings
+from pytest_mnode.discover.nodes import FoundCluster, look_at
 from pytest_mnode.discover.page import printable
 from pytest_mnode.errors import ClusterError, MnodeError, SpecError, UsageError
 from pytest_mnode.marks import FEWEST_NODES
@@ -79,16 +78,16 @@ class Discovery:
         """Look, write, and tell what was written, a line each."""
         pool = self._run.make_pool()
         nodes = self._run.all_nodes()
-        sight = look_at(nodes, self._run.launcher, self._run.reason)
-        if not sight.shown:
-            said = "; ".join(f"{node.name}: {node.problem}" for node in sight.silent[:4])
+        found = look_at(nodes, self._run.launcher, self._run.reason)
+        if not found.shown:
+            said = "; ".join(f"{node.name}: {node.problem}" for node in found.silent[:4])
             raise ClusterError(f"{FLAG}: no node showed what it has: {said}")
-        page = draft(sight)
+        page = draft(found)
         spec, refused = _loaded(page, pool.run_dir / "discovered.yaml")
         tried: list[str] = []
         kept = None
         if spec is not None:
-            from pytest_mnode.criteria.preflight.conduct import survey
+            from pytest_mnode.criteria.preflight.survey import survey
 
             kept = findings(survey(nodes, spec, []), spec)
             tried = list(kept.paragraphs())
@@ -96,8 +95,8 @@ class Discovery:
             tried = [f"It cannot be loaded as it stands: {refused}"]
         write_new(self._file, page.text(tried))
         doubtful = [] if spec is None else doubts_but_unconfirmed(spec)
-        self._complete = complete(spec, sight, page, doubtful)
-        return summary(self._file, sight, page, kept, refused, doubtful=doubtful)
+        self._complete = complete(spec, found, page, doubtful)
+        return summary(self._file, found, page, kept, refused, doubtful=doubtful)
 
 
 def doubts_but_unconfirmed(spec: Spec) -> list[str]:
@@ -105,14 +104,14 @@ def doubts_but_unconfirmed(spec: Spec) -> list[str]:
     return doubts(spec.model_copy(update={"confirmed": True}))
 
 
-def complete(spec: Spec | None, sight: Sight, page: Draft, doubtful: Sequence[str]) -> bool:
+def complete(spec: Spec | None, found: FoundCluster, page: Draft, doubtful: Sequence[str]) -> bool:
     """Whether a page only waits to be compared with what was bought. spec: it, where it loads."""
-    return not (spec is None or sight.silent or page.unread or doubtful)
+    return not (spec is None or found.silent or page.unread or doubtful)
 
 
 def summary(
     file: Path,
-    sight: Sight,
+    found: FoundCluster,
     page: Draft,
     kept: Findings | None,
     refused: str,
@@ -120,14 +119,14 @@ def summary(
     doubtful: Sequence[str] = (),
 ) -> list[str]:
     """What a terminal shows, a line each."""
-    names = named([node.name for node in sight.shown])
-    lines = [f"mnode: launcher {sight.launcher} ({sight.reason}): {names} showed what they have"]
-    lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in sight.silent]
+    names = named([node.name for node in found.shown])
+    lines = [f"mnode: launcher {found.launcher} ({found.reason}): {names} showed what they have"]
+    lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in found.silent]
     lines += [f"mnode: nodes differ: {line}" for line in page.differences]
     lines += [f"mnode: could not be read: {line}" for line in page.unread]
     if kept is not None:
         lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
-        lines += [f"mnode: could not be told: {line}" for line in kept.untold]
+        lines += [f"mnode: could not be measured: {line}" for line in kept.unknown]
     lines += [f"mnode: doubtful: {line}" for line in doubtful]
     lines.append(f"written: {file}")
     if page.missing:

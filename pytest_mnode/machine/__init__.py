@@ -8,7 +8,7 @@ dataclass to JSON and back. `python -m pytest_mnode.machine [PART …]` prints a
 of JSON; it imports neither torch nor pytest.
 
     machine = Machine.read(root)                    # or decode(Machine, line)
-    machine.interface("eth0"), machine.ports, machine.pci.distance(gpu, nic), machine.unread
+    machine.by_name["eth0"], machine.ports, machine.pci.distance(gpu, nic), machine.unread
 
 A new reading is one field of `Machine` or of a part, and one line in its reader.
 

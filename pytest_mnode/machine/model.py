@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -43,10 +46,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of the machine. None for what the kernel does not tell."""
+    """Memory of the machine. None for what the kernel does not tell.
 
-    total_bytes: int | None
-    available_bytes: int | None
+    shm_bytes: size of /dev/shm, which only a live machine tells.
+    """
+
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    shm_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +142,18 @@ class Machine:
         """Names of the RDMA devices that an interface belongs to."""
         return tuple(device.name for device in self.rdma or () if interface in device.netdevs)
 
+    def matching(self, patterns: Collection[str]) -> list[Interface]:
+        """Interfaces that a shell pattern names, themselves or by an RDMA device of theirs."""
+        return [
+            one
+            for one in self.interfaces or ()
+            if any(
+                fnmatchcase(name, pattern)
+                for name in (one.name, *self.rdma_devices_of(one.name))
+                for pattern in patterns
+            )
+        ]
+
 
 def read_limits(root: Path = _LIVE) -> Limits:
     """Soft limits of this process. Raises OSError where they cannot be read."""
@@ -147,10 +166,18 @@ def read_limits(root: Path = _LIVE) -> Limits:
 
 
 def _memory(root: Path) -> Memory:
-    told = {
-        name: int(kb) << 10 for name, kb in _KB.findall(sysfs.text(root / "proc/meminfo") or "")
-    }
-    return Memory(told.get("MemTotal"), told.get("MemAvailable"))
+    kilobytes = dict(_KB.findall(sysfs.text(root / "proc/meminfo") or ""))
+    total, available = kilobytes.get("MemTotal"), kilobytes.get("MemAvailable")
+    shm = None
+    if root == _LIVE:
+        with contextlib.suppress(OSError):
+            volume = os.statvfs("/dev/shm")
+            shm = volume.f_frsize * volume.f_blocks
+    return Memory(
+        total_bytes=int(total) << 10 if total else None,
+        available_bytes=int(available) << 10 if available else None,
+        shm_bytes=shm,
+    )
 
 
 def _interfaces(root: Path) -> tuple[Interface, ...]:

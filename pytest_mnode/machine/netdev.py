@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -50,24 +50,24 @@ class Interface:
 
     name: str
     kind: Kind
-    operstate: str | None
-    admin_up: bool | None
-    carrier: bool | None
-    speed_mbits_s: int | None
-    mtu_bytes: int | None
-    address: str | None
-    index: int | None
-    driver: str | None
-    master: str | None
-    slaves: tuple[str, ...]
-    pci_address: str | None
-    numa_node: int | None
-    rdma_devices: tuple[str, ...]
-    sent_bytes: int | None
-    received_bytes: int | None
-    sent_packets: int | None
-    received_packets: int | None
-    errors: Mapping[str, int]
+    operstate: str | None = None
+    admin_up: bool | None = None
+    carrier: bool | None = None
+    speed_mbits_s: int | None = None
+    mtu_bytes: int | None = None
+    address: str | None = None
+    index: int | None = None
+    driver: str | None = None
+    master: str | None = None
+    slaves: tuple[str, ...] = ()
+    pci_address: str | None = None
+    numa_node: int | None = None
+    rdma_devices: tuple[str, ...] = ()
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    sent_packets: int | None = None
+    received_packets: int | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
     carrier_changes: int | None = None
     addresses: tuple[str, ...] = ()
     shaped_mbits_s: float | None = None
@@ -82,6 +82,13 @@ class Interface:
         if self.operstate == "up" or (self.admin_up and self.carrier):
             return True
         return None
+
+    @property
+    def usable_address(self) -> str | None:
+        """The first address that others can send to without naming an interface; IPv4 first."""
+        parsed = [ipaddress.ip_address(one.partition("%")[0]) for one in self.addresses]
+        fit = [one for one in parsed if not one.is_link_local and not one.is_unspecified]
+        return next((str(one) for one in sorted(fit, key=lambda one: one.version)), None)
 
     @property
     def parent(self) -> str | None:

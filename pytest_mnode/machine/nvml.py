@@ -46,19 +46,19 @@ class Accelerator:
     """
 
     index: int
-    uuid: str | None
-    pci_address: str | None
-    name: str | None
-    memory_bytes: int | None
-    ecc_enabled: bool | None
-    ecc_uncorrected: int | None
-    remapped_rows_pending: bool | None
-    remapped_rows_failed: bool | None
-    throttled: tuple[str, ...] | None
-    persistence: bool | None
-    mig_enabled: bool | None
-    numa_node: int | None
-    cpus: frozenset[int] | None
+    uuid: str | None = None
+    pci_address: str | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
+    ecc_enabled: bool | None = None
+    ecc_uncorrected: int | None = None
+    remapped_rows_pending: bool | None = None
+    remapped_rows_failed: bool | None = None
+    throttled: tuple[str, ...] | None = None
+    persistence: bool | None = None
+    mig_enabled: bool | None = None
+    numa_node: int | None = None
+    cpus: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

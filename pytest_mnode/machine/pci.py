@@ -68,18 +68,18 @@ class PciFunction:
     """
 
     address: str
-    host: str | None
-    bridges: tuple[str, ...]
-    kind: str | None
-    vendor: str | None
-    device: str | None
-    driver: str | None
-    numa_node: int | None
-    local_cpus: frozenset[int] | None
-    link_gtransfers_s: float | None
-    max_link_gtransfers_s: float | None
-    link_width: int | None
-    max_link_width: int | None
+    host: str | None = None
+    bridges: tuple[str, ...] = ()
+    kind: str | None = None
+    vendor: str | None = None
+    device: str | None = None
+    driver: str | None = None
+    numa_node: int | None = None
+    local_cpus: frozenset[int] | None = None
+    link_gtransfers_s: float | None = None
+    max_link_gtransfers_s: float | None = None
+    link_width: int | None = None
+    max_link_width: int | None = None
     physical_function: str | None = None
     boots_display: bool | None = None
     largest_bar_bytes: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.machine import sysfs
@@ -27,8 +27,8 @@ class Gid:
 
     index: int
     gid: str
-    type: str | None
-    netdev: str | None
+    type: str | None = None
+    netdev: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class Port:
 
     device: str
     number: int
-    state: str | None
-    phys_state: str | None
-    rate_gbits_s: float | None
-    link_layer: str | None
-    gids: tuple[Gid, ...] | None
-    counters: Mapping[str, int] | None
-    hw_counters: Mapping[str, int] | None
+    state: str | None = None
+    phys_state: str | None = None
+    rate_gbits_s: float | None = None
+    link_layer: str | None = None
+    gids: tuple[Gid, ...] | None = None
+    counters: Mapping[str, int] | None = None
+    hw_counters: Mapping[str, int] | None = None
     unreadable: tuple[str, ...] = ()
     node_type: str | None = None
 
@@ -118,17 +118,17 @@ class RdmaDevice:
     """
 
     name: str
-    ports: tuple[Port, ...]
-    node_type: str | None
-    firmware: str | None
-    driver: str | None
-    parent: str | None
-    netdevs: tuple[str, ...]
-    pci_address: str | None
-    numa_node: int | None
-    virtual: bool
+    ports: tuple[Port, ...] = ()
+    node_type: str | None = None
+    firmware: str | None = None
+    driver: str | None = None
+    parent: str | None = None
+    netdevs: tuple[str, ...] = ()
+    pci_address: str | None = None
+    numa_node: int | None = None
+    virtual: bool = False
     hw_counters: Mapping[str, int] | None = None
-    unreadable: tuple[str, ...] = field(default=())
+    unreadable: tuple[str, ...] = ()
 
 
 def parse_rate_gbits_s(told: str | None) -> float | None:

@@ -6,162 +6,215 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_mnode.discover.facts import Accelerators, Nic, NodeLook, RdmaPort, Seen, Sight
+from pytest_mnode.discover.nodes import FoundCluster, FoundNode
+from pytest_mnode.machine.model import Limits, Machine, Memory
+from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.numa import Numa, NumaNode
+from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
+from pytest_mnode.machine.software import Software
 
 H100 = "NVIDIA H100 80GB HBM3"
+_SWITCH = {"host": "pci0000:10", "bridges": ("0000:10:01.0", "0000:11:00.0")}
+_FAR = {"host": "pci0000:90", "bridges": ("0000:90:01.0",)}
+_LAYERS = {"InfiniBand": "InfiniBand", "RoCE": "Ethernet", "iWARP": "Ethernet", "EFA": "Unknown"}
+_NODE_TYPES = {"iWARP": "RNIC", "EFA": "unspecified"}
 
 
-def nic(name: str, address: str = "", **changes: Any) -> Nic:
+def nic(name: str, address: str = "", **changes: Any) -> Interface:
     """A NIC that is up, of 25 Gbit/s."""
-    one = Nic(
+    one = Interface(
         name=name,
-        kind="physical",
-        up=True,
-        rate_mbits_s=25_000.0,
-        shaped=False,
-        hardware=True,
+        kind=Kind.PHYSICAL,
+        admin_up=True,
+        carrier=True,
+        speed_mbits_s=25_000,
         mtu_bytes=1500,
-        driver="mlx5_core",
-        part_of=None,
         addresses=(address,) if address else (),
-        rdma_devices=(),
         numa_node=0,
-        wires=(name,),
     )
     return replace(one, **changes)
 
 
-def port(device: str, **changes: Any) -> RdmaPort:
-    """An InfiniBand port of 400 Gbit/s below the same switch as an accelerator."""
-    one = RdmaPort(
-        device=device,
-        port=1,
-        active=True,
+DOWN: dict[str, Any] = {"admin_up": True, "carrier": False, "operstate": "down"}
+
+
+def device(
+    name: str,
+    protocol: str = "InfiniBand",
+    *,
+    netdevs: tuple[str, ...] = (),
+    far: bool = False,
+    virtual: bool = False,
+    **changes: Any,
+) -> RdmaDevice:
+    """An RDMA device with a port of 400 Gbit/s, below the same switch as accelerators, or far."""
+    kind = "RoCE v2" if protocol == "RoCE" else "IB/RoCE v1"
+    port = Port(
+        device=name,
+        number=1,
         state="ACTIVE",
-        protocol="InfiniBand",
+        phys_state="LinkUp",
         rate_gbits_s=400.0,
-        virtual=False,
-        netdevs=(),
-        gid_types=("IB",),
-        nearest="PIX",
-        numa_node=0,
-        mtu_bytes=4096,
+        link_layer=_LAYERS.get(protocol),
+        node_type=_NODE_TYPES.get(protocol, "CA"),
+        gids=(Gid(index=0, gid="fe80::1", type=kind),),
     )
-    return replace(one, **changes)
-
-
-def gpus(count: int = 8, model: str = H100) -> Accelerators:
-    """Accelerators that NVML tells of, by the open driver."""
-    return Accelerators(
-        on_pci=count,
-        nvidia_on_pci=count,
-        makers=("NVIDIA",) if count else (),
-        why="",
-        models=(model,) * count,
-        memory_bytes=(80 << 30,) * count,
-        ecc=(True,) * count,
-        persistence=(True,) * count,
-        numa_nodes=tuple(i * 2 // max(1, count) for i in range(count)),
-        driver_is_open=True,
-        peermem=None,
+    address = "0000:91:00.0" if far else "0000:20:00.0"
+    return RdmaDevice(
+        name=name,
+        ports=(replace(port, **changes),),
+        netdevs=netdevs,
+        pci_address=address,
+        virtual=virtual,
     )
 
 
-def no_gpus() -> Accelerators:
-    """No accelerator, and nobody to ask."""
-    return Accelerators(0, 0, (), "NVML cannot be asked", None, None, None, None, (), False, None)
+def _pci(count: int, vendor: str) -> PciTree:
+    """Accelerators and a NIC below one switch, and a NIC that is far from both."""
+    functions = [
+        PciFunction(address="0000:20:00.0", kind="0200", numa_node=0, **_SWITCH),  # type: ignore[arg-type]
+        PciFunction(address="0000:91:00.0", kind="0200", numa_node=7, **_FAR),  # type: ignore[arg-type]
+    ]
+    functions += [
+        PciFunction(
+            address=f"0000:3{i}:00.0",
+            kind="0302",
+            vendor=vendor,
+            numa_node=i * 2 // max(1, count),
+            **_SWITCH,  # type: ignore[arg-type]
+        )
+        for i in range(count)
+    ]
+    return PciTree(functions=tuple(functions))
 
 
-def hidden(shown: int, count: int = 8) -> Accelerators:
-    """Of which NVML shows fewer than there are, as in a job that was given no more."""
-    each = {name: getattr(gpus(shown), name) for name in ("models", "memory_bytes", "ecc")}
-    return replace(gpus(count), **each, persistence=(True,) * shown)
+def gpus(
+    count: int = 8,
+    model: str = H100,
+    *,
+    shown: int | None = None,
+    vendor: str = "10de",
+    driver_is_open: bool = True,
+) -> dict[str, Any]:
+    """Parts of a machine with accelerators, of which NVML shows all or some."""
+    one = Accelerator(
+        index=0,
+        name=model,
+        memory_bytes=80 << 30,
+        ecc_enabled=True,
+        persistence=True,
+    )
+    return {
+        "pci": _pci(count, vendor),
+        "accelerators": tuple(
+            replace(one, index=i) for i in range(count if shown is None else shown)
+        ),
+        "software": Software(
+            kernel="6.1.0", driver="550.54", driver_is_open=driver_is_open, peermem=None
+        ),
+    }
 
 
-LOOK = NodeLook(
-    nics=(),
+NO_NVML = "NVML cannot be asked"
+
+
+def without_nvml(count: int = 0) -> dict[str, Any]:
+    """Parts of a machine with accelerators on PCI, and no NVML; where they sit is not known."""
+    functions = tuple(replace(f, numa_node=None) for f in _pci(count, "10de").functions)
+    return {
+        "pci": PciTree(functions=functions),
+        "accelerators": None,
+        "software": Software(kernel="6.1.0", driver=None, driver_is_open=False, peermem=None),
+        "unread": {"accelerators": NO_NVML},
+    }
+
+
+def numa(count: int) -> Numa:
+    """Nodes with a CPU each."""
+    return Numa(nodes=tuple(NumaNode(number=i, cpus=frozenset({i})) for i in range(count)))
+
+
+MACHINE = Machine(
+    interfaces=(),
     rdma=(),
-    accelerators=no_gpus(),
-    numa_nodes=2,
-    cpus=64,
-    shm_bytes=(250 << 30) + 12345,
-    memlock_bytes=None,
-    memlock_unlimited=True,
-    open_files=65536,
+    active_mtus={},
+    numa=numa(2),
+    memory=Memory(shm_bytes=(250 << 30) + 12345),
+    limits=Limits(memlock_bytes=None, open_files=65536),
     mounts=(),
-    scheduler=None,
-    unread={},
+    **without_nvml(),
 )
 
 
-def tcp_node(index: int) -> NodeLook:
+def tcp_node(index: int) -> Machine:
     """A node without accelerators: a fast NIC, and a slower one for control."""
     return replace(
-        LOOK,
-        nics=(
-            nic("eth0", f"10.1.0.{index + 1}", rate_mbits_s=1_000.0),
-            nic("eth1", f"10.2.0.{index + 1}", rate_mbits_s=100_000.0, mtu_bytes=9000),
-            nic("docker0", "172.17.0.1", kind="bridge", hardware=False, rate_mbits_s=None),
+        MACHINE,
+        interfaces=(
+            nic("eth0", f"10.1.0.{index + 1}", speed_mbits_s=1_000),
+            nic("eth1", f"10.2.0.{index + 1}", speed_mbits_s=100_000, mtu_bytes=9000),
+            nic("docker0", "172.17.0.1", kind=Kind.BRIDGE),
         ),
     )
 
 
-def ib_node(index: int) -> NodeLook:
+def _mtus(devices: tuple[RdmaDevice, ...]) -> dict[str, int]:
+    return {port.name: 4096 for one in devices for port in one.ports}
+
+
+def ib_node(index: int) -> Machine:
     """Eight H100 with a NIC each, and two NICs for storage that are as fast."""
-    compute = tuple(port(f"mlx5_{i}") for i in range(8))
-    storage = tuple(port(f"mlx5_{i}", nearest="SYS", numa_node=1) for i in (8, 9))
+    compute = tuple(device(f"mlx5_{i}") for i in range(8))
+    storage = tuple(device(f"mlx5_{i}", far=True) for i in (8, 9))
     return replace(
-        LOOK,
-        nics=(nic("eno1", f"10.1.0.{index + 1}"),),
+        MACHINE,
+        interfaces=(nic("eno1", f"10.1.0.{index + 1}"),),
         rdma=compute + storage,
-        accelerators=gpus(),
+        active_mtus=_mtus(compute + storage),
+        **gpus(),
     )
 
 
-def roce_node(index: int) -> NodeLook:
+def roce_node(index: int) -> Machine:
     """Eight H100 with a NIC each that has an interface and an address."""
     nics = tuple(
-        nic(
-            f"rdma{i}",
-            f"10.2.{i}.{index + 1}",
-            rate_mbits_s=400_000.0,
-            mtu_bytes=9000,
-            rdma_devices=(f"mlx5_{i}",),
-        )
+        nic(f"rdma{i}", f"10.2.{i}.{index + 1}", speed_mbits_s=400_000, mtu_bytes=9000)
         for i in range(8)
     )
-    ports = tuple(
-        port(f"mlx5_{i}", protocol="RoCE", netdevs=(f"rdma{i}",), gid_types=("RoCE v2",))
-        for i in range(8)
-    )
+    devices = tuple(device(f"mlx5_{i}", "RoCE", netdevs=(f"rdma{i}",)) for i in range(8))
     control = nic("eth0", f"10.1.0.{index + 1}")
-    return replace(LOOK, nics=(control, *nics), rdma=ports, accelerators=gpus())
+    return replace(MACHINE, interfaces=(control, *nics), rdma=devices, **gpus())
 
 
-def efa_node(index: int) -> NodeLook:
+def efa_node(index: int) -> Machine:
     """Eight H100, and NICs whose driver is efa."""
-    ports = tuple(port(f"rdmap{i}s0", protocol="EFA", rate_gbits_s=100.0) for i in range(32))
-    control = nic("ens32", f"10.1.0.{index + 1}", rate_mbits_s=None, driver="ena", mtu_bytes=9001)
-    return replace(LOOK, nics=(control,), rdma=ports, accelerators=gpus())
+    devices = tuple(device(f"rdmap{i}s0", "EFA", rate_gbits_s=100.0) for i in range(32))
+    control = nic("ens32", f"10.1.0.{index + 1}", speed_mbits_s=None, driver="ena", mtu_bytes=9001)
+    mtus = _mtus(devices)
+    return replace(MACHINE, interfaces=(control,), rdma=devices, active_mtus=mtus, **gpus())
 
 
-def sight(make: Callable[[int], NodeLook] = tcp_node, count: int = 4, **changes: Any) -> Sight:
+def cluster_of(
+    make: Callable[[int], Machine] = tcp_node, count: int = 4, **changes: Any
+) -> FoundCluster:
     """`count` nodes that are all made alike."""
-    nodes = tuple(Seen(f"node{i}", f"10.1.0.{i + 1}", make(i)) for i in range(count))
-    return replace(Sight(nodes, "ssh", "a hostfile", "2026-11-21 16:00 UTC"), **changes)
+    nodes = tuple(FoundNode(f"node{i}", f"10.1.0.{i + 1}", make(i)) for i in range(count))
+    return replace(FoundCluster(nodes, "ssh", "a hostfile", "2026-11-21 16:00 UTC"), **changes)
 
 
-def changed(seen: Sight, index: int, **changes: Any) -> Sight:
-    """With another look of one node."""
-    nodes = list(seen.nodes)
-    look = nodes[index].look
-    assert look is not None
-    nodes[index] = replace(nodes[index], look=replace(look, **changes))
-    return replace(seen, nodes=tuple(nodes))
+def changed(found: FoundCluster, index: int, **changes: Any) -> FoundCluster:
+    """With other parts of one node's machine."""
+    nodes = list(found.nodes)
+    machine = nodes[index].machine
+    assert machine is not None
+    nodes[index] = replace(nodes[index], machine=replace(machine, **changes))
+    return replace(found, nodes=tuple(nodes))
 
 
-def silent(seen: Sight, index: int, problem: str = "no answer within 90 s") -> Sight:
+def silent(found: FoundCluster, index: int, problem: str = "no answer within 90 s") -> FoundCluster:
     """With a node that showed nothing."""
-    nodes = list(seen.nodes)
-    nodes[index] = replace(nodes[index], look=None, problem=problem)
-    return replace(seen, nodes=tuple(nodes))
+    nodes = list(found.nodes)
+    nodes[index] = replace(nodes[index], machine=None, problem=problem)
+    return replace(found, nodes=tuple(nodes))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.discover.agreeing import agreed, alike, named, where
+from pytest_mnode.discover.cluster import agreed, alike, named, where
 
 
 @pytest.mark.parametrize(
@@ -10,10 +10,10 @@ from pytest_mnode.discover.agreeing import agreed, alike, named, where
     [
         ({"a": 1, "b": 1, "c": 1}, 1, ""),
         ({"a": 1, "b": 1, "c": 2}, 1, "c: 2"),
-        ({"a": 1, "b": 1, "c": None}, 1, "c: not told"),
+        ({"a": 1, "b": 1, "c": None}, 1, "c: not known"),
         ({"a": 1, "b": 1, "c": 2, "d": 2}, None, "a, b: 1; c, d: 2"),
         ({"a": 1, "b": 2}, None, "a: 1; b: 2"),
-        ({"a": 1, "b": None}, 1, "b: not told"),
+        ({"a": 1, "b": None}, 1, "b: not known"),
         ({"a": None, "b": None}, None, ""),
         ({}, None, ""),
     ],
@@ -48,7 +48,7 @@ def test_sizes_within_a_tenth_are_the_least_of_them(
 
 def test_nodes_by_name() -> None:
     many = [f"node{i}" for i in range(12)]
-    assert named(many).endswith("node7 and 4 more")
+    assert named(many).endswith("node7, and 4 more")
     assert where(many, 12) == "all 12 nodes"
     assert where(["node0"], 1) == "node0"
     assert where(["node0", "node2"], 3) == "2 of 3 nodes (node0, node2)"

@@ -3,15 +3,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_mnode.discover.bounds import tcp_fraction, tcp_plateau_bytes
 from pytest_mnode.discover.draft import draft
-from pytest_mnode.discover.facts import NodeLook
+from pytest_mnode.logs.kernel_log import Log
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.pci import PciTree
 from pytest_mnode.spec import Spec, load_spec
 from pytest_mnode.spec.review import wire_allows_fraction
-from tests.discover.made import efa_node, gpus, ib_node, roce_node, sight, tcp_node
+from tests.discover.made import cluster_of, efa_node, gpus, ib_node, roce_node, tcp_node
 
 CLUSTERS = Path(__file__).parents[2] / "fixtures/clusters"
 
@@ -51,7 +54,7 @@ def test_a_size_keeps_the_links_busy(rate_mbits_s: float, size_bytes: int) -> No
 
 def spec_of(directory: Path, *args: object, **changes: object) -> Spec:
     path = directory / "page.yaml"
-    path.write_text(draft(sight(*args, **changes)).text())  # type: ignore[arg-type]
+    path.write_text(draft(cluster_of(*args, **changes)).text())  # type: ignore[arg-type]
     return load_spec(path)
 
 
@@ -66,7 +69,7 @@ def test_no_bound_is_above_the_wire_or_lets_half_of_it_pass(make: object, tmp_pa
 
 
 def test_nccl_over_sockets_is_not_asked_for_what_gloo_reaches(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, lambda i: replace(tcp_node(i), accelerators=gpus(8)))
+    spec = spec_of(tmp_path, lambda i: replace(tcp_node(i), **gpus(8)))
     assert spec.fabric.kind == "ethernet"
     assert spec.criteria.fabric is not None
     busbw = spec.criteria.fabric.all_reduce_busbw
@@ -75,7 +78,7 @@ def test_nccl_over_sockets_is_not_asked_for_what_gloo_reaches(tmp_path: Path) ->
 
 
 def test_a_restart_waits_for_a_directory_of_checkpoints(tmp_path: Path) -> None:
-    text = draft(sight(ib_node)).text()
+    text = draft(cluster_of(ib_node)).text()
     assert "Left out until storage.checkpoints is named" in text
     path = tmp_path / "page.yaml"
     path.write_text(text.replace("  # restart: {within: 5 min}", "  restart: {within: 5 min}"))
@@ -108,20 +111,30 @@ def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("silent", [None, 0, 3])
 def test_what_all_nodes_show_of_their_devices_is_promised(
-    tmp_path: Path, make: Callable[[int], NodeLook], told: bool, silent: int | None
+    tmp_path: Path, make: Callable[[int], Machine], told: bool, silent: int | None
 ) -> None:
-    def node(index: int) -> NodeLook:
+    def node(index: int) -> Machine:
         one, shown = make(index), told and index != silent
-        there = one.accelerators
-        if there is not None and there.models:
-            mig = (False,) * len(there.models)
-            there = replace(there, mig=mig if told else None, remapped_rows_told=shown)
-        return replace(one, accelerators=there, pcie_links_told=shown, kernel_log_told=shown)
+        rows = False if shown else None
+        state: dict[str, Any] = {"remapped_rows_failed": rows, "remapped_rows_pending": rows}
+        there = tuple(
+            replace(gpu, mig_enabled=False if told else None, **state)
+            for gpu in one.accelerators or ()
+        )
+        known = {"link_width": 16, "link_gtransfers_s": 32.0} if shown else {}
+        known |= {f"max_{name}": value for name, value in known.items()}
+        functions = tuple(replace(f, **known) for f in one.pci.functions)  # type: ignore[arg-type]
+        return replace(
+            one,
+            accelerators=one.accelerators and there,
+            pci=PciTree(functions=functions),
+            kernel_log=Log(()) if shown else None,
+        )
 
     preflight = spec_of(tmp_path, node).criteria.preflight
     assert preflight is not None
     everywhere = told and silent is None
-    assert preflight.pcie == ("full" if everywhere else None)
+    assert preflight.pcie == ("full" if everywhere and make is not tcp_node else None)
     assert (preflight.kernel_log is not None) is everywhere
     state = preflight.accelerators
     assert (state is not None) is (make is not tcp_node)

@@ -14,23 +14,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_mnode.discover.draft import Draft, draft
-from pytest_mnode.discover.facts import NodeLook, SharedMount, Sight
+from pytest_mnode.discover.nodes import FoundCluster
 from pytest_mnode.errors import SpecError
+from pytest_mnode.machine.model import Limits, Machine, Memory
+from pytest_mnode.machine.mounts import Mount
 from pytest_mnode.spec import Spec, doubts, load_spec
 from tests.discover.made import (
     H100,
+    NO_NVML,
     changed,
+    cluster_of,
+    device,
     efa_node,
     gpus,
-    hidden,
     ib_node,
     nic,
-    no_gpus,
-    port,
+    numa,
     roce_node,
-    sight,
     silent,
     tcp_node,
+    without_nvml,
 )
 
 
@@ -47,9 +50,9 @@ def unwrapped(text: str) -> str:
 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
 def test_a_page_loads_and_only_waits_to_be_confirmed(
-    make: Callable[[int], NodeLook], tmp_path: Path
+    make: Callable[[int], Machine], tmp_path: Path
 ) -> None:
-    page = draft(sight(make))
+    page = draft(cluster_of(make))
     assert page.differences == ()
     assert page.missing == ()
     spec = loaded(page, tmp_path)
@@ -61,9 +64,9 @@ def test_a_page_loads_and_only_waits_to_be_confirmed(
 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
 def test_every_line_of_hardware_says_what_to_compare_it_with(
-    make: Callable[[int], NodeLook],
+    make: Callable[[int], Machine],
 ) -> None:
-    lines = draft(sight(make)).text().splitlines()
+    lines = draft(cluster_of(make)).text().splitlines()
     keys = ("nodes", "per_node", "model", "memory", "kind", "interfaces", "line_rate")
     found = 0
     for i, line in enumerate(lines):
@@ -80,7 +83,7 @@ def test_every_line_of_hardware_says_what_to_compare_it_with(
 
 
 def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
-    spec = loaded(draft(sight(ib_node, 16)), tmp_path)
+    spec = loaded(draft(cluster_of(ib_node, 16)), tmp_path)
     assert spec.accelerators.model == H100
     assert spec.accelerators.memory_bytes == 80 << 30
     assert spec.fabric.line_rate_gbits_s == 400
@@ -102,10 +105,9 @@ def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
 
 
 def test_the_node_that_differs_is_named_with_what_it_has(tmp_path: Path) -> None:
-    look = ib_node(2)
-    assert look.rdma is not None
-    slow = (replace(look.rdma[0], rate_gbits_s=200.0), *look.rdma[1:])
-    page = draft(changed(sight(ib_node), 2, rdma=slow))
+    rdma = ib_node(2).rdma or ()
+    slow = (device("mlx5_0", rate_gbits_s=200.0), *rdma[1:])
+    page = draft(changed(cluster_of(ib_node), 2, rdma=slow))
     [names, nics] = [line for line in page.differences if line.startswith("fabric")]
     assert names.startswith("fabric interfaces (most: mlx5_0, mlx5_1")
     assert "node2: mlx5_1, mlx5_2" in names
@@ -117,33 +119,32 @@ def test_the_node_that_differs_is_named_with_what_it_has(tmp_path: Path) -> None
 
 
 def test_another_model_on_one_node_is_named() -> None:
-    page = draft(changed(sight(ib_node), 1, accelerators=gpus(8, "NVIDIA H200")))
+    page = draft(changed(cluster_of(ib_node), 1, **gpus(8, "NVIDIA H200")))
     assert f"model of accelerators (most: {H100}): node1: NVIDIA H200" in page.differences
 
 
 def test_one_node_without_gpudirect_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
-    closed = replace(gpus(), driver_is_open=False)
-    page = draft(changed(sight(ib_node), 1, accelerators=closed))
+    closed = gpus(driver_is_open=False)
+    page = draft(changed(cluster_of(ib_node), 1, **closed))
     assert page.differences == ("GPUDirect (most: dma-buf): node1: none",)
     spec = loaded(page, tmp_path)
     assert spec.fabric.gpudirect is True
     assert spec.criteria.preflight is not None
     assert spec.criteria.preflight.gpudirect == "dma-buf"
     assert "Seen on 3 of 4 nodes (node0, node2, node3)" in unwrapped(page.text())
-    on_tcp = draft(changed(sight(lambda i: replace(tcp_node(i), accelerators=gpus())), 1,
-                           accelerators=closed))  # fmt: skip
+    on_tcp = draft(changed(cluster_of(lambda i: replace(tcp_node(i), **gpus())), 1, **closed))
     assert on_tcp.differences == ()
 
 
 def test_one_node_with_fewer_numa_nodes_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
-    page = draft(changed(sight(ib_node), 1, numa_nodes=1))
+    page = draft(changed(cluster_of(ib_node), 1, numa=numa(1)))
     assert page.differences == ("NUMA nodes (most: 2): node1: 1",)
     assert loaded(page, tmp_path).promised("numa")
 
 
 def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path) -> None:
-    two = sight(ib_node, 2)
-    page = draft(changed(two, 1, accelerators=gpus(4)))
+    two = cluster_of(ib_node, 2)
+    page = draft(changed(two, 1, **gpus(4)))
     assert "accelerators: node0: 8; node1: 4" in page.differences
     assert page.missing == ("accelerators.per_node",)
     with pytest.raises(SpecError, match="accelerators: missing"):
@@ -152,9 +153,9 @@ def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path)
 
 
 def test_what_no_node_tells_is_left_out_and_the_loader_asks_for_it(tmp_path: Path) -> None:
-    look = tcp_node(0)
-    assert look.nics is not None
-    mute = sight(lambda i: replace(look, nics=(nic("eth0", f"10.1.0.{i}", rate_mbits_s=None),)))
+    mute = cluster_of(
+        lambda i: replace(tcp_node(0), interfaces=(nic("eth0", f"10.1.0.{i}", speed_mbits_s=None),))
+    )
     page = draft(mute)
     assert page.missing == ("fabric.line_rate",)
     assert "# line_rate: 400 Gbit/s" in page.text()
@@ -167,7 +168,7 @@ def test_what_no_node_tells_is_left_out_and_the_loader_asks_for_it(tmp_path: Pat
 
 
 def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
-    one = sight(lambda _: replace(tcp_node(0)), launcher="local")
+    one = cluster_of(lambda _: replace(tcp_node(0)), launcher="local")
     page = draft(one)
     assert set(page.missing) == {f"fabric.{key}" for key in (
         "kind", "interfaces", "line_rate", "nics_per_node", "mtu")}  # fmt: skip
@@ -183,9 +184,7 @@ def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
 def test_where_nvml_shows_fewer_than_there_are_neither_is_promised(
     tmp_path: Path, shown: int, launcher: str, hint: str
 ) -> None:
-    page = draft(
-        sight(lambda i: replace(ib_node(i), accelerators=hidden(shown)), launcher=launcher)
-    )
+    page = draft(cluster_of(lambda i: replace(ib_node(i), **gpus(shown=shown)), launcher=launcher))
     assert page.missing == ("accelerators.per_node",)
     why = f"FILL IN per_node, and uncomment: NVML shows {shown} of 8 on PCI{hint}."
     assert why in unwrapped(page.text())
@@ -194,11 +193,11 @@ def test_where_nvml_shows_fewer_than_there_are_neither_is_promised(
 
 
 def test_one_node_whose_nvml_shows_fewer_is_named_with_both(tmp_path: Path) -> None:
-    page = draft(changed(sight(ib_node), 1, accelerators=hidden(7)))
+    page = draft(changed(cluster_of(ib_node), 1, **gpus(shown=7)))
     assert "accelerators (most: 8): node1: NVML shows 7 of 8 on PCI" in page.differences
     assert loaded(page, tmp_path).accelerators.per_node == 8
-    two = draft(changed(sight(lambda i: replace(ib_node(i), accelerators=hidden(0))), 1,
-                        accelerators=hidden(4)))  # fmt: skip
+    none = cluster_of(lambda i: replace(ib_node(i), **gpus(shown=0)))
+    two = draft(changed(none, 1, **gpus(shown=4)))
     assert "accelerators (most: NVML shows 0 of 8 on PCI): node1: NVML shows 4 of 8 on PCI" in (
         two.differences
     )
@@ -206,49 +205,49 @@ def test_one_node_whose_nvml_shows_fewer_is_named_with_both(tmp_path: Path) -> N
 
 
 def test_accelerators_of_another_maker_are_none_of_nvml(tmp_path: Path) -> None:
-    other = replace(hidden(0), nvidia_on_pci=0, makers=("AMD",))
-    page = draft(sight(lambda i: replace(ib_node(i), accelerators=other)))
+    page = draft(cluster_of(lambda i: replace(ib_node(i), **gpus(shown=0, vendor="1002"))))
     assert loaded(page, tmp_path).accelerators.per_node == 8
     assert "on PCI (AMD)" in unwrapped(page.text())
 
 
 def test_accelerators_without_a_driver_are_counted_and_not_named(tmp_path: Path) -> None:
-    bare = replace(no_gpus(), on_pci=8, makers=("NVIDIA",), numa_nodes=(None,) * 8)
-    page = draft(sight(lambda i: replace(ib_node(i), accelerators=bare)))
+    page = draft(cluster_of(lambda i: replace(ib_node(i), **without_nvml(8))))
     spec = loaded(page, tmp_path)
     assert spec.accelerators.per_node == 8
     assert spec.accelerators.model is None
     text = unwrapped(page.text())
     assert "on PCI (NVIDIA)" in text
-    assert "Left out: node0: NVML cannot be asked" in text
+    assert f"Left out: node0: {NO_NVML}" in text
     assert not spec.promised("numa")  # where they sit is not known
     assert spec.criteria.preflight is not None
     assert spec.criteria.preflight.accelerators is None
 
 
 def test_what_could_not_be_read_is_said_with_its_nodes() -> None:
-    shown = sight(lambda i: replace(tcp_node(i), unread={"rdma": "OSError: no"} if i else {}))
+    shown = cluster_of(lambda i: replace(tcp_node(i), unread={"rdma": "OSError: no"} if i else {}))
     page = draft(shown)
     assert page.unread == ("rdma of node1, node2, node3: OSError: no",)
+    hung = draft(changed(shown, 0, unread={"accelerators": "no answer within 10 s"}))
+    assert "accelerators of node0: no answer within 10 s" in hung.unread
     assert "# - could not be read: rdma of node1, node2, node3: OSError: no" in page.text()
 
 
 def test_a_silent_node_is_named_and_counted(tmp_path: Path) -> None:
-    page = draft(silent(sight(), 3))
+    page = draft(silent(cluster_of(), 3))
     assert "- node3 showed nothing: no answer within 90 s" in page.text()
     assert loaded(page, tmp_path).nodes == 4
 
 
 def test_without_any_node_there_is_no_page() -> None:
-    nothing = sight(count=1)
+    nothing = cluster_of(count=1)
     with pytest.raises(ValueError, match="no node showed anything"):
         draft(silent(nothing, 0))
 
 
 def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> None:
-    data = SharedMount("/data", "nfs4", "filer:/data", True)
-    home = SharedMount("/home", "lustre", "mds@tcp:/home", True)
-    shown = sight(lambda i: replace(tcp_node(i), mounts=(data, home) if i else (data,)))
+    data = Mount("/data", "nfs4", "filer:/data", True)
+    home = Mount("/home", "lustre", "mds@tcp:/home", True)
+    shown = cluster_of(lambda i: replace(tcp_node(i), mounts=(data, home) if i else (data,)))
     page = draft(shown)
     text = unwrapped(page.text())
     assert "Mounted on all nodes: /data (nfs4 filer:/data)." in text
@@ -262,20 +261,18 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
 def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
     """File servers that spread nodes over their addresses: a virtual IP a node, round-robin DNS."""
 
-    def seen_by(index: int) -> NodeLook:
+    def seen_by(index: int) -> Machine:
         source = f"10.9.0.{index + 1}:/data"
-        home = SharedMount("/home", "lustre", "mds@tcp:/home", True)
-        return replace(tcp_node(index), mounts=(SharedMount("/data", "nfs4", source, True), home))
+        home = Mount("/home", "lustre", "mds@tcp:/home", True)
+        return replace(tcp_node(index), mounts=(Mount("/data", "nfs4", source, True), home))
 
-    page = draft(sight(seen_by, 10))
+    page = draft(cluster_of(seen_by, 10))
     assert page.differences == ()
     text = unwrapped(page.text())
     assert "# storage: {datasets: /data, checkpoints: /data}" in page.text()
     assert "Mounted on all nodes: /data (nfs4 from 10 sources: 10.9.0.1:/data, " in text
-    assert " and 7 more; see that they are one file system); /home (lustre mds@tcp:/home)." in text
-    of_two_kinds = changed(
-        sight(seen_by), 1, mounts=(SharedMount("/data", "nfs", "x:/data", True),)
-    )
+    assert ", and 7 more; see that they are one file system); /home (lustre mds@tcp:/home)." in text
+    of_two_kinds = changed(cluster_of(seen_by), 1, mounts=(Mount("/data", "nfs", "x:/data", True),))
     lines = draft(of_two_kinds).differences
     assert any(
         line.startswith("/data (nfs x:/data) is mounted on node1, and not") for line in lines
@@ -294,22 +291,22 @@ def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
     ],
 )
 def test_the_scheduler(changes: dict[str, Any], scheduler: dict[str, Any] | None) -> None:
-    page = yaml.safe_load(draft(sight(**changes)).text())
+    page = yaml.safe_load(draft(cluster_of(**changes)).text())
     assert page.get("scheduler") == scheduler
-    assert ("  # gang: {}" in draft(sight(**changes)).text()) is (scheduler is not None)
+    assert ("  # gang: {}" in draft(cluster_of(**changes)).text()) is (scheduler is not None)
     if changes.get("scheduler_names"):
         assert page["name"] == "hall"
 
 
 def test_slurm_that_answers_the_nodes_counts_and_not_on_emulated_ones() -> None:
-    answered = sight(lambda i: replace(tcp_node(i), scheduler="slurm"))
+    answered = cluster_of(lambda i: replace(tcp_node(i), scheduler="slurm"))
     assert yaml.safe_load(draft(answered).text())["scheduler"] == {"kind": "slurm"}
     emulated = replace(answered, emulated=("nodes are namespaces",))
     assert "scheduler" not in yaml.safe_load(draft(emulated).text())
 
 
 def test_one_node_promises_nothing_between_nodes(tmp_path: Path) -> None:
-    spec = loaded(draft(sight(count=1)), tmp_path)
+    spec = loaded(draft(cluster_of(count=1)), tmp_path)
     assert not spec.promised("fabric")
     assert spec.criteria.preflight is not None
     assert spec.criteria.preflight.same is None
@@ -320,58 +317,57 @@ _COUNTS = st.none() | st.integers(0, 1 << 70)
 
 
 @st.composite
-def _sights(make: st.DrawFn) -> Sight:
+def _clusters(make: st.DrawFn) -> FoundCluster:
     """Nodes that tell anything at all, in any words."""
     count = make(st.integers(1, 4))
-    shown = sight(make(st.sampled_from([tcp_node, ib_node, roce_node, efa_node])), count)
+    shown = cluster_of(make(st.sampled_from([tcp_node, ib_node, roce_node, efa_node])), count)
     for i in range(count):
         told = st.fixed_dictionaries(
             {},
             optional={
-                "nics": st.none()
+                "interfaces": st.none()
                 | st.lists(
                     st.builds(
                         nic,
                         _WORDS,
                         st.sampled_from(["", "10.1.0.1", "fe80::1%x", "10.9.9.9"]),
-                        rate_mbits_s=st.none() | st.floats(0, 1e9),
+                        speed_mbits_s=_COUNTS,
+                        shaped_mbits_s=st.none() | st.floats(0, 1e9),
                         mtu_bytes=_COUNTS,
-                        up=st.sampled_from([None, True, False]),
+                        carrier=st.sampled_from([None, True, False]),
                     ),
                     max_size=3,
                 ).map(tuple),
                 "rdma": st.none()
                 | st.lists(
                     st.builds(
-                        port,
+                        device,
                         _WORDS,
+                        st.sampled_from(["InfiniBand", "RoCE", "EFA", "iWARP", "?"]),
                         rate_gbits_s=st.none() | st.floats(0, 1e6),
-                        protocol=st.none() | _WORDS,
-                        active=st.sampled_from([None, True, False]),
-                        mtu_bytes=_COUNTS,
+                        state=st.sampled_from([None, "ACTIVE", "DOWN"]),
                     ),
                     max_size=3,
                 ).map(tuple),
-                "accelerators": st.none() | st.builds(gpus, st.integers(0, 9), _WORDS),
-                "shm_bytes": _COUNTS,
-                "open_files": _COUNTS,
-                "memlock_bytes": _COUNTS,
+                "memory": st.none() | st.builds(Memory, shm_bytes=_COUNTS),
+                "limits": st.none() | st.builds(Limits, _COUNTS, _COUNTS),
                 "mounts": st.none()
-                | st.lists(
-                    st.builds(SharedMount, _WORDS, _WORDS, _WORDS, st.booleans()), max_size=2
-                ).map(tuple),
+                | st.lists(st.builds(Mount, _WORDS, _WORDS, _WORDS, st.booleans()), max_size=2).map(
+                    tuple
+                ),
             },
         )
-        shown = changed(shown, i, **make(told))
+        has = make(st.just({}) | st.builds(gpus, st.integers(0, 9), _WORDS))
+        shown = changed(shown, i, **has, **make(told))
     return shown
 
 
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(shown=_sights())
+@given(shown=_clusters())
 def test_whatever_nodes_tell_the_page_is_yaml_that_loads_or_is_refused_in_one_line(
-    shown: Sight, tmp_path: Path
+    shown: FoundCluster, tmp_path: Path
 ) -> None:
     page = draft(shown)
     text = page.text(["tried: \x00\n# x", "- y\r\nz: 1"])

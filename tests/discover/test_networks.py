@@ -5,35 +5,39 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.discover.facts import Networks, NetworkSeen, Nic, RdmaPort, Seen
-from pytest_mnode.discover.networks import networks_of
-from pytest_mnode.discover.sharing import shared_addresses
+from pytest_mnode.discover.networks import networks_of, shared_addresses
+from pytest_mnode.discover.nodes import FoundNetwork, FoundNode, Networks
+from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.rdma import RdmaDevice
 from tests.discover.made import (
-    LOOK,
+    DOWN,
+    MACHINE,
+    cluster_of,
+    device,
     efa_node,
     gpus,
     ib_node,
     nic,
-    no_gpus,
-    port,
     roce_node,
-    sight,
     tcp_node,
 )
 
 CONTROL = "10.1.0.1"
 
 
-def seen_with(
-    nics: tuple[Nic, ...] | None = (), rdma: tuple[RdmaPort, ...] = (), *, accelerators: int = 0
+def found_with(
+    nics: tuple[Interface, ...] | None = (),
+    rdma: tuple[RdmaDevice, ...] = (),
+    *,
+    accelerators: int = 0,
 ) -> Networks:
-    has = gpus(accelerators) if accelerators else no_gpus()
-    look = replace(LOOK, nics=nics, rdma=rdma, accelerators=has)
-    return networks_of(Seen("node0", CONTROL, look))
+    machine = replace(MACHINE, interfaces=nics, rdma=rdma, **gpus(accelerators))
+    mtus = {port.name: 4096 for port in machine.ports}
+    return networks_of(FoundNode("node0", CONTROL, replace(machine, active_mtus=mtus)))
 
 
 def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
-    networks = networks_of(Seen("node0", CONTROL, ib_node(0)))
+    networks = networks_of(FoundNode("node0", CONTROL, ib_node(0)))
     assert networks.fabric is not None
     assert networks.fabric.kind == "infiniband"
     assert networks.fabric.interfaces == tuple(f"mlx5_{i}" for i in range(8))
@@ -44,8 +48,8 @@ def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
 
 
 def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
-    ports = (port("mlx5_0"), port("mlx5_1", active=False, state="DOWN"))
-    fabric = seen_with(rdma=ports, accelerators=8).fabric
+    ports = (device("mlx5_0"), device("mlx5_1", state="DOWN"))
+    fabric = found_with(rdma=ports, accelerators=8).fabric
     assert fabric is not None
     assert fabric.nics == 1
     assert "mlx5_1:1 is DOWN" in fabric.aside
@@ -54,11 +58,11 @@ def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
 @pytest.mark.parametrize(("layer", "kind"), [("RoCE", "roce"), ("InfiniBand", "infiniband")])
 def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, kind: str) -> None:
     nics = (
-        nic("eth0", CONTROL, rate_mbits_s=1000.0),
-        nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0, rdma_devices=("mlx5_0",)),
+        nic("eth0", CONTROL, speed_mbits_s=1000),
+        nic("eth1", "10.2.0.1", speed_mbits_s=100_000),
     )
-    ports = (port("mlx5_0", protocol=layer, netdevs=("eth1",), rate_gbits_s=100.0),)
-    with_them, without = seen_with(nics, ports, accelerators=8), seen_with(nics, ports)
+    ports = (device("mlx5_0", layer, netdevs=("eth1",), rate_gbits_s=100.0),)
+    with_them, without = found_with(nics, ports, accelerators=8), found_with(nics, ports)
     assert with_them.fabric is not None
     assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
     assert without.fabric is not None
@@ -67,47 +71,45 @@ def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, ki
 
 
 def test_software_rdma_is_no_fabric() -> None:
-    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))
-    fabric = seen_with(nics, (port("rxe0", virtual=True, protocol="RoCE"),)).fabric
+    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
+    fabric = found_with(nics, (device("rxe0", "RoCE", virtual=True),)).fabric
     assert fabric is not None
     assert fabric.interfaces == ("eth1",)
 
 
 def test_iwarp_is_no_fabric_of_roce() -> None:
-    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))
-    ports = (port("irdma0", protocol="iWARP", netdevs=("eth1",)),)
-    fabric = seen_with(nics, ports, accelerators=8).fabric
+    nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
+    ports = (device("irdma0", "iWARP", netdevs=("eth1",)),)
+    fabric = found_with(nics, ports, accelerators=8).fabric
     assert fabric is not None
     assert (fabric.kind, fabric.interfaces) == ("ethernet", ("eth1",))
 
 
 def test_the_rdma_nic_that_control_uses_is_left_to_it() -> None:
-    nics = (nic("eth0", CONTROL, rdma_devices=("mlx5_0",)),)
-    ports = tuple(
-        port(f"mlx5_{i}", protocol="RoCE", netdevs=("eth0",) if not i else ()) for i in range(3)
-    )
-    networks = seen_with(nics, ports, accelerators=2)
+    nics = (nic("eth0", CONTROL),)
+    ports = tuple(device(f"mlx5_{i}", "RoCE", netdevs=("eth0",) if not i else ()) for i in range(3))
+    networks = found_with(nics, ports, accelerators=2)
     assert networks.fabric is not None
     assert networks.fabric.interfaces == ("mlx5_1", "mlx5_2")
     assert networks.management is not None
 
 
 def test_efa_is_told_by_its_driver() -> None:
-    networks = networks_of(Seen("node0", CONTROL, efa_node(0)))
+    networks = networks_of(FoundNode("node0", CONTROL, efa_node(0)))
     assert networks.fabric is not None
     assert (networks.fabric.kind, networks.fabric.nics) == ("efa", 32)
     assert networks.management is None
-    assert networks.no_management == "ens32 has the address for control, and tells no rate"
+    assert networks.no_management == "ens32 has the address for control, and its rate is not known"
 
 
 def test_each_rail_of_roce_has_its_interface() -> None:
-    fabric = networks_of(Seen("node0", CONTROL, roce_node(0))).fabric
+    fabric = networks_of(FoundNode("node0", CONTROL, roce_node(0))).fabric
     assert fabric is not None
     assert (fabric.nics, fabric.mtu_bytes, fabric.addressed) == (8, 9000, True)
 
 
 def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
-    networks = networks_of(Seen("node0", CONTROL, tcp_node(0)), frozenset({"172.17.0.1"}))
+    networks = networks_of(FoundNode("node0", CONTROL, tcp_node(0)), frozenset({"172.17.0.1"}))
     assert networks.fabric is not None
     assert networks.fabric.interfaces == ("eth1",)
     assert networks.fabric.rate_mbits_s == 100_000
@@ -124,27 +126,27 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
         ((nic("eth0", CONTROL),), ("eth0",), 25_000),
         # A virtual machine's NIC tells no rate.
         (
-            (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", rate_mbits_s=None)),
+            (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=None)),
             ("eth1",),
             None,
         ),
-        ((nic("eth0", CONTROL, rate_mbits_s=None),), ("eth0",), None),
+        ((nic("eth0", CONTROL, speed_mbits_s=None),), ("eth0",), None),
         # A port of a bond is no link of its own.
         (
             (
-                nic("bond0", CONTROL, rate_mbits_s=50_000.0),
-                nic("eth1", "10.2.0.1", part_of="bond0"),
+                nic("bond0", CONTROL, speed_mbits_s=50_000),
+                nic("eth1", "10.2.0.1", master="bond0"),
             ),
             ("bond0",),
             50_000,
         ),
         # What is down carries nothing.
-        ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", up=False)), ("eth0",), 25_000),
+        ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", **DOWN)), ("eth0",), 25_000),
         # Emulated links have no hardware, but a queue that shapes them.
         (
             (
-                nic("mgmt0", CONTROL, hardware=False, shaped=True, rate_mbits_s=20.0),
-                nic("fab0", "10.2.0.1", hardware=False, shaped=True, rate_mbits_s=200.0),
+                nic("mgmt0", CONTROL, kind=Kind.VIRTUAL, shaped_mbits_s=20.0),
+                nic("fab0", "10.2.0.1", kind=Kind.VIRTUAL, shaped_mbits_s=200.0),
             ),
             ("fab0",),
             200,
@@ -152,29 +154,29 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
     ],
 )
 def test_which_interface_it_is(
-    nics: tuple[Nic, ...], chosen: tuple[str, ...], rate: float | None
+    nics: tuple[Interface, ...], chosen: tuple[str, ...], rate: float | None
 ) -> None:
-    fabric = seen_with(nics).fabric
+    fabric = found_with(nics).fabric
     assert fabric is not None
     assert fabric.interfaces == chosen
     assert fabric.rate_mbits_s == rate
 
 
-def on(wires: str, name: str, address: str = "", **changes: Any) -> Nic:
+def on(wires: str, name: str, address: str = "", **changes: Any) -> Interface:
     """What is made of other interfaces: a VLAN, a macvlan, a bond."""
-    made = {"kind": "virtual", "rate_mbits_s": 100_000.0, **changes}
-    return nic(name, address, wires=tuple(wires.split()), **made)
+    made = {"kind": Kind.VIRTUAL, "speed_mbits_s": 100_000, **changes}
+    return nic(name, address, slaves=tuple(wires.split()), **made)
 
 
 def test_what_is_made_of_one_nic_is_one_nic() -> None:
     nics = (
         nic("eth0", CONTROL),
-        nic("eth1", rate_mbits_s=100_000.0),
+        nic("eth1", speed_mbits_s=100_000),
         on("eth1", "eth1.100", "10.2.0.1"),
         on("eth1", "eth1.200", "10.3.0.1"),
         on("eth1", "vlan300", "10.4.0.1"),
     )
-    fabric = seen_with(nics).fabric
+    fabric = found_with(nics).fabric
     assert fabric is not None
     assert (fabric.interfaces, fabric.nics) == (("eth1.100",), 1)
     assert "eth1.200 is on the wire of eth1.100" in fabric.aside
@@ -183,7 +185,7 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
 
 def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
     made = on("eth1", "a100", "10.3.0.1")
-    fabric = seen_with((made, nic("eth1", "10.2.0.1", rate_mbits_s=100_000.0))).fabric
+    fabric = found_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000))).fabric
     assert fabric is not None
     assert fabric.interfaces == ("eth1",)
     assert fabric.aside == ("a100 is on the wire of eth1",)
@@ -192,9 +194,10 @@ def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
 def test_one_wire_is_not_two_networks() -> None:
     both = ("bond0", CONTROL, "bond0.200", "10.3.0.1")
     for control, its, other, address in (both, ("bond0.200", CONTROL, "bond0", "10.3.0.1")):
-        nics = (on("eth0 eth1", control, its), on("eth0 eth1", other, address))
+        bound = (nic("eth0", master="bond0"), nic("eth1", master="bond0"))
+        nics = (on("eth0 eth1", control, its), on("eth0 eth1", other, address), *bound)
         for order in (nics, nics[::-1]):
-            networks = seen_with(order)
+            networks = found_with(order)
             assert networks.fabric is not None
             assert networks.fabric.interfaces == (control,)
             assert networks.fabric.aside == (f"{other} is on the wire of {control}",)
@@ -203,14 +206,14 @@ def test_one_wire_is_not_two_networks() -> None:
 
 
 def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
-    nics = tuple(nic(f"eth{i}", rdma_devices=(f"mlx5_{i}",)) for i in range(3))
+    nics = tuple(nic(f"eth{i}") for i in range(3))
     nics += (on("eth0", "eth0.7", CONTROL),)
-    ports = tuple(port(f"mlx5_{i}", protocol="RoCE", netdevs=(f"eth{i}",)) for i in range(3))
-    networks = seen_with(nics, ports, accelerators=2)
+    ports = tuple(device(f"mlx5_{i}", "RoCE", netdevs=(f"eth{i}",)) for i in range(3))
+    networks = found_with(nics, ports, accelerators=2)
     assert networks.fabric is not None
     assert networks.fabric.interfaces == ("mlx5_1", "mlx5_2")
     assert networks.management is not None
-    alone = seen_with(nics, ports[:1], accelerators=2)
+    alone = found_with(nics, ports[:1], accelerators=2)
     assert alone.fabric is not None
     assert alone.fabric.interfaces == ("mlx5_0",)
     assert alone.management is None
@@ -219,13 +222,13 @@ def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
 
 @pytest.mark.parametrize("shown", [2044, 4092])
 def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) -> None:
-    def fabric(*addresses: str) -> NetworkSeen:
+    def fabric(*addresses: str) -> FoundNetwork:
         nics = tuple(
-            nic(f"ib{i}", address, kind="ipoib", up=bool(address), mtu_bytes=shown)
+            nic(f"ib{i}", address, kind=Kind.IPOIB, carrier=bool(address), mtu_bytes=shown)
             for i, address in enumerate(addresses)
         )
-        ports = tuple(port(f"mlx5_{i}", netdevs=(f"ib{i}",)) for i in range(2))
-        found = seen_with((nic("eno1", CONTROL), *nics), ports, accelerators=2).fabric
+        ports = tuple(device(f"mlx5_{i}", netdevs=(f"ib{i}",)) for i in range(2))
+        found = found_with((nic("eno1", CONTROL), *nics), ports, accelerators=2).fabric
         assert found is not None
         return found
 
@@ -240,19 +243,19 @@ def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) 
     ("nics", "why"),
     [
         ((), "it has no interface but loopback"),
-        ((nic("eth0", up=False),), "eth0 is down"),
+        ((nic("eth0", **DOWN),), "eth0 is down"),
         ((nic("eth0"),), "eth0 has no address"),
-        ((nic("veth0", "10.9.0.1", hardware=False),), "veth0 is virtual"),
+        ((nic("veth0", "10.9.0.1", kind=Kind.VIRTUAL),), "veth0 is virtual"),
         ((nic("eth0", "fe80::1%eth0"),), "eth0 has no address"),
         (None, "its interfaces cannot be read"),
     ],
 )
-def test_why_there_is_none(nics: tuple[Nic, ...] | None, why: str) -> None:
-    networks = seen_with(nics)
+def test_why_there_is_none(nics: tuple[Interface, ...] | None, why: str) -> None:
+    networks = found_with(nics)
     assert networks.fabric is None
     assert why in networks.no_fabric
 
 
 def test_addresses_that_several_nodes_have_are_no_links() -> None:
-    nodes = sight(tcp_node, 3).nodes
+    nodes = cluster_of(tcp_node, 3).nodes
     assert shared_addresses(nodes) == {"172.17.0.1"}

@@ -41,7 +41,7 @@ def test_the_page_says_what_the_rack_is(place: Path) -> None:
     assert spec.scheduler is None
     assert any("namespaces" in line for line in spec.emulated)
     text = (place / "page.yaml").read_text()
-    assert "Then preflight was asked with this page" in text
+    assert "Then preflight was run with this page" in text
     assert not spec.confirmed
 
 

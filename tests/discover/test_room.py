@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pytest_mnode.discover.draft import draft
+from pytest_mnode.machine.model import Limits, Memory
 from pytest_mnode.spec import Spec
-from tests.discover.made import changed, sight
+from tests.discover.made import changed, cluster_of
 from tests.discover.test_draft import loaded
 
 
@@ -19,8 +21,11 @@ def limits_of(spec: Spec) -> tuple[int | None, int | str | None, int | None]:
 
 def test_the_limits_of_a_broken_node_are_named_and_not_promised(tmp_path: Path) -> None:
     """No other node would be asked for more than the worst of them has."""
-    broken = {"memlock_unlimited": False, "memlock_bytes": 64 << 10, "open_files": 1024}
-    page = draft(changed(sight(count=8), 3, shm_bytes=64 << 20, **broken))
+    broken: dict[str, Any] = {
+        "memory": Memory(shm_bytes=64 << 20),
+        "limits": Limits(64 << 10, 1024),
+    }
+    page = draft(changed(cluster_of(count=8), 3, **broken))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (
         "size of /dev/shm (most: 250 GiB): node3: 64 MiB",
@@ -31,17 +36,17 @@ def test_the_limits_of_a_broken_node_are_named_and_not_promised(tmp_path: Path) 
 
 def test_sizes_of_shared_memory_that_differ_by_little_are_one_size(tmp_path: Path) -> None:
     """It is half of the memory that the kernel found, which no two nodes find alike."""
-    shown = sight(count=4)
+    shown = cluster_of(count=4)
     for i, size in enumerate((252 << 30, 250 << 30, (251 << 30) + 4096)):
-        shown = changed(shown, i, shm_bytes=size)
-    page = draft(changed(shown, 3, shm_bytes=125 << 30))
+        shown = changed(shown, i, memory=Memory(shm_bytes=size))
+    page = draft(changed(shown, 3, memory=Memory(shm_bytes=125 << 30)))
     assert page.differences == ("size of /dev/shm (most: 250 GiB): node3: 125 GiB",)
     assert limits_of(loaded(page, tmp_path))[0] == 250 << 30
 
 
 def test_a_node_without_any_room_is_named(tmp_path: Path) -> None:
-    none = {"shm_bytes": 4096, "memlock_unlimited": False, "memlock_bytes": 0}
-    page = draft(changed(sight(), 1, **none))
+    none: dict[str, Any] = {"memory": Memory(shm_bytes=4096), "limits": Limits(0, 65536)}
+    page = draft(changed(cluster_of(), 1, **none))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (
         "size of /dev/shm (most: 250 GiB): node1: less than 1 MiB",
@@ -50,7 +55,8 @@ def test_a_node_without_any_room_is_named(tmp_path: Path) -> None:
 
 
 def test_limits_without_a_majority_are_named_and_left_open(tmp_path: Path) -> None:
-    page = draft(changed(sight(count=2), 1, open_files=1024, shm_bytes=64 << 20))
+    other: dict[str, Any] = {"memory": Memory(shm_bytes=64 << 20), "limits": Limits(None, 1024)}
+    page = draft(changed(cluster_of(count=2), 1, **other))
     assert limits_of(loaded(page, tmp_path)) == (None, "unlimited", None)
     assert page.differences == (
         "size of /dev/shm: node0: 250 GiB; node1: 64 MiB",
@@ -59,9 +65,9 @@ def test_limits_without_a_majority_are_named_and_left_open(tmp_path: Path) -> No
 
 
 def test_a_node_that_tells_no_limit_does_not_take_it_from_the_others(tmp_path: Path) -> None:
-    page = draft(changed(sight(), 1, open_files=None, memlock_unlimited=False))
+    page = draft(changed(cluster_of(), 1, limits=None))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (
-        "locked memory (most: unlimited): node1: not told",
-        "open files (most: 65536): node1: not told",
+        "locked memory (most: unlimited): node1: not known",
+        "open files (most: 65536): node1: not known",
     )

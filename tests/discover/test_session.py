@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.facts import encode
-from pytest_mnode.discover.conduct import look_at, scheduler_names, seen_of
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.findings import Findings, findings
+from pytest_mnode.discover.nodes import look_at, node_of, scheduler_names
 from pytest_mnode.discover.session import (
     check_place,
     complete,
@@ -23,10 +22,11 @@ from pytest_mnode.discover.session import (
 )
 from pytest_mnode.errors import NodeLostError, UsageError
 from pytest_mnode.launchers.nodes import CommandResult
+from pytest_mnode.machine.encoding import encode
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import load_spec
-from tests.criteria.preflight.made import healthy, spec_of, with_facts
-from tests.discover.made import changed, gpus, ib_node, sight, silent, tcp_node
+from tests.criteria.preflight.made import SOFTWARE, healthy, spec_of, with_facts
+from tests.discover.made import changed, cluster_of, gpus, ib_node, silent, tcp_node
 
 ANSWER = encode(tcp_node(0))
 
@@ -43,15 +43,15 @@ def result(stdout: str = "", code: int | None = 0, stderr: str = "") -> CommandR
         (result("", None), "no answer within 90 s"),
         (result(ANSWER, None), "no answer within 90 s"),
         (result("", 127, "sh: python: not found\n"), "status 127: sh: python: not found"),
-        (result("", 1), "its look ended with status 1: it said nothing"),
-        (result('{"nics": 3}\n'), "its answer cannot be read: "),
+        (result("", 1), "its look ended with status 1: no message"),
+        (result('{"interfaces": 3}\n'), "its answer cannot be read: "),
         (result("{\n"), "its answer cannot be read: "),
     ],
 )
 def test_what_a_node_answers(answer: CommandResult, problem: str) -> None:
-    seen = seen_of(answer, "10.1.0.1")
+    seen = node_of(answer, "10.1.0.1")
     assert problem in seen.problem
-    assert (seen.look is None) is bool(problem)
+    assert (seen.machine is None) is bool(problem)
     assert len(seen.problem.splitlines()) <= 1
 
 
@@ -158,23 +158,19 @@ def test_preflight_says_what_nodes_do_not_keep(tmp_path: Path) -> None:
     well = healthy()
     kept = findings(well, spec)
     assert kept.broken == ()
-    assert kept.asked > 8
-    facts = well.nodes[2].facts
-    assert facts is not None
-    assert facts.software is not None
-
-    odd = findings(with_facts(well, 2, software=replace(facts.software, kernel="5.4.0")), spec)
+    assert kept.measured > 8
+    odd = findings(with_facts(well, 2, software=replace(SOFTWARE, kernel="5.4.0")), spec)
     [line] = odd.broken
     assert line.startswith("gpu2 kernel: kernel unlike that of other nodes 1")
-    assert odd.untold == kept.untold  # nobody looked at /dev/shm in this survey
-    assert all("shm" in one for one in odd.untold)
+    assert odd.unknown == kept.unknown  # nobody looked at /dev/shm in this survey
+    assert all("shm" in one for one in odd.unknown)
     paragraphs = list(odd.paragraphs())
     assert f"- {line}" in paragraphs
 
 
 def test_a_page_that_all_nodes_keep_says_so() -> None:
     [line] = Findings((), (), 12).paragraphs()
-    assert line == "Then preflight was asked with this page, and made 12 measurements: all nodes " \
+    assert line == "Then preflight was run with this page, and made 12 measurements: all nodes " \
         "keep it."  # fmt: skip
 
 
@@ -188,18 +184,18 @@ def test_what_is_doubtful_of_a_page_but_that_nobody_confirmed_it(tmp_path: Path)
 
 @pytest.mark.parametrize("doubtful", [False, True])
 def test_a_page_with_a_doubt_is_not_complete(doubtful: bool, tmp_path: Path) -> None:
-    page = draft(sight(tcp_node))
+    page = draft(cluster_of(tcp_node))
     path = tmp_path / "page.yaml"
     path.write_text(page.text())
     spec = load_spec(path)
     found = ["fabric.mtu: odd"] if doubtful else []
-    assert complete(spec, sight(tcp_node), page, found) is not doubtful
-    assert not complete(None, sight(tcp_node), page, [])
-    assert not complete(spec, silent(sight(tcp_node), 1), page, [])
+    assert complete(spec, cluster_of(tcp_node), page, found) is not doubtful
+    assert not complete(None, cluster_of(tcp_node), page, [])
+    assert not complete(spec, silent(cluster_of(tcp_node), 1), page, [])
 
 
 def test_what_the_terminal_shows() -> None:
-    seen = silent(changed(sight(ib_node), 1, accelerators=gpus(4)), 3)
+    seen = silent(changed(cluster_of(ib_node), 1, **gpus(4)), 3)
     page = draft(seen)
     kept = Findings(("node1: accelerators 4",), ("speed on node2: mute",), 5)
     lines = summary(Path("new.yaml"), seen, page, kept, "")
@@ -208,7 +204,7 @@ def test_what_the_terminal_shows() -> None:
     assert "mnode: node3 showed nothing: no answer within 90 s" in lines
     assert "mnode: nodes differ: accelerators (most: 8): node1: 4" in lines
     assert "mnode: nodes do not keep the page: node1: accelerators 4" in lines
-    assert "mnode: could not be told: speed on node2: mute" in lines
+    assert "mnode: could not be measured: speed on node2: mute" in lines
     assert "written: new.yaml" in lines
     assert "then say confirmed: true" in text
     odd = summary(Path("new.yaml"), seen, page, kept, "", doubtful=["fabric.mtu: odd"])

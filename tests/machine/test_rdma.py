@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_mnode.machine.counters import Means, grown, meaning, moved, moved_between, port_bytes
-from pytest_mnode.machine.rdma import Port, RdmaDevice, parse_rate_gbits_s, parse_state, read_rdma
+from pytest_mnode.machine.rdma import (
+    UNKNOWN_GID,
+    Gid,
+    Port,
+    RdmaDevice,
+    parse_rate_gbits_s,
+    parse_state,
+    read_rdma,
+)
 from tests.recorded import NAMES, Recorded
 from tests.trees import IB_NIC, MELLANOX, NIC, Tree, gpu_server
 
@@ -332,3 +341,33 @@ def test_any_text_is_read(told: str) -> None:
 )
 def test_what_a_counter_tells(counter: str, means: Means) -> None:
     assert meaning(counter) is means
+
+
+@pytest.mark.parametrize(
+    ("node_type", "layer", "types", "expected"),
+    [
+        ("CA", "Ethernet", ["IB/RoCE v1", "RoCE v2"], ("RoCE v1", "RoCE v2")),
+        ("CA", "Ethernet", [None], (UNKNOWN_GID,)),
+        ("CA", "InfiniBand", ["IB/RoCE v1"], ("IB",)),
+        (None, "InfiniBand", [None], ("IB",)),
+        ("unspecified", "Unknown", ["IB/RoCE v1"], ("IB",)),
+        ("RNIC", "Ethernet", ["IB/RoCE v1"], ("iWARP",)),
+        ("CA", None, ["IB/RoCE v1"], (UNKNOWN_GID,)),
+        (None, "Ethernet", ["IB/RoCE v1"], (UNKNOWN_GID,)),
+        ("CA", "Ethernet", [], ()),
+        ("CA", "Ethernet", None, (UNKNOWN_GID,)),
+    ],
+)
+def test_types_of_gids(
+    node_type: str | None,
+    layer: str | None,
+    types: list[str | None] | None,
+    expected: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    port: Port = (read_rdma(gpu_server(tmp_path).root) or ())[0].ports[0]
+    gids = None
+    if types is not None:
+        gids = tuple(Gid(index=i, gid="fe80::1", type=t, netdev=None) for i, t in enumerate(types))
+    port = replace(port, node_type=node_type, link_layer=layer, gids=gids)
+    assert port.gid_types == expected

@@ -80,6 +80,26 @@ def test_code_is_digested_file_by_file(tmp_path: Path) -> None:
     assert software.code_digests(tmp_path / "missing", "code") == {"code": "not there"}
 
 
+@pytest.mark.parametrize(
+    ("modules", "version"),
+    [
+        ({"nvidia_peermem": "550.54.15"}, "550.54.15"),
+        ({"nvidia_peermem": None}, "loaded"),
+        ({"nv_peer_mem": "1.3-0"}, "1.3-0"),
+        ({"nvidia": "550.54.15"}, None),
+    ],
+)
+def test_modules_that_reach_memory(
+    tmp_path: Path, modules: dict[str, str | None], version: str | None
+) -> None:
+    for module, told in modules.items():
+        folder = tmp_path / "sys/module" / module
+        folder.mkdir(parents=True)
+        if told is not None:
+            (folder / "version").write_text(f"{told}\n")
+    assert software.peermem_version(tmp_path) == version
+
+
 def test_settings_of_the_network(tmp_path: Path) -> None:
     for name, text in (
         ("core/rmem_max", "212992"),

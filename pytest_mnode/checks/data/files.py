@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pytest_mnode.checks.data.facts import At, FilesRead
 from pytest_mnode.checks.judged import none_wrong
-from pytest_mnode.criteria.preflight.facts import Place
-from pytest_mnode.criteria.preflight.places import visit
+from pytest_mnode.criteria.preflight.directories import visit
+from pytest_mnode.criteria.preflight.orders import Directory
 from pytest_mnode.measurement import Measurement
 
 _ABSENT = "not among the first"
@@ -16,8 +16,8 @@ _ABSENT = "not among the first"
 
 def read_files(at: At, path: str, files: int, size_bytes: int) -> FilesRead:
     """Digests of the heads of the first files by name below a directory, as this rank sees them."""
-    place = Place("datasets", path, sample_files=files, sample_bytes=size_bytes)
-    seen = visit(place, "", at.rank, lambda _: None)
+    directory = Directory("datasets", path, sample_files=files, sample_bytes=size_bytes)
+    seen = visit(directory, "", at.rank, lambda _: None)
     digests = {one.name: f"{one.digest} of {one.size_bytes} B" for one in seen.samples}
     return FilesRead(at, digests, seen.problem)
 

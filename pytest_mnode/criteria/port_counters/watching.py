@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.port_counters.judging import Readings, judge
 from pytest_mnode.criteria.port_counters.reading import Reading
-from pytest_mnode.criteria.preflight.conduct import search_path
+from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for

@@ -1,9 +1,10 @@
-"""What holds on every node before anything is run on it: asked once, judged node by node.
+"""What holds on every node before anything is run on it: read once, judged node by node.
 
-`survey` is a small program that runs on all nodes at the same time (facts of each, and its way to
-all others); `conduct` is the controller's side of it, `ranks` what the ranks of a world find in
-their environment. `questions` are functions from what was learnt and the spec to what was measured
-of one node, and read nothing. `asking` is for tests. What is run to measure speed is in `bench`.
+`node_probe` is a small program that runs on all nodes at the same time: it reads the machine and
+tries the paths to all others (`tcp`, `datagrams`, `payloads`, `directories`). `survey` is the
+controller's side of it; `orders` and `answers` are what travels between the two. `judges` are pure
+functions from a survey and the spec to measurements of one node; `environment` reads and judges
+what ranks find. `survey_fixture` is for tests.
 
-Imports nothing: the survey is started on every node, and has to be quick.
+Imports nothing: the program is started on every node, and has to be quick.
 """

@@ -1,8 +1,8 @@
-"""Datagrams between surveys: who hears whom, what size arrives, what the other's clock says.
+"""Datagrams between nodes: who hears whom, what size arrives, what the other's clock says.
 
 A ping carries its sender and is answered by a small packet with the times of arrival and departure.
-Pings of every size go out with don't-fragment and without regard for what the kernel has learnt of
-the path, so that a path that swallows large packets shows.
+Pings of every size go out with don't-fragment, and the kernel's own knowledge of the path's MTU is
+not used, so that a path that swallows large packets shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import itertools
 import socket
 import struct
@@ -74,7 +73,7 @@ class Pong:
     error_s: float
 
 
-class Post:
+class UdpProbe:
     """One UDP socket that sends pings, answers those of others, and notes whom it heard."""
 
     def __init__(self, address: str, device: str | None, run: bytes, index: int) -> None:
@@ -167,10 +166,10 @@ class Post:
 
 
 @dataclass(slots=True)
-class Prober:
-    """Tries the way from a post to one address of another node."""
+class PathProber:
+    """Tries the path from one socket to one address of another node."""
 
-    post: Post
+    socket: UdpProbe
     target: tuple[str, int]
 
     async def reaches(self, waits_s: Sequence[float] = (0.1, 0.2, 0.4, 0.7, 0.8)) -> bool:
@@ -178,7 +177,7 @@ class Prober:
         with contextlib.ExitStack() as stack:
             futures: list[asyncio.Future[Pong]] = []
             for wait_s in waits_s:
-                futures += stack.enter_context(self.post.pings(self.target, [LEAST_PACKET_BYTES]))
+                futures += stack.enter_context(self.socket.pings(self.target, [LEAST_PACKET_BYTES]))
                 await asyncio.wait(futures, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if any(future.done() for future in futures):
                     return True
@@ -192,7 +191,7 @@ class Prober:
         for number in range(3 * exchanges):
             if number >= exchanges and best is not None and best.error_s < _GOOD_ERROR_S:
                 break
-            with self.post.pings(self.target, [LEAST_PACKET_BYTES]) as futures:
+            with self.socket.pings(self.target, [LEAST_PACKET_BYTES]) as futures:
                 done, _ = await asyncio.wait(futures, timeout=limit_s)
                 for future in done:
                     pong = future.result()
@@ -232,8 +231,8 @@ class Prober:
         time would tell nothing.
         """
         with (
-            self.post.pings(self.target, sizes) as futures,
-            self.post.pings(self.target, [LEAST_PACKET_BYTES]) as last,
+            self.socket.pings(self.target, sizes) as futures,
+            self.socket.pings(self.target, [LEAST_PACKET_BYTES]) as last,
         ):
             heard, _ = await asyncio.wait(last, timeout=_LAST_LIMIT_S)
             if futures:
@@ -251,12 +250,5 @@ class Prober:
         return high
 
     def _takes(self, size: int) -> bool:
-        with self.post.pings(self.target, [size]) as futures:
+        with self.socket.pings(self.target, [size]) as futures:
             return bool(futures)
-
-
-def usable(addresses: Sequence[str]) -> str | None:
-    """The first address that others can send to without naming an interface; IPv4 before IPv6."""
-    parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]
-    fit = [a for a in parsed if not a.is_link_local and not a.is_unspecified]
-    return next((str(a) for a in sorted(fit, key=lambda a: a.version)), None)

@@ -10,38 +10,38 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from pytest_mnode.criteria.preflight.connecting import Way, in_words
-from pytest_mnode.criteria.preflight.facts import Received, Sent
+from pytest_mnode.criteria.preflight.answers import Received, Sent
+from pytest_mnode.criteria.preflight.tcp import RailPair, in_words
 
 PATTERN_BYTES = 1 << 20
 """The pattern repeats after these."""
-READ_BYTES = 1 << 18
-ALL_PAIRS_UP_TO = 5
+_READ_BYTES = 1 << 18
+_ALL_PAIRS_UP_TO = 5
 
 
 def targets(index: int, indices: Sequence[int]) -> tuple[int, ...]:
-    """Nodes that this one sends to: all others of few nodes; of many, at ring distances.
+    """Nodes that this one sends payloads to: all others of few nodes; of many, at ring distances.
 
     The distances are 1, 2 and half of the ring, so that each node receives from three as well.
     """
-    count, place = len(indices), indices.index(index)
-    distances = range(1, count) if count <= ALL_PAIRS_UP_TO else (1, 2, count // 2)
-    return tuple(indices[(place + distance) % count] for distance in distances)
+    count, position = len(indices), indices.index(index)
+    distances = range(1, count) if count <= _ALL_PAIRS_UP_TO else (1, 2, count // 2)
+    return tuple(indices[(position + distance) % count] for distance in distances)
 
 
-async def send(way: Way, size_bytes: int, limit_s: float) -> Sent:
+async def send(pair: RailPair, size_bytes: int, limit_s: float) -> Sent:
     """Send a payload; done when the receiver, which has read all of it, closes."""
     loop = asyncio.get_running_loop()
     source = problem = ""
     view = memoryview(_pattern())
-    family = socket.AF_INET6 if ":" in way.theirs.address else socket.AF_INET
+    family = socket.AF_INET6 if ":" in pair.theirs.address else socket.AF_INET
     try:
         with socket.socket(family) as sock:
             sock.setblocking(False)
-            sock.bind((way.mine.address, 0))
+            sock.bind((pair.mine.address, 0))
             source = _name(sock.getsockname())
             async with asyncio.timeout(limit_s):
-                await loop.sock_connect(sock, (way.theirs.address, way.theirs.tcp_port))
+                await loop.sock_connect(sock, (pair.theirs.address, pair.theirs.tcp_port))
                 for start in range(0, size_bytes, PATTERN_BYTES):
                     await loop.sock_sendall(sock, view[: size_bytes - start])
                 sock.shutdown(socket.SHUT_WR)
@@ -50,7 +50,7 @@ async def send(way: Way, size_bytes: int, limit_s: float) -> Sent:
         problem = f"not done within {limit_s:g} s"
     except OSError as error:
         problem = in_words(error)
-    return Sent(way.peer.index, way.network, source, problem)
+    return Sent(pair.peer.index, pair.network, source, problem)
 
 
 class Receiver:
@@ -68,7 +68,7 @@ class Receiver:
 
     async def _read(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        buffer, pattern = memoryview(bytearray(READ_BYTES)), memoryview(_pattern())
+        buffer, pattern = memoryview(bytearray(_READ_BYTES)), memoryview(_pattern())
         total = wrong = 0
         with sock, contextlib.suppress(OSError):
             sock.setblocking(False)

@@ -1,353 +1,232 @@
-"""The program that looks at a node from within: `python -m pytest_mnode.criteria.preflight.survey`.
-
-Started once on every node at the same time. Orders come as JSON lines on standard input, one answer
-each goes as a JSON line to standard output: look (facts of this node, and the ports it listens on),
-probe (its way to all others), payload (bytes to some others), end (what was heard and received).
-Ends when standard input ends, and leaves no file. Imports neither torch nor pytest. Whatever may
-hang runs in a thread with a limit.
-"""
+"""A survey: `node_probe` is started once on all nodes, gets its orders, and is taken down."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import signal
-import socket
+import selectors
+import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pytest_mnode.criteria.preflight import machine, payloads, places
-from pytest_mnode.criteria.preflight.connecting import (
-    Listener,
-    Way,
-    address_of,
-    connect_all,
-    is_address,
-    look_up_all,
-)
-from pytest_mnode.criteria.preflight.datagrams import Post, Prober, open_socket, usable
-from pytest_mnode.criteria.preflight.facts import (
-    Connection,
-    Heard,
-    Interface,
+from pytest_mnode.criteria.preflight.answers import (
     LastFacts,
-    LookOrder,
     NodeFacts,
-    Path,
+    NodeSurvey,
     PathFacts,
     PayloadFacts,
-    PayloadOrder,
-    Peer,
-    Place,
-    PlaceFacts,
-    ProbeOrder,
-    Rail,
-    Sent,
-    Token,
-    encode,
-    paired,
+    Survey,
 )
-from pytest_mnode.logs import kernel_log
-from pytest_mnode.machine.rdma import RdmaDevice
+from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.node_env import node_env
+from pytest_mnode.machine.encoding import decode
 
-PART_LIMIT_S = 10.0
-PLACE_LIMIT_S = 3.0
-"""Of what hangs where a file server is gone."""
-CONTROL = "control"
-_SELF_DESTRUCT_S = 120.0
+if TYPE_CHECKING:
+    from pytest_mnode.spec import Spec
+
 T = TypeVar("T")
+LOOK_LIMIT_S = 30.0
+"""From the start of the commands; remote shells take their time."""
+END_LIMIT_S = 10.0
+PROBE_SLACK_S = 15.0
+"""Beyond the spec's own limits: for the search of the largest packet, and a busy machine."""
 
 
-async def in_thread(function: Callable[[], T], limit_s: float) -> T:
-    """What `function` returns; raises TimeoutError after `limit_s`, and leaves it behind then."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+class Nodes(Protocol):
+    """What a survey needs of the nodes of a run."""
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    @property
+    def nodes(self) -> tuple[str, ...]: ...
 
-    def run() -> None:
-        try:
-            result, error = function(), None
-        except Exception as caught:
-            result, error = None, caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]: ...
 
-    threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wait_for(future, limit_s)
+    def address(self, node: str) -> str: ...
+
+    @property
+    def python(self) -> str: ...
 
 
-class SurveyOfNode:
-    """State between the orders."""
+@dataclass(slots=True)
+class _Running:
+    """The probe program on one node."""
 
-    def __init__(self) -> None:
-        self.order: LookOrder
-        self.posts: dict[tuple[str, str], Post] = {}
-        self.own_rails: dict[str, tuple[Rail, ...]] = {}
-        self.listeners: list[Listener] = []
-        self.tried: list[tuple[Way, Connection]] = []
-        self.receiver = payloads.Receiver()
-        self.unread: dict[str, str] = {}
-        self.tokens: list[Token] = []
-        self.rdma: tuple[RdmaDevice, ...] | None = None
+    index: int
+    name: str
+    address: str
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+    unsent: bytes = b""
+    buffer: bytes = b""
+    problem: str = ""
+    answers: dict[str, Any] = field(default_factory=dict)
 
-    async def part(
-        self, name: str, function: Callable[[], T], limit_s: float = PART_LIMIT_S
-    ) -> T | None:
-        """A part of the facts; None where it cannot be read in time, with the reason kept."""
-        try:
-            return await in_thread(function, limit_s)
-        except TimeoutError:
-            self.unread[name] = f"no answer within {limit_s:g} s"
-        except Exception as error:
-            self.unread[name] = f"{type(error).__name__}: {error}"
-        return None
 
-    async def look(self, order: LookOrder) -> NodeFacts:
-        self.order = order
-        patterns = [one for of_network in order.networks.values() for one in of_network]
-        parts = asyncio.gather(
-            self.part("interfaces", machine.interfaces),
-            self.part("software", lambda: machine.software(order.code, patterns)),
-            self.part("rdma", machine.rdma_devices),
-            self.part("accelerators", machine.accelerators) if order.accelerators else _nothing(),
-            self.part("kernel_log", kernel_log.read) if order.kernel_log else _nothing(),
-            self.part("pci", lambda: machine.pci_links(order.networks.get("fabric", ()))),
+def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
+    """Look at every node, and have each try its paths to all others.
+
+    code: directories whose programs are to be the same everywhere. A node that does not answer in
+    time has a problem in words and no facts; the others go on without it.
+    """
+    promise = spec.criteria.preflight
+    assert promise is not None
+    with contextlib.ExitStack() as stack:
+        running: list[_Running] = []
+        off = {}
+        stack.callback(_end, running)
+        for index, name in enumerate(nodes.nodes):
+            try:
+                running.append(_start(nodes, index, name, stack))
+            except MnodeError as error:  # no command can be run there
+                off[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
+        run = uuid.uuid4().hex[:16]
+        looks = [look_order(promise, spec, run, r.index, code) for r in running]
+        _ask(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
+        looked = {r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers}
+        probe = probe_order(promise, spec, looked)
+        limit_s = max(probe.connect_limit_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
+        _ask(running, "probe", [probe] * len(running), PathFacts, limit_s)
+        if promise.payload is not None:
+            asked = promise.payload
+            payload = PayloadOrder(asked.networks, asked.size_bytes, asked.within_s)
+            limit_s = asked.within_s + PROBE_SLACK_S
+            _ask(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
+        _ask(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
+    answered = {
+        r.name: NodeSurvey(
+            r.index,
+            r.name,
+            r.address,
+            r.problem,
+            r.answers.get("look"),
+            r.answers.get("probe"),
+            r.answers.get("end"),
+            r.answers.get("payload"),
         )
-        visits = await asyncio.gather(*(self.place(place) for place in order.places))
-        interfaces, software_facts, rdma, accelerators, events, pci = await parts
-        self.rdma = rdma
-        control = self.post(CONTROL, "", "", None)
-        listener = self.listen("", None)
-        self.own_rails = {
-            network: tuple(self.rails(network, interfaces or ())) for network in order.networks
-        }
-        return NodeFacts(
-            hostname=socket.gethostname(),
-            tcp_port=listener.port,
-            udp_port=control.port,
-            master_problem=self.listen_as_master(),
-            rails=self.own_rails,
-            software=software_facts,
-            limits=machine.limits(),
-            interfaces=interfaces,
-            places=tuple(visits),
-            rdma=None if rdma is None else machine.rdma_ports(rdma),
-            accelerators=accelerators,
-            pci=pci,
-            kernel_log=events,
-            unread=dict(self.unread),
-        )
-
-    async def place(self, place: Place) -> PlaceFacts:
-        order = self.order
-        found = await self.part(
-            place.key,
-            lambda: places.visit(place, order.run, order.index, self.tokens.append),
-            PLACE_LIMIT_S,
-        )
-        return found or places.unanswered(place, self.unread[place.key])
-
-    def rails(self, network: str, interfaces: tuple[Interface, ...]) -> list[Rail]:
-        patterns = self.order.networks[network]
-        found = []
-        for interface in machine.belonging(interfaces, patterns):
-            address = usable(interface.addresses)
-            if address is None:
-                continue
-            with contextlib.suppress(OSError):
-                post = self.post(network, interface.name, address, interface.name)
-                listener = self.listen(address, interface.name)
-                found.append(Rail(interface.name, address, listener.port, post.port))
-        return found
-
-    def post(self, network: str, rail: str, address: str, device: str | None) -> Post:
-        run = bytes.fromhex(self.order.run)[:8]
-        post = self.posts[network, rail] = Post(address, device, run, self.order.index)
-        post.listen(asyncio.get_running_loop())
-        return post
-
-    def listen(self, address: str, device: str | None, port: int = 0) -> Listener:
-        listener = Listener(open_socket(socket.SOCK_STREAM, address, device, port))
-        listener.start(asyncio.get_running_loop())
-        self.listeners.append(listener)
-        return listener
-
-    def listen_as_master(self) -> str:
-        """Where the first node is to listen on a port of its own; why it cannot, else ""."""
-        port = self.order.master_port
-        if self.order.index or port is None:
-            return ""
-        try:
-            self.listen("", None, port)
-        except OSError as error:
-            return f"cannot listen on port {port}: {(error.strerror or str(error)).lower()}"
-        return ""
-
-    async def probe(self, order: ProbeOrder) -> PathFacts:
-        others = [peer for peer in order.peers if peer.index != self.order.index]
-        ways = [
-            Way(peer, network, mine, theirs)
-            for peer in others
-            for network in order.networks
-            for mine, theirs in paired(self.own_rails[network], peer.rails.get(network, ()))
-        ]
-        nowhere = Rail("", "", 0, 0)
-        controls = [
-            Way(peer, CONTROL, nowhere, Rail("", peer.address, peer.tcp_port, peer.udp_port))
-            for peer in others
-        ]
-        others_too = asyncio.gather(
-            connect_all(order, ways),
-            look_up_all(order, in_thread),
-            self.part("tokens", lambda: places.seen(order.tokens, self.order.index)),
-        )
-        paths = await asyncio.gather(*(self.try_path(way, order) for way in (*ways, *controls)))
-        (connections, master), looked_up, seen = await others_too
-        self.tried = list(zip(ways, connections, strict=True))
-        for listener in self.listeners:  # payloads follow when all nodes are done
-            listener.take = self.receiver.take
-        return PathFacts(connections, master, tuple(paths), looked_up, seen or ())
-
-    async def try_path(self, way: Way, order: ProbeOrder) -> Path:
-        rail = way.mine.interface
-        silent = Path(way.peer.index, way.network, rail, False, None, None, None, None)
-        try:
-            target = await _resolved(way.theirs.address, way.theirs.udp_port)
-        except (OSError, TimeoutError):
-            return silent
-        prober = Prober(self.posts[way.network, rail], target)
-        if not await prober.reaches():
-            return silent
-        clock = await prober.clock()
-        largest = refused = None
-        if (full := order.mtu.get(way.network)) is not None:
-            largest, refused = await prober.largest(full)
-        return Path(
-            way.peer.index,
-            way.network,
-            rail,
-            True,
-            largest,
-            refused,
-            clock.offset_s if clock else None,
-            clock.error_s if clock else None,
-        )
-
-    async def payload(self, order: PayloadOrder) -> PayloadFacts:
-        tried = [(way, c) for way, c in self.tried if way.network in order.networks]
-        everyone = sorted({self.order.index, *(way.peer.index for way, _ in tried)})
-        targets = payloads.targets(self.order.index, everyone)
-        chosen = [(way, c) for way, c in tried if way.peer.index in targets]
-        unsent = [Sent(c.to, c.network, "", c.problem) for _, c in chosen if c.took_s is None]
-        sends = (
-            payloads.send(way, order.size_bytes, order.limit_s)
-            for way, c in chosen
-            if c.took_s is not None
-        )
-        return PayloadFacts((*unsent, *await asyncio.gather(*sends)))
-
-    async def end(self) -> LastFacts:
-        before, rises = self.rdma, None
-        if before is not None and (after := await self.part("rdma", machine.rdma_devices)):
-            rises = machine.rdma_rises(before, after)
-        heard = (
-            Heard(network, rail, tuple(sorted(post.heard)))
-            for (network, rail), post in self.posts.items()
-        )
-        self.clean_up()
-        return LastFacts(tuple(heard), rises, self.receiver.received)
-
-    def clean_up(self) -> None:
-        """Remove the files that were left for others to see."""
-        while self.tokens:
-            places.remove(self.tokens.pop())
+        for r in running
+    }
+    found = tuple((off | answered)[name] for name in nodes.nodes)
+    return Survey(found)
 
 
-async def _nothing() -> None:
-    return None
-
-
-async def _resolved(address: str, port: int) -> tuple[str, int]:
-    if is_address(address):
-        return address, port
-    return await in_thread(lambda: address_of(address), 2.0), port
-
-
-async def serve() -> None:
-    """Answer orders until standard input ends."""
-    loop = asyncio.get_running_loop()
-    survey = SurveyOfNode()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        loop.add_signal_handler(number, _stop, survey)
-    signal.setitimer(signal.ITIMER_REAL, _SELF_DESTRUCT_S)
-    reader = asyncio.StreamReader(limit=1 << 26)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
-    try:
-        while line := await reader.readline():
-            fields = json.loads(line)
-            match fields.pop("do"):
-                case "look":
-                    answer: Any = await survey.look(_look_order(fields))
-                case "probe":
-                    answer = await survey.probe(_probe_order(fields))
-                case "payload":
-                    networks = tuple(fields.pop("networks"))
-                    answer = await survey.payload(PayloadOrder(networks, **fields))
-                case "end":
-                    answer = await survey.end()
-            sys.stdout.write(encode(answer) + "\n")
-            sys.stdout.flush()
-    finally:
-        survey.clean_up()
-
-
-def _stop(survey: SurveyOfNode) -> None:
-    survey.clean_up()
-    os._exit(1)
-
-
-def _look_order(fields: dict[str, Any]) -> LookOrder:
-    networks = {name: tuple(patterns) for name, patterns in fields.pop("networks").items()}
-    visited = tuple(Place(**place) for place in fields.pop("places"))
-    return LookOrder(networks=networks, places=visited, **fields)
-
-
-def _probe_order(fields: dict[str, Any]) -> ProbeOrder:
-    def rails(named: dict[str, list[dict[str, Any]]]) -> dict[str, tuple[Rail, ...]]:
-        return {name: tuple(Rail(**rail) for rail in found) for name, found in named.items()}
-
-    peers = tuple(Peer(rails=rails(peer.pop("rails")), **peer) for peer in fields.pop("peers"))
-    tokens = tuple(Token(**token) for token in fields.pop("tokens"))
-    master = fields.pop("master")
-    return ProbeOrder(
-        peers=peers, tokens=tokens, master=tuple(master) if master else None, **fields
+def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> _Running:
+    [command] = nodes.commands(
+        [nodes.python, "-P", "-m", "pytest_mnode.criteria.preflight.node_probe"], (name,)
     )
+    errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  the stack's
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env={**node_env(), **search_path(nodes.python)},
+        start_new_session=True,  # Ctrl-C is for the controller alone, which ends it in order
+    )
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    return _Running(index, name, nodes.address(name), process, errors)
 
 
-def main() -> None:
-    """Leaves without waiting for threads that hang in the file system or in a look-up."""
-    status = 0
+def search_path(python: str) -> dict[str, str]:
+    """What this Python finds, for nodes that use it too; another one has packages of its own."""
+    if python != sys.executable:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _end(running: Sequence[_Running]) -> None:
+    """Close their input, which ends them and has them clean up; kill those that stay."""
+    for one in running:
+        assert one.process.stdin is not None
+        assert one.process.stdout is not None
+        one.process.stdin.close()
+        one.process.stdout.close()  # one that still answers would wait for a reader
+    end = time.monotonic() + END_LIMIT_S
+    for one in running:
+        try:
+            one.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+
+
+def _ask(
+    running: Sequence[_Running],
+    what: str,
+    orders: Sequence[Any],
+    kind: type[T],
+    limit_s: float,
+) -> None:
+    """Send each its order, and read answers until all came or the limit is over."""
+    with selectors.DefaultSelector() as selector:
+        for one, order in zip(running, orders, strict=True):
+            if one.problem:
+                continue
+            one.unsent = json.dumps({"do": what, **(asdict(order) if order else {})}).encode()
+            one.unsent += b"\n"
+            assert one.process.stdin is not None
+            assert one.process.stdout is not None
+            selector.register(one.process.stdin, selectors.EVENT_WRITE, one)
+            selector.register(one.process.stdout, selectors.EVENT_READ, one)
+        end = time.monotonic() + limit_s
+        late = False
+        while selector.get_map() and not late:
+            left = end - time.monotonic()
+            late = left <= 0  # before the last look: what has come by then counts
+            for key, _ in selector.select(max(0.0, left)):
+                one = key.data
+                sends = key.fileobj is one.process.stdin
+                if _write(one) if sends else _read(one, what, kind):
+                    selector.unregister(key.fileobj)
+        for key in selector.get_map().values():
+            if key.fileobj is key.data.process.stdout:
+                key.data.problem = f"its survey gave no answer to {what!r} within {limit_s:g} s"
+
+
+def _write(one: _Running) -> bool:
+    """Whether no more is to be sent; of a program that has ended, its output tells."""
+    assert one.process.stdin is not None
     try:
-        asyncio.run(serve())
-    except BaseException as error:
-        sys.stderr.write(f"survey: {type(error).__name__}: {error}\n")
-        status = 1
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+        one.unsent = one.unsent[os.write(one.process.stdin.fileno(), one.unsent) :]
+    except OSError:
+        return True
+    return not one.unsent
 
 
-if __name__ == "__main__":
-    main()
+def _read(one: _Running, what: str, kind: type[T]) -> bool:
+    """Whether no more is to come: its answer is here, or it has ended."""
+    assert one.process.stdout is not None
+    data = os.read(one.process.stdout.fileno(), 1 << 20)
+    if not data:
+        one.problem = _last_words(one)
+        return True
+    one.buffer += data
+    while b"\n" in one.buffer:
+        line, _, one.buffer = one.buffer.partition(b"\n")
+        if not line.startswith(b"{"):
+            continue  # what a remote shell greets with
+        try:
+            one.answers[what] = decode(kind, line)
+        except ValueError as error:
+            first = str(error).replace("\n", " ")[:200]
+            one.problem = f"its survey's answer to {what!r} cannot be read: {first}"
+        return True
+    return False
+
+
+def _last_words(one: _Running) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        one.process.wait(1.0)
+    one.errors.seek(0)
+    lines = one.errors.read().decode(errors="replace").strip().splitlines()
+    code = one.process.returncode
+    how = "closed its output" if code is None else f"ended with status {code}"
+    return f"its survey {how}: {lines[-1] if lines else 'no message'}"

@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from pytest_mnode.criteria.preflight.facts import (
+from pytest_mnode.criteria.preflight.answers import (
     Connection,
     Heard,
-    Interface,
     LastFacts,
     LookUp,
     NodeFacts,
     NodeSurvey,
     Path,
     PathFacts,
-    ProcessLimits,
     Rail,
-    Software,
     Survey,
 )
-from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
+from pytest_mnode.machine.model import Limits, Machine
+from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
+from pytest_mnode.machine.software import Software
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.spec import Spec, load_spec
 
@@ -62,8 +62,57 @@ def spec_of(
 
 
 def interface(name: str, address: str, **changes: Any) -> Interface:
-    one = Interface(name, True, True, 9000, 400_000.0, None, False, (address,))
+    """An interface that is up, of 400 Gbit/s."""
+    one = Interface(
+        name=name,
+        kind=Kind.PHYSICAL,
+        admin_up=True,
+        carrier=True,
+        mtu_bytes=9000,
+        speed_mbits_s=400_000,
+        addresses=(address,) if address else (),
+    )
     return replace(one, **changes)
+
+
+_LAYERS = {"InfiniBand": ("InfiniBand", "CA"), "RoCE": ("Ethernet", "CA")}
+_LAYERS |= {"iWARP": ("Ethernet", "RNIC"), "unknown": ("Ethernet", "")}
+
+
+def rdma_port(
+    protocol: str = "InfiniBand",
+    gid_types: Iterable[str | None] | None = ("IB/RoCE v1",),
+    **changes: Any,
+) -> Port:
+    """A port that is ACTIVE, of 400 Gbit/s, with nine counters of errors."""
+    layer, node_type = _LAYERS[protocol]
+    gids = None
+    if gid_types is not None:
+        gids = tuple(Gid(index=i, gid="fe80::1", type=kind) for i, kind in enumerate(gid_types))
+    one = Port(
+        device="mlx5_0",
+        number=1,
+        state="ACTIVE",
+        phys_state="LinkUp",
+        rate_gbits_s=400.0,
+        link_layer=layer,
+        node_type=node_type,
+        gids=gids,
+        counters={"symbol_error": 0, "link_downed": 0, "port_xmit_data": 5},
+        hw_counters={"out_of_sequence": 0},
+    )
+    return replace(one, **changes)
+
+
+def rdma_device(*ports: Port, netdevs: tuple[str, ...] = (), firmware: str = "") -> RdmaDevice:
+    """The device of these ports."""
+    return RdmaDevice(name=ports[0].device, ports=ports, netdevs=netdevs, firmware=firmware or None)
+
+
+def devices_of(*ports: Port) -> tuple[RdmaDevice, ...]:
+    """The devices that ports belong to."""
+    names = dict.fromkeys(port.device for port in ports)
+    return tuple(rdma_device(*(p for p in ports if p.device == name)) for name in names)
 
 
 SOFTWARE = Software(
@@ -74,11 +123,10 @@ SOFTWARE = Software(
     driver="550.54.15",
     driver_is_open=True,
     peermem=None,
-    firmware={"mlx5_0": "28.39.1002"},
     packages={"numpy": "2.1.0", "torch": "2.6.0"},
-    code={"train/main.py": "0a1b2c3d4e5f"},
-    sysctl={"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "212992"},
 )
+CODE = {"train/main.py": "0a1b2c3d4e5f"}
+SETTINGS = {"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "212992"}
 
 
 def node(index: int, count: int) -> NodeSurvey:
@@ -86,7 +134,6 @@ def node(index: int, count: int) -> NodeSurvey:
     others = [i for i in range(count) if i != index]
     fabric, control = f"10.2.0.{index + 1}", f"10.1.0.{index + 1}"
     facts = NodeFacts(
-        hostname=f"gpu{index}",
         tcp_port=4000,
         udp_port=4001,
         master_problem="",
@@ -94,16 +141,19 @@ def node(index: int, count: int) -> NodeSurvey:
             "fabric": (Rail("fab0", fabric, 1, 2),),
             "management": (Rail("eth0", control, 3, 4),),
         },
-        software=SOFTWARE,
-        limits=ProcessLimits(None, 1 << 20),
-        interfaces=(
-            interface("fab0", fabric),
-            interface("eth0", control, mtu_bytes=1500, speed_mbits_s=25_000.0),
+        code=CODE,
+        directories=(),
+        machine=Machine(
+            hostname=f"gpu{index}",
+            software=SOFTWARE,
+            settings=SETTINGS,
+            limits=Limits(None, 1 << 20),
+            interfaces=(
+                interface("fab0", fabric),
+                interface("eth0", control, mtu_bytes=1500, speed_mbits_s=25_000),
+            ),
+            rdma=(),
         ),
-        places=(),
-        rdma=(),
-        accelerators=None,
-        unread={},
     )
     paths = PathFacts(
         connections=tuple(
@@ -143,10 +193,12 @@ def with_node(survey: Survey, index: int, **changes: Any) -> Survey:
 
 
 def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
-    """With other facts of one node."""
+    """With other facts of one node, or other parts of its machine."""
     facts = survey.nodes[index].facts
     assert facts is not None
-    return with_node(survey, index, facts=replace(facts, **changes))
+    parts = {name: changes.pop(name) for name in [*changes] if name in Machine.__slots__}
+    machine = replace(facts.machine, **parts)
+    return with_node(survey, index, facts=replace(facts, machine=machine, **changes))
 
 
 def silent(survey: Survey, index: int) -> Survey:
@@ -184,7 +236,7 @@ def cut(survey: Survey, edges: Iterable[tuple[int, int]], network: str = "fabric
     def path(index: int, one: Path) -> Path:
         if one.network != network or (index, one.to) not in pairs:
             return one
-        return Path(one.to, one.network, one.rail, False, None, None, None, None)
+        return Path(one.to, one.network, one.rail, answered=False)
 
     return _changed(survey, connection, heard, path)
 
@@ -214,33 +266,32 @@ def with_paths(survey: Survey, change: Callable[[int, Path], Path]) -> Survey:
     return _changed(survey, lambda _, c: c, lambda _, h: h, change)
 
 
-Question = Callable[[Survey, Spec, str], Answer]
+Judge = Callable[[Survey, Spec, str], list[Measurement]]
 
 
-def asked(question: Question, survey: Survey, spec: Spec) -> dict[str, tuple[Measurement, ...]]:
+def asked(judge: Judge, survey: Survey, spec: Spec) -> dict[str, list[Measurement]]:
     """What was measured of every node."""
     found = {}
     for one in survey.nodes:
-        answer = question(survey, spec, one.name)
-        assert not isinstance(answer, NotPromised), answer
-        found[one.name] = answer
+        found[one.name] = judge(survey, spec, one.name)
+        assert found[one.name]
     return found
 
 
-def verdicts(question: Question, survey: Survey, spec: Spec) -> dict[str, str]:
+def verdicts(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
     """The worst verdict of each node, without those that pass."""
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     worst = {
         name: min((m.verdict for m in answer if m.verdict), key=order.index)
-        for name, answer in asked(question, survey, spec).items()
+        for name, answer in asked(judge, survey, spec).items()
     }
     return {name: verdict.value for name, verdict in worst.items() if verdict is not Verdict.PASS}
 
 
-def culprits(question: Question, survey: Survey, spec: Spec) -> dict[str, str]:
+def culprits(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
     """Who is to blame, by node whose case fails."""
     return {
         name: "; ".join(m.culprit or "" for m in answer if m.verdict is Verdict.FAIL)
-        for name, answer in asked(question, survey, spec).items()
+        for name, answer in asked(judge, survey, spec).items()
         if any(m.verdict is Verdict.FAIL for m in answer)
     }

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.asking import STORAGE_FIXTURE, spec_to_survey
-from pytest_mnode.criteria.preflight.conduct import _places
+from pytest_mnode.criteria.preflight.orders import directories_of
+from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
 from tests.criteria.preflight.made import spec_of
 
 ACCEPTANCE = Path(__file__).parents[3] / "acceptance/test_preflight.py"
@@ -29,13 +29,13 @@ def test_paths_of_storage_are_looked_at_where_a_test_asks_for_them(
     ]
     surveyed = spec_to_survey(spec, items)
     assert surveyed.criteria.preflight is not None
-    looked_at = {place.key for place in _places(surveyed.criteria.preflight, surveyed)}
+    looked_at = {one.key for one in directories_of(surveyed.criteria.preflight, surveyed)}
     assert looked_at == {"/dev/shm", "disk /tmp", *["datasets", "checkpoints"] * asked}
 
 
 def test_the_tests_of_storage_say_that_they_ask_for_it() -> None:
     functions = re.findall(r"^def test_(?:.|\n)*?(?=^\S|\Z)", ACCEPTANCE.read_text(), re.M)
-    about = [text for text in functions if "storage." in text]
+    about = [text for text in functions if " storage." in text]
     assert len(about) == 3
     assert all(f"({STORAGE_FIXTURE}: " in text for text in about)
     assert not [text for text in functions if STORAGE_FIXTURE in text and text not in about]

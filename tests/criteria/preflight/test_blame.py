@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.criteria.preflight.questions.blame import Blame, blame
+from pytest_mnode.criteria.preflight.judges.common import Blame, blame
 
 
 def _all(count: int) -> set[tuple[int, int]]:

@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight import conduct
-from pytest_mnode.criteria.preflight.facts import LastFacts, encode
-from pytest_mnode.criteria.preflight.questions import clocks, mtu, names, payload, reach, storage
+from pytest_mnode.criteria.preflight import survey as conduct
+from pytest_mnode.criteria.preflight.answers import LastFacts
+from pytest_mnode.criteria.preflight.judges import (
+    names,
+    packets,
+    reach,
+    storage,
+)
+from pytest_mnode.machine.encoding import encode
 from pytest_mnode.spec import Spec, load_spec
 from tests.criteria.preflight.made import verdicts
 
@@ -74,10 +80,10 @@ def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
     questions = (
         reach.master,
         reach.peers,
-        mtu.path_mtu,
-        payload.payload,
-        clocks.clocks,
-        names.names,
+        packets.path_mtu,
+        packets.payload,
+        names.clocks,
+        names.look_ups,
         storage.usable,
         storage.shared,
         storage.sample,
@@ -99,7 +105,7 @@ def test_a_survey_that_does_not_answer_is_told_and_the_others_go_on(
     instead = {
         1: silent,
         2: "import sys; sys.exit('no such module')",
-        3: "print('welcome'); print('{\"hostname\": 1}', flush=True); input(); input()",
+        3: "print('welcome'); print('{\"tcp_port\": 1}', flush=True); input(); input()",
     }
     found = conduct.survey(Here(5, instead), spec, code)
     assert [node.problem for node in found.nodes] == [
@@ -134,11 +140,11 @@ def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
 def test_a_survey_that_is_stopped_takes_its_files_along(tmp_path: Path, number: int | None) -> None:
     order = (
-        '{"do":"look","run":"00112233445566aa","index":0,"networks":{},"places":'
+        '{"do":"look","run":"00112233445566aa","index":0,"parts":[],"networks":{},"directories":'
         f'[{{"key":"checkpoints","path":"{tmp_path}","writable":true}}]}}\n'
     )
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "pytest_mnode.criteria.preflight.survey"],
+        [sys.executable, "-P", "-m", "pytest_mnode.criteria.preflight.node_probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -160,7 +166,7 @@ def test_a_survey_that_is_stopped_takes_its_files_along(tmp_path: Path, number: 
 def test_a_survey_imports_little() -> None:
     heavy = "torch", "pytest", "pydantic", "pyroute2", "zmq"
     code = (
-        "import sys, pytest_mnode.criteria.preflight.survey\n"
+        "import sys, pytest_mnode.criteria.preflight.node_probe\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

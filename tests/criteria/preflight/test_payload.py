@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.preflight import payloads
-from pytest_mnode.criteria.preflight.facts import LastFacts, PayloadFacts, Received, Sent, Survey
+from pytest_mnode.criteria.preflight.answers import LastFacts, PayloadFacts, Received, Sent, Survey
+from pytest_mnode.criteria.preflight.judges.packets import payload
 from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
-from pytest_mnode.criteria.preflight.questions.payload import payload
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight import places
-from pytest_mnode.criteria.preflight.facts import (
+from pytest_mnode.criteria.preflight import directories
+from pytest_mnode.criteria.preflight.answers import (
     NodeFacts,
     PathFacts,
-    Place,
     Rail,
     Token,
-    decode,
-    encode,
-    paired,
 )
+from pytest_mnode.criteria.preflight.orders import Directory
+from pytest_mnode.criteria.preflight.tcp import paired
+from pytest_mnode.machine.encoding import decode, encode
+from pytest_mnode.machine.mounts import Mount
 from tests.criteria.preflight.made import healthy
 
 
@@ -31,7 +31,7 @@ def test_facts_come_back_as_they_went_and_nothing_else_is_taken() -> None:
     for bad in (
         "",
         "{}",
-        '{"hostname": 3}',
+        '{"tcp_port": 3}',
         encode(facts).replace('"tcp_port":4000', '"tcp_port":"4"'),
     ):
         with pytest.raises(ValueError):  # noqa: PT011  pydantic's own words
@@ -58,8 +58,8 @@ def test_rails_are_paired_by_name_else_by_place() -> None:
 
 def _visit(path: Path, **changes: object) -> tuple[list[Token], object]:
     noted: list[Token] = []
-    place = Place("checkpoints", str(path), **changes)  # type: ignore[arg-type]
-    return noted, places.visit(place, "ab" * 8, 3, noted.append)
+    directory = Directory("checkpoints", str(path), **changes)  # type: ignore[arg-type]
+    return noted, directories.visit(directory, "ab" * 8, 3, noted.append)
 
 
 def test_a_place_is_read_written_to_and_left_as_it_was(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_place_is_read_written_to_and_left_as_it_was(tmp_path: Path) -> None:
     assert facts.problem == facts.write_problem == ""  # type: ignore[attr-defined]
     assert [s.name for s in facts.samples] == ["a", "b"]  # type: ignore[attr-defined]
     [token] = noted
-    assert [s.problem for s in places.seen([token], 0)] == [""]
-    places.remove(token)
+    assert [s.problem for s in directories.seen([token], 0)] == [""]
+    directories.remove(token)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "sub"]
 
 
@@ -81,12 +81,12 @@ def test_what_is_wrong_with_a_place_is_told(
     assert _visit(tmp_path / "missing")[1].problem == "not there"  # type: ignore[attr-defined]
     (tmp_path / "file").touch()
     assert _visit(tmp_path / "file")[1].problem == "not a directory"  # type: ignore[attr-defined]
-    monkeypatch.setattr(places, "_SEEN_LIMIT_S", 0.0)
+    monkeypatch.setattr(directories, "_SEEN_LIMIT_S", 0.0)
     token = Token("checkpoints", 1, str(tmp_path / "gone"), "x")
-    assert places.seen([token], 0)[0].problem == "no such file or directory"
+    assert directories.seen([token], 0)[0].problem == "no such file or directory"
     (tmp_path / "gone").write_text("y")
-    assert places.seen([token], 0)[0].problem == "holds something else"
-    assert places.seen([token], 1) == ()
+    assert directories.seen([token], 0)[0].problem == "holds something else"
+    assert directories.seen([token], 1) == ()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,9 @@ def test_whether_it_is_root_that_a_file_server_refuses(
 
     monkeypatch.setattr(os, what, refused)
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setattr(places, "file_system", lambda _: mount)
+    kind, _, source = (mount or "").partition(" ")
+    of_path = Mount("/", kind, source, writable=True) if mount else None
+    monkeypatch.setattr(directories, "_mount", lambda _: of_path)
     facts: Any = _visit(tmp_path, writable=True)[1]
     monkeypatch.undo()
     assert (facts.problem or facts.write_problem) == os.strerror(error).lower()
@@ -129,19 +131,5 @@ def test_what_a_killed_survey_left_is_removed_later(tmp_path: Path) -> None:
     new.touch()
     os.utime(old, (1, 1))
     noted, _ = _visit(tmp_path, writable=True)
-    places.remove(noted[0])
+    directories.remove(noted[0])
     assert [p.name for p in tmp_path.iterdir()] == [new.name]
-
-
-def test_mounts_are_told_by_the_longest_point(tmp_path: Path) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
-        "30 22 0:40 / /data rw shared:1 - nfs4 filer:/data rw\n"
-        "31 22 0:41 / /data\\040two rw - lustre mgs:/two rw\n"
-        "cut\n"
-    )
-    assert places.file_system("/data/x", str(mounts)) == "nfs4 filer:/data"
-    assert places.file_system("/data two/x", str(mounts)) == "lustre mgs:/two"
-    assert places.file_system("/database", str(mounts)) == "ext4 /dev/sda1"
-    assert places.file_system("/x", str(tmp_path / "missing")) is None

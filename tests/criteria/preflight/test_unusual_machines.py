@@ -9,39 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight import machine
-from pytest_mnode.criteria.preflight.connecting import Listener, Way, connect_all
-from pytest_mnode.criteria.preflight.datagrams import Post, Prober
-from pytest_mnode.criteria.preflight.facts import (
-    UNKNOWN_GID,
-    Interface,
+from pytest_mnode.criteria.preflight.answers import (
     LookUp,
-    Peer,
-    ProbeOrder,
     Rail,
-    RdmaPort,
-    RdmaRise,
     Survey,
 )
-from pytest_mnode.criteria.preflight.questions import (
-    clocks,
-    devices,
+from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
+from pytest_mnode.criteria.preflight.judges import (
     links,
-    mtu,
     names,
+    rdma,
     reach,
-    same,
+    system,
 )
-from pytest_mnode.criteria.preflight.questions.answer import Answer
-from pytest_mnode.machine.rdma import Gid, Port, read_rdma
-from pytest_mnode.machine.software import peermem_version
+from pytest_mnode.criteria.preflight.orders import Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all
+from pytest_mnode.machine.netdev import Interface
+from pytest_mnode.machine.rdma import Port, read_rdma
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
-    SOFTWARE,
     asked,
     culprits,
+    devices_of,
     healthy,
     interface,
+    rdma_port,
     spec_of,
     verdicts,
     with_facts,
@@ -51,16 +44,18 @@ from tests.criteria.preflight.made import (
 from tests.recorded import Recorded
 from tests.trees import gpu_server
 
-IB = RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", 400.0, ("IB",))
-IPOIB = interface("ib0", "", addresses=(), rdma_device="mlx5_0", mtu_bytes=4092)
+IB = rdma_port()
+IPOIB = interface("ib0", "", mtu_bytes=4092)
 ANY = "{interfaces: {}, speed: {}, rdma: {gid_types: [IB], errors_at_most: 0}, reachable: {}}"
 
 
-def _everywhere(survey: Survey, *ports: RdmaPort, interfaces: tuple[Interface, ...]) -> Survey:
+def _everywhere(survey: Survey, *ports: Port, interfaces: tuple[Interface, ...]) -> Survey:
+    """With these ports on all nodes, whose devices have these interfaces beside eth0."""
+    netdevs = tuple(one.name for one in interfaces)
+    devices_there = tuple(replace(one, netdevs=netdevs) for one in devices_of(*ports))
     for node in survey.nodes:
-        assert node.facts is not None
-        kept = tuple(i for i in node.facts.interfaces or () if i.name == "eth0")
-        survey = with_facts(survey, node.index, rdma=ports, interfaces=(*kept, *interfaces))
+        kept = tuple(i for i in node.machine.interfaces or () if i.name == "eth0")
+        survey = with_facts(survey, node.index, rdma=devices_there, interfaces=(*kept, *interfaces))
     return survey
 
 
@@ -69,7 +64,7 @@ def _everywhere(survey: Survey, *ports: RdmaPort, interfaces: tuple[Interface, .
     [
         (replace(IPOIB, admin_up=False, carrier=None, speed_mbits_s=None),),
         (replace(IPOIB, carrier=False, speed_mbits_s=None),),
-        (replace(IPOIB, speed_mbits_s=10_000.0),),
+        (replace(IPOIB, speed_mbits_s=10_000),),
         (),
     ],
     ids=["down", "without carrier", "with a speed of its own", "none"],
@@ -77,9 +72,9 @@ def _everywhere(survey: Survey, *ports: RdmaPort, interfaces: tuple[Interface, .
 def test_infiniband_needs_no_ip_over_it(tmp_path: Path, interfaces: tuple[Interface, ...]) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
     survey = _everywhere(healthy(3), IB, interfaces=interfaces)
-    for question in (links.interfaces, links.speed, devices.rdma_ports):
+    for question in (links.interfaces, links.speed, rdma.rdma_ports):
         assert verdicts(question, survey, spec) == {}, question
-    down = with_facts(survey, 1, rdma=(replace(IB, state="INIT"),))
+    down = with_facts(survey, 1, rdma=devices_of(replace(IB, state="INIT")))
     assert culprits(links.interfaces, down, spec) == {"gpu1": "gpu1 mlx5_0:1 is INIT"}
     by_name = spec_of(tmp_path, ANY, "infiniband", "ib0")
     if interfaces and not interfaces[0].carrier:
@@ -88,33 +83,35 @@ def test_infiniband_needs_no_ip_over_it(tmp_path: Path, interfaces: tuple[Interf
 
 def test_a_card_with_a_second_port_that_has_no_cable_is_well(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
-    second = replace(IB, port=2, state="DOWN", physical_state="Polling", gid_types=())
+    second = replace(IB, number=2, state="DOWN", phys_state="Polling", gids=())
     survey = _everywhere(healthy(2), IB, second, interfaces=())
-    for question in (links.interfaces, links.speed, devices.rdma_ports):
+    for question in (links.interfaces, links.speed, rdma.rdma_ports):
         assert verdicts(question, survey, spec) == {}, question
 
 
 @pytest.mark.parametrize(
-    ("change", "verdict", "told"),
+    ("port", "verdict", "told"),
     [
-        ({"protocol": "RoCE"}, "fail", "gpu1 mlx5_0:1 is RoCE, not InfiniBand"),
-        ({"state": "ARMED"}, "fail", "gpu1 mlx5_0:1 ARMED"),
-        ({"physical_state": "Disabled"}, "fail", "gpu1 mlx5_0:1 ACTIVE, Disabled"),
-        ({"state": None}, "inconclusive", "mlx5_0:1 does not tell its state or protocol"),
-        ({"protocol": None}, "inconclusive", "mlx5_0:1 does not tell its state or protocol"),
-        ({"gid_types": (UNKNOWN_GID,)}, "inconclusive", "not every GID of mlx5_0:1 tells its type"),
-        ({"gid_types": ()}, "fail", "mlx5_0:1 has none"),
-        ({"gid_types": (UNKNOWN_GID, "IB")}, "pass", ""),
+        (rdma_port("RoCE"), "fail", "gpu1 mlx5_0:1 is RoCE, not InfiniBand"),
+        (rdma_port(state="ARMED"), "fail", "gpu1 mlx5_0:1 ARMED"),
+        (rdma_port(phys_state="Disabled"), "fail", "gpu1 mlx5_0:1 ACTIVE, Disabled"),
+        (rdma_port(state=None), "inconclusive", "mlx5_0:1 does not tell its state or protocol"),
+        (rdma_port("unknown"), "inconclusive", "mlx5_0:1 does not tell its state or protocol"),
+        (
+            rdma_port(gid_types=None),
+            *("inconclusive", "not every GID of mlx5_0:1 tells its type"),
+        ),
+        (rdma_port(gid_types=()), "fail", "mlx5_0:1 has none"),
     ],
 )
 def test_ports_of_another_kind_and_ports_that_do_not_tell(
-    tmp_path: Path, change: dict[str, object], verdict: str, told: str
+    tmp_path: Path, port: Port, verdict: str, told: str
 ) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
     survey = _everywhere(healthy(2), IB, interfaces=())
-    other = with_facts(survey, 1, rdma=(replace(IB, **change),))  # type: ignore[arg-type]
-    assert verdicts(devices.rdma_ports, other, spec).get("gpu1", "pass") == verdict
-    answers = asked(devices.rdma_ports, other, spec)["gpu1"]
+    other = with_facts(survey, 1, rdma=devices_of(port))
+    assert verdicts(rdma.rdma_ports, other, spec).get("gpu1", "pass") == verdict
+    answers = asked(rdma.rdma_ports, other, spec)["gpu1"]
     assert told in "; ".join(f"{one.culprit} {one.note}" for one in answers)
 
 
@@ -126,7 +123,7 @@ def test_an_interface_that_does_not_tell_is_neither_up_nor_down(tmp_path: Path) 
     assert verdicts(links.interfaces, mute, spec) == {"gpu1": "inconclusive"}
     spec = spec_of(tmp_path, "{interfaces: {}, mtu: {}}", interfaces="fab*")
     half = (interface("fab0", ""), interface("fab1", "", mtu_bytes=None), interface("eth0", ""))
-    assert verdicts(mtu.interface_mtu, with_facts(healthy(2), 1, interfaces=half), spec) == {
+    assert verdicts(links.interface_mtu, with_facts(healthy(2), 1, interfaces=half), spec) == {
         "gpu1": "inconclusive"
     }
 
@@ -137,55 +134,20 @@ def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> Non
     tree.write(f"{counters}/port_xmit_data", 5)
     tree.write(f"{counters}/link_downed", 0)
     tree.write(f"{counters}/symbol_error", "N/A (no PMA support)")
-    devices_there = read_rdma(tree.root) or ()
-    [rise] = [r for r in machine.rdma_rises(devices_there, devices_there) if r.device == "mlx5_0"]
-    assert (rise.counted, rise.unknown) == (1, ("symbol_error",))
+    partly = (read_rdma(tree.root) or ())[0].ports[0]
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_*")
-    survey = _everywhere(healthy(2), IB, interfaces=())
+    silent = rdma_port(device="mlx5_1", counters=None, hw_counters=None)
 
-    def verdict(*rises: RdmaRise, ports: tuple[RdmaPort, ...] = (IB,)) -> str:
-        one = with_facts(survey, 0, rdma=ports)
-        last = one.nodes[0].last
+    def verdict(*ports: Port) -> str:
+        survey = with_facts(healthy(2), 0, rdma=devices_of(*ports))
+        last = survey.nodes[0].last
         assert last is not None
-        told = with_node(one, 0, last=replace(last, rdma=rises))
-        return verdicts(devices.rdma_errors, told, spec).get("gpu0", "pass")
+        survey = with_node(survey, 0, last=replace(last, rdma=devices_of(*ports)))
+        return verdicts(rdma.rdma_errors, survey, spec).get("gpu0", "pass")
 
-    fine = RdmaRise("mlx5_0", 1, {}, 9, ())
-    silent = RdmaRise("mlx5_1", 1, {}, 0, ())
-    assert verdict(fine) == "pass"
-    assert verdict(rise) == "inconclusive"
-    assert verdict(fine, silent, ports=(IB, replace(IB, device="mlx5_1"))) == "inconclusive"
-    assert verdict(fine, ports=(IB, replace(IB, device="mlx5_1"))) == "inconclusive"
-
-
-@pytest.mark.parametrize(
-    ("node_type", "layer", "types", "expected"),
-    [
-        ("CA", "Ethernet", ["IB/RoCE v1", "RoCE v2"], ("RoCE v1", "RoCE v2")),
-        ("CA", "Ethernet", [None], (UNKNOWN_GID,)),
-        ("CA", "InfiniBand", ["IB/RoCE v1"], ("IB",)),
-        (None, "InfiniBand", [None], ("IB",)),
-        ("unspecified", "Unknown", ["IB/RoCE v1"], ("IB",)),
-        ("RNIC", "Ethernet", ["IB/RoCE v1"], ("iWARP",)),
-        ("CA", None, ["IB/RoCE v1"], (UNKNOWN_GID,)),
-        (None, "Ethernet", ["IB/RoCE v1"], (UNKNOWN_GID,)),
-        ("CA", "Ethernet", [], ()),
-        ("CA", "Ethernet", None, (UNKNOWN_GID,)),
-    ],
-)
-def test_types_of_gids(
-    node_type: str | None,
-    layer: str | None,
-    types: list[str | None] | None,
-    expected: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
-    port: Port = (read_rdma(gpu_server(tmp_path).root) or ())[0].ports[0]
-    gids = None
-    if types is not None:
-        gids = tuple(Gid(index=i, gid="fe80::1", type=t, netdev=None) for i, t in enumerate(types))
-    port = replace(port, node_type=node_type, link_layer=layer, gids=gids)
-    assert port.gid_types == expected
+    assert verdict(IB) == "pass"
+    assert verdict(partly) == "inconclusive"
+    assert verdict(IB, silent) == "inconclusive"
 
 
 def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
@@ -196,25 +158,24 @@ def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
         for d in devices_there
         for port in d.ports
     ]
-    ports = machine.rdma_ports([replace(devices_there[0], ports=tuple(active))])
     spec = spec_of(tmp_path, "{rdma: {gid_types: [RoCE v1]}}", "roce", '"siw*"')
-    survey = _everywhere(healthy(2), *ports, interfaces=())
-    assert set(verdicts(devices.rdma_ports, survey, spec)) == {"gpu0", "gpu1"}
-    first, _ = asked(devices.rdma_ports, survey, spec)["gpu1"]
+    survey = _everywhere(healthy(2), *active, interfaces=())
+    assert set(verdicts(rdma.rdma_ports, survey, spec)) == {"gpu0", "gpu1"}
+    first, _ = asked(rdma.rdma_ports, survey, spec)["gpu1"]
     assert first.culprit == "gpu1 siw0:1 is iWARP, not RoCE, siw1:1 is iWARP, not RoCE"
 
 
 def test_what_no_node_can_read_is_not_the_same(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{same: [code]}")
 
-    def question(survey: Survey, spec: Spec, name: str) -> Answer:
-        return same.same(survey, spec, name, "code")
+    def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+        return system.same(survey, spec, name, "code")
 
     for told in ("unreadable: Permission denied", "not there"):
         survey = healthy(3)
         for index in range(3):
             code = {"train/main.py": told, "train/more.py": "0a1b"}
-            survey = with_facts(survey, index, software=replace(SOFTWARE, code=code))
+            survey = with_facts(survey, index, code=code)
         assert set(verdicts(question, survey, spec).values()) == {"inconclusive"}
 
 
@@ -247,7 +208,7 @@ def test_names_with_and_without_domains(
 ) -> None:
     spec = spec_of(tmp_path, "{names: {}}")
     survey = _named(healthy(2), hostnames, reverse)
-    _, wrong = asked(names.names, survey, spec)["gpu0"]
+    _, wrong = asked(names.look_ups, survey, spec)["gpu0"]
     assert wrong.value == faults, wrong.note
 
 
@@ -258,31 +219,11 @@ def test_clocks_without_a_majority_blame_nobody_alone(tmp_path: Path) -> None:
         healthy(4),
         lambda index, path: replace(path, offset_s=ahead.get(path.to, 0.0) - ahead.get(index, 0.0)),
     )
-    found = culprits(clocks.clocks, survey, spec)
+    found = culprits(names.clocks, survey, spec)
     assert found == {
         name: f"{name} clock, or those of gpu0, gpu1: no majority says which are right"
         for name in ("gpu2", "gpu3")
     }
-
-
-@pytest.mark.parametrize(
-    ("modules", "version"),
-    [
-        ({"nvidia_peermem": "550.54.15"}, "550.54.15"),
-        ({"nvidia_peermem": None}, "loaded"),
-        ({"nv_peer_mem": "1.3-0"}, "1.3-0"),
-        ({"nvidia": "550.54.15"}, None),
-    ],
-)
-def test_modules_that_reach_memory(
-    tmp_path: Path, modules: dict[str, str | None], version: str | None
-) -> None:
-    for module, told in modules.items():
-        folder = tmp_path / "sys/module" / module
-        folder.mkdir(parents=True)
-        if told is not None:
-            (folder / "version").write_text(f"{told}\n")
-    assert peermem_version(tmp_path) == version
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -291,19 +232,17 @@ def test_who_listens_everywhere_is_reached_by_both_families(address: str) -> Non
         pytest.skip("this machine has no IPv6")
 
     async def tried() -> tuple[bool, float | None]:
-        from pytest_mnode.criteria.preflight.datagrams import open_socket
-
         loop = asyncio.get_running_loop()
-        post, other = (Post("", None, b"a run 00", index) for index in (0, 1))
+        post, other = (UdpProbe("", None, b"a run 00", index) for index in (0, 1))
         listener = Listener(open_socket(socket.SOCK_STREAM, "", None))
         for one in (other, post):
             one.listen(loop)
         listener.start(loop)
-        answered = await Prober(post, (address, other.port)).reaches()
+        answered = await PathProber(post, (address, other.port)).reaches()
         rail = Rail("", address, listener.port, other.port)
         peer = Peer(1, "other", address, listener.port, other.port, {})
         order = ProbeOrder((peer,), (), {}, None, 2.0, None)
-        [met], _ = await connect_all(order, [Way(peer, "control", Rail("", "", 0, 0), rail)])
+        [met], _ = await connect_all(order, [RailPair(peer, "control", Rail("", "", 0, 0), rail)])
         return answered, met.took_s
 
     answered, took_s = asyncio.run(tried())
@@ -349,8 +288,8 @@ def test_a_fabric_without_ip_blames_nobody_for_it(tmp_path: Path) -> None:
 def test_rdma_over_a_link_says_nothing_of_tcp_on_it(tmp_path: Path) -> None:
     """Soft-iWARP shows a port of 2.5 Gb/sec on whatever it is put."""
     spec = spec_of(tmp_path, "{speed: {}}")
-    port = replace(IB, device="siw0", protocol="iWARP", rate_gbits_s=2.5)
-    links_there = (interface("fab0", "10.2.0.1", rdma_device="siw0"),)
+    port = rdma_port("iWARP", device="siw0", rate_gbits_s=2.5)
+    links_there = (interface("fab0", "10.2.0.1"),)
     survey = _everywhere(healthy(2), port, interfaces=links_there)
     assert verdicts(links.speed, survey, spec) == {}
     roce = spec_of(tmp_path, "{speed: {}}", "roce")
@@ -360,11 +299,11 @@ def test_rdma_over_a_link_says_nothing_of_tcp_on_it(tmp_path: Path) -> None:
 def test_addresses_of_a_node_that_does_not_tell_its_own_are_not_judged(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{names: {}}")
     mute = with_facts(healthy(2), 1, interfaces=None)
-    assert verdicts(names.names, mute, spec) == {}  # the control address is known
+    assert verdicts(names.look_ups, mute, spec) == {}  # the control address is known
     node = mute.nodes[0]
     assert node.paths is not None
     elsewhere = (LookUp(1, "gpu1", ("10.9.0.2",), 0.001, ""),)
     other = with_node(mute, 0, paths=replace(node.paths, look_ups=elsewhere))
-    assert verdicts(names.names, other, spec) == {"gpu0": "inconclusive"}
+    assert verdicts(names.look_ups, other, spec) == {"gpu0": "inconclusive"}
     told = with_node(healthy(2), 0, paths=replace(node.paths, look_ups=elsewhere))
-    assert verdicts(names.names, told, spec) == {"gpu0": "fail"}
+    assert verdicts(names.look_ups, told, spec) == {"gpu0": "fail"}

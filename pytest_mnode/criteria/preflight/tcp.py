@@ -1,4 +1,4 @@
-"""TCP connections and look-ups of names, all at the same time, each with its limit."""
+"""TCP connections between nodes, and look-ups of names: all at once, each with a limit."""
 
 from __future__ import annotations
 
@@ -7,16 +7,55 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from pytest_mnode.criteria.preflight.facts import Connection, LookUp, Peer, ProbeOrder, Rail
+from pytest_mnode.criteria.preflight.answers import Connection, LookUp, Rail
+from pytest_mnode.criteria.preflight.orders import Peer, ProbeOrder
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
 NO_ANSWER = "no answer"
+_AT_ONCE = 256
+"""Connections that are tried at the same time: a process may have no more than 1024 files open."""
+_RESOLVE_LIMIT_S = 2.0
 _MAPPED = "::ffff:"
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[[], T], limit_s: float) -> T:
+    """What `function` returns; raises TimeoutError after `limit_s`, and leaves it behind then."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            result, error = function(), None
+        except Exception as caught:
+            result, error = None, caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wait_for(future, limit_s)
+
+
+async def or_none(function: Callable[[], T], limit_s: float) -> T | None:
+    """What `function` returns; None where it fails, or not in time."""
+    try:
+        return await in_thread(function, limit_s)
+    except (OSError, TimeoutError):
+        return None
 
 
 class Listener:
@@ -36,8 +75,8 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """From one of our addresses to one of another node's."""
+class RailPair:
+    """One of our addresses and one of another node's, on the same network."""
 
     peer: Peer
     network: str
@@ -45,21 +84,31 @@ class Way:
     theirs: Rail
 
 
+def paired(mine: Sequence[Rail], theirs: Sequence[Rail]) -> tuple[tuple[Rail, Rail], ...]:
+    """Which of our addresses goes with which of theirs: of the same interface name.
+
+    Nodes that share no name at all are paired in their order.
+    """
+    by_name = {rail.interface: rail for rail in theirs}
+    if any(rail.interface in by_name for rail in mine):
+        return tuple((r, by_name[r.interface]) for r in mine if r.interface in by_name)
+    return tuple(zip(mine, theirs, strict=False))
+
+
 async def connect_all(
-    order: ProbeOrder, ways: Sequence[Way]
+    order: ProbeOrder, pairs: Sequence[RailPair]
 ) -> tuple[tuple[Connection, ...], Connection | None]:
-    """A connection on each way, and one to the master."""
+    """A connection for each pair of rails, and one to the master."""
     limit_s = order.connect_limit_s
-    tried = [
-        _connect(
-            Connection(way.peer.index, way.network, way.mine.interface, None, ""),
-            way.theirs.address,
-            way.theirs.tcp_port,
-            way.mine.address,
-            limit_s,
-        )
-        for way in ways
-    ]
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(pair: RailPair) -> Connection:
+        attempt = Connection(pair.peer.index, pair.network, pair.mine.interface, None, "")
+        address, port = pair.theirs.address, pair.theirs.tcp_port
+        async with slots:
+            return await _connect(attempt, address, port, pair.mine.address, limit_s)
+
+    tried = [one(pair) for pair in pairs]
     if order.master is None:
         return tuple(await asyncio.gather(*tried)), None
     first = _connect(Connection(0, "control", "", None, ""), *order.master, "", limit_s)
@@ -98,7 +147,7 @@ async def _connect(
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """What the kernel says, for on a busy machine we may be late to hear of it."""
+    """What the kernel says: on a busy machine this process may hear of it late."""
     try:
         sock.getpeername()
     except OSError:
@@ -107,19 +156,17 @@ def _is_connected(sock: socket.socket) -> bool:
 
 
 def in_words(error: OSError) -> str:
-    """Why a connection cannot be had, so that what rejects is told from what swallows."""
+    """Why a connection fails; what rejects it has other words than what swallows it."""
     if error.errno == errno.ECONNREFUSED:
         return REFUSED
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return f"{os.strerror(error.errno).lower()}: no way there, or nobody of that address"
+        return f"{os.strerror(error.errno).lower()}: no route, or nobody has that address"
     if error.errno == errno.ETIMEDOUT:
         return NO_ANSWER
     return (error.strerror or str(error)).lower()
 
 
-async def look_up_all(
-    order: ProbeOrder, in_thread: Callable[[Callable[[], Any], float], Awaitable[Any]]
-) -> tuple[LookUp, ...]:
+async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
     """Every node's host name, and its control address as such and as dual-stack sockets ask."""
     within_s = order.look_up_within_s
     if within_s is None:
@@ -155,7 +202,7 @@ async def look_up_all(
 
 
 def look_up_limit_s(within_s: float) -> float:
-    """A little longer than promised, so that "too slow" can be told from "never"."""
+    """A little longer than promised, to tell "too slow" from "never"."""
     return min(2 * within_s, within_s + 2.0)
 
 
@@ -178,6 +225,13 @@ def is_address(text: str) -> bool:
 def address_of(name: str) -> str:
     """The first address of a name, IPv4 or IPv6. Raises OSError where it has none."""
     return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+async def resolved(address: str, port: int) -> tuple[str, int]:
+    """Address and port, where the address may be a name. Raises OSError or TimeoutError."""
+    if is_address(address):
+        return address, port
+    return await in_thread(lambda: address_of(address), _RESOLVE_LIMIT_S), port
 
 
 def _look_up(what: str) -> tuple[tuple[str, ...], float]:

@@ -1,38 +1,103 @@
-"""Do ranks find torchrun's environment, and nothing that ties a backend's hands?"""
+"""Do ranks find torchrun's environment, and no setting that costs the speed of a backend?
+
+Read in the very ranks of a world, judged in the controller.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised, listed, unknown
-from pytest_mnode.criteria.preflight.ranks import RankEnvironment
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
+from pytest_mnode.logs import nccl_files
+from pytest_mnode.machine.software import nccl_version
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 
+if TYPE_CHECKING:
+    from pytest_mnode.rank.world import World
+
+_TORCHRUN = (
+    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE"),
+)
+_SETTINGS = re.compile(r"(NCCL|GLOO|TORCH_NCCL|TORCH_DISTRIBUTED|FI|UCX|OFI_NCCL)_[A-Z0-9_]+")
+_SETTING_TOO = frozenset({"CUDA_LAUNCH_BLOCKING"})
+_TORCHRUN_PRIVATE = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+"""Set by torchrun itself."""
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
+@dataclass(frozen=True, slots=True)
+class RankEnvironment:
+    """The environment of one rank.
+
+    number: its position in the world. variables: of torchrun. settings: of backends, each with its
+    value and where it comes from (" in FILE"; "" for the environment). nccl: version of the library
+    that torch loads; None where there is none, or it does not tell.
+    """
+
+    number: int
+    node: str
+    hostname: str
+    variables: Mapping[str, str]
+    settings: Mapping[str, tuple[str, str]]
+    nccl: str | None = None
+
+
+def read_environment(*, world: World) -> RankEnvironment:
+    """Runs in a rank."""
+    nccl = None
+    with contextlib.suppress(OSError, AttributeError):
+        nccl = nccl_version()
+    files = nccl_files.settings_of_files(os.environ)
+    return environment_of(os.environ, world.rank, world.node, files, nccl)
+
+
+def environment_of(
+    env: Mapping[str, str],
+    number: int,
+    node: str,
+    files: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    nccl: str | None = None,
+) -> RankEnvironment:
+    """The part of an environment that concerns a world. files: settings that NCCL's files make."""
+    settings = {name: (value, f" in {file}") for name, (value, file) in files.items()}
+    for name, value in env.items():
+        concerns = _SETTINGS.fullmatch(name) or name in _SETTING_TOO
+        if concerns and name not in _TORCHRUN_PRIVATE:
+            settings[name] = (value, "")
+    variables = {name: env[name] for name in _TORCHRUN if name in env}
+    return RankEnvironment(number, node, socket.gethostname(), variables, settings, nccl)
+
+
 def contract(
     ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
-) -> Answer:
+) -> list[Measurement]:
     """How many of torchrun's variables are missing, wrong or unlike those of other ranks.
 
     ranks: of the whole world, by rank; None where there could be no world, and `why`.
     """
-    promise = spec.criteria.preflight
-    if promise is None or promise.environment is None:
-        return NotPromised("the environment of ranks")
+    if promises(spec).environment is None:
+        return []
     label, source = "variables of torchrun that are wrong", "torchrun's contract"
     mine = _on(name, ranks or ())
     if ranks is None or not mine:
-        return unknown(label, "", equals(0), source, why or f"no rank runs on {name}")
+        subject = Subject(label, "", equals(0), source)
+        return [subject.unknown(why or f"no rank runs on {name}")]
     faults = [fault for rank in mine for fault in _faults(rank, ranks)]
     culprit = f"{name}: {listed(faults, 1)}" if faults else None
     note = listed(faults, 3) or f"{len(mine)} ranks of {len(ranks)}"
-    return (Measurement(label, len(faults), "", equals(0), source, culprit, note),)
+    return [Measurement(label, len(faults), "", equals(0), source, culprit, note)]
 
 
 def _on(name: str, ranks: Sequence[RankEnvironment]) -> list[RankEnvironment]:
@@ -54,7 +119,7 @@ def _faults(rank: RankEnvironment, ranks: Sequence[RankEnvironment]) -> list[str
         if value is None:
             found.append(f"rank {rank.number}: {variable} is not set")
         elif value != wanted:
-            found.append(f"rank {rank.number}: {variable}={value}, and it is {wanted}")
+            found.append(f"rank {rank.number}: {variable}={value}, expected {wanted}")
     for variable in _COMMON[:2]:
         value = rank.variables.get(variable)
         usual = _most_common([other.variables.get(variable) for other in ranks])
@@ -94,21 +159,21 @@ def _not_fabric(variable: str, value: str, spec: Spec) -> bool:
 
 def overrides(
     ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
-) -> Answer:
+) -> list[Measurement]:
     """How many settings of this node's ranks cost speed and are not the cluster's own.
 
     From the environment, and from the files that NCCL reads too; the environment has the last word.
     Settings that ranks of a node do not share count, whatever they do.
     """
-    promise = spec.criteria.preflight
-    if promise is None or promise.environment is None:
-        return NotPromised("settings of backends")
-    label, source = "settings that cost speed", "preflight.environment.allowed"
+    promise = promises(spec).environment
+    if promise is None:
+        return []
+    subject = Subject("settings that cost speed", "", equals(0), "preflight.environment.allowed")
     ranks = ranks or ()
     mine = _on(name, ranks)
     if not mine:
-        return unknown(label, "", equals(0), source, why or f"no rank runs on {name}")
-    allowed = promise.environment.allowed
+        return [subject.unknown(why or f"no rank runs on {name}")]
+    allowed = promise.allowed
     settings = {(k, v, origin) for rank in mine for k, (v, origin) in rank.settings.items()}
     found: dict[str, str] = {}
     for variable, value, origin in sorted(settings):
@@ -121,14 +186,14 @@ def overrides(
         if costs is not None:
             found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
     for variable in sorted({variable for variable, *_ in settings} - set(allowed)):
-        told = [rank.settings.get(variable, ("not set", ""))[0] for rank in ranks]
-        values = {"not set" if is_default(variable, value) else value for value in told}
-        if len(values) > 1 and f"{variable}=" not in "".join(found):
-            shown = listed(sorted(values))
+        values = [rank.settings.get(variable, ("not set", ""))[0] for rank in ranks]
+        different = {"not set" if is_default(variable, value) else value for value in values}
+        if len(different) > 1 and f"{variable}=" not in "".join(found):
+            shown = listed(sorted(different))
             found[variable] = f"{variable} differs between ranks ({shown})"
     harmless = sorted({f"{k}={v}" for k, v, _ in settings} - found.keys())
     note = listed(list(found.values()))
     if harmless:
         note = "; ".join(filter(None, [note, f"set as well: {listed(harmless)}"]))
     culprit = f"{name}: {listed(list(found.values()), 2)}"
-    return (Measurement(label, len(found), "", equals(0), source, culprit, note),)
+    return [subject.measured(len(found), culprit, note)]

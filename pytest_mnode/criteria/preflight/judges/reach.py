@@ -5,39 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.preflight.facts import NodeSurvey, Survey, paired
-from pytest_mnode.criteria.preflight.questions.answer import (
-    Answer,
-    NotPromised,
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import (
+    Edge,
     Subject,
+    blame,
     listed,
-    silence,
+    no_answer,
+    path_between,
+    promises,
 )
-from pytest_mnode.criteria.preflight.questions.blame import Edge, blame
-from pytest_mnode.criteria.preflight.questions.links import link_faults, networks_of, no_links, own
+from pytest_mnode.criteria.preflight.judges.links import link_faults, networks_of, no_links, own
+from pytest_mnode.criteria.preflight.tcp import paired
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
 
+_LOST = {
+    "both ways": "no way to or from others on the {} network",
+    "sending": "others do not hear it on the {} network, and it hears them",
+    "receiving": "it does not hear others on the {} network, and they hear it",
+}
+_FILTERED = {
+    "both ways": "connections to and from it are filtered on the {} network, datagrams pass",
+    "sending": "connections from it are filtered on the {} network, datagrams pass",
+    "receiving": "connections to it are filtered on the {} network, datagrams pass",
+}
 
-def master(survey: Survey, spec: Spec, name: str) -> Answer:
+
+def master(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     """Whether this node connects to the first node's control address, and the first is there.
 
     Where the first node answers nobody, its own case fails and the others' are inconclusive.
     """
-    promise = spec.criteria.preflight
-    if promise is None or promise.reachable is None:
-        return NotPromised("reaching the first node")
+    promise = promises(spec).reachable
+    if promise is None:
+        return []
     me, first = survey.node(name), survey.nodes[0]
-    source = f"MASTER_ADDR of a job, within {promise.reachable.within_s:g} s"
+    source = f"MASTER_ADDR of a job, within {promise.within_s:g} s"
     subject = Subject(f"connections to {first.name}, {first.address}", "", equals(1), source)
-    return (_master(survey, me, subject, spec.management or spec.fabric),)
+    return [_master(survey, me, subject, spec.management or spec.fabric)]
 
 
 def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) -> Measurement:
     first = survey.nodes[0]
     if me.facts is None or me.paths is None or first.facts is None:
-        return subject.unknown(silence(first if me.facts and me.paths else me))
+        return subject.unknown(no_answer(first if me.facts and me.paths else me))
     if first.facts.master_problem:
         why = f"{first.name}: {first.facts.master_problem}"
         return subject.measured(0, why, why) if me is first else subject.unknown(why)
@@ -49,24 +62,26 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
     lost = {other: c.problem for other, c in tried.items() if c.took_s is None}
     nobody = len(lost) > 1 and len(lost) == len(tried)
     if me is first and nobody:
-        said = next(iter(lost.values()))
-        note = f"{listed(list(lost))} cannot connect ({said}){_hint(survey.others(first), first)}"
+        problem = next(iter(lost.values()))
+        note = (
+            f"{listed(list(lost))} cannot connect ({problem}){_hint(survey.others(first), first)}"
+        )
         return subject.measured(0, f"{first.name} {first.address}", note)
     mine = me.paths.master
     if mine is None or (mine.took_s is None and nobody):
-        said = f"{mine.problem}; {first.name} answers nobody, see there" if mine else "not tried"
-        return subject.unknown(f"{me.name}: {said}")
+        why = f"{mine.problem}; {first.name} answers nobody: see its case" if mine else "not tried"
+        return subject.unknown(f"{me.name}: {why}")
     if mine.took_s is not None:
         return subject.measured(1, note=f"after {mine.took_s * 1e3:.1f} ms")
     well = sorted(tried.keys() - lost.keys())
-    culprit = f"{me.name}, for {listed(well)} can" if well else f"{me.name} or {first.name}"
+    culprit = f"{me.name}: {listed(well)} can connect" if well else f"{me.name} or {first.name}"
     if faults := link_faults(me, control):
         culprit = f"{me.name}: {faults[0]}"
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{_hint((me,), first)}")
 
 
 def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
-    """What datagrams say of a node that answers no connection of these."""
+    """Whether datagrams pass to a first node that answers no connection of these nodes."""
     answered = any(
         path.answered
         for node in nodes
@@ -78,7 +93,7 @@ def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Ways of one network: those tried and those that fail, and what was said of those.
+    """Edges of one network: those tried and those that fail, with the problem of each.
 
     filtered: those of the failing on which datagrams pass and connections do not open.
     """
@@ -86,19 +101,19 @@ class Matrix:
     tried: frozenset[Edge]
     failed: frozenset[Edge]
     filtered: frozenset[Edge]
-    said: dict[Edge, str]
+    problems: dict[Edge, str]
 
 
 def matrix(survey: Survey, network: str) -> Matrix:
-    """Which ways fail on any rail of a network.
+    """Which edges fail on any rail of a network.
 
-    A connection needs both ways. Which of them it is that fails, datagrams tell: they need only
-    one, and the node that hears one says so.
+    A connection needs both directions. Datagrams tell which of them fails: they need only one, and
+    the node that hears one reports it.
     """
     tried: set[Edge] = set()
     failed: set[Edge] = set()
     filtered: set[Edge] = set()
-    said: dict[Edge, str] = {}
+    problems: dict[Edge, str] = {}
     by_index = {node.index: node for node in survey.nodes}
     for node in survey.nodes:
         for connection in node.paths.connections if node.paths else ():
@@ -117,14 +132,14 @@ def matrix(survey: Survey, network: str) -> Matrix:
             filtered |= set() if deaf else {there}
             passing = "" if deaf else ", though datagrams pass"
             for edge in deaf or [there]:
-                said.setdefault(edge, f"{connection.rail}: {connection.problem}{passing}")
-    return Matrix(frozenset(tried), frozenset(failed), frozenset(filtered), said)
+                problems.setdefault(edge, f"{connection.rail}: {connection.problem}{passing}")
+    return Matrix(frozenset(tried), frozenset(failed), frozenset(filtered), problems)
 
 
 def _heard(
     sender: NodeSurvey, receiver: NodeSurvey, network: str, rail: str, namer: NodeSurvey
 ) -> bool:
-    """Whether the receiver heard the sender; `rail` is the name that `namer` has for the way."""
+    """Whether the receiver heard the sender; `rail` is the name that `namer` has for the edge."""
     if sender.facts is None or receiver.facts is None or receiver.last is None:
         return True  # not known, so not blamed
     other = receiver if namer is sender else sender
@@ -140,40 +155,35 @@ def _heard(
     )
 
 
-def faulty(survey: Survey, network: Network, ways: Matrix) -> dict[int, str]:
-    """Nodes that some way fails to or from, or none leads to, and whose own link is visibly broken.
+def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
+    """Nodes with a failing edge, or with none, whose own link is visibly broken: how, in words.
 
-    How, in words. One rail of several that is down does not cut a node off.
+    One rail of several that is down does not cut a node off.
     """
-    tried = {index for edge in ways.tried for index in edge}
-    failed = {index for edge in ways.failed for index in edge}
+    tried = {index for edge in edges.tried for index in edge}
+    failed = {index for edge in edges.failed for index in edge}
     return {
         node.index: faults[0]
         for node in survey.nodes
-        if node.facts is not None
-        and node.facts.interfaces is not None
+        if node.machine.interfaces is not None
         and (node.index in failed or node.index not in tried)
         and (faults := link_faults(node, network))
     }
 
 
-def peers(survey: Survey, spec: Spec, name: str) -> Answer:
-    """One measurement a network: how many others this node reaches, of those not to blame.
+def peers(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per network: how many others this node reaches, of those not to blame.
 
     A node that is cut off fails its own case; that others do not reach it is a note on theirs.
     """
-    promise = spec.criteria.preflight
-    if promise is None or promise.reachable is None:
-        return NotPromised("reaching every other node")
-    if len(survey.nodes) == 1:
-        return NotPromised("one node has no other to reach")
-    me = survey.node(name)
-    found: list[Measurement] = []
-    for key in promise.reachable.networks:
-        network = networks_of(spec).get(key)
-        if network is not None:
-            found.append(_peers_on(survey, me, key, network, promise.reachable.within_s))
-    return tuple(found) or NotPromised("no network to reach others on")
+    promise, networks = promises(spec).reachable, networks_of(spec)
+    if promise is None or len(survey.nodes) == 1:
+        return []
+    return [
+        _peers_on(survey, survey.node(name), key, networks[key], promise.within_s)
+        for key in promise.networks
+        if key in networks
+    ]
 
 
 def _peers_on(
@@ -186,78 +196,54 @@ def _peers_on(
         return Subject(label, "", equals(expected), f"every other node, within {within_s:g} s")
 
     if me.facts is None or me.paths is None:
-        return subject(len(others)).unknown(silence(me))
-    ways = matrix(survey, key)
-    if survey.on_loopback and not ways.tried:
+        return subject(len(others)).unknown(no_answer(me))
+    edges = matrix(survey, key)
+    if survey.on_loopback and not edges.tried:
         return subject(len(others)).unknown(no_links(me, network))
-    broken = faulty(survey, network, ways)
-    found = blame(ways.tried, ways.failed, broken)
+    broken = faulty(survey, network, edges)
+    found = blame(edges.tried, edges.failed, broken)
     well = [o for o in others if o.index not in found.nodes]
     if me.index in found.nodes:
         asked = well or list(others)
-        reached = [o for o in asked if _tried(ways, me, o) and not _lost(ways, me, o)]
-        mine = {edge for edge in ways.failed if me.index in edge}
-        words = _FILTERED if mine <= ways.filtered else _DEAF
+        reached = [o for o in asked if _tried(edges, me, o) and not _lost(edges, me, o)]
+        mine = {edge for edge in edges.failed if me.index in edge}
+        words = _FILTERED if mine <= edges.filtered else _LOST
         why = broken.get(me.index) or words[found.nodes[me.index]].format(key)
-        said = {ways.said[e] for o in asked for e in _both(me, o) if e in ways.said}
+        said = {edges.problems[e] for o in asked for e in _both(me, o) if e in edges.problems}
         note = "; ".join(sorted(said)[:2])
         why += _same_address(survey, me, network)
         return subject(len(asked)).measured(len(reached), f"{me.name}: {why}", note)
-    asked = [o for o in well if _tried(ways, me, o)]
-    lost = [o for o in asked if _lost(ways, me, o)]
+    asked = [o for o in well if _tried(edges, me, o)]
+    lost = [o for o in asked if _lost(edges, me, o)]
     notes = [
         f"without {o.name}, which is to blame itself" for o in others if o.index in found.nodes
     ]
-    notes += [f"{o.name} was not tried: {_mute(o, key)}" for o in well if o not in asked]
-    notes += [ways.said[e] for o in lost for e in _both(me, o) if e in ways.said][:2]
+    notes += [f"{o.name} was not tried: {_why_untried(o, key)}" for o in well if o not in asked]
+    notes += [edges.problems[e] for o in lost for e in _both(me, o) if e in edges.problems][:2]
     if not asked:
         return subject(len(others)).unknown("; ".join(notes))
-    culprit = listed([path_between(me, o, ways.failed) for o in lost])
+    culprit = listed([path_between(me, o, edges.failed) for o in lost])
     culprit += _same_address(survey, me, network) if lost else ""
     return subject(len(asked)).measured(len(asked) - len(lost), culprit or None, "; ".join(notes))
 
 
-_DEAF = {
-    "both ways": "no way to or from others on the {} network",
-    "sending": "others do not hear it on the {} network, and it hears them",
-    "receiving": "it does not hear others on the {} network, and they hear it",
-}
+def _tried(edges: Matrix, me: NodeSurvey, other: NodeSurvey) -> bool:
+    return (me.index, other.index) in edges.tried
 
 
-_FILTERED = {
-    "both ways": "connections to and from it are filtered on the {} network, datagrams pass",
-    "sending": "connections from it are filtered on the {} network, datagrams pass",
-    "receiving": "connections to it are filtered on the {} network, datagrams pass",
-}
-
-
-def _tried(ways: Matrix, me: NodeSurvey, other: NodeSurvey) -> bool:
-    return (me.index, other.index) in ways.tried
-
-
-def _lost(ways: Matrix, me: NodeSurvey, other: NodeSurvey) -> bool:
-    return any(edge in ways.failed for edge in _both(me, other))
+def _lost(edges: Matrix, me: NodeSurvey, other: NodeSurvey) -> bool:
+    return any(edge in edges.failed for edge in _both(me, other))
 
 
 def _both(me: NodeSurvey, other: NodeSurvey) -> tuple[Edge, Edge]:
     return (me.index, other.index), (other.index, me.index)
 
 
-def path_between(me: NodeSurvey, other: NodeSurvey, failed: Iterable[Edge]) -> str:
-    """The path between two nodes, with its direction where only one fails."""
-    out, back = ((edge in failed) for edge in _both(me, other))
-    one, two = sorted((me, other), key=lambda node: node.index)
-    if out and back:
-        return f"path between {one.name} and {two.name}"
-    source, target = (me, other) if out else (other, me)
-    return f"path from {source.name} to {target.name} (one way)"
-
-
 def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:
     """Who has an address of this node as well, so that each gets packets meant for the other."""
 
     def addresses(node: NodeSurvey) -> set[str]:
-        return {a for one in own(node, network) for a in (*one.addresses, one.mac) if a}
+        return {a for one in own(node, network) for a in (*one.addresses, one.address) if a}
 
     found = ""
     for other in survey.others(me):
@@ -267,5 +253,5 @@ def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:
     return found
 
 
-def _mute(node: NodeSurvey, key: str) -> str:
-    return silence(node) if node.facts is None else f"it has no address on the {key} network"
+def _why_untried(node: NodeSurvey, key: str) -> str:
+    return no_answer(node) if node.facts is None else f"it has no address on the {key} network"

@@ -1,4 +1,4 @@
-"""Preflight for tests: one survey a run, one answer a question and node."""
+"""Preflight for tests: one survey per run, judged for one node at a time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.cluster import NodesOfRun, nodes_of_run
-from pytest_mnode.criteria.preflight.conduct import survey
-from pytest_mnode.criteria.preflight.facts import Survey
-from pytest_mnode.criteria.preflight.questions.answer import Answer, NotPromised
-from pytest_mnode.criteria.preflight.ranks import RankEnvironment, read_environment
+from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.environment import RankEnvironment, read_environment
+from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import fixture_names
-from pytest_mnode.skipping import not_promised
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.skipping import not_promised, promised
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
-Question = Callable[[Survey, "Spec", str], Answer]
-"""From what was learnt of all nodes, the spec and a node's name to the answer for that node."""
+Judge = Callable[[Survey, "Spec", str], list[Measurement]]
+"""A judge of `judges`: `(survey, spec, node) -> list[Measurement]`."""
+RankJudge = Callable[[Sequence[RankEnvironment] | None, "Spec", str, str], list[Measurement]]
+"""The same of ranks: None and the reason where there could be no world."""
 
 STORAGE_FIXTURE = "ask_storage"
-"""Of tests that ask for the paths of storage, by the name of their fixture."""
+"""The fixture of tests that ask for the paths of storage."""
 _SURVEY: pytest.StashKey[Survey] = pytest.StashKey()
 _RANKS: pytest.StashKey[Environments] = pytest.StashKey()
 
@@ -39,7 +41,7 @@ class Environments:
 
 
 def spec_to_survey(spec: Spec, items: Sequence[pytest.Item]) -> Spec:
-    """What a survey is made with: no paths of storage where no test asks for them.
+    """The spec of a survey: without the paths of storage where no test asks for them.
 
     To look at one is to write there, and to hang where its server does.
     """
@@ -48,31 +50,40 @@ def spec_to_survey(spec: Spec, items: Sequence[pytest.Item]) -> Spec:
     return spec.model_copy(update={"storage": None})
 
 
-class Asking:
-    """Puts questions to one node of a run."""
+class Ask:
+    """Judges one node of a run."""
 
     def __init__(self, test: pytest.Item, spec: Spec, node: str, measure: Measure) -> None:
         self._test, self._session, self._spec = test, test.session, spec
         self._node, self._measure = node, measure
 
-    def __call__(self, question: Question) -> None:
-        """Ask it, of a survey that is made once a run; ends the test where it is not promised."""
-        if self._spec.criteria.preflight is None:
-            not_promised("preflight")
-        self._record(question(self._surveyed(), self._spec, self._node))
+    def __call__(self, key: str, judge: Judge) -> None:
+        """Record what a judge says of this node, by a survey that is made once per run.
 
-    def environments(self) -> Environments:
-        """What the ranks of a world over all nodes find, read once a run."""
+        key: of the spec, such as "preflight.mtu"; the test ends as not promised without it.
+        """
+        promised(self._spec, "preflight")
+        promised(self._spec, key)
+        surveyed = self._surveyed()
+        found = judge(surveyed, self._spec, self._node)
+        if not found and len(surveyed.nodes) == 1:
+            not_promised(f"{key}: one node has no other to compare with")
+        self._record(key, found)
+
+    def ranks(self, key: str, judge: RankJudge) -> None:
+        """The same by what the ranks of a world over all nodes find, read once per run."""
+        promised(self._spec, "preflight")
+        promised(self._spec, key)
         stash = self._session.config.stash
-        if self._spec.criteria.preflight is None:
-            not_promised("preflight")
         if _RANKS not in stash:
             stash[_RANKS] = self._read_ranks()
-        return stash[_RANKS]
+        found = stash[_RANKS]
+        self._record(key, judge(found.ranks, self._spec, self._node, found.why))
 
-    def record(self, answer: Answer) -> None:
-        """Record what was measured; ends the test where it is not promised."""
-        self._record(answer)
+    def _record(self, key: str, found: list[Measurement]) -> None:
+        if not found:
+            not_promised(f"{key} says nothing of this question")
+        self._measure.record(found)
 
     @property
     def _run(self) -> NodesOfRun:
@@ -84,7 +95,7 @@ class Asking:
             items = self._session.items
             code = sorted({str(item.path.parent) for item in items})
             spec = spec_to_survey(self._spec, items)
-            # Without a lease, for that needs agents: a node may be too ill for one.
+            # Without a lease: that needs agents, and a node may be too broken for one.
             stash[_SURVEY] = survey(self._run.all_nodes(), spec, code)
         return stash[_SURVEY]
 
@@ -101,9 +112,3 @@ class Asking:
         finally:
             cluster.close()
         return Environments(tuple(replace(rank, number=i) for i, rank in enumerate(found)))
-
-    def _record(self, answer: Answer) -> None:
-        if isinstance(answer, NotPromised):
-            not_promised(answer.why)
-        for one in answer:
-            self._measure.record(one)

@@ -1,0 +1,152 @@
+"""What judges share: a measurement without its value, the odd one out, and who is to blame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_mnode import measurement
+from pytest_mnode.criteria.preflight.answers import NodeSurvey
+from pytest_mnode.measurement import Bound, Measurement
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.preflight import PreflightCriterion
+
+Edge = tuple[int, int]
+"""From one node to another, by index."""
+Direction = Literal["both ways", "sending", "receiving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured of a node: a measurement without its value."""
+
+    name: str
+    unit: str
+    bound: Bound
+    source: str
+
+    def unknown(self, why: str) -> Measurement:
+        """The value could not be read: inconclusive, with the reason."""
+        return Measurement.unknown(
+            self.name, why, unit=self.unit, expected=self.bound, source=self.source
+        )
+
+    def measured(self, value: float, culprit: str | None = None, note: str = "") -> Measurement:
+        """With its value; culprit: to blame where the bound is broken."""
+        return Measurement(self.name, value, self.unit, self.bound, self.source, culprit, note)
+
+
+def promises(spec: Spec) -> PreflightCriterion:
+    """What the spec promises of preflight; nothing where it does not promise preflight at all."""
+    return spec.criteria.preflight or PreflightCriterion.model_validate({})
+
+
+def no_answer(node: NodeSurvey) -> str:
+    """Why a node's facts are missing, with its name."""
+    return f"{node.name}: {node.problem or 'its survey gave no answer'}"
+
+
+def why_unread(node: NodeSurvey, part: str) -> str:
+    """Why a part of a node's machine is missing."""
+    if node.facts is None:
+        return no_answer(node)
+    return f"{node.name}: {node.facts.machine.unread.get(part, f'no {part}')}"
+
+
+def listed(words: Sequence[str], most: int = 4) -> str:
+    """Different words joined by commas, and how many more there are."""
+    return measurement.listed(words, most, ", ")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A node's value is not that of others: the others' value, and who they are."""
+
+    usual: str
+    who: str
+
+
+def difference(values: Mapping[str, str], node: str) -> Difference | None:
+    """None where a node has what most have; where no value is the most frequent, all differ.
+
+    values: by node name.
+    """
+    counted = Counter(values.values()).most_common()
+    usual, count = counted[0]
+    tied = len(counted) > 1 and counted[1][1] == count
+    if not tied:
+        if values[node] == usual:
+            return None
+        return Difference(usual, f"{count} of {len(values)} nodes")
+    others = [name for name, value in values.items() if value != values[node]]
+    return Difference(values[others[0]], f"{listed(others)}, and no majority says who is right")
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """nodes: those at fault, with the direction that fails. paths: edges that fail all the same."""
+
+    nodes: Mapping[int, Direction]
+    paths: frozenset[Edge] = frozenset()
+
+    def spares(self, edge: Edge) -> bool:
+        """Whether no node at fault spoils this edge, so that it has to work."""
+        source, target = edge
+        return self.nodes.get(source) not in ("both ways", "sending") and self.nodes.get(
+            target
+        ) not in ("both ways", "receiving")
+
+
+def blame(tried: Collection[Edge], failed: Collection[Edge], known: Collection[int] = ()) -> Blame:
+    """The fewest culprits that explain what failed.
+
+    known: nodes at fault for a reason seen on themselves, such as a link without a carrier. A node
+    is at fault in a direction when, of at least two edges in that direction to or from nodes that
+    are well, more than half fail. What is left are paths: with two nodes it is always the path.
+    """
+    nodes: dict[int, Direction] = dict.fromkeys(known, "both ways")
+    while True:
+        spared = Blame(nodes)
+        left = {edge for edge in failed if spared.spares(edge)}
+        worst = _worst({edge for edge in tried if spared.spares(edge)}, left, nodes)
+        if worst is None:
+            return Blame(nodes, frozenset(left))
+        node, direction = worst
+        nodes[node] = direction
+
+
+def _worst(
+    tried: Collection[Edge], failed: Collection[Edge], known: Mapping[int, Direction]
+) -> tuple[int, Direction] | None:
+    """The node at fault with most failing edges, and in which direction."""
+    best: tuple[int, int, Direction] | None = None
+    for node in sorted({n for edge in failed for n in edge} - set(known)):
+        out = [e for e in tried if e[0] == node]
+        back = [e for e in tried if e[1] == node]
+        out_bad = sum(e in failed for e in out)
+        back_bad = sum(e in failed for e in back)
+        sends_badly = len(out) > 1 and out_bad * 2 > len(out)
+        receives_badly = len(back) > 1 and back_bad * 2 > len(back)
+        if not sends_badly and not receives_badly:
+            continue
+        direction: Direction = "both ways"
+        if not receives_badly:
+            direction = "sending"
+        elif not sends_badly:
+            direction = "receiving"
+        score = out_bad * sends_badly + back_bad * receives_badly
+        if best is None or score > best[0]:
+            best = (score, node, direction)
+    return (best[1], best[2]) if best else None
+
+
+def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:
+    """The path between two nodes, with its direction where only one fails."""
+    out, back = (me.index, other.index) in failed, (other.index, me.index) in failed
+    one, two = sorted((me, other), key=lambda node: node.index)
+    if out and back:
+        return f"path between {one.name} and {two.name}"
+    source, target = (me, other) if out else (other, me)
+    return f"path from {source.name} to {target.name} (one way)"

@@ -1,0 +1,234 @@
+"""Are accelerators and PCIe links as promised, and has the kernel logged no failing device?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
+from pytest_mnode.logs.kernel_log import Log, Severity
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.pci import PciFunction
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.quantity import SIZE
+
+_State = Callable[[Accelerator], tuple[str, bool] | None]
+"""An accelerator's state in words, and whether it is right; None where it is not known."""
+
+
+def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """Count, model, memory and state of this node's accelerators; one measurement each."""
+    promise, promised = promises(spec).accelerators, spec.accelerators
+    if promise is None or not promised.per_node:
+        return []
+    me = survey.node(name)
+    source = f"accelerators.per_node {promised.per_node}"
+    count = Subject("accelerators", "", equals(promised.per_node), source)
+    there = me.machine.accelerators
+    if there is None:
+        return [count.unknown(why_unread(me, "accelerators"))]
+    found = [count.measured(len(there), f"{name} accelerators")]
+    checks: list[tuple[str, str, _State]] = []
+    if promised.model is not None:
+        what = f"of another model than {promised.model}"
+        checks.append((what, "accelerators.model", _model(promised.model)))
+    if promised.memory_bytes is not None:
+        found.append(_memory(me, there, promised.memory_bytes))
+    key = "preflight.accelerators"
+    for switch, wanted, read in (
+        ("ecc", promise.ecc, lambda one: one.ecc_enabled),
+        ("persistence", promise.persistence, lambda one: one.persistence),
+        ("MIG mode", promise.mig, lambda one: one.mig_enabled),
+    ):
+        if wanted is not None:
+            what = f"whose {switch} is not {wanted}"
+            checks.append((what, f"{key}.{switch} {wanted}", _switch(wanted, read)))
+    if promise.throttling is not None:
+        checks.append(("with clocks held down", f"{key}.throttling none", _throttling))
+    if promise.remapped_rows is not None:
+        what = "with rows of memory that failed to be remapped, or wait for it"
+        checks.append((what, f"{key}.remapped_rows none", _remapped_rows))
+    found += [_unlike(me, there, what, source, state) for what, source, state in checks]
+    if promise.ecc_errors_at_most is not None:
+        found.append(_ecc_errors(me, there, promise.ecc_errors_at_most))
+    return found
+
+
+def _model(wanted: str) -> _State:
+    return lambda one: None if one.name is None else (one.name, one.name == wanted)
+
+
+def _switch(wanted: str, read: Callable[[Accelerator], bool | None]) -> _State:
+    def state(one: Accelerator) -> tuple[str, bool] | None:
+        value = read(one)
+        return None if value is None else ("on" if value else "off", value == (wanted == "on"))
+
+    return state
+
+
+def _throttling(one: Accelerator) -> tuple[str, bool] | None:
+    return None if one.throttled is None else (listed(one.throttled), not one.throttled)
+
+
+def _remapped_rows(one: Accelerator) -> tuple[str, bool] | None:
+    rows = {"failed": one.remapped_rows_failed, "pending": one.remapped_rows_pending}
+    if None in rows.values():
+        return None
+    found = [name for name, is_so in rows.items() if is_so]
+    return listed(found), not found
+
+
+def _unlike(
+    me: NodeSurvey, there: Sequence[Accelerator], what: str, source: str, state: _State
+) -> Measurement:
+    """How many are not in the right state; one whose state is not known leaves a pass open."""
+    subject = Subject(f"accelerators {what}", "", equals(0), source)
+    states = {one.index: state(one) for one in there}
+    wrong = {i: one[0] for i, one in states.items() if one is not None and not one[1]}
+    mute = [str(i) for i, one in states.items() if one is None]
+    if not wrong and (mute or not there):
+        why = f"accelerator {listed(mute)} does not tell" if mute else "none"
+        return subject.unknown(f"{me.name}: {why}")
+    culprit = f"{me.name} accelerator {listed([str(i) for i in wrong])}"
+    note = listed([f"accelerator {i}: {text}" for i, text in wrong.items()])
+    return subject.measured(len(wrong), culprit, note)
+
+
+def _ecc_errors(me: NodeSurvey, there: Sequence[Accelerator], most: int) -> Measurement:
+    label = "most uncorrected errors of an accelerator's memory"
+    subject = Subject(label, "", at_most(most), "preflight.accelerators")
+    known = {one.index: one.ecc_uncorrected for one in there if one.ecc_uncorrected is not None}
+    if not known or (len(known) < len(there) and max(known.values()) <= most):
+        return subject.unknown(f"{me.name}: not all accelerators tell theirs")
+    index = max(known, key=known.__getitem__)
+    return subject.measured(known[index], f"{me.name} accelerator {index}")
+
+
+def _memory(me: NodeSurvey, there: Sequence[Accelerator], least: int) -> Measurement:
+    source = f"accelerators.memory {SIZE.text(least)}"
+    subject = Subject("least memory of an accelerator", "B", at_least(least), source)
+    known = {one.index: one.memory_bytes for one in there if one.memory_bytes is not None}
+    if not known or (len(known) < len(there) and min(known.values()) >= least):
+        return subject.unknown(f"{me.name}: not all accelerators tell theirs")
+    index = min(known, key=known.__getitem__)
+    return subject.measured(known[index], f"{me.name} accelerator {index}")
+
+
+@dataclass(frozen=True, slots=True)
+class PciLink:
+    """The PCIe link of an accelerator or a NIC.
+
+    name: such as "accelerator 0000:1b:00.0" or "mlx5_0". full_…: the most that card and slot can.
+    """
+
+    name: str
+    accelerator: bool
+    width: int | None
+    full_width: int | None
+    gtransfers_s: float | None
+    full_gtransfers_s: float | None
+
+
+def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
+    """PCIe links of accelerators, and of the NICs that a pattern of the fabric names.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
+    """
+    nics = {one.pci_address: one.name for one in machine.matching(fabric)}
+    for device in machine.rdma or ():
+        of_fabric = any(fnmatchcase(device.name, pattern) for pattern in fabric)
+        if not device.virtual and (of_fabric or device.pci_address in nics):
+            nics[device.pci_address] = device.name
+    tree = machine.pci
+    found = [(f, f"accelerator {f.address}", True) for f in tree.accelerators]
+    found += [(f, nics[f.address], False) for f in tree.networks if f.address in nics]
+    # A virtual function has no link of its own.
+    return tuple(_pci_link(machine, *one) for one in found if one[0].physical_function is None)
+
+
+def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool) -> PciLink:
+    slot = machine.pci.function(card.bridges[-1]) if card.bridges else None
+    widths = [card.max_link_width, slot.max_link_width if slot else None]
+    rates = [card.max_link_gtransfers_s, slot.max_link_gtransfers_s if slot else None]
+    return PciLink(
+        name,
+        accelerator,
+        card.link_width,
+        min((w for w in widths if w), default=None),
+        card.link_gtransfers_s,
+        min((r for r in rates if r), default=None),
+    )
+
+
+def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How many PCIe links are narrower than card and slot can, and how many of NICs are slower."""
+    if promises(spec).pcie is None:
+        return []
+    me = survey.node(name)
+    links = pci_links(me.machine, spec.fabric.interfaces)
+    nics = [one for one in links if not one.accelerator]
+    widths = [(one.name, one.width, one.full_width) for one in links]
+    rates = [(one.name, one.gtransfers_s, one.full_gtransfers_s) for one in nics]
+    return [_full(me, "width", "x", widths), _full(me, "speed", "GT/s ", rates)]
+
+
+def _full(
+    me: NodeSurvey,
+    label: str,
+    unit: str,
+    links: Sequence[tuple[str, float | None, float | None]],
+) -> Measurement:
+    """How many links have less than they could. links: name, what each has and could have."""
+    subject = Subject(f"PCIe links below their full {label}", "", equals(0), "preflight.pcie full")
+    if not links:
+        unread = me.facts is None or "pci" in me.machine.unread
+        why = why_unread(me, "pci") if unread else f"{me.name}: no such link is shown"
+        return subject.unknown(why)
+    low = [f"{n} {unit}{a:g} of {b:g}" for n, a, b in links if a and b and a < b]
+    if not low and (mute := [n for n, a, b in links if a is None or b is None]):
+        return subject.unknown(f"{me.name}: {listed(mute)} does not tell its {label}")
+    return subject.measured(len(low), f"{me.name} {listed(low)}", listed(low))
+
+
+def kernel_log(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How many failures and corrected errors since boot, and how often the worst link went down."""
+    promise = promises(spec).kernel_log
+    if promise is None:
+        return []
+    me = survey.node(name)
+    log = me.machine.kernel_log
+    found = []
+    for severity, label, key, most in (
+        (Severity.FAULT, "failures of devices", "none", 0),
+        (Severity.CORRECTED, "corrected errors", "corrected_at_most", promise.corrected_at_most),
+        (
+            *(Severity.LINK_DOWN, "times a link went down"),
+            *("link_downs_at_most", promise.link_downs_at_most),
+        ),
+    ):
+        source = f"preflight.kernel_log {key} {most}"
+        subject = Subject(f"{label} in the kernel log", "", at_most(most), source)
+        if log is None:
+            found.append(subject.unknown(why_unread(me, "kernel_log")))
+        else:
+            found.append(_logged(me, log, severity, most, subject))
+    return found
+
+
+def _logged(
+    me: NodeSurvey, log: Log, severity: Severity, most: int, subject: Subject
+) -> Measurement:
+    ours = [event for event in log.events if event.severity is severity]
+    counts = Counter(event.device for event in ours)
+    value, devices = len(ours), list(counts)
+    if severity is Severity.LINK_DOWN:  # each link by itself
+        value = max(counts.values(), default=0)
+        devices = [device for device, count in counts.items() if count > most]
+    notes = [f"the log goes back to {log.since} only"] if log.since else []
+    notes += [f"{event.device} {event.when}: {event.what}" for event in ours]
+    return subject.measured(value, f"{me.name} {listed(devices)}", listed(notes))

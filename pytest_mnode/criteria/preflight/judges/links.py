@@ -1,0 +1,228 @@
+"""Do the interfaces that the spec names exist, are they up, how fast, and with which MTU?"""
+
+from __future__ import annotations
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
+from pytest_mnode.machine.netdev import Interface, rate_mbits_s
+from pytest_mnode.machine.rdma import Port
+from pytest_mnode.measurement import Measurement, at_least, equals
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.inventory import Fabric, Management, Network
+from pytest_mnode.spec.quantity import RATE
+
+_PATTERN = frozenset("*?[")
+
+
+def networks_of(spec: Spec) -> dict[str, Network]:
+    """The networks of a spec by their key."""
+    found: dict[str, Network] = {"fabric": spec.fabric}
+    return found | ({"management": spec.management} if spec.management else {})
+
+
+def mtus_of(spec: Spec) -> dict[str, tuple[Network, int]]:
+    """Networks whose MTU is promised, with its bytes."""
+    promise = promises(spec).mtu
+    found: dict[str, tuple[Network, int]] = {}
+    for key in promise.networks if promise else ():
+        network = networks_of(spec).get(key)
+        if isinstance(network, Fabric | Management) and network.mtu_bytes is not None:
+            found[key] = (network, network.mtu_bytes)
+    return found
+
+
+def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per network: how many of its interfaces exist and are up."""
+    if promises(spec).interfaces is None:
+        return []
+    found = []
+    for key, network in networks_of(spec).items():
+        found.append(_interfaces(survey, survey.node(name), spec, key, network))
+    return found
+
+
+def _interfaces(
+    survey: Survey, me: NodeSurvey, spec: Spec, key: str, network: Network
+) -> Measurement:
+    count, source = _promised_count(spec, key, network)
+    subject = Subject(f"{key} interfaces that are up", "", at_least(count), source)
+    if me.machine.interfaces is None:
+        return subject.unknown(why_unread(me, "interfaces"))
+    faults = link_faults(me, network)
+    up = _up(me, network)
+    # A node by itself shares its loopback with no other: its links are its own.
+    if survey.on_loopback and len(survey.nodes) > 1 and not up:
+        return subject.unknown(no_links(me, network))
+    mute = _unknown(me, network)
+    if len(up) < count <= len(up) + len(mute):
+        return subject.unknown(f"{me.name}: it cannot be read whether {listed(mute)} is up")
+    culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few of them"
+    return subject.measured(
+        len(up), culprit, f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
+    )
+
+
+def _promised_count(spec: Spec, key: str, network: Network) -> tuple[int, str]:
+    """How many interfaces of a network each node has, and which key of the spec says so."""
+    if key == "fabric":
+        return spec.fabric.nics_per_node, "fabric.nics_per_node"
+    literal = [name for name in network.interfaces if _PATTERN.isdisjoint(name)]
+    return max(1, len(literal)), f"{key}.interfaces"
+
+
+def no_links(node: NodeSurvey, network: Network) -> str:
+    """Why nothing is known of links where nodes are processes of one machine."""
+    named = "+".join(network.interfaces)
+    return f"{node.name}: nodes that share one machine's loopback have no {named}"
+
+
+def own(node: NodeSurvey, network: Network) -> list[Interface]:
+    """A node's interfaces on a network."""
+    return node.machine.matching(network.interfaces)
+
+
+def ports(node: NodeSurvey, network: Network) -> list[Port]:
+    """A node's RDMA ports whose device, or its interface, belongs to a network."""
+    devices = _devices(node, own(node, network))
+    return [
+        port
+        for port in node.machine.ports
+        if port.device in devices or network.has_interface(port.device)
+    ]
+
+
+def _devices(node: NodeSurvey, links: list[Interface]) -> set[str]:
+    """RDMA devices that interfaces belong to."""
+    return {device for one in links for device in node.machine.rdma_devices_of(one.name)}
+
+
+def _links(node: NodeSurvey, network: Network) -> tuple[list[Interface], list[Port]]:
+    """What carries a node's traffic on a network: interfaces, and RDMA ports without one of them.
+
+    Where the spec names an RDMA device, its ports are the links: InfiniBand works without the
+    interface for IP over it.
+    """
+    known = ports(node, network)
+    devices = {port.device for port in known}
+    links = [
+        one
+        for one in own(node, network)
+        if network.has_interface(one.name)
+        or devices.isdisjoint(node.machine.rdma_devices_of(one.name))
+    ]
+    covered = _devices(node, links)
+    return links, [port for port in known if port.device not in covered]
+
+
+def _up(node: NodeSurvey, network: Network) -> list[str]:
+    links, bare = _links(node, network)
+    return [one.name for one in links if one.up] + [p.name for p in bare if p.state == "ACTIVE"]
+
+
+def _unknown(node: NodeSurvey, network: Network) -> list[str]:
+    """Interfaces and ports of which it is not known whether they are up."""
+    links, bare = _links(node, network)
+    mute = [one.name for one in links if one.up is None]
+    return mute + [port.name for port in bare if port.state is None]
+
+
+def link_faults(node: NodeSurvey, network: Network) -> list[str]:
+    """What is wrong with a node's interfaces on a network, each in words."""
+    there = own(node, network)
+    names = {one.name for one in there} | _devices(node, there)
+    names |= {port.device for port in ports(node, network)}
+    faults = [
+        f"{name} is not there"
+        for name in network.interfaces
+        if _PATTERN.isdisjoint(name) and name not in names
+    ]
+    if not names:
+        faults = faults or [f"{'+'.join(network.interfaces)}: no such interface"]
+    links, bare = _links(node, network)
+    for one in links:
+        if one.up is False:
+            state = "is down" if one.admin_up is False else "has no carrier"
+            faults.append(f"{one.name} {state}")
+    for device in dict.fromkeys(port.device for port in bare):
+        of_device = [port for port in bare if port.device == device]
+        # Of a card with two ports one may have no cable.
+        if all(port.state not in ("ACTIVE", None) for port in of_device):
+            faults += [f"{port.name} is {port.state}" for port in of_device]
+    return faults
+
+
+def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per network: the rate of its slowest interface that is up."""
+    promise = promises(spec).speed
+    if promise is None:
+        return []
+    me, fraction = survey.node(name), promise.at_least_fraction
+    found = []
+    for key, network in networks_of(spec).items():
+        subject = Subject(
+            f"{key} speed of the slowest interface",
+            "Mbit/s",
+            at_least(network.line_rate_mbits_s * fraction),
+            f"{key}.line_rate {RATE.text(network.line_rate_bits_s)} × {fraction:g}",
+        )
+        if me.machine.interfaces is None:
+            found.append(subject.unknown(why_unread(me, "interfaces")))
+            continue
+        rates = _rates_mbits_s(me, network)
+        known = {interface: rate for interface, rate in rates.items() if rate is not None}
+        if not known or len(known) < len(rates):
+            mute = listed([interface for interface in rates if interface not in known])
+            why = f"the speed of {mute} is not known" if mute else "none is up"
+            found.append(subject.unknown(f"{name}: {why}"))
+            continue
+        slowest = min(known, key=known.__getitem__)
+        rate = known[slowest]
+        found.append(subject.measured(rate, f"{name} {slowest} ({rate:g} Mbit/s)"))
+    return found
+
+
+def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None]:
+    """Rates of interfaces and ports that are up. A virtual interface has that of its queue only."""
+    links, _ = _links(node, network)
+    known = node.machine.by_name
+    rates = {one.name: rate_mbits_s(one, known) for one in links if one.up}
+    sockets = not isinstance(network, Fabric) or network.kind == "ethernet"
+    for port in ports(node, network):
+        # TCP has the rate of the interface, whatever RDMA over it may have.
+        if port.state != "ACTIVE" or (sockets and not network.has_interface(port.device)):
+            continue
+        rates[port.name] = None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
+        # The port is what carries; its interface may know no speed of its own.
+        for one in own(node, network):
+            of_port = port.device in node.machine.rdma_devices_of(one.name)
+            if of_port and rates.get(one.name) is None:
+                rates.pop(one.name, None)
+    return rates
+
+
+def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per network: the MTU of its interfaces, the most different where they differ.
+
+    Larger than promised is as wrong as smaller: the switch drops what the node then sends.
+    """
+    me = survey.node(name)
+    found = []
+    for key, (network, mtu_bytes) in mtus_of(spec).items():
+        subject = Subject(f"{key} interface MTU", "B", equals(mtu_bytes), f"{key}.mtu {mtu_bytes}")
+        there = {one.name: one.mtu_bytes for one in own(me, network)}
+        known = {n: size for n, size in there.items() if size is not None}
+        if not known:
+            why = f"{name}: no interface {'+'.join(network.interfaces)}"
+            if me.machine.interfaces is None:
+                why = why_unread(me, "interfaces")
+            elif there:
+                why = f"{name}: no MTU can be read"
+            found.append(subject.unknown(why))
+            continue
+        worst = max(known, key=lambda n: abs(known[n] - mtu_bytes))
+        if known[worst] == mtu_bytes and len(known) < len(there):
+            mute = listed([n for n in there if n not in known])
+            found.append(subject.unknown(f"{name}: the MTU of {mute} cannot be read"))
+        else:
+            found.append(subject.measured(known[worst], f"{name} {worst}"))
+    return found

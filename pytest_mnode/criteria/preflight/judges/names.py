@@ -1,0 +1,203 @@
+"""Are names and addresses of all nodes looked up quickly and rightly, and do the clocks agree?"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from pytest_mnode.criteria.preflight.answers import LookUp, NodeSurvey, Path, Survey
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, no_answer, promises
+from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
+from pytest_mnode.measurement import Measurement, at_most, equals
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.quantity import DURATION
+
+
+def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """Two measurements: the slowest look-up of this node, and how many of its answers are wrong.
+
+    Looked up are the name of every node, its control address, and that address as dual-stack
+    sockets ask for it (::ffff:…): torchrun stalls for ten seconds where that one hangs.
+    """
+    promise = promises(spec).names
+    if promise is None:
+        return []
+    me, within_s = survey.node(name), promise.within_s
+    source = f"preflight.names.within {DURATION.text(round(within_s, 9))}"
+    slow = Subject("slowest look-up of a name or address", "s", at_most(within_s), source)
+    truth = "the addresses that the nodes have"
+    wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
+    if me.paths is None or not me.paths.look_ups:
+        why = no_answer(me) if me.paths is None else f"{name}: nothing was looked up"
+        return [slow.unknown(why), wrong.unknown(why)]
+    found = me.paths.look_ups
+    return [_slowest(me, found, slow, within_s), _wrong(survey, me, found, wrong)]
+
+
+def _slowest(
+    me: NodeSurvey, found: tuple[LookUp, ...], subject: Subject, within_s: float
+) -> Measurement:
+    limit_s = look_up_limit_s(within_s)
+    slowest = max(found, key=lambda one: limit_s if one.took_s is None else one.took_s)
+    endless = any(one.took_s is None for one in found)
+    took_s = limit_s if endless or slowest.took_s is None else slowest.took_s
+    late = [one for one in found if one.took_s is None or one.took_s > within_s]
+    note = f"{me.name}: {slowest.what} took {'more than ' * endless}{took_s:.3g} s"
+    if late:
+        note += f", {len(late)} of {len(found)} were late"
+    culprit = f"{me.name}: its name server, hosts file or order of look-up"
+    return subject.measured(took_s, culprit, note)
+
+
+def _wrong(
+    survey: Survey, me: NodeSurvey, found: tuple[LookUp, ...], subject: Subject
+) -> Measurement:
+    judged = [one for one in found if _can_be_judged(one, survey)]
+    faults = [fault for one in judged if (fault := _fault(one, me, survey))]
+    culprit = f"{me.name}: its hosts file or name server"
+    if faults:
+        return subject.measured(len(faults), culprit, f"{me.name}: {listed(faults)}")
+    if open_ := [one.what for one in found if one not in judged]:
+        why = f"it is not known which node has the addresses found for {listed(open_)}"
+        return subject.unknown(f"{me.name}: {why}")
+    return subject.measured(0, note=f"of {len(found)}")
+
+
+def _can_be_judged(one: LookUp, survey: Survey) -> bool:
+    """Not an address that a node may have whose interfaces are not known."""
+    of = survey.nodes[one.of]
+    if is_address(one.what) or of.machine.interfaces is not None:
+        return True
+    return all(address == of.address for address in one.found)
+
+
+def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
+    """What is wrong with an answer; "" where it is right or did not come."""
+    if one.took_s is None:
+        return ""
+    of = survey.nodes[one.of]
+    if is_address(one.what):
+        return _wrong_name(one, of, survey)
+    if not one.found:
+        return f"{one.what} has no address ({one.problem})"
+    right = _addresses(of)
+    wrong = [a for a in one.found if a.partition("%")[0] not in right]
+    if wrong:
+        return f"{one.what} is {listed(wrong)}, where {of.name} has {of.address}"
+    if me is of and not _is_loopback(of.address) and all(map(_is_loopback, one.found)):
+        return f"its own name {one.what} is {one.found[0]}: backends would listen there alone"
+    return ""
+
+
+def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
+    """An address may have no name, or one we do not know; but not that of another node."""
+    own = _name(of.machine.hostname or "")
+    for found in one.found:
+        full = _name(found)
+        for other in survey.others(of):
+            theirs = _name(other.machine.hostname) if other.machine.hostname else own
+            # In two domains there may be nodes of the same short name: then the whole decides.
+            is_theirs = full == theirs if full[0] == own[0] else full[0] == theirs[0]
+            if own not in (theirs, full) and is_theirs:
+                return f"{one.what} is {found}, where {of.name} has it"
+    return ""
+
+
+def _name(text: str) -> list[str]:
+    """The parts of a host name, however it is written."""
+    return text.rstrip(".").lower().split(".")
+
+
+def _addresses(node: NodeSurvey) -> set[str]:
+    """All addresses of a node; `_fault` judges loopback for its own name."""
+    found = {node.address}
+    for interface in node.machine.interfaces or ():
+        found |= {address.partition("%")[0] for address in interface.addresses}
+    return found
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def clocks(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How far this node's clock is from the middle one.
+
+    Measured by four time stamps as NTP does, in the fastest exchange; it may be wrong by half of
+    that exchange. A skew whose error leaves the verdict open is inconclusive.
+    """
+    promise = promises(spec).clocks
+    if promise is None or len(survey.nodes) == 1:
+        return []
+    source = f"preflight.clocks.skew {DURATION.text(round(promise.skew_s, 9))}"
+    subject = Subject("clock skew", "ms", at_most(promise.skew_s * 1e3), source)
+    return [_skew(survey, survey.node(name), subject)]
+
+
+def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
+    if me.facts is None or me.paths is None:
+        return subject.unknown(no_answer(me))
+    middle = _middle(survey)
+    if middle is None:
+        return subject.unknown("no two nodes exchanged time stamps")
+    if middle is me:
+        return subject.measured(0.0, note=f"the middle one of {len(survey.nodes)} clocks")
+    measured = _offset(me, middle)
+    if measured is None:
+        return subject.unknown(
+            f"{me.name} and {middle.name}, whose clock is the middle one, exchanged no time stamps"
+        )
+    offset_s, error_s = measured
+    skew_ms, error_ms = abs(offset_s) * 1e3, error_s * 1e3
+    side = "behind" if offset_s > 0 else "ahead of"
+    note = f"{me.name} is {side} {middle.name}, known to ± {error_ms:.3g} ms"
+    if abs(skew_ms - subject.bound.limit) <= error_ms:
+        return subject.unknown(f"{note}: {skew_ms:.4g} ms is too near to the bound for that")
+    culprit = f"{me.name} clock"
+    agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
+    if len(survey.nodes) == 2:
+        culprit = f"{me.name} or {middle.name}: two clocks do not say which is right"
+    elif 2 * len(agree) <= len(survey.nodes):
+        culprit += f", or those of {listed(agree)}: no majority says which are right"
+    return subject.measured(skew_ms, culprit, note)
+
+
+def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
+    """The middle clock's node, and those whose clocks are no further from it than this."""
+    measured = {other.name: _offset(middle, other) for other in survey.others(middle)}
+    near = {name for name, found in measured.items() if found and abs(found[0]) <= most_s}
+    return [node.name for node in survey.nodes if node is middle or node.name in near]
+
+
+def _middle(survey: Survey) -> NodeSurvey | None:
+    """The node whose clock is the median, of those that exchanged time stamps with most others."""
+    named = {node.index: node for node in survey.nodes}
+    best: dict[int, float] = {}
+    for node in survey.nodes:
+        offsets = {node.index: 0.0}
+        for other in survey.others(node):
+            measured = _offset(node, other)
+            if measured is not None:
+                offsets[other.index] = measured[0]
+        if len(offsets) > max(1, len(best)):
+            best = offsets
+    ordered = sorted(best, key=lambda index: (best[index], index))
+    return named[ordered[(len(ordered) - 1) // 2]] if ordered else None
+
+
+def _offset(node: NodeSurvey, other: NodeSurvey) -> tuple[float, float] | None:
+    """The other's clock less this node's, and by how much that may be wrong, s; by the best path.
+
+    Either of the two may have measured it.
+    """
+    found = [(path.offset_s, path.error_s) for path in _timed(node, other)]
+    found += [(-(path.offset_s or 0.0), path.error_s) for path in _timed(other, node)]
+    known = [(o, e) for o, e in found if o is not None and e is not None]
+    return min(known, key=lambda pair: pair[1]) if known else None
+
+
+def _timed(node: NodeSurvey, other: NodeSurvey) -> list[Path]:
+    paths = node.paths.paths if node.paths else ()
+    return [p for p in paths if p.to == other.index and p.offset_s is not None]

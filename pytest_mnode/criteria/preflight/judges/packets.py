@@ -1,0 +1,228 @@
+"""Do packets of full size get through, and does what nodes send by TCP arrive as it was sent?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Path, Survey
+from pytest_mnode.criteria.preflight.judges.common import (
+    Blame,
+    Direction,
+    Edge,
+    Subject,
+    blame,
+    listed,
+    no_answer,
+    path_between,
+    promises,
+)
+from pytest_mnode.criteria.preflight.judges.links import mtus_of, networks_of, no_links
+from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.inventory import Network
+from pytest_mnode.spec.preflight import Payload
+from pytest_mnode.spec.quantity import SIZE
+
+
+def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per network: the largest packet, don't-fragment, to and from other nodes.
+
+    Judged on the edges that no other node is to blame for. Small packets pass on all of them, so
+    that a smaller one is a hole: connections open, and hang with the first full segment.
+    """
+    if len(survey.nodes) == 1:
+        return []
+    me = survey.node(name)
+    return [_path_mtu(survey, me, key, mtu) for key, (_, mtu) in mtus_of(spec).items()]
+
+
+def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measurement:
+    subject = Subject(
+        f"largest packet that passes on the {key} network",
+        "B",
+        at_least(mtu_bytes),
+        f"{key}.mtu {mtu_bytes}, don't-fragment, both ways",
+    )
+    if me.facts is None or me.paths is None:
+        return subject.unknown(no_answer(me))
+    found = _worst_paths(survey, key)
+    largest = {edge: path.largest_bytes or 0 for edge, path in found.items()}
+    holes = {edge for edge, size in largest.items() if size < mtu_bytes}
+    blamed = blame(largest.keys(), holes)
+    at_fault = me.index in blamed.nodes
+    mine = {
+        edge: size
+        for edge, size in largest.items()
+        if me.index in edge and (at_fault or blamed.spares(edge))
+    }
+    spared = [n.name for n in survey.nodes if n is not me and n.index in blamed.nodes]
+    notes = [] if at_fault else [f"without {n}, which is to blame itself" for n in spared]
+    whole = all(size >= mtu_bytes for size in mine.values())
+    mute = [o.name for o in survey.others(me) if _untried(me, o, key, found)]
+    if mine and whole and mute:
+        notes.append(f"with {listed(mute)} connections open, and datagrams are not answered")
+        return subject.unknown("; ".join(notes))
+    if not mine:
+        notes.append("no other node answers datagrams")
+        return subject.unknown("; ".join(notes))
+    edge = min(mine, key=mine.__getitem__)
+    if mine[edge] < mtu_bytes:
+        notes.insert(0, _hole(survey, found[edge], edge, mine[edge]))
+    if at_fault:
+        culprit = f"{me.name}: its link to the {key} network, {blamed.nodes[me.index]}"
+    else:
+        culprit = _paths_to_blame(survey, [e for e in mine if e in holes])
+    return subject.measured(mine[edge], culprit or None, "; ".join(notes))
+
+
+def _untried(me: NodeSurvey, other: NodeSurvey, key: str, found: dict[Edge, Path]) -> bool:
+    """Whether two nodes are connected, and no packet's size could be tried between them."""
+    if (me.index, other.index) in found and (other.index, me.index) in found:
+        return False
+    return any(
+        c.network == key and c.to == there.index and c.took_s is not None
+        for here, there in ((me, other), (other, me))
+        for c in (here.paths.connections if here.paths else ())
+    )
+
+
+def _worst_paths(survey: Survey, key: str) -> dict[Edge, Path]:
+    """The worst rail of each edge on which small packets pass and full ones were tried."""
+    found: dict[Edge, Path] = {}
+    for node in survey.nodes:
+        for path in node.paths.paths if node.paths else ():
+            if path.network != key or not path.answered or path.largest_bytes is None:
+                continue
+            edge = (node.index, path.to)
+            other = found.get(edge)
+            if other is None or path.largest_bytes < (other.largest_bytes or 0):
+                found[edge] = path
+    return found
+
+
+def _hole(survey: Survey, path: Path, edge: Edge, size: int) -> str:
+    source, target = (survey.nodes[index].name for index in edge)
+    if path.refused_bytes is not None and path.refused_bytes <= size + 1:
+        return f"{source} {path.rail} itself takes no packet of {path.refused_bytes} B"
+    return f"from {source} to {target} packets beyond {size} B vanish, smaller ones arrive"
+
+
+def _paths_to_blame(survey: Survey, failed: Collection[Edge]) -> str:
+    pairs = dict.fromkeys((min(edge), max(edge)) for edge in sorted(failed))
+    return listed([path_between(survey.nodes[a], survey.nodes[b], failed) for a, b in pairs])
+
+
+def payload(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per network: wrong bytes of what this node sent and received.
+
+    Judged on the edges that no other node is to blame for.
+    """
+    promise, networks = promises(spec).payload, networks_of(spec)
+    if promise is None or len(survey.nodes) == 1:
+        return []
+    me = survey.node(name)
+    return [
+        _payload(survey, me, key, networks[key], promise)
+        for key in promise.networks
+        if key in networks
+    ]
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """Payloads from one node to another, on all rails. problem: why not all arrived."""
+
+    size_bytes: int = 0
+    wrong_bytes: int = 0
+    problem: str = ""
+
+
+def _payload(
+    survey: Survey, me: NodeSurvey, key: str, network: Network, promise: Payload
+) -> Measurement:
+    source = f"preflight.payload {SIZE.text(promise.size_bytes)} to each partner"
+    subject = Subject(f"wrong bytes of payloads on the {key} network", "B", at_most(0), source)
+    if me.facts is None or me.payloads is None:
+        return subject.unknown(no_answer(me))
+    arrived = _arrived(survey, key, promise.size_bytes)
+    wrong = {edge for edge, one in arrived.items() if one.wrong_bytes}
+    late = {edge for edge, one in arrived.items() if one.problem} - wrong
+    corrupt, stuck = corrupters(arrived.keys(), wrong), blame(arrived.keys(), late)
+    mine = {e: one for e, one in arrived.items() if me.index in e and _is_judged(me, corrupt, e)}
+    lost = {e: one for e, one in mine.items() if e in late and _is_judged(me, stuck, e)}
+    others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *stuck.nodes}]
+    notes = [f"without {o.name}, which has a case of its own" for o in others]
+    if bad := {e: one for e, one in mine.items() if e in wrong}:
+        partners = {(set(edge) - {me.index}).pop() for edge in bad}
+        culprit = listed([path_between(me, survey.nodes[p], wrong) for p in sorted(partners)])
+        if me.index in corrupt.nodes:
+            link = f"{me.name} {'+'.join(network.interfaces)}"
+            culprit = f"{link}: its link changes payloads, {corrupt.nodes[me.index]}"
+        wrongs = [f"{o.wrong_bytes} of {o.size_bytes} B" for o in bad.values()]
+        told = [f"{_edge(survey, e)}: {text}" for e, text in zip(bad, wrongs, strict=True)]
+        count = sum(one.wrong_bytes for one in bad.values())
+        return subject.measured(count, culprit, "; ".join([listed(told), *notes]))
+    if not mine:
+        none = f"{me.name} has no partner that is well"
+        return subject.unknown(no_links(me, network) if survey.on_loopback else none)
+    if lost:
+        return subject.unknown(
+            listed([f"{_edge(survey, e)}: {one.problem}" for e, one in lost.items()])
+        )
+    total = sum(one.size_bytes for edge, one in mine.items() if edge not in late)
+    return subject.measured(0, note="; ".join([f"of {total} B", *notes]))
+
+
+def corrupters(tried: Collection[Edge], wrong: Collection[Edge]) -> Blame:
+    """Nodes that change payloads, with two healthy partners as the contrast; paths for the rest.
+
+    Where no node spoils most of its edges, as a wire does that changes a byte now and then, it is
+    the one node that all wrong edges have in common. A partner is healthy if some edge of it to or
+    from a third node is right.
+    """
+    found = blame(tried, wrong).nodes
+    common = set.intersection(*map(set, wrong)) if wrong else set()
+    if not found and len(common) == 1:
+        [node] = common
+        ends = {edge.index(node) for edge in wrong}
+        one_way: Direction = "receiving" if ends == {1} else "sending"
+        found = {node: "both ways" if len(ends) == 2 else one_way}
+    nodes = {node: way for node, way in found.items() if _contrast(node, tried, wrong) > 1}
+    spared = Blame(nodes)
+    return Blame(nodes, frozenset(edge for edge in wrong if spared.spares(edge)))
+
+
+def _contrast(node: int, tried: Collection[Edge], wrong: Collection[Edge]) -> int:
+    """How many healthy partners of a node have a wrong edge to or from it."""
+    healthy = {n for edge in tried if edge not in wrong and node not in edge for n in edge}
+    return len({n for edge in wrong if node in edge for n in edge} & healthy - {node})
+
+
+def _is_judged(me: NodeSurvey, blamed: Blame, edge: Edge) -> bool:
+    return me.index in blamed.nodes or blamed.spares(edge)
+
+
+def _arrived(survey: Survey, key: str, size_bytes: int) -> dict[Edge, _Arrived]:
+    """Every edge on which a payload was to be sent."""
+    found: dict[Edge, _Arrived] = {}
+    by_index = {node.index: node for node in survey.nodes}
+    for node in survey.nodes:
+        for sent in node.payloads.sent if node.payloads else ():
+            if sent.network != key:
+                continue
+            one = found.setdefault((node.index, sent.to), _Arrived())
+            last = by_index[sent.to].last
+            parts = [r for r in last.received if r.source == sent.source] if last else []
+            size = sum(r.size_bytes for r in parts)
+            one.size_bytes += size
+            one.wrong_bytes += sum(r.wrong_bytes for r in parts)
+            if size != size_bytes:
+                why = sent.problem or ("" if last else no_answer(by_index[sent.to]))
+                one.problem = f"{size} of {size_bytes} B arrived" + f" ({why})" * bool(why)
+    return found
+
+
+def _edge(survey: Survey, edge: Edge) -> str:
+    source, target = (survey.nodes[index].name for index in edge)
+    return f"{source} to {target}"

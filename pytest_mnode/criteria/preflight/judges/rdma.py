@@ -1,0 +1,153 @@
+"""Are RDMA ports as promised, and can NICs reach the memory of accelerators?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import (
+    Subject,
+    listed,
+    no_answer,
+    promises,
+    why_unread,
+)
+from pytest_mnode.criteria.preflight.judges.links import ports
+from pytest_mnode.machine.counters import Means, meaning, moved
+from pytest_mnode.machine.rdma import UNKNOWN_GID, Port
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals
+from pytest_mnode.spec import Spec
+
+_WATCHED = (Means.ERROR, Means.LOSS)
+
+
+def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How many RDMA ports of the fabric are ACTIVE, and how many have a GID of a type promised."""
+    promise = promises(spec).rdma
+    if promise is None:
+        return []
+    me, count = survey.node(name), spec.fabric.nics_per_node
+    source = f"fabric.nics_per_node {count}"
+    subject = Subject("RDMA ports that are ACTIVE", "", at_least(count), source)
+    if me.machine.rdma is None:
+        return [subject.unknown(why_unread(me, "rdma"))]
+    there = ports(me, spec.fabric)
+    faults = {port.name: _fault(port, spec.fabric.protocol) for port in there}
+    active = [port for port in there if faults[port.name] == ""]
+    mute = [port for port, fault in faults.items() if fault is None]
+    dull = [f"{port} {fault}" for port, fault in faults.items() if fault]
+    if len(active) < count <= len(active) + len(mute):
+        why = f"{name}: {listed(mute)} does not tell its state or protocol"
+        found = [subject.unknown(why)]
+    else:
+        state = listed(dull) or f"{len(there)} ports"
+        note = f"{name}: {state}" if there else f"{name}: no RDMA port"
+        culprit = f"{name} {listed(dull)}" if dull else f"{name}: RDMA devices are missing"
+        found = [subject.measured(len(active), culprit, note)]
+    return found if promise.gid_types is None else [*found, _gids(me, active, promise.gid_types)]
+
+
+def _fault(port: Port, wanted: str | None) -> str | None:
+    """Why a port does not carry a fabric of this protocol; "" where it does, None: not known.
+
+    A card that can be either may have come up as the other: InfiniBand as RoCE, or RoCE as iWARP.
+    """
+    if port.protocol is not None and wanted is not None and port.protocol != wanted:
+        return f"is {port.protocol}, not {wanted}"
+    if port.state is not None and port.state != "ACTIVE":
+        return port.state
+    if port.phys_state not in (None, "LinkUp"):
+        return f"{port.state or 'of unknown state'}, {port.phys_state}"
+    return None if port.state is None or (wanted and port.protocol is None) else ""
+
+
+def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Measurement:
+    """How many active ports have no GID of a wanted type."""
+    label = f"ports without a GID of {' or '.join(wanted)}"
+    subject = Subject(label, "", equals(0), "preflight.rdma.gid_types")
+    if not active:
+        return subject.unknown(f"{me.name}: no port is ACTIVE")
+    lacking = [port for port in active if not set(wanted) & set(port.gid_types)]
+    unknown = [port.name for port in lacking if UNKNOWN_GID in port.gid_types]
+    words = [
+        f"{port.name} has {listed(port.gid_types) or 'none'}"
+        for port in lacking
+        if UNKNOWN_GID not in port.gid_types
+    ]
+    if unknown and not words:
+        return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} tells its type")
+    note = f"{me.name}: {listed(words)}" if words else ""
+    return subject.measured(len(words), f"{me.name} {listed(words)}", note)
+
+
+def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """By how much error counters of the fabric's RDMA ports rose during the survey."""
+    promise = promises(spec).rdma
+    if promise is None or promise.errors_at_most is None:
+        return []
+    me, most = survey.node(name), promise.errors_at_most
+    source = f"preflight.rdma.errors_at_most {most}"
+    subject = Subject("errors counted by RDMA ports", "", at_most(most), source)
+    if me.facts is None or me.last is None:
+        return [subject.unknown(no_answer(me))]
+    after = {port.name: port for device in me.last.rdma or () for port in device.ports}
+    risen: dict[str, int] = {}
+    unknown: list[str] = []
+    counted = 0
+    there = ports(me, spec.fabric)
+    for port in there:
+        watched = _watched(port)
+        counted += len(watched)
+        if not watched:
+            unknown.append(f"{port.name}, which counts none,")
+        rise = moved(port, after[port.name]) if port.name in after else None
+        mute = watched if rise is None else watched & set(rise.unknown)
+        unknown += [f"{port.name} {counter}" for counter in sorted(mute | _unreadable(port))]
+        both = {**rise.errors, **rise.losses} if rise else {}
+        risen |= {f"{port.name} {counter}": by for counter, by in both.items()}
+    if not counted or me.last.rdma is None:
+        return [subject.unknown(f"{name}: no error counter can be read")]
+    total = sum(risen.values())
+    if unknown and total <= most:
+        why = "may have risen: read no more, set back, or at its largest"
+        return [subject.unknown(f"{name}: {listed(unknown)} {why}")]
+    words = listed([f"{what} +{by}" for what, by in risen.items()])
+    note = words or f"{counted} counters of {len(there)} ports"
+    return [subject.measured(total, f"{name} {words}", note)]
+
+
+def _watched(port: Port) -> set[str]:
+    """Counters of errors, and of packets that were lost and made good."""
+    names = {**(port.counters or {}), **(port.hw_counters or {})}
+    return {name for name in names if meaning(name) in _WATCHED}
+
+
+def _unreadable(port: Port) -> set[str]:
+    """Those of which there is no value at all."""
+    names = {n.rpartition("/")[2] for n in port.unreadable if "counters/" in n}
+    names -= {**(port.counters or {}), **(port.hw_counters or {})}.keys()
+    return {name for name in names if meaning(name) in _WATCHED}
+
+
+def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """Whether the kernel has a way for NICs to reach the memory of accelerators."""
+    promise = promises(spec).gpudirect
+    if promise is None:
+        return []
+    me = survey.node(name)
+    source = f"preflight.gpudirect {promise}"
+    subject = Subject("ways of GPUDirect RDMA", "", at_least(1), source)
+    software = me.machine.software
+    if software is None:
+        return [subject.unknown(why_unread(me, "software"))]
+    has = {"peermem": software.peermem is not None, "dma-buf": software.driver_is_open}
+    wanted = tuple(has) if promise == "either" else (promise,)
+    there = [way for way in wanted if has[way]]
+    lacking = {
+        "peermem": "module nvidia_peermem is not loaded",
+        "dma-buf": "the driver is not the open kernel module",
+    }
+    if software.driver is None:
+        lacking = dict.fromkeys(lacking, "no NVIDIA driver")
+    why = listed([lacking[way] for way in wanted])
+    return [subject.measured(len(there), f"{name}: {why}", f"{name}: {listed(there) or why}")]

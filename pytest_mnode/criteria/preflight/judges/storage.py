@@ -1,0 +1,166 @@
+"""Are the paths of storage there, writable, and the same files on all nodes?"""
+
+from __future__ import annotations
+
+from pytest_mnode.criteria.preflight.answers import DirectoryFacts, NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import (
+    Subject,
+    difference,
+    listed,
+    no_answer,
+    promises,
+)
+from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.preflight import StoragePromise
+
+_KEYS = ("datasets", "checkpoints", "scratch")
+
+
+def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
+    """What is promised of which paths, by key."""
+    promise = promises(spec).storage
+    if promise is None or spec.storage is None:
+        return None
+    paths: dict[str, str] = {
+        key: path for key in _KEYS if (path := getattr(spec.storage, key)) is not None
+    }
+    return promise, paths
+
+
+def usable(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """Whether each path can be read, and written to where the spec says so."""
+    promised = _promised(spec)
+    if promised is None:
+        return []
+    promise, paths = promised
+    me = survey.node(name)
+    found = []
+    for key, path in paths.items():
+        uses = ("read", "written to") if key in promise.writable else ("read",)
+        for use in uses:
+            subject = Subject(f"{key} can be {use}", "", equals(1), f"storage.{key} {path}")
+            found.append(_usable(me, key, use, subject))
+    return found
+
+
+def _usable(me: NodeSurvey, key: str, use: str, subject: Subject) -> Measurement:
+    one = me.directory(key)
+    if one is None:
+        return subject.unknown(no_answer(me))
+    problem = one.problem or (one.write_problem if use != "read" else "")
+    if problem and (why := _undecided(one, problem)):
+        return subject.unknown(f"{me.name} {one.path}: {why}")
+    on = f" on {one.file_system}" if one.file_system else ""
+    culprit = f"{me.name} {one.path}: {problem}" if problem else None
+    return subject.measured(not problem, culprit, f"{me.name}: {problem or 'yes'}{on}")
+
+
+def _undecided(directory: DirectoryFacts, problem: str) -> str:
+    """Why a problem says nothing of a job's own access to a directory; "" where it does."""
+    if directory.timed_out:
+        return problem  # a server may be slow once, for all nodes at the same time
+    if directory.refuses_root:
+        return f"{problem} as root (root_squash?): rerun as an ordinary user"
+    return ""
+
+
+def shared(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per shared path: others' fresh files that are not seen here as they are.
+
+    Where nobody may write, the mount's source is compared, and the sample of its files.
+    """
+    promised = _promised(spec)
+    if promised is None or len(survey.nodes) == 1:
+        return []
+    promise, paths = promised
+    me = survey.node(name)
+    return [_shared(survey, me, key, path) for key, path in paths.items() if key in promise.shared]
+
+
+def _shared(survey: Survey, me: NodeSurvey, key: str, path: str) -> Measurement:
+    source = f"storage.{key} {path}"
+    label = f"{key}: files that other nodes left and that are not seen"
+    subject = Subject(label, "", equals(0), source)
+    one = me.directory(key)
+    if one is None or me.paths is None:
+        return subject.unknown(no_answer(me))
+    if one.problem:
+        return subject.unknown(f"{me.name}: {one.problem}")
+    directories = {node.name: node.directory(key) for node in survey.others(me)}
+    if any(other is not None and other.token is not None for other in directories.values()):
+        looked_for = [seen for seen in me.paths.seen if seen.directory == key]
+        if not looked_for:
+            return subject.unknown(f"{me.name} did not look in time")
+        unseen = [
+            f"that of {survey.nodes[seen.index].name} ({seen.problem})"
+            for seen in looked_for
+            if seen.problem
+        ]
+        culprit = f"{me.name} {path} is {one.file_system or 'another file system'}"
+        note = f"{me.name}: {listed(unseen)}" if unseen else f"all {len(looked_for)} are seen"
+        return subject.measured(len(unseen), culprit, note)
+    mount = Subject(f"{key}: mount unlike that of other nodes", "", equals(0), source)
+    return _same_mount(survey, me, one, mount)
+
+
+def _same_mount(
+    survey: Survey, me: NodeSurvey, one: DirectoryFacts, subject: Subject
+) -> Measurement:
+    systems = {
+        node.name: found.file_system
+        for node in survey.nodes
+        if (found := node.directory(one.key)) is not None and found.file_system is not None
+    }
+    if me.name not in systems or len(systems) < 2:
+        why = "no file could be left there, and its mount cannot be compared"
+        return subject.unknown(f"{me.name}: {why}")
+    odd = difference({node: _export(mount) for node, mount in systems.items()}, me.name)
+    note = f"{systems[me.name]}, {odd.usual} on {odd.who}" if odd else systems[me.name]
+    if odd is None and len(set(systems.values())) > 1:
+        if not one.samples:
+            why = "other addresses elsewhere, and no files to compare"
+            return subject.unknown(f"{me.name}: {note}, {why}")
+        note += ", other addresses elsewhere: its files show whether it is one file system"
+    return subject.measured(odd is not None, f"{me.name} {one.path}", f"{me.name}: {note}")
+
+
+def _export(mount: str) -> str:
+    """A mount without the address of its server: each node may have been given another one."""
+    kind, _, source = mount.partition(" ")
+    _, server, path = source.partition(":/")
+    return f"{kind} {server}{path}" if server else mount
+
+
+def sample(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How many files of a sample of the datasets are not what they are on most nodes."""
+    promised = _promised(spec)
+    if promised is None or "datasets" not in promised[1] or len(survey.nodes) == 1:
+        return []
+    path = promised[1]["datasets"]
+    subject = Subject(
+        "files of the datasets that differ", "", equals(0), f"storage.datasets {path}"
+    )
+    me = survey.node(name)
+    mine = me.directory("datasets")
+    if mine is None or mine.problem:
+        return [subject.unknown(no_answer(me) if mine is None else f"{name}: {mine.problem}")]
+    digests = {
+        node.name: {s.name: f"{s.digest} of {s.size_bytes} B" for s in found.samples}
+        for node in survey.nodes
+        if (found := node.directory("datasets")) is not None and not found.problem
+    }
+    files = sorted({file for samples in digests.values() for file in samples})
+    if not files:
+        return [subject.unknown("there is no file to compare")]
+    if len(digests) < 2:
+        return [subject.unknown(f"only {name} can read them")]
+    differing = []
+    for file in files:
+        values = {
+            node: samples.get(file, "not among the first") for node, samples in digests.items()
+        }
+        if (odd := difference(values, name)) is not None:
+            differing.append(f"{file}: {values[name]}, {odd.usual} on {odd.who}")
+    note = listed(differing, 2) or f"{len(files)} compared"
+    return [subject.measured(len(differing), f"{name} {path}", f"{name}: {note}")]

@@ -1,0 +1,183 @@
+"""Are all nodes the same, and does the system let a rank have enough: memory, files, disk?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import (
+    Subject,
+    difference,
+    listed,
+    no_answer,
+    promises,
+    why_unread,
+)
+from pytest_mnode.criteria.preflight.judges.links import networks_of
+from pytest_mnode.criteria.preflight.orders import SHM
+from pytest_mnode.machine.software import NOT_THERE, UNREADABLE
+from pytest_mnode.measurement import Measurement, at_least, equals
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.preflight import Limits, Part
+from pytest_mnode.spec.quantity import SIZE
+
+PARTS: tuple[Part, ...] = (
+    *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"),
+)
+_READ_FROM = {"firmware": "rdma", "sysctl": "settings", "code": "programs, read in time"}
+"""The part of the machine that a part of the spec is read from, where that is not `software`."""
+_NONE = "none"
+_OF_INTERFACE = "net.ipv4.conf."
+_UNLIMITED_BYTES = float((1 << 63) - 1)
+"""No limit as a number, so that a bound can be kept by it: the most a process could address."""
+
+
+def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]:
+    """How many items of a part differ from what most nodes have: files, packages, versions."""
+    if part not in (promises(spec).same or ()) or len(survey.nodes) == 1:
+        return []
+    me = survey.node(name)
+    subject = Subject(f"{part} unlike that of other nodes", "", equals(0), "preflight.same")
+    read = {node.name: items_of(node, spec, part) for node in survey.nodes}
+    known = {node: items for node, items in read.items() if items is not None}
+    if name not in known:
+        return [subject.unknown(why_unread(me, _READ_FROM.get(part, "software")))]
+    if not any(known.values()) or len(known) == 1:
+        alone = f"only {name} tells its {part}"
+        why = alone if any(known.values()) else f"no node has any {part}, or none can be read"
+        return [subject.unknown(why)]
+    items = sorted({item for mine in known.values() for item in mine})
+    odd, compared = {}, 0
+    for item in items:
+        values = {
+            node: mine.get(item, _NONE)
+            for node, mine in known.items()
+            if part != "sysctl" or item in mine  # what a namespace does not show is not known
+        }
+        if name not in values or len(values) == 1:
+            continue
+        compared += 1
+        if (unlike := difference(values, name)) is not None:
+            what = "" if item == part else f"{item} "
+            odd[item] = f"{what}{values[name]}, {unlike.usual} on {unlike.who}"
+    unread = [i for i, v in known[name].items() if v.startswith((NOT_THERE, UNREADABLE))]
+    if (unread and not odd) or not compared:
+        # The same words on all nodes say nothing of what is in the files.
+        why = listed([f"{item} is {known[name][item]}" for item in unread], 3)
+        return [subject.unknown(f"{name}: {why or f'no {part} that another node shows too'}")]
+    note = listed(list(odd.values()), 3) or f"{compared} compared on {len(known)} nodes"
+    if compared < len(items):
+        note += f"; {len(items) - compared} not readable here, or on no other node"
+    if mute := len(survey.nodes) - len(known):
+        note += f"; nothing is known of {mute} nodes"
+    return [subject.measured(len(odd), f"{name} {part}", f"{name}: {note}")]
+
+
+def items_of(node: NodeSurvey, spec: Spec, part: Part) -> Mapping[str, str] | None:
+    """A part as what is compared one by one; empty where there is no such thing; None: not read."""
+    machine, software = node.machine, node.machine.software
+    match part:
+        case "code":
+            return node.facts.code if node.facts else None
+        case "firmware":
+            if machine.rdma is not None:
+                return {one.name: one.firmware for one in machine.rdma if one.firmware}
+            return None
+        case "sysctl":
+            return _settings(machine.settings, spec)
+    if software is None:
+        return None
+    found: Mapping[str, str] | str | None = getattr(software, part)
+    return {part: found} if isinstance(found, str) else found or {}
+
+
+def _settings(settings: Mapping[str, str] | None, spec: Spec) -> Mapping[str, str] | None:
+    """Without those of interfaces that are on no network of the spec."""
+    if settings is None:
+        return None
+    networks = networks_of(spec).values()
+
+    def concerns(name: str) -> bool:
+        interface = name.removeprefix(_OF_INTERFACE).rpartition(".")[0]
+        return interface == "all" or any(one.has_interface(interface) for one in networks)
+
+    return {
+        name: value
+        for name, value in settings.items()
+        if not name.startswith(_OF_INTERFACE) or concerns(name)
+    }
+
+
+def _limits(spec: Spec) -> Limits:
+    return promises(spec).limits or Limits.model_validate({})
+
+
+def shared_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """Size of /dev/shm, and how much of it is free: NCCL and data loaders die without."""
+    promise, me = _limits(spec), survey.node(name)
+    found = []
+    for key, label, attribute, least in (
+        ("shm", f"{SHM} size", "size_bytes", promise.shm_bytes),
+        ("shm_free", f"{SHM} free", "free_bytes", promise.shm_free_bytes),
+    ):
+        if least is not None:
+            source = f"preflight.limits.{key} {SIZE.text(least)}"
+            found.append(_room(me, SHM, attribute, Subject(label, "B", at_least(least), source)))
+    return found
+
+
+def disk(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """One measurement per path: how much is free there for a user without privileges."""
+    found = []
+    for one in promises(spec).disk or ():
+        source = f"preflight.disk {one.path} {SIZE.text(one.free_bytes)}"
+        subject = Subject(f"{one.path} free", "B", at_least(one.free_bytes), source)
+        found.append(_room(survey.node(name), f"disk {one.path}", "free_bytes", subject))
+    return found
+
+
+def _room(me: NodeSurvey, key: str, attribute: str, subject: Subject) -> Measurement:
+    directory = me.directory(key)
+    if directory is None:
+        return subject.unknown(no_answer(me))
+    value: int | None = getattr(directory, attribute)
+    where = f"{me.name} {directory.path}"
+    if value is None:
+        return subject.unknown(f"{where}: {directory.problem or 'its size cannot be read'}")
+    on = f"on {directory.file_system}" if directory.file_system else ""
+    return subject.measured(value, where, on)
+
+
+def locked_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """RLIMIT_MEMLOCK of a process on this node; RDMA cannot register buffers beyond it."""
+    least, me = _limits(spec).memlock_bytes, survey.node(name)
+    if least is None:
+        return []
+    unlimited = isinstance(least, str)
+    text = least if isinstance(least, str) else SIZE.text(least)
+    bound = at_least(_UNLIMITED_BYTES if isinstance(least, str) else least)
+    source = f"preflight.limits.memlock {text}"
+    subject = Subject("memory that a process may lock", "B", bound, source)
+    limits = me.machine.limits
+    if limits is None:
+        return [subject.unknown(why_unread(me, "limits"))]
+    limit = limits.memlock_bytes
+    culprit = f"{name} memlock (ulimit -l, LimitMEMLOCK=)"
+    if limit is None:
+        return [subject.measured(_UNLIMITED_BYTES, culprit, "unlimited")]
+    note = f"{name}: {limit} B, not unlimited" if unlimited else ""
+    return [subject.measured(limit, culprit, note)]
+
+
+def open_files(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """RLIMIT_NOFILE of a process on this node; every peer and every shard takes some."""
+    least, me = _limits(spec).open_files, survey.node(name)
+    if least is None:
+        return []
+    label, source = "files that a process may have open", "preflight.limits.open_files"
+    subject = Subject(label, "", at_least(least), source)
+    limits = me.machine.limits
+    if limits is None:
+        return [subject.unknown(why_unread(me, "limits"))]
+    value = _UNLIMITED_BYTES if limits.open_files is None else limits.open_files
+    return [subject.measured(value, f"{name} nofile (ulimit -n, LimitNOFILE=)")]

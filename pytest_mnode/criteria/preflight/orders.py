@@ -1,0 +1,173 @@
+"""What is asked of a node, as JSON lines: the orders, and how they follow from the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pytest_mnode.criteria.preflight.answers import NodeFacts, Rail, Token
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec import Spec
+    from pytest_mnode.spec.preflight import PreflightCriterion
+
+CONTROL_LIMIT_S = 2.0
+SHM = "/dev/shm"
+_STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...] = (
+    *("datasets", "checkpoints", "scratch"),
+)
+_PARTS = ("hostname", "interfaces", "rdma", "pci", "limits", "settings", "software")
+"""Of the machine, read in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory to look at. key: of the spec, such as "datasets", or the path."""
+
+    key: str
+    path: str
+    writable: bool = False
+    sample_files: int = 0
+    sample_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LookOrder:
+    """First order: read your machine, and listen.
+
+    run: hexadecimal name of this survey, in every packet and in the names of files it makes.
+    networks: shell patterns of interfaces, or of RDMA devices, by network.
+    code: directories whose programs are compared. master_port: where the first node listens.
+    """
+
+    run: str
+    index: int
+    parts: tuple[str, ...]
+    networks: dict[str, tuple[str, ...]]
+    code: tuple[str, ...] = ()
+    directories: tuple[Directory, ...] = ()
+    master_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A node as all others know it. rails: its addresses by network, in interface order."""
+
+    index: int
+    hostname: str
+    address: str
+    tcp_port: int
+    udp_port: int
+    rails: dict[str, tuple[Rail, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """Second order: try your paths to all others.
+
+    mtu: bytes of a full-size IP packet by network, where it is to be tried.
+    master: address and port of the first node. look_up_within_s: how soon names are to be found;
+    None: they are not looked up. tokens: files that others left, by directory and node.
+    """
+
+    peers: tuple[Peer, ...]
+    networks: tuple[str, ...]
+    mtu: dict[str, int]
+    master: tuple[str, int] | None
+    connect_limit_s: float
+    look_up_within_s: float | None
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadOrder:
+    """Order after the second: send payloads on paths of these networks."""
+
+    networks: tuple[str, ...]
+    size_bytes: int
+    limit_s: float
+
+
+def look_order(
+    promise: PreflightCriterion, spec: Spec, run: str, index: int, code: Sequence[str]
+) -> LookOrder:
+    """The first order."""
+    networks = {"fabric": spec.fabric.interfaces}
+    if spec.management is not None:
+        networks["management"] = spec.management.interfaces
+    parts = [*_PARTS, *["kernel_log"] * (promise.kernel_log is not None)]
+    parts += ["accelerators"] * (spec.accelerators.per_node > 0)
+    return LookOrder(
+        run=run,
+        index=index,
+        parts=tuple(parts),
+        networks=networks,
+        code=tuple(code),
+        directories=tuple(directories_of(promise, spec)),
+        master_port=promise.reachable.master_port if promise.reachable is not None else None,
+    )
+
+
+def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
+    """The directories that the spec promises something of."""
+    found = [Directory(SHM, SHM)]
+    found += [Directory(f"disk {disk.path}", disk.path) for disk in promise.disk or ()]
+    if promise.storage is None or spec.storage is None:
+        return found
+    stored = promise.storage
+    for key in _STORED:
+        path = getattr(spec.storage, key)
+        if path is not None:
+            sampled = key == "datasets"
+            found.append(
+                Directory(
+                    key,
+                    path,
+                    writable=key in stored.writable,
+                    sample_files=stored.sample_files if sampled else 0,
+                    sample_bytes=stored.sample_size_bytes if sampled else 0,
+                )
+            )
+    return found
+
+
+def probe_order(
+    promise: PreflightCriterion, spec: Spec, looked: Mapping[int, tuple[str, NodeFacts]]
+) -> ProbeOrder:
+    """The second order. looked: control address and facts of each node that answered, by index."""
+    peers = tuple(
+        Peer(
+            index,
+            facts.machine.hostname or "",
+            address,
+            facts.tcp_port,
+            facts.udp_port,
+            facts.rails,
+        )
+        for index, (address, facts) in looked.items()
+    )
+    reachable, names, mtu = promise.reachable, promise.names, promise.mtu
+    networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
+    sizes = {"fabric": spec.fabric.mtu_bytes}
+    if spec.management is not None and spec.management.mtu_bytes is not None:
+        sizes["management"] = spec.management.mtu_bytes
+    master = None
+    if reachable is not None and 0 in looked:
+        address, first = looked[0]
+        master = (address, reachable.master_port or first.tcp_port)
+    shared = promise.storage.shared if promise.storage is not None else ()
+    return ProbeOrder(
+        peers=peers,
+        networks=tuple(sorted(n for n in networks if n == "fabric" or spec.management)),
+        mtu={n: sizes[n] for n in (mtu.networks if mtu else ()) if n in sizes},
+        master=master,
+        connect_limit_s=reachable.within_s if reachable else CONTROL_LIMIT_S,
+        look_up_within_s=names.within_s if names else None,
+        tokens=tuple(
+            one.token
+            for _, facts in looked.values()
+            for one in facts.directories
+            if one.token is not None and one.key in shared
+        ),
+    )

@@ -1,0 +1,224 @@
+"""Entries of accelerators, of the fabric and of the management network. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from pytest_mnode.discover.cluster import CONFIRM, Cluster
+from pytest_mnode.discover.networks import has_accelerators
+from pytest_mnode.discover.nodes import FoundNetwork, machine_of
+from pytest_mnode.discover.page import Entry, listed, scalar
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.spec.quantity import RATE, SIZE
+
+V = TypeVar("V", bound=Hashable)
+_RATED_BY: dict[str, str] = {
+    "ethernet": "Of one NIC: the speed its driver shows, or what an emulated link is shaped to",
+    "infiniband": "Of one NIC: the rate of its port, as the link came up",
+    "roce": "Of one NIC: the rate of its port, as the link came up",
+    "efa": "Of one NIC: the rate of its port, which older drivers give as 100 Gbit/s for any NIC",
+}
+
+
+def accelerators(cluster: Cluster) -> Entry:
+    """How many of which kind each node has, as most nodes show it."""
+    count = cluster.of("accelerators", _count)
+    if count.value is None or isinstance(count.value, str):
+        cluster.missing.append("accelerators.per_node")
+        hint = "; ask for them with --gpus-per-node" if scheduled(cluster) else ""
+        seen = f"{count.value}{hint}. {count.seen}" if count.value else count.seen
+        why = f"FILL IN per_node, and uncomment: {seen}."
+        return Entry("accelerators", "{per_node: 8}", why, left_out=True, gap=True)
+    if not count.value:
+        seen = f"None, by NVML or on PCI: {count.seen}. {CONFIRM}."
+        return Entry("accelerators", "{per_node: 0}", seen, gap=True)
+    children = [Entry("per_node", str(count.value), f"{count.seen}, {_source(cluster)}.")]
+    model = cluster.of("model of accelerators", _of_all(lambda one: one.name))
+    if model.value is None:
+        why = f"Left out: {_why_no_model(cluster)}. As the driver names it:"
+        children.append(Entry("model", "NVIDIA H100 80GB HBM3", why, left_out=True))
+    else:
+        children.append(Entry("model", scalar(model.value), f"{model.seen}, by NVML. {CONFIRM}."))
+    memory = cluster.of("memory of accelerators", _of_all(lambda one: one.memory_bytes), SIZE.text)
+    if memory.value is not None:
+        seen = f"Of each. {memory.seen}, by NVML. {CONFIRM}."
+        children.append(Entry("memory", SIZE.text(memory.value), seen))
+    about = f"{CONFIRM}: number, model and memory of the accelerators of a node."
+    return Entry("accelerators", "", about, tuple(children), gap=True)
+
+
+def _count(machine: Machine) -> int | str | None:
+    """How many; in words where NVML shows fewer than there are: either number may be meant.
+
+    A process in a job sees those that the job was given; one that fell off its bus nobody sees.
+    """
+    if "pci" in machine.unread:
+        return None
+    on_pci = machine.pci.accelerators
+    if machine.accelerators is None:
+        return len(on_pci)
+    shown = len(machine.accelerators)
+    of_nvidia = sum(one.is_nvidia and one.physical_function is None for one in on_pci)
+    if shown < of_nvidia:
+        return f"NVML shows {shown} of {of_nvidia} on PCI"
+    return shown or len(on_pci)
+
+
+def _of_all(read: Callable[[Accelerator], V | None]) -> Callable[[Machine], V | None]:
+    """What all accelerators of a node have; None where they differ or for one it is not known."""
+
+    def of_machine(machine: Machine) -> V | None:
+        each = {read(one) for one in machine.accelerators or ()}
+        return each.pop() if len(each) == 1 else None
+
+    return of_machine
+
+
+def _source(cluster: Cluster) -> str:
+    machines = [machine_of(node) for node in cluster.nodes]
+    if all(one.accelerators for one in machines):
+        return "by NVML"
+    functions = [function for one in machines for function in one.pci.accelerators]
+    makers = sorted({one.maker or f"vendor {one.vendor}" for one in functions})
+    return f"on PCI ({', '.join(makers) or 'of unknown make'})"
+
+
+def _why_no_model(cluster: Cluster) -> str:
+    for node in cluster.nodes:
+        machine = machine_of(node)
+        if not machine.accelerators:
+            return f"{node.name}: {machine.unread.get('accelerators', 'NVML shows none')}"
+    return "those of a node, or of several, differ"
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """How NICs can reach the memory of accelerators."""
+
+    way: Literal["peermem", "dma-buf"]
+    seen: str
+
+
+def gpudirect(cluster: Cluster) -> Direct | None:
+    """None where most nodes have none, or there are no accelerators."""
+    machines = [machine_of(node) for node in cluster.nodes]
+    if not all(has_accelerators(one) for one in machines):
+        return None
+    software = [one.software for one in machines]
+    if all(one is not None and one.peermem for one in software):
+        return Direct("peermem", "Seen: the module nvidia_peermem is loaded on all nodes")
+    if all(one is not None and one.driver_is_open for one in software):
+        return Direct("dma-buf", "Seen: all nodes have the open kernel driver, which has dma-buf")
+    ways = cluster.of("GPUDirect", _way)
+    match ways.value:
+        case "peermem" | "dma-buf" as way:
+            return Direct(way, f"By the module nvidia_peermem or the open driver. {ways.seen}")
+        case _:
+            return None
+
+
+def _way(machine: Machine) -> str | None:
+    software = machine.software
+    if software is None:
+        return None
+    return "peermem" if software.peermem else "dma-buf" if software.driver_is_open else "none"
+
+
+def scheduled(cluster: Cluster) -> bool:
+    """Whether Slurm hands out the nodes, as the run or the nodes show."""
+    answers = {machine_of(node).scheduler for node in cluster.nodes}
+    return cluster.found.launcher == "slurm" or ("slurm" in answers and not cluster.found.emulated)
+
+
+def fabric(cluster: Cluster) -> Entry:
+    """The network that training traffic must use, as most nodes show it."""
+    kind = cluster.of_network("fabric", "kind", lambda f: f.kind)
+    names = cluster.of_network("fabric", "interfaces", lambda f: f.interfaces, ", ".join)
+    rate = cluster.of_network("fabric", "line rate", _rate_bits_s, RATE.text)
+    nics = cluster.of_network("fabric", "NICs", lambda f: f.nics)
+    mtu = cluster.of_network("fabric", "MTU", lambda f: f.mtu_bytes)
+    usual = cluster.usual("fabric")
+    nothing = _nothing(cluster)
+    no_rate = nothing or "the rate of none of its interfaces is known"
+    no_mtu = nothing or "its interfaces show none, or several; see active_mtu of ibv_devinfo"
+    mtus = "4096" if kind.value in ("infiniband", "efa") else "9000"
+    rdma = kind.value not in (None, "ethernet")
+    children = [
+        cluster.entry(
+            *("fabric.kind", kind, str),
+            by="By link layer and driver of the RDMA ports" if rdma else "No RDMA port for ranks",
+            example="ethernet",
+            why_not=nothing,
+        ),
+        cluster.entry(
+            *("fabric.interfaces", names, listed),
+            by="RDMA devices" if rdma else "Interfaces",
+            example="[eth0]",
+            why_not=nothing,
+        ),
+        cluster.entry(
+            *("fabric.line_rate", rate, RATE.text),
+            by=_RATED_BY[kind.value] if kind.value else "",
+            example="400 Gbit/s",
+            why_not=no_rate,
+        ),
+        cluster.entry(
+            *("fabric.nics_per_node", nics, str),
+            by="Ports that are ACTIVE" if rdma else "Interfaces that are up",
+            example="1",
+            why_not=nothing,
+        ),
+        cluster.entry(
+            *("fabric.mtu", mtu, str),
+            by="Of the interfaces, or else of the RDMA ports",
+            example=mtus,
+            why_not=no_mtu,
+        ),
+    ]
+    direct = gpudirect(cluster) if rdma else None
+    if direct is not None:
+        children.append(Entry("gpudirect", "true", f"{direct.seen}. {CONFIRM}."))
+    about = "The network that training traffic must use"
+    about += f": taken for it are {usual.why}." if usual else "."
+    if usual and usual.aside:
+        about += f" Taken for no part of it: {'; '.join(usual.aside)}."
+    return Entry("fabric", "", about, tuple(children), gap=True)
+
+
+def _rate_bits_s(network: FoundNetwork) -> int | None:
+    return None if network.rate_mbits_s is None else round(network.rate_mbits_s * 1e6)
+
+
+def _nothing(cluster: Cluster) -> str:
+    """Why no node shows a fabric; "" where one does."""
+    if any(found.fabric for found in cluster.networks.values()):
+        return ""
+    name, found = next(iter(cluster.networks.items()))
+    return f"no interface looks like a link to other nodes; {name}: {found.no_fabric}"
+
+
+def management(cluster: Cluster) -> Entry:
+    """The network for everything else, as most nodes show it; left out where not known."""
+    names = cluster.of_network("management", "interfaces", lambda m: m.interfaces, ", ".join)
+    rate = cluster.of_network("management", "line rate", _rate_bits_s, RATE.text)
+    mtu = cluster.of_network("management", "MTU", lambda m: m.mtu_bytes)
+    if names.value is None or rate.value is None:
+        reasons = {found.no_management for found in cluster.networks.values()} - {""}
+        why = names.found.differences or rate.found.differences or "; ".join(sorted(reasons))
+        form = "{interfaces: [eth0], line_rate: 25 Gbit/s, mtu: 1500}"
+        return Entry("management", form, f"Left out: {why}.", left_out=True, gap=True)
+    children = [
+        Entry("interfaces", listed(names.value), f"Interfaces. {names.seen}. {CONFIRM}."),
+        Entry(
+            "line_rate",
+            RATE.text(rate.value),
+            f"{_RATED_BY['ethernet']}. {rate.seen}. {CONFIRM}.",
+        ),
+    ]
+    if mtu.value is not None:
+        children.append(Entry("mtu", str(mtu.value), f"{mtu.seen}. {CONFIRM}."))
+    about = "The network for everything else: the interface by whose address nodes are reached."
+    return Entry("management", "", about, tuple(children), gap=True)

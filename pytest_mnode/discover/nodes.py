@@ -1,0 +1,200 @@
+"""What the nodes of a cluster show: each asked for its machine, all at the same time."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.nodes import CommandResult
+from pytest_mnode.machine.encoding import decode
+from pytest_mnode.machine.model import Machine
+
+LOOK_LIMIT_S = 90.0
+"""Of the whole look: interpreters start from file servers, and drivers take their time."""
+_PARTS = (
+    *("interfaces", "rdma", "active_mtus", "pci", "accelerators", "numa", "memory", "mounts"),
+    *("limits", "software", "kernel_log"),
+)
+_EMULATED = {
+    "rack": (
+        "nodes are namespaces of one machine and share its kernel, cores and memory",
+        "links are veth pairs shaped to their line rate at both ends (tbf)",
+    ),
+    "local": ("nodes are processes of one machine, which talk over its loopback",),
+}
+_SLURM_NAMES = {
+    "cluster": "SLURM_CLUSTER_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT",
+}
+Kind = Literal["ethernet", "roce", "infiniband", "efa"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNode:
+    """A node. machine: None where it showed nothing, for the reason in `problem`.
+
+    address: where others reach it for control traffic.
+    """
+
+    name: str
+    address: str
+    machine: Machine | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCluster:
+    """What was found of a cluster. launcher, reason: how its nodes were reached.
+
+    emulated: what is not real, a line each. scheduler_names: what a submission needs, by its key,
+    as the controller's own allocation has it.
+    """
+
+    nodes: tuple[FoundNode, ...]
+    launcher: str
+    reason: str
+    made_at: str
+    emulated: tuple[str, ...] = ()
+    scheduler_names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shown(self) -> tuple[FoundNode, ...]:
+        """Nodes that showed something."""
+        return tuple(node for node in self.nodes if node.machine is not None)
+
+    @property
+    def silent(self) -> tuple[FoundNode, ...]:
+        """Nodes that showed nothing."""
+        return tuple(node for node in self.nodes if node.machine is None)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNetwork:
+    """A network as one node shows it.
+
+    interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
+    one NIC; None where not known. mtu_bytes: of the interfaces, or of RDMA ports that have none, on
+    InfiniBand none with an address; None where not known, or they differ. addressed: they have IP
+    addresses. why: what sets it apart from others. aside: what was taken for no part of it, with
+    the reason.
+    """
+
+    kind: Kind
+    interfaces: tuple[str, ...]
+    nics: int
+    rate_mbits_s: float | None
+    mtu_bytes: int | None
+    addressed: bool
+    why: str
+    aside: tuple[str, ...] = ()
+    gid_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """Networks of one node; None where it shows none, for the reason beside it."""
+
+    fabric: FoundNetwork | None
+    management: FoundNetwork | None
+    no_fabric: str = ""
+    no_management: str = ""
+
+
+def machine_of(node: FoundNode) -> Machine:
+    """The machine of a node that showed it."""
+    assert node.machine is not None
+    return node.machine
+
+
+class Nodes(Protocol):
+    """What is needed of the nodes of a run."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]: ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        nodes: Sequence[str] | str | None = None,
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> list[CommandResult]: ...
+
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]: ...
+
+    def address(self, node: str) -> str: ...
+
+    @property
+    def python(self) -> str: ...
+
+
+def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
+    """What all nodes show. A node that does not answer has a problem in words, and no machine."""
+    emulated = _EMULATED.get(launcher, ()) if len(nodes.nodes) > 1 else ()
+    # An emulated node shows the scheduler of the machine that emulates it.
+    parts = _PARTS if emulated else (*_PARTS, "scheduler")
+    argv = [nodes.python, "-P", "-m", "pytest_mnode.machine", *parts]
+    off: dict[str, FoundNode] = {}
+    for name in nodes.nodes:
+        try:
+            nodes.commands(argv, name)
+        except MnodeError as error:  # no command can be run there
+            off[name] = FoundNode(name, _address(nodes, name), None, str(error).splitlines()[0])
+    able = [name for name in nodes.nodes if name not in off]
+    found = {
+        result.node: node_of(result, _address(nodes, result.node))
+        for result in nodes.run(argv, able, timeout=LOOK_LIMIT_S, env=search_path(nodes.python))
+    }
+    return FoundCluster(
+        nodes=tuple(found[name] if name in found else off[name] for name in nodes.nodes),
+        launcher=launcher,
+        reason=reason,
+        made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        emulated=emulated,
+        scheduler_names=scheduler_names(os.environ),
+    )
+
+
+def node_of(result: CommandResult, address: str) -> FoundNode:
+    """The machine that a node printed, whatever its shell printed besides."""
+    line = next((one for one in result.stdout.splitlines() if one.startswith("{")), None)
+    if result.returncode is None:
+        problem = f"no answer within {LOOK_LIMIT_S:g} s"
+    elif line is None:
+        errors = result.stderr.strip().splitlines()
+        last = errors[-1] if errors else "no message"
+        problem = f"its look ended with status {result.returncode}: {last}"
+    else:
+        try:
+            return FoundNode(result.node, address, decode(Machine, line))
+        except ValueError as error:
+            problem = f"its answer cannot be read: {' '.join(str(error).split())[:200]}"
+    return FoundNode(result.node, address, None, problem)
+
+
+def _address(nodes: Nodes, name: str) -> str:
+    """Where a node is reached, as a number where it can be looked up; IPv4 before IPv6."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return str(socket.getaddrinfo(nodes.address(name), None, family)[0][4][0])
+        except (OSError, MnodeError):
+            continue
+    return ""
+
+
+def scheduler_names(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Names that a submission needs, of the Slurm allocation this run is in.
+
+    Source: sbatch(1), output environment variables.
+    """
+    return tuple((k, environment[v]) for k, v in _SLURM_NAMES.items() if environment.get(v))
