@@ -82,7 +82,7 @@ class _Cluster:
         next_beat = 0.0
         while True:
             if time.monotonic() >= next_beat:
-                self.line.send(HUB, AgentAlive(self.order.agent, self.order.life))
+                self.line.send(HUB, AgentAlive(self.order.agent, self.order.incarnation))
                 next_beat = time.monotonic() + BEAT_S
             if self.changed:
                 self._make_poller()

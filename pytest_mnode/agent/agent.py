@@ -159,7 +159,7 @@ class Agent:
         self._clock = ListeningClock()
         self._heard: float | None = None
         self._next_beat = 0.0
-        self._beat = pickle.dumps(AgentAlive(order.agent, order.life))
+        self._beat = pickle.dumps(AgentAlive(order.agent, order.incarnation))
         self._poller = zmq.Poller()
         for source in (0, line.socket, fork_server.fileno()):
             self._poller.register(source, zmq.POLLIN)
@@ -247,7 +247,7 @@ class Agent:
                             part.pid = pid
 
     def _fail(self, text: str) -> None:
-        self._send(AgentFailed(self.order.agent, text, self.order.life))
+        self._send(AgentFailed(self.order.agent, text, self.order.incarnation))
 
     def _send(self, message: Any) -> None:
         self.line.send(HUB, message)
@@ -259,7 +259,7 @@ class Agent:
             self._reap()
         status = self._fork_server_status
         how = "ended" if status is None else returncode_text(os.waitstatus_to_exitcode(status))
-        log = agent_log(self.order.log_dir, self.order.agent, self.order.life)
+        log = agent_log(self.order.log_dir, self.order.agent, self.order.incarnation)
         tail = log.read_text(errors="replace")[-2000:].strip() if log.exists() else ""
         what = f"the process that imports torch and the tests {how}"
         return f"{what}:\n{tail}" if tail else what

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,7 +29,7 @@ _FIRST_WORD_S = 60.0
 """For an agent on another machine: an interpreter, and a way to this one."""
 _MARK = RUN
 """Every process of a run inherits it: how those are found that lost their parents."""
-_WORDS = 300
+_MOST_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,25 @@ class _Agent:
     log: Path
     heard: float
     peer: str
-    life: int
+    incarnation: int
     known: bool = False
 
 
 class Agents:
     """One agent where all nodes share a kernel, else one per node."""
 
-    def __init__(self, launcher: Launcher, keys: Keys, place: RunDirectories) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        keys: Keys,
+        place: RunDirectories,
+        send: Callable[[str, Any], None],
+    ) -> None:
+        """send: a message to an agent, by its name on the switchboard."""
         self.launcher = launcher
+        self._send = send
+        self._standing: list[Any] = []
+        """What every agent is to know; one that is started later gets it too."""
         self.keys = keys
         self.place_of_run = place
         self.clock = ListeningClock()
@@ -80,12 +91,12 @@ class Agents:
         return [agent.peer for agent in self._agents if agent.known]
 
     def peer(self, number: int) -> str:
-        """A agent's name on the switchboard."""
+        """An agent's name on the switchboard."""
         return self._agents[number].peer
 
-    def is_current(self, number: int, life: int) -> bool:
-        """Whether a word is of the agent that was started last, and not of one before it."""
-        return self._agents[number].life == life
+    def is_current(self, number: int, incarnation: int) -> bool:
+        """Whether a message is of the agent that was started last, and not of one before it."""
+        return self._agents[number].incarnation == incarnation
 
     def open(self) -> Sequence[tuple[Node, ...]]:
         """Start all agents; the nodes that each serves."""
@@ -98,7 +109,7 @@ class Agents:
     def open_again(self, number: int) -> None:
         """Start an agent anew, in place of one whose node was lost."""
         self.drop(number)
-        self._agents[number] = self._start(number, self._agents[number].life + 1)
+        self._agents[number] = self._start(number, self._agents[number].incarnation + 1)
 
     def drop(self, number: int) -> None:
         """End an agent that nobody hears of any more."""
@@ -109,7 +120,7 @@ class Agents:
         program.kill()
         program.wait()
 
-    def _start(self, number: int, life: int) -> _Agent:
+    def _start(self, number: int, incarnation: int) -> _Agent:
         argv = [sys.executable, "-m", "pytest_mnode.agent.agent"]
         if self.launcher.shared_kernel:
             command = self.launcher.agent_command(argv)
@@ -120,8 +131,8 @@ class Agents:
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        order = self._order(number, life)
-        log = agent_log(self.place_of_run.log_dir, number, life)
+        order = self._order(number, incarnation)
+        log = agent_log(self.place_of_run.log_dir, number, incarnation)
         with log.open("ab") as file:
             program = subprocess.Popen(
                 command,
@@ -135,16 +146,16 @@ class Agents:
         with contextlib.suppress(OSError):  # it ended at once, and says so by its status
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
-        return _Agent(program, log, self.clock.now(), order.peer, life)
+        return _Agent(program, log, self.clock.now(), order.peer, incarnation)
 
-    def _order(self, number: int, life: int) -> AgentOrder:
+    def _order(self, number: int, incarnation: int) -> AgentOrder:
         place, remote = self.place_of_run, not self.launcher.shared_kernel
         first = self.nodes[number][0].name
         other = remote and self.launcher.python != sys.executable
         own_logs = remote and place.logs_are_temporary
         return AgentOrder(
             agent=number,
-            life=life,
+            incarnation=incarnation,
             endpoint=place.endpoints.get(first, place.endpoint),
             keys=self.keys.to_dict(),
             run_dir="" if remote else place.run_dir,
@@ -167,15 +178,22 @@ class Agents:
             self.launcher.namespace_pid(node),
         )
 
-    def heard(self, number: int) -> bool:
-        """Note a sign of life; whether it was the first."""
+    def tell_all(self, message: Any) -> None:
+        """To every agent, once it has been heard of: nothing can be sent to it before."""
+        self._standing.append(message)
+        for peer in self.known:
+            self._send(peer, message)
+
+    def heard(self, number: int) -> None:
+        """Note a sign of life."""
         agent = self._agents[number]
         agent.heard, first = self.clock.now(), not agent.known
         agent.known = True
-        return first
+        for message in self._standing if first else ():
+            self._send(agent.peer, message)
 
     def silent(self, limit_s: float) -> dict[int, str]:
-        """Gates that have not been heard of for `limit_s`, in words."""
+        """Agents that have not been heard of for `limit_s`, in words."""
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
@@ -188,7 +206,7 @@ class Agents:
         return found
 
     def ended(self) -> dict[int, str]:
-        """Gates that are not there any more, and how they ended."""
+        """Agents that have ended, and how."""
         codes = {number: agent.program.poll() for number, agent in enumerate(self._agents)}
         return {
             number: self._how(number, code) for number, code in codes.items() if code is not None
@@ -210,7 +228,7 @@ class Agents:
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:_WORDS] if lines else ""
+        return lines[-1][:_MOST_CHARS] if lines else ""
 
     def place(self, agent: int) -> str:
         """The nodes of an agent, in words."""

@@ -84,7 +84,7 @@ class TakeStacks:
 @dataclass(frozen=True)
 class AgentAlive:
     agent: int
-    life: int = 0
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class AgentFailed:
 
     agent: int
     text: str
-    life: int = 0
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ class AgentOrder:
     run_id: value of the variable RUN of what the controller starts on its nodes. remote: its nodes
     are another machine, where it makes a directory of its own (run_dir is empty then). prefixes:
     of the controller's Python, where the nodes have another one; own_sys_path: the agent's, of it.
-    life: how often an agent of this number was started before; the hub listens to the last alone.
+    incarnation: how many agents of this number were started before; the hub listens to the last
+    alone.
     open_files: how many it and its ranks may have open each, where the controller may have more.
     """
 
@@ -199,13 +200,13 @@ class AgentOrder:
     remote: bool = False
     prefixes: tuple[str, ...] = ()
     own_sys_path: tuple[str, ...] = ()
-    life: int = 0
+    incarnation: int = 0
     open_files: int | None = None
 
     @property
     def peer(self) -> str:
         """The agent's name on the hub's switchboard."""
-        return f"agent/{self.agent}.{self.life}"
+        return f"agent/{self.agent}.{self.incarnation}"
 
     @property
     def logs_are_temporary(self) -> bool:

@@ -28,9 +28,9 @@ _PROGRESS_BYTES = 64
 _PROGRESS_FILE_BYTES = 4096
 
 
-def agent_log(log_dir: str, agent: int, life: int) -> Path:
+def agent_log(log_dir: str, agent: int, incarnation: int) -> Path:
     """What an agent prints, a file for each time that it is started."""
-    return Path(log_dir, f"agent{agent}.{life}.log")
+    return Path(log_dir, f"agent{agent}.{incarnation}.log")
 
 
 class RankFiles:

@@ -29,7 +29,7 @@ ORDER = AgentOrder(
     log_dir="/run/x/logs",
     nodes=(NodeEntry("n1", 1, "10.0.0.1", "fab0", None),),
     sys_path=("/work", "/usr/lib/python3.11"),
-    life=2,
+    incarnation=2,
 )
 
 

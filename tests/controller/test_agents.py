@@ -50,7 +50,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
         "ipc:///x/hub", ends, str(tmp_path / "run"), str(tmp_path), open_files=1024
     )
     launcher: Any = TwoMachines(runs)
-    made = Agents(launcher, Keys("a", "b", "c"), place)
+    made = Agents(launcher, Keys("a", "b", "c"), place, lambda _, __: None)
     made.open()
     try:
         yield made
@@ -110,7 +110,7 @@ def test_one_that_is_never_heard_of_names_the_way_back(
     opened: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.05)
-    assert opened.heard(0)
+    opened.heard(0)
     time.sleep(0.1)
     assert opened.silent(60.0) == {
         1: "nothing heard of it for 0 s; does a firewall keep it from tcp://10.1.0.9:1, this "
@@ -120,8 +120,7 @@ def test_one_that_is_never_heard_of_names_the_way_back(
 
 
 def test_one_that_is_started_again_has_another_name(opened: Agents) -> None:
-    assert opened.heard(1)
-    assert not opened.heard(1)
+    opened.heard(1)
     assert opened.known == ["agent/1.0"]
     opened.open_again(1)
     assert opened.known == []
@@ -143,3 +142,17 @@ def test_the_last_words_are_of_the_agent_that_was_started_last(opened: Agents) -
     opened.launcher.runs["n1"] = ["true"]  # type: ignore[attr-defined]
     opened.open_again(1)
     assert opened.last_words(1) == ""
+
+
+def test_what_all_agents_are_to_know_waits_until_each_is_heard_of(opened: Agents) -> None:
+    sent: list[tuple[str, str]] = []
+    opened._send = lambda peer, message: sent.append((peer, message))
+    opened.heard(0)
+    opened.tell_all("collect")
+    assert sent == [("agent/0.0", "collect")]
+    opened.heard(1)
+    opened.heard(1)
+    assert sent[1:] == [("agent/1.0", "collect")]
+    opened.open_again(1)
+    opened.heard(1)
+    assert sent[2:] == [("agent/1.1", "collect")]

@@ -169,7 +169,7 @@ def test_a_node_that_two_clients_have_booted_is_booted_once(hub: Hub) -> None:
     for line in lines:
         line.send(HUB, AskLauncher(1, PowerOn("n1")))
     assert [answer(hub, line) for line in lines] == [Answer(1, None)] * 2
-    assert hub.agents._agents[1].life == 1
+    assert hub.agents._agents[1].incarnation == 1
 
 
 def test_an_error_in_a_launcher_is_the_answer_of_that_call_alone(hub: Hub) -> None:
