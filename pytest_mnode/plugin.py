@@ -6,7 +6,6 @@ does not need is imported where it is used.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -112,25 +111,23 @@ def _make_run(config: pytest.Config) -> Run:
     try:
         run = config.stash[options.RUN] = Run(config, config.stash[SETTINGS])
         if _is_xdist_worker(config):
-            _join(run, config.workerinput.get("mnode"))  # type: ignore[attr-defined]
+            from pytest_mnode.controller.xdist import join
+
+            join(run, config.workerinput)  # type: ignore[attr-defined]
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
+    from pytest_mnode.outcome.ranks_repr import RanksReprHooks
+
+    config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
+    if not (_is_xdist_worker(config) or _only_shows(config)):
+        from pytest_mnode.controller.xdist import XdistController
+
+        config.pluginmanager.register(XdistController(run), "mnode-xdist")
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
         from pytest_mnode.controller.certificate_plugin import Ending
 
         config.pluginmanager.register(Ending(run), "mnode-ending")
     return run
-
-
-def _join(run: Run, told: dict[str, Any] | None) -> None:
-    """In a pytest-xdist worker: speak to the hub of the process that started it."""
-    from pytest_mnode.controller.client import Client
-    from pytest_mnode.protocol.channel import Keys, Line
-
-    if told is not None:
-        name, keys = told["client"], Keys.from_dict(told["keys"])
-        run.client = Client(name, Line(name, told["endpoint"], keys))
-        run.launcher, run.reason = told["launcher"], told["reason"]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -272,40 +269,6 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_to_serializable(
-    config: pytest.Config, report: pytest.CollectReport | pytest.TestReport
-) -> dict[str, Any] | None:
-    longrepr: Any = getattr(report, "longrepr", None)
-    if not hasattr(longrepr, "parts"):
-        return None
-    import copy
-
-    plain = copy.copy(report)
-    plain.longrepr = str(longrepr)
-    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=plain)
-    data["mnode_ranks"] = longrepr.to_dict(
-        lambda r: config.hook.pytest_report_to_serializable(config=config, report=r)
-    )
-    return data
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_from_serializable(
-    config: pytest.Config, data: dict[str, Any]
-) -> pytest.CollectReport | pytest.TestReport | None:
-    if "mnode_ranks" not in data:
-        return None
-    from pytest_mnode.outcome.ranks_repr import RanksRepr
-
-    data = dict(data)
-    parts = data.pop("mnode_ranks")
-    hook = config.hook.pytest_report_from_serializable
-    report: Any = hook(config=config, data=data)
-    report.longrepr = RanksRepr.from_dict(parts, lambda d: hook(config=config, data=d))
-    return report  # type: ignore[no-any-return]
-
-
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = _run(config)
     if run is not None and run.pool is not None:
@@ -318,30 +281,3 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     if (run := _run(config)) is not None:
         run.close()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """pytest-xdist is about to start a worker: it gets its way to the hub by standard input."""
-    run = _run(node.config)
-    if run is None or run.nodes is None or _only_shows(node.config):
-        return
-    pool = run.make_pool()
-    node.workerinput["mnode"] = {
-        "endpoint": pool.address.endpoint,
-        "keys": pool.address.keys.to_dict(),
-        "client": f"client/{node.gateway.id}-{os.getpid()}",
-        "launcher": run.launcher,
-        "reason": run.reason,
-    }
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """A pytest-xdist worker ended: the nodes it held are free."""
-    told = node.workerinput.get("mnode")
-    run = _run(node.config)
-    if told is not None and run is not None and run.client is not None:
-        from pytest_mnode.protocol.hub_messages import ClientGone
-
-        run.client.tell(ClientGone(told["client"]))

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from pytest_mnode.agent.orders import read_order
-from pytest_mnode.outcome.calls import INSIDE, RETURNED, SEPARATOR
+from pytest_mnode.outcome.call_record import INSIDE, RETURNED, SEPARATOR
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentOrder,

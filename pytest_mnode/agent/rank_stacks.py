@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pytest_mnode import processes
 from pytest_mnode.machine.threads import native_frames, threads_text
-from pytest_mnode.outcome import calls
+from pytest_mnode.outcome import call_record
 from pytest_mnode.protocol.agent_messages import Launch, StackTexts, TakeStacks
 from pytest_mnode.protocol.rank_files import (
     STACK_SIGNAL,
@@ -33,7 +33,7 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
         return StackTexts(node, world.id, native=_native(order.native, pids))
     files = {rank: RankFiles(world, rank) for rank in range(first, first + per_node)}
     # Of every rank of this node, also of one that died.
-    read = {rank: calls.read(of.calls) for rank, of in files.items()}
+    read = {rank: call_record.read(of.calls) for rank, of in files.items()}
     records = {rank: text for rank, text in read.items() if text is not None}
     if order.look is not None:
         return StackTexts(node, world.id, calls=records, look=order.look)

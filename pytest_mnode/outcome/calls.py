@@ -7,24 +7,13 @@ operation and root must be equal.
 
 from __future__ import annotations
 
-import functools
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from pytest_mnode.outcome.call_record import INSIDE, PENDING, RAISED, SLOTS, Call, group_text
 from pytest_mnode.outcome.describe import ranks_text
 
-SLOTS = 128
-"""How many calls of a rank are kept."""
-SLOT_BYTES = 512
-SEPARATOR = "\x1f"
-INSIDE, LIMITED, PENDING, RETURNED, RAISED = "i", "l", "p", "r", "x"
-"""PENDING: the call returned, but the collective may go on, as on a device or with async_op.
-LIMITED: INSIDE or PENDING, but with a timeout of its own."""
-_SHAPE = re.compile(r"\[([\d,]*)\]")
-_NOT_COMPARED = re.compile(r" \(here .*\)")
 _KINDS = 4
 """How many kinds of calls of one number are shown."""
 _SHOWN = 3
@@ -37,66 +26,12 @@ _Numbers = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One collective. `number` counts the rank's calls in this test, `seq` those of the group.
-
-    group: its name and ranks ("1 0-1"), "" for the default group; arguments: in words.
-    """
-
-    number: int
-    seq: int
-    group: str
-    op: str
-    arguments: str
-    place: str
-    state: str = RETURNED
-    mode: str = ""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Equal where calls match: of a shape, only the number of elements counts."""
-        return self.op, _compared(self.arguments)
-
-    @property
-    def text(self) -> str:
-        mode = f" ({self.mode})" if self.mode else ""
-        return " ".join(word for word in (self.op + mode, self.arguments) if word)
-
-    @property
-    def is_open(self) -> bool:
-        return self.state in (INSIDE, LIMITED, PENDING)
-
-    @property
-    def has_no_end(self) -> bool:
-        """Whether it waits until all ranks come; a handle may be waited for with a timeout."""
-        return self.state in (INSIDE, PENDING) and not self.mode
-
-    @property
-    def as_which(self) -> str:
-        return f"as call {self.seq} of {group_text(self.group)}"
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     """Ranks whose calls differ from the others'; all of them where there is no majority."""
 
     ranks: list[int]
     line: str
     text: str
-
-
-@functools.lru_cache(1024)
-def _compared(arguments: str) -> str:
-    return _SHAPE.sub(_elements, _NOT_COMPARED.sub("", arguments))
-
-
-def _elements(match: re.Match[str]) -> str:
-    return str(math.prod(int(n) for n in match[1].split(",") if n))
-
-
-def group_text(group: str) -> str:
-    name, _, ranks = group.partition(" ")
-    return f"group {name} (ranks {ranks})" if group else "the default group"
 
 
 def _members(group: str) -> set[int] | None:
@@ -109,27 +44,6 @@ def _members(group: str) -> set[int] | None:
         if first.isdigit() and (last or first).isdigit():
             found |= set(range(int(first), int(last or first) + 1))
     return found
-
-
-def read(path: Path) -> str | None:
-    """The record of a rank without its empty space; None where there is none."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    slots = (data[start : start + SLOT_BYTES] for start in range(0, len(data), SLOT_BYTES))
-    return "\n".join(s.partition(b"\0")[0].decode(errors="replace") for s in slots if s[0])
-
-
-def parse(text: str) -> list[Call]:
-    """Calls of a record, oldest first; what is half written is left out."""
-    found = []
-    for line in text.split("\n"):
-        words = line.split(SEPARATOR)
-        if len(words) == 8 and words[1].isdigit() and words[2].isdigit():
-            state, number, seq, group, op, mode, arguments, place = words
-            found.append(Call(int(number), int(seq), group, op, arguments, place, state, mode))
-    return sorted(found, key=lambda call: call.number)
 
 
 def difference(calls: Calls, ended: Collection[int], *, still: bool) -> Difference | None:

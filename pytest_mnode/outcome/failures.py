@@ -12,7 +12,8 @@ import signal
 
 from pytest_mnode.logs.causes import ENDINGS, causes, is_peer_lost
 from pytest_mnode.measurement import listed
-from pytest_mnode.outcome.calls import INSIDE, LIMITED, RAISED, Call, difference
+from pytest_mnode.outcome.call_record import INSIDE, LIMITED, RAISED, Call
+from pytest_mnode.outcome.calls import difference
 from pytest_mnode.outcome.describe import MOST_SHOWN, died_of, on_nodes, ranks_text
 from pytest_mnode.outcome.outcome import (
     PHASES,

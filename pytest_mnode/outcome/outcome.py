@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pytest_mnode.outcome.calls import Call, parse
+from pytest_mnode.outcome.call_record import Call, parse
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
 from pytest_mnode.protocol.world import WorldInfo

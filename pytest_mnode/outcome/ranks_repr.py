@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+_KEY = "mnode_ranks"
+"""Of the parts, in a serialised report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,34 @@ class RanksRepr:
             for title, report, text in data["parts"]
         )
         return cls(parts, *data["crash"])
+
+
+class RanksReprHooks:
+    """pytest plugin: reports of many ranks between pytest-xdist's processes."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_to_serializable(
+        self, config: pytest.Config, report: pytest.CollectReport | pytest.TestReport
+    ) -> dict[str, Any] | None:
+        longrepr: Any = getattr(report, "longrepr", None)
+        if not isinstance(longrepr, RanksRepr):
+            return None
+        plain = copy.copy(report)
+        plain.longrepr = str(longrepr)
+        hook = config.hook.pytest_report_to_serializable
+        data: dict[str, Any] = hook(config=config, report=plain)
+        data[_KEY] = longrepr.to_dict(lambda r: hook(config=config, report=r))
+        return data
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_from_serializable(
+        self, config: pytest.Config, data: dict[str, Any]
+    ) -> pytest.CollectReport | pytest.TestReport | None:
+        if _KEY not in data:
+            return None
+        data = dict(data)
+        parts = data.pop(_KEY)
+        hook = config.hook.pytest_report_from_serializable
+        report: Any = hook(config=config, data=data)
+        report.longrepr = RanksRepr.from_dict(parts, lambda d: hook(config=config, data=d))
+        return report  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.outcome.calls import (
+from pytest_mnode.outcome.call_record import (
     INSIDE,
     LIMITED,
     PENDING,

@@ -13,7 +13,7 @@ import pytest
 from pytest_mnode.controller import conductor as conduct
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
-from pytest_mnode.outcome.calls import INSIDE, SEPARATOR
+from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
 from pytest_mnode.protocol.rank_messages import (

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.outcome import calls as calls_module
-from pytest_mnode.outcome.calls import (
+from pytest_mnode.outcome.call_record import (
     INSIDE,
     LIMITED,
     PENDING,
@@ -24,11 +24,10 @@ from pytest_mnode.outcome.calls import (
     SLOT_BYTES,
     SLOTS,
     Call,
-    difference,
-    is_hopeless,
     parse,
     read,
 )
+from pytest_mnode.outcome.calls import difference, is_hopeless
 
 SUM = "of [2] float32 with SUM"
 
