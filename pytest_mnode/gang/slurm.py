@@ -130,7 +130,7 @@ def script(python: str, directory: Path, runs_s: float) -> str:
 
 
 class SlurmEngine:
-    """See Engine. `close` ends all of its jobs.
+    """An `Engine`; `close` ends all of its jobs.
 
     shared: a directory that all nodes see; the engine makes its own in it. python: on the nodes.
     args: further options of sbatch, such as --partition=gpu. names: of the spec's scheduler.
@@ -167,7 +167,7 @@ class SlurmEngine:
         self._cleanup = SlurmCleanup(self._job_name, str(self.directory))
 
     def capacity(self) -> Capacity:
-        """See Engine: nodes of the jobs' partitions or reservation; free are the idle ones."""
+        """Nodes of the jobs' partitions or reservation; free are the idle ones."""
         target = replace(self._target, partitions=self._target.partitions or (self._default(),))
         there = self._slurm.nodes()
         out = {*target.out([node.name for node in there]), *self._lacking(there)}
@@ -180,7 +180,6 @@ class SlurmEngine:
         return Capacity(tuple(node.name for node in usable), tuple(free))
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
-        """See Engine."""
         there = self._target.unreserved(self._slurm.nodes(nodes))
         # Only of these nodes: to list all jobs of a large cluster takes long, and delays the next
         # look.
@@ -191,7 +190,6 @@ class SlurmEngine:
         return others_of(nodes, jobs_on(text), there, self._job_name)
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
-        """See Engine."""
         return (self._sbatch(request, request.nodes),)
 
     def _sbatch(self, request: GangRequest, nodes: int) -> str:
@@ -231,7 +229,6 @@ class SlurmEngine:
         return job
 
     def observe(self) -> Look:
-        """See Engine."""
         asked = time.time()
         try:
             jobs = self._slurm.jobs(self._job_name)
@@ -242,7 +239,6 @@ class SlurmEngine:
         return Look(asked, answered, records, *self.heartbeats.read())
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """See Engine."""
         self._slurm.cancel(*map(int, jobs))
 
     def close(self) -> None:

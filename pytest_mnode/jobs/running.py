@@ -59,15 +59,9 @@ class RunningJob(LaunchedJob):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of its current or last start."""
         return self._nodes
 
     def preempt(self, grace_s: float) -> list[str]:
-        """Preempt it as a scheduler does: SIGTERM to torchrun on all nodes at once, and SIGKILL for
-        what is left `grace_s` seconds later. Names of the nodes that needed SIGKILL.
-
-        `wait` requeues it where `Job.requeues` allows it.
-        """
         on = job_processes.living(self._cluster, self.nodes)
         self._signal(on, "torchrun", signals.SIGTERM)
         end = time.monotonic() + grace_s
@@ -80,7 +74,6 @@ class RunningJob(LaunchedJob):
         return late
 
     def output(self, node: str) -> str:
-        """What all starts of the job have printed on a node until now."""
         return "".join(self._printed(node, requeue) for requeue in range(self._requeue + 1))
 
     def poll(self) -> JobResult | None:
@@ -110,7 +103,6 @@ class RunningJob(LaunchedJob):
         return None
 
     def close(self) -> None:
-        """Kill its processes, remove its logs. Raises ClusterError where SIGKILL is not enough."""
         try:
             self._end(self._used)
         finally:

@@ -91,7 +91,7 @@ TESTS = (
         until(job, " 0 0 2 fab0")
         before = {n: set(job.pids(n)) for n in job.nodes}
         assert job.preempt(20) == []
-        assert "told 0 0 0" in job.output("node0") and "told 1 0 0" in job.output("node1")
+        assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
         told = [e for e in job.events if e.what == "signalled"]
         assert [(e.node, e.detail, len(e.pids)) for e in told] == [
             ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]

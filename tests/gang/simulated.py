@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
@@ -23,6 +23,10 @@ from pytest_mnode.gang.engine import (
 from pytest_mnode.gang.site import Report, Site
 from pytest_mnode.spec.gang import GangCriterion
 
+TICK_S = 0.1
+BEAT_EVERY = 2
+ENDS_IN_S = 0.3
+
 
 @dataclass
 class Job:
@@ -33,7 +37,7 @@ class Job:
     ending_s: float | None = None
     over: bool = False
     restarts: int = 0
-    told: bool = False
+    got_sigterm: bool = False
     why: str = "PENDING (Resources)"
 
     @property
@@ -41,30 +45,22 @@ class Job:
         return self.began_s is None and not self.over
 
 
-TICK_S = 0.1
-BEAT_EVERY = 2
-ENDS_IN_S = 0.3
-
-
 @dataclass
 class Scheduler:
     """An engine, a clock and a power switch at once. faults: what it does wrong.
 
-    partial: starts a job on fewer nodes than it asked for. one_by_one: binds nodes to a job one
-    every so many seconds. never_next: starts no other gang once one has run. keeps: cancels
-    nothing. no_backfill: starts nothing behind a job that waits. twice: gives nodes away that are
-    taken. early: a rank of a waiting gang runs. outlives: ranks run on for a while after the end.
-    elsewhere: a rank runs on a node that is not its gang's. late_rank: one rank starts so many
-    seconds after the others. silent: no heartbeat from this node. blind: no answer for so many
-    seconds from the fifth look on. slow: an answer takes so long. fails: every job does, at once
-    and with these words. garbled: heartbeats that are none. dies: gangs are over
-    after so many seconds, without a rank; dies_again: those of a second start. late_small: it
-    waits for so long after a gang. power_limit: power is switched off by a command that does not
-    end; interrupted: by a user who has enough; slow_power: by one that takes so many
-    seconds. foreign: nodes that others take, from the first submission on. unreasonable: says no
-    reason. split: a gang is submitted as that many jobs of one node. Of a gang that lost a node,
-    half_requeue: it goes on without it; stubborn: it is requeued, whatever was asked for; zombies:
-    its ranks run on; never_again: it stays away.
+    partial: starts a job on too few nodes. one_by_one: binds a node every N s. never_next: starts
+    no gang after the first. keeps: cancels nothing. no_backfill: starts nothing behind a waiting
+    job. twice: gives taken nodes away. early: a rank of a waiting gang runs. outlives: ranks run on
+    after the end. elsewhere: a rank runs on another node. late_rank: one rank starts N s late.
+    silent: no heartbeat from this node. blind: no answer for N s from the fifth look on. slow:
+    answers take N s. fails: every job fails at once with these words. garbled: lines that are no
+    heartbeat. dies: gangs are over after N s without a rank; dies_again: in their second start.
+    late_small: the small job waits N s after a gang. power_limit: the power command never ends;
+    interrupted: the user interrupts it; slow_power: it takes N s. foreign: nodes that others take
+    after the first submission. unreasonable: no reason. split: a gang becomes N jobs of one node.
+    After a node was lost, half_requeue: the gang goes on without it; stubborn: it is requeued in
+    any case; zombies: its ranks run on; never_again: it stays away.
     """
 
     names: tuple[str, ...] = ("node0", "node1", "node2", "node3")
@@ -84,8 +80,6 @@ class Scheduler:
         self.alarm: tuple[float, threading.Event] | None = None
         self.zombies: list[tuple[str, int, str]] = []
 
-    # The clock.
-
     def now(self) -> float:
         return self.time
 
@@ -97,8 +91,6 @@ class Scheduler:
                 self.alarm[1].set()
                 self.alarm = None
                 time.sleep(0.05)  # for the thread that waits for it
-
-    # The engine.
 
     def capacity(self) -> Capacity:
         taken = self._taken()
@@ -115,9 +107,7 @@ class Scheduler:
             raise Refused("Requested node configuration is not available")
         asks = [request]
         if "split" in self.faults and request.nodes > 1:
-            asks = [
-                GangRequest(request.name, 1, request.runs_s, request.limit_s, request.among)
-            ] * request.nodes
+            asks = [replace(request, nodes=1, requeue=False)] * request.nodes
         made = [Job(str(len(self.jobs) + i + 1), one) for i, one in enumerate(asks)]
         self.jobs += made
         self.time += 0.02
@@ -142,8 +132,6 @@ class Scheduler:
                     job.over = True
                 elif job.ending_s is None and not job.over:
                     job.ending_s = self.time
-
-    # The power switch.
 
     def power(self, what: str, node: str) -> None:
         if "no_power" in self.faults:
@@ -175,18 +163,18 @@ class Scheduler:
         for job in self.jobs:
             if job.over:
                 fails = "dies" not in self.faults or self._dies(job) is not None
-                said = str(self.faults.get("fails", "COMPLETED")) if fails else "COMPLETED"
+                status = str(self.faults.get("fails", "COMPLETED")) if fails else "COMPLETED"
                 phase = Phase.OVER
             elif job.waits:
                 reason = "PENDING" if "unreasonable" in self.faults else job.why
-                phase, said = Phase.WAITING, reason
+                phase, status = Phase.WAITING, reason
             elif job.ending_s is not None:
-                phase, said = Phase.ENDING, "COMPLETING"
+                phase, status = Phase.ENDING, "COMPLETING"
             else:
-                phase, said = Phase.HOLDING, "RUNNING"
+                phase, status = Phase.HOLDING, "RUNNING"
             nodes = job.nodes if phase in (Phase.HOLDING, Phase.ENDING) else ()
-            failed = phase is Phase.OVER and said.startswith("FAILED")
-            found[job.id] = JobRecord(job.id, phase, nodes, said, job.restarts, failed)
+            failed = phase is Phase.OVER and status.startswith("FAILED")
+            found[job.id] = JobRecord(job.id, phase, nodes, status, job.restarts, failed)
         return found
 
     def _taken(self) -> set[str]:

@@ -19,6 +19,7 @@ from tests.gang.windows import (
     LEFT,
     NEVER,
     NEXT,
+    NO_REASON,
     NOT_BACK,
     NOT_TRIED,
     OFF,
@@ -28,7 +29,6 @@ from tests.gang.windows import (
     TWICE,
     UNHEARD,
     UNKNOWN,
-    UNTOLD,
     WAITING,
     culprit,
     verdicts,
@@ -48,7 +48,7 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "faults", "expected", "name", "said"),
+    ("how", "faults", "expected", "name", "text"),
     [
         # Half a gang runs.
         ("filled", {"partial": 1}, {PARTS: FAIL}, PARTS, "filled 2: B held 2 of 3 nodes (node2 "),
@@ -81,7 +81,7 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
          "the room could not be filled: filler 1 FAILED (NonZeroExitCode), filler 2 FAILED"),
         ("loss", {"fails": "FAILED"}, {FATE: UNKNOWN}, FATE, "could lose no node: B FAILED"),
         # A gang larger than the cluster.
-        ("oversize", {"unreasonable": 1}, {UNTOLD: FAIL}, UNTOLD, "too large: PENDING"),
+        ("oversize", {"unreasonable": 1}, {NO_REASON: FAIL}, NO_REASON, "too large: PENDING"),
         ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL, OTHERS: FAIL}, BLOCKED, "B: PENDING ("),
         ("oversize", {"partial": 1}, {PARTS: FAIL}, PARTS, "too large held 4 of 5 nodes"),
         # Gangs that are dead on arrival, in the scheduler's word or without one.
@@ -104,21 +104,21 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
     ],
 )  # fmt: skip
 def test_each_fault_of_a_scheduler_is_found(
-    how: str, faults: dict[str, Any], expected: dict[str, str], name: str, said: str
+    how: str, faults: dict[str, Any], expected: dict[str, str], name: str, text: str
 ) -> None:
     scheduler = Scheduler(faults=faults, refuses=how != "oversize")
     done = ran(how, scheduler, node_loss="either", lost_within="30 s")
     found = verdicts(done)
     assert expected.items() <= found.items(), done.text()
-    assert said in words(done, name), done.text()
+    assert text in words(done, name), done.text()
     assert not scheduler.off, "a node was left without power"
 
 
 def test_a_gang_larger_than_the_cluster_may_wait_with_a_reason() -> None:
     done = ran("oversize", Scheduler(refuses=False))
     assert verdicts(done) == {}, done.text()
-    assert culprit(done, UNTOLD) == "waits: PENDING (Resources)"
-    assert culprit(ran("oversize", Scheduler()), UNTOLD).startswith("refused: Requested node")
+    assert culprit(done, NO_REASON) == "waits: PENDING (Resources)"
+    assert culprit(ran("oversize", Scheduler()), NO_REASON).startswith("refused: Requested node")
 
 
 def test_nodes_bound_one_by_one_may_settle_where_that_is_promised() -> None:
@@ -155,7 +155,7 @@ def test_a_gang_not_taken_down_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "promised", "said"),
+    ("names", "promised", "text"),
     [
         (("node0",), {}, "1 of 1 nodes are free, and a gang has 2; the experiment needs nodes"),
         (("a", "b", "c"), {"nodes": 4}, "3 of 3 nodes are free, and a gang has 4"),
@@ -163,11 +163,11 @@ def test_a_gang_not_taken_down_in_time() -> None:
     ],
 )
 def test_an_experiment_that_was_impossible_is_inconclusive(
-    names: tuple[str, ...], promised: dict[str, Any], said: str
+    names: tuple[str, ...], promised: dict[str, Any], text: str
 ) -> None:
     done = ran("filled", Scheduler(names), **promised)
     assert verdicts(done) == {CONDUCTED: UNKNOWN}
-    assert culprit(done, CONDUCTED).startswith(said)
+    assert culprit(done, CONDUCTED).startswith(text)
 
 
 @pytest.mark.parametrize("seconds", [7.0, 9.0, 20.0])
@@ -222,15 +222,15 @@ def test_looks_continue_while_power_is_switched() -> None:
 
 def test_every_state_and_its_duration_is_recorded() -> None:
     done = ran("filled", Scheduler(), rounds=1)
-    told = {f.name: f for f in done.measurements if f.expected is None}
-    waited = told["filled 1: B: waiting"]
+    recorded = {f.name: f for f in done.measurements if f.expected is None}
+    waited = recorded["filled 1: B: waiting"]
     assert waited.value == pytest.approx(4.4, abs=0.5)
     assert waited.note.startswith("PENDING (Resources); from +")
-    whole = told["filled 1: B: whole"]
+    whole = recorded["filled 1: B: whole"]
     assert whole.value == pytest.approx(3.0, abs=0.5)
     assert whole.note.startswith("3 of 3: node")
-    assert told["filled 1: B: 3 of 3 ranks ran"].value == pytest.approx(3.0, abs=0.5)
-    assert told["filled 1: small: time to its start"].value is not None
+    assert recorded["filled 1: B: 3 of 3 ranks ran"].value == pytest.approx(3.0, abs=0.5)
+    assert recorded["filled 1: small: time to its start"].value is not None
     assert any("B " in line and "waiting" in line and "4." in line for line in done.lines)
 
 

@@ -11,9 +11,9 @@ from pytest_mnode.gang.window import CLEARED, Window
 from tests.gang.simulated import Scheduler, ran
 from tests.gang.windows import (
     FAIL,
+    NO_REASON,
     PROMISE,
     UNKNOWN,
-    UNTOLD,
     B,
     Shown,
     all_ran,
@@ -29,7 +29,7 @@ from tests.gang.windows import (
 WIDE = ("m0", "m1", "m2", "m3", "m4")
 
 
-def untold(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, str] | None:
+def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, str] | None:
     gangs = (
         Gang("too large", 5, ("9",), 5.0, 100.0),
         B,
@@ -42,15 +42,15 @@ def untold(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, str] |
 
     looks = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
     window = Window("too large", gangs, looks, notes=((120.0, CLEARED),), arena=WIDE[:4])
-    return faults(judged_size(window, PROMISE)).get(UNTOLD)
+    return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 
 def test_it_waits_with_a_reason() -> None:
-    assert untold(lambda t: {"9": waits("9") if t < 120 else over("9", "CANCELLED")}) is None
+    assert reason_given(lambda t: {"9": waits("9") if t < 120 else over("9", "CANCELLED")}) is None
     bare = JobRecord("9", Phase.WAITING, (), "PENDING")
-    said = untold(lambda t: {"9": bare if t < 120 else over("9", "CANCELLED (x)")})
-    assert said is not None
-    assert said[0] == FAIL
+    text = reason_given(lambda t: {"9": bare if t < 120 else over("9", "CANCELLED (x)")})
+    assert text is not None
+    assert text[0] == FAIL
 
 
 def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
@@ -61,19 +61,19 @@ def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
 
     heard = tuple(Heartbeat("9", 0, rank, node, 109.0) for rank, node in enumerate(WIDE))
     for beats in ((), heard):
-        said = untold(runs, beats)
-        assert said is not None
-        assert said[0] == UNKNOWN
-        assert "it ran, so that it was not larger than the cluster" in said[1]
-    assert untold(lambda t: {"9": waits("9") if t < 120 else over("9")}, heard) is not None
+        text = reason_given(runs, beats)
+        assert text is not None
+        assert text[0] == UNKNOWN
+        assert "it ran, so that it was not larger than the cluster" in text[1]
+    assert reason_given(lambda t: {"9": waits("9") if t < 120 else over("9")}, heard) is not None
 
 
 @pytest.mark.parametrize("words", ["FAILED (BadConstraints)", "FAILED (NonZeroExitCode)"])
 def test_a_large_gang_that_is_over_at_once(words: str) -> None:
-    said = untold(lambda t: {"9": over("9", words)})
-    assert said is not None
-    assert said[0] == UNKNOWN
-    assert f"over before it was cancelled: {words}" in said[1]
+    text = reason_given(lambda t: {"9": over("9", words)})
+    assert text is not None
+    assert text[0] == UNKNOWN
+    assert f"over before it was cancelled: {words}" in text[1]
 
 
 class RefusesAll(Scheduler):
@@ -83,5 +83,5 @@ class RefusesAll(Scheduler):
 
 def test_a_refusal_of_every_job_is_inconclusive() -> None:
     found = verdicts(ran("oversize", RefusesAll()))
-    assert found[UNTOLD] == UNKNOWN
+    assert found[NO_REASON] == UNKNOWN
     assert FAIL not in found.values()

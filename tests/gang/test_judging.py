@@ -53,14 +53,14 @@ def test_a_race_as_it_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [("COMPLETED", UNKNOWN), ("FAILED (NonZeroExitCode)", FAIL)]
+    ("text", "expected"), [("COMPLETED", UNKNOWN), ("FAILED (NonZeroExitCode)", FAIL)]
 )
-def test_gangs_that_are_over_without_a_heartbeat(said: str, expected: str) -> None:
-    shown = both(course("1", 101, 101.6, said), course("2", 102, 102.6, said))
+def test_gangs_that_are_over_without_a_heartbeat(text: str, expected: str) -> None:
+    shown = both(course("1", 101, 101.6, text), course("2", 102, 102.6, text))
     found = raced(watched(shown, [], 106), 103.0)
     assert found[UNHEARD][0] == expected
     assert "race 1: A: 0 of 3 ranks heard, 0 of them to their end" in found[UNHEARD][1]
-    assert (said in found[UNHEARD][1]) == (expected == FAIL)
+    assert (text in found[UNHEARD][1]) == (expected == FAIL)
     assert found[ALONE][0] == UNKNOWN
 
 
@@ -89,12 +89,12 @@ def test_ranks_one_after_another() -> None:
     assert "race 1: A: its 3 ranks never ran at once" in found[UNHEARD][1]
 
 
-@pytest.mark.parametrize(("by", "said"), [(30.0, "+29."), (-3.0, "-3.0 s or more")])
-def test_a_clock_that_is_off_is_not_the_schedulers_fault(by: float, said: str) -> None:
+@pytest.mark.parametrize(("by", "text"), [(30.0, "+29."), (-3.0, "-3.0 s or more")])
+def test_a_clock_that_is_off_is_not_the_schedulers_fault(by: float, text: str) -> None:
     found = raced(watched(RACE, RACED, 118, off={"n2": by}), 115.0)
     assert {verdict for verdict, _ in found.values()} == {UNKNOWN}, found
     assert {ALONE, UNHEARD} <= found.keys() & {WAITING, AFTER, ALONE, UNHEARD}
-    assert f"n2's clock is off by {said}" in found[ALONE][1]
+    assert f"n2's clock is off by {text}" in found[ALONE][1]
 
 
 def test_ranks_of_other_nodes_are_blamed_all_the_same() -> None:

@@ -45,7 +45,7 @@ def test_room_for_one_gang_and_not_for_two(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "free", "promised", "said"),
+    ("nodes", "free", "promised", "text"),
     [
         (4, 0, {}, "0 of 4 nodes are free, and a gang has 2; the experiment needs nodes that"),
         (4, 2, {"nodes": 3}, "2 of 4 nodes are free, and a gang has 3"),
@@ -53,10 +53,10 @@ def test_room_for_one_gang_and_not_for_two(
         (2, 2, {"among": ["node1", "nodex"]}, "criteria.gang.among: nodex: no such node; the sch"),
     ],
 )
-def test_where_there_is_no_room(nodes: int, free: int, promised: dict[str, Any], said: str) -> None:
+def test_where_there_is_no_room(nodes: int, free: int, promised: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         planned(nodes, free, **promised)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(text)
 
 
 def test_orders_follow_from_the_seed_and_the_round() -> None:

@@ -167,7 +167,7 @@ def test_left_out_nodes_are_left_out_by_sbatch_too(
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "text"),
     [
         (
             "--exclude=/home/x/nodes",
@@ -186,10 +186,10 @@ def test_left_out_nodes_are_left_out_by_sbatch_too(
         ("--cpus-per-task=x", "--cpus-per-task=x: not read; accepted: 16"),
     ],
 )
-def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str, said: str) -> None:
+def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str, text: str) -> None:
     with pytest.raises(UsageError) as error:
         SlurmEngine(tmp_path, args=[option])
-    assert str(error.value).startswith(f"--mnode-slurm-args: {said}")
+    assert str(error.value).startswith(f"--mnode-slurm-args: {text}")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.glob(".mnode-gang-*"))
 

@@ -23,8 +23,8 @@ def look(at: float, *records: JobRecord) -> Look:
     return Look(at, at + 0.1, {record.job: record for record in records})
 
 
-def one(phase: Phase, nodes: int = 0, said: str = "", restarts: int = 0) -> JobRecord:
-    return JobRecord("1", phase, tuple(f"node{n}" for n in range(nodes)), said, restarts)
+def one(phase: Phase, nodes: int = 0, text: str = "", restarts: int = 0) -> JobRecord:
+    return JobRecord("1", phase, tuple(f"node{n}" for n in range(nodes)), text, restarts)
 
 
 GANG = Gang("B", 3, ("1",), 5.0, submitted_s=0.5)
@@ -75,9 +75,9 @@ def test_looks_without_an_answer_say_nothing() -> None:
 
 def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     looks = [
-        look(1.0, one(W, said="PENDING (Priority)")),
-        look(2.0, one(W, said="PENDING (Resources)")),
-        look(3.0, one(W, said="PENDING (Resources)")),
+        look(1.0, one(W, text="PENDING (Priority)")),
+        look(2.0, one(W, text="PENDING (Resources)")),
+        look(3.0, one(W, text="PENDING (Resources)")),
         look(4.0, one(H, 3)),
         look(5.0, one(O)),
     ]

@@ -1,19 +1,19 @@
 """The rank of a job that tests start: it needs no torch, and does what files tell it."""
 
-# A rank that says who it is, then waits to be told to end; one that dies takes its world along,
+# A rank that prints who it is, and waits for SIGTERM; one that dies takes its world along,
 # as torch's collectives would have it: by a file that all of them watch.
 RANK = """
 import os, pathlib, signal, sys, time
 place = pathlib.Path(sys.argv[1])
 me = " ".join(os.environ[n] for n in ("RANK", "MNODE_REQUEUE", "TORCHELASTIC_RESTART_COUNT"))
 pins = [os.environ.get(n) for n in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")]
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 print("up", me, os.environ["WORLD_SIZE"], *pins, os.uname().nodename, flush=True)
 end = time.monotonic() + 60
 while time.monotonic() < end:
-    if "stubborn" not in sys.argv and told:
-        print("told", me, flush=True)
+    if "stubborn" not in sys.argv and stopped:
+        print("sigterm", me, flush=True)
         sys.exit(75)
     if (place / f"broken.{me.split(' ', 1)[1].replace(' ', '.')}").exists():
         sys.exit(1)

@@ -83,10 +83,10 @@ TESTS = """
         job = cluster.launch(Job(argv, nodes=2, env=quick, requeues=2))
         until(job, " 0 0 2 fab0")
         job.preempt(10)
-        assert "told 0 0 0" in job.output("node0") and "told 1 0 0" in job.output("node1")
+        assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
         until(job, " 1 0 2 fab0")
-        told = [e.detail for e in job.events if e.what in ("preempted", "requeued")]
-        assert told == ["", "preempted"]
+        details = [e.detail for e in job.events if e.what in ("preempted", "requeued")]
+        assert details == ["", "preempted"]
         cluster.power_off("node1")
         with pytest.raises(TimeLimitError, match="waits for node1 to be there again after 2 s"):
             job.wait(2)

@@ -182,8 +182,8 @@ exit "$STATUS"
 
 
 def answers(status: int, answer: str = "", complaint: str = "") -> dict[str, str]:
-    told = {"STATUS": str(status), "ANSWER": answer, "COMPLAINT": complaint}
-    return {"PATH": os.environ["PATH"], **told}
+    settings = {"STATUS": str(status), "ANSWER": answer, "COMPLAINT": complaint}
+    return {"PATH": os.environ["PATH"], **settings}
 
 
 def test_a_script_is_submitted_with_the_environment_of_the_job(programs: Path) -> None:

@@ -53,7 +53,6 @@ class Direct:
         self._notes = (note,) if note else ()
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> DirectSubmission:
-        """See SubmissionPath."""
         if job.image is not None:
             raise UsageError(
                 f"job {job.name}: image {job.image}: the launcher of this run starts commands on "
@@ -122,7 +121,6 @@ class DirectSubmission:
             raise
 
     def wait(self, timeout_s: float) -> Outcome:
-        """See Submission."""
         until = self._began + timeout_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,7 +137,6 @@ class DirectSubmission:
         return Outcome(codes, reports, tuple(logins), hosts, output, seconds)
 
     def close(self) -> None:
-        """See Submission."""
         self._end()
         self._logs.cleanup()
 

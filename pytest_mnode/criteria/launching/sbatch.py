@@ -64,7 +64,6 @@ class Sbatch:
         return styles.srun_takes_images(self._slurm.run("srun", "--help"))
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
-        """See SubmissionPath."""
         if job.image is not None and not self.runs_images:
             raise UsageError(
                 f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
@@ -133,7 +132,6 @@ class SbatchSubmission:
             raise
 
     def wait(self, timeout_s: float) -> Outcome:
-        """See Submission."""
         until = self._began + timeout_s
         while not (in_time := self._over()) and time.monotonic() < until:
             if (state := self._queued.state) is not None and never_starts(state):
@@ -152,7 +150,6 @@ class SbatchSubmission:
         return Outcome(codes, reports, logins, hosts, output, seconds, waits)
 
     def close(self) -> None:
-        """See Submission."""
         done = False
         try:
             self._cancel()

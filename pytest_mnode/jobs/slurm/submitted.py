@@ -70,11 +70,6 @@ class SubmittedJob(LaunchedJob):
         return self._queued.number
 
     def preempt(self, grace_s: float) -> list[str]:
-        """Preempt it: SIGTERM to all of its steps by Slurm, and SIGKILL for what is left `grace_s`
-        seconds later. Names of the nodes that needed SIGKILL.
-
-        The job is requeued where `Job.requeues` allows it.
-        """
         on, began = self.nodes, time.time()
         self._queued.slurm.run("scancel", "--signal=TERM", str(self.number))
         end = time.monotonic() + grace_s

@@ -39,15 +39,15 @@ def rank_env(rank: int, size: int, port: int, kept: bool, **more: str) -> dict[s
 
 def joined(limit_s: float, times: int = 1) -> str:
     """Meet, sum, part: what came of it."""
-    said = ""
+    text = ""
     for _ in range(times):
         meet(limit_s, "gloo")
         x = torch.ones(1)
         dist.all_reduce(x)
         limit = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-        said += f"sum {x.item():.0f} limit {limit.options._timeout.total_seconds():.0f} "
+        text += f"sum {x.item():.0f} limit {limit.options._timeout.total_seconds():.0f} "
         dist.destroy_process_group()
-    return said.strip()
+    return text.strip()
 
 
 def fork(env: dict[str, str], body: Callable[[], str]) -> tuple[int, int]:

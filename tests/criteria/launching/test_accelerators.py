@@ -17,7 +17,7 @@ from tests.criteria.launching.made import but, changed, expected, right
 CONTRACT = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
 
 
-def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
+def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
     return wrong_variables(expected(style, per_node), reports)
 
 
@@ -129,6 +129,6 @@ def test_ids_of_the_visible_devices(
 )
 def test_tensor_and_pipeline_sizes_divide(arguments: tuple[str, ...], line: str) -> None:
     reports = but(right(expected("megatron")), 2, arguments=arguments)
-    found = said(reports, "megatron")
+    found = faults(reports, "megatron")
     assert len(found) == bool(line)
     assert all(line in one and one.startswith("node1 rank 2: ") for one in found)

@@ -14,7 +14,7 @@ from tests.criteria.launching.made import NODES, but, changed, expected, right
 STYLES = ("torchrun", "deepspeed", "megatron")
 
 
-def said(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
+def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
     return wrong_variables(expected(style, per_node), reports)
 
 
@@ -75,7 +75,7 @@ def test_names_node_rank_and_variable(
     style: str, rank: int, variable: str, value: str | None, line: str
 ) -> None:
     reports = changed(right(expected(style)), rank, **{variable: value})
-    assert line in said(reports, style)
+    assert line in faults(reports, style)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_names_node_rank_and_variable(
 )
 def test_variables_of_one_style(style: str, variable: str, value: str | None, line: str) -> None:
     reports = changed(right(expected(style)), 4, **{variable: value})
-    assert f"node2 rank 4: {line}" in said(reports, style)
+    assert f"node2 rank 4: {line}" in faults(reports, style)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_variables_of_one_style(style: str, variable: str, value: str | None, li
 )
 def test_optional_variables_must_be_numbers(style: str, variable: str, value: str) -> None:
     reports = changed(right(expected(style)), 4, **{variable: value})
-    assert said(reports, style) == [f"node2 rank 4: {variable}={value!r} is not a number"]
+    assert faults(reports, style) == [f"node2 rank 4: {variable}={value!r} is not a number"]
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999"])
@@ -120,7 +120,7 @@ def test_a_port_that_is_none_is_named(port: str) -> None:
     reports = right(expected())
     for rank in range(len(reports)):
         reports = changed(reports, rank, MASTER_PORT=port)
-    assert said(reports) == [
+    assert faults(reports) == [
         f"{report.node} rank {rank}: MASTER_PORT={port} is no port: 1 to 65535"
         for rank, report in enumerate(reports)
     ]
@@ -128,35 +128,35 @@ def test_a_port_that_is_none_is_named(port: str) -> None:
         fine = right(expected())
         for rank in range(len(fine)):
             fine = changed(fine, rank, MASTER_PORT=good)
-        assert said(fine) == []
+        assert faults(fine) == []
 
 
 @pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"])
 def test_a_scheduled_rank_has_the_schedulers_numbers(name: str) -> None:
     reports = changed(right(expected("megatron")), 4, **{name: None})
-    assert said(reports, "megatron") == [f"node2 rank 4: {name} is not set"]
+    assert faults(reports, "megatron") == [f"node2 rank 4: {name} is not set"]
 
 
 def test_variables_that_only_some_deepspeed_versions_set() -> None:
     reports = changed(right(expected("deepspeed")), 4, CROSS_RANK=None, CROSS_SIZE=None)
-    assert said(reports, "deepspeed") == []
+    assert faults(reports, "deepspeed") == []
 
 
 def test_ranks_of_another_nodes_block_are_named() -> None:
     wanted = expected("torchrun", 1)
     reports = right(wanted)
     reports[1], reports[2] = replace(reports[1], node="node2"), replace(reports[2], node="node1")
-    assert "node2 rank 1: RANK=1 belongs to node1" in said(reports, per_node=1)
+    assert "node2 rank 1: RANK=1 belongs to node1" in faults(reports, per_node=1)
 
 
 def test_a_master_that_is_not_the_first_node_is_named() -> None:
     wanted = expected("torchrun", 1)
     reports = but(right(wanted), 0, master_is_here=False)
-    assert said(reports, per_node=1) == [
+    assert faults(reports, per_node=1) == [
         "node0 rank 0: MASTER_ADDR=10.77.1.1 is not one of its addresses, and rank 0 is there"
     ]
     reports = but(right(wanted), 0, master_is_here=None)
-    assert said(reports, per_node=1) == [
+    assert faults(reports, per_node=1) == [
         "node0 rank 0: MASTER_ADDR=10.77.1.1 means nothing there, and rank 0 is there"
     ]
 
@@ -226,7 +226,7 @@ def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
     assert not_met(wanted, reports) == [
         f"{node} rank 0: met alone: 1 of 4 ranks by a collective" for node in NODES
     ]
-    found = said(reports, per_node=1)
+    found = faults(reports, per_node=1)
     assert "node1 rank 0: WORLD_SIZE=1, must be 4" in found
     assert "node1 rank 0: RANK=0 is also a rank's of node0, node2, node3" in found
     assert "node1: no rank has RANK=1-3" in found

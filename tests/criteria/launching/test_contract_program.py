@@ -106,9 +106,9 @@ def test_at_the_limit_all_ranks_name_the_missing_one(program: ModuleType) -> Non
     rank0 = Rank0(program, 3, 1.0)
     with knocks(rank0), rank0.dial() as one:
         one.sendall(b"1\n")
-        said = json.loads(one.makefile().readline())
+        answer = json.loads(one.makefile().readline())
     line = "ranks [2] of 3 never came within 1 s"
-    assert (rank0.ended(), said) == (line, {"error": line})
+    assert (rank0.ended(), answer) == (line, {"error": line})
 
 
 def test_a_number_that_came_twice_shows(program: ModuleType) -> None:

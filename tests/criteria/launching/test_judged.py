@@ -49,8 +49,8 @@ def test_a_leak_is_the_culprit() -> None:
     reports = right(expected())
     names = reports[2].names | {"MNODE_CANARY"}
     found = recorded(started(but(reports, 2, names=names)))
-    said = "node1 rank 2: MNODE_CANARY of the submitting environment is visible"
-    assert red(found) == {"variables leaked": said}
+    leak = "node1 rank 2: MNODE_CANARY of the submitting environment is visible"
+    assert red(found) == {"variables leaked": leak}
 
 
 def test_jobs_of_one_rank_are_not_one_job() -> None:
@@ -83,14 +83,14 @@ def test_no_node_is_blamed_for_a_job_that_never_left_the_queue() -> None:
 
 
 def test_a_job_that_failed_names_its_cause() -> None:
-    said = {
+    printed = {
         "node0": "RuntimeError: Connection closed by peer [10.0.0.2]:9\n",
         "node2": "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
     }
     cause = "rank 5 on node2: GPU out of memory ("
-    failed = started([], codes={"node0": 1, "node2": 1}, output=said)
+    failed = started([], codes={"node0": 1, "node2": 1}, output=printed)
     assert any(line.startswith(cause) for line in failed.text().splitlines())
-    assert cause not in started(output=said).text()
+    assert cause not in started(output=printed).text()
 
 
 def test_a_failed_node_counts_while_others_wait_for_it() -> None:

@@ -54,12 +54,12 @@ def run(text: str) -> tuple[int, str]:
 
 def test_nothing_of_the_callers_environment_is_left() -> None:
     code, out = run(plan([SHELL, "-c", "env"]))
-    _, [said] = read_output(out)
+    _, [login_line] = read_output(out)
     assert code == 0
     env = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
     assert set(env) - {"PWD", "SHLVL", "_", "OLDPWD"} == {"HOME", "USER", "PATH", "LANG", "OWN"}
-    assert (env["PATH"], env["LANG"], env["USER"]) == ("/usr/bin:/bin", "C.UTF-8", said.user)
-    assert said.uid == os.geteuid()
+    assert (env["PATH"], env["LANG"], env["USER"]) == ("/usr/bin:/bin", "C.UTF-8", login_line.user)
+    assert login_line.uid == os.geteuid()
 
 
 def test_home_is_put_into_argv_and_is_where_it_starts() -> None:
@@ -85,9 +85,9 @@ class TestAsNobody:
         for doing, key in (("read", "must_read"), ("run", "must_run")):
             files = {key: [f"{tmp_path}/x"]}
             code, out = run(plan([SHELL, "-c", "id -u"], unprivileged=True, **files))
-            _, [said] = read_output(out)
-            assert (code, said.uid) == (0, 0)
-            assert said.why == f"uid 65534 cannot {doing} {tmp_path}/x"
+            _, [login_line] = read_output(out)
+            assert (code, login_line.uid) == (0, 0)
+            assert login_line.why == f"uid 65534 cannot {doing} {tmp_path}/x"
 
 
 def test_ends_with_the_first_failure_and_all_are_waited_for() -> None:

@@ -49,8 +49,8 @@ def submission(files: Path, **texts: str) -> SbatchSubmission:
 
 
 def test_output_of_a_node_is_its_own(tmp_path: Path) -> None:
-    said = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
-    made = submission(tmp_path, **said)
+    output = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
+    made = submission(tmp_path, **output)
     (tmp_path / "slurm.out").write_text("!")
     assert (made._output("here"), made._output("there")) == ("ab!", "dc")
 

@@ -96,9 +96,9 @@ def run(wanted: LaunchJob, site: Path, tmp_path: Path) -> tuple[str, dict[str, i
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    said = "".join(path.read_text() for path in sorted(directory.glob("out-n*-*")))
+    output = "".join(path.read_text() for path in sorted(directory.glob("out-n*-*")))
     codes = {path.name: int(path.read_text()) for path in directory.glob("code-*")}
-    return said, codes
+    return output, codes
 
 
 @pytest.mark.parametrize("style", ["deepspeed", "megatron"])
@@ -109,9 +109,9 @@ def test_ranks_of_a_script_meet_in_the_right_environment(
     if style == "megatron":
         wrapped = (str(JOBS / "megatron.sh"), *wanted.command)
         wanted = wanted.model_copy(update={"command": wrapped})
-    said, codes = run(wanted, site, tmp_path)
-    reports, _ = read_output(said)
-    assert codes == {f"code-n{n}-{2 * n + t}": 0 for n in range(2) for t in range(2)}, said
+    output, codes = run(wanted, site, tmp_path)
+    reports, _ = read_output(output)
+    assert codes == {f"code-n{n}-{2 * n + t}": 0 for n in range(2) for t in range(2)}, output
     assert [report.met.size for report in reports if report.met] == [4] * 4
     assert {report.contract["MASTER_ADDR"] for report in reports} == {"localhost"}
     assert {report.arguments[-1] for report in reports} == {"it's"}
