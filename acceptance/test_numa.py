@@ -26,7 +26,7 @@ needs_group = pytest.mark.usefixtures("process_group")
 def test_ranks_run_beside_their_accelerator(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """May every thread of every rank run only on CPUs beside the rank's accelerator?"""
+    """Does every thread of every rank run only on CPUs beside the rank's accelerator?"""
     found = bench.placement(Question.CPUS, world, device, spec)
     print(found.table())
     measure.record(found.over_ranks)
@@ -56,7 +56,7 @@ def test_ranks_send_over_the_nearest_nic(
 def test_ranks_have_cores_of_their_own(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Has every rank of a node cores that no other may use?"""
+    """Does every rank of a node have cores that no other rank may use?"""
     found = bench.placement(Question.CORES, world, device, spec)
     print(found.table())
     measure.record(found.over_ranks)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
@@ -29,3 +32,24 @@ def page(tmp_path: Path) -> Page:
 def load(page: Page) -> Load:
     """The spec that `page` writes."""
     return lambda old, new: load_spec(page(old, new))
+
+
+RACK = yaml.safe_load(default_spec_path().read_text())
+
+
+def changed(directory: Path, changes: dict[str, str]) -> Spec:
+    """The rack's spec with values, as YAML, under dotted keys; "" leaves a key out."""
+    page = copy.deepcopy(RACK)
+    if any(key.startswith("criteria.gang") for key in changes):
+        page["scheduler"] = {"kind": "slurm"}
+    for key, text in changes.items():
+        *sections, name = key.split(".")
+        section: Any = page
+        for one in sections:
+            section = section.setdefault(one, {})
+        section.pop(name, None)
+        if text:
+            section[name] = yaml.safe_load(text)
+    path = directory / "spec.yaml"
+    path.write_text(yaml.safe_dump(page, sort_keys=False))
+    return load_spec(path)
