@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.criteria.transport.facts import PARTS, Facts, NodeFacts, RankFacts, rank_now
+from pytest_mnode.criteria.transport.facts import PARTS, Facts, NodeFacts, rank_now
 from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.ranks import by_rank, finish
+from pytest_mnode.measuring.ranks import barrier, finish, gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.fabric import TransportPromise
@@ -47,10 +47,10 @@ def prove_transport(
             dist.all_reduce(buffer)
         finish(device)
 
-    return judge(_gather(world, backend, promise, send, device, root), spec, promise)
+    return judge(_facts(world, backend, promise, send, device, root), spec, promise)
 
 
-def _gather(  # noqa: PLR0917  the world's, then what is sent and where it is read
+def _facts(  # noqa: PLR0917  the world's, then what is sent and where it is read
     world: World,
     backend: str,
     promise: TransportPromise,
@@ -59,24 +59,16 @@ def _gather(  # noqa: PLR0917  the world's, then what is sent and where it is re
     root: Path,
 ) -> Facts:
     """Facts of all nodes and ranks around `send`; the same on every rank."""
-    _meet(device)
+    barrier(device)
     before = Machine.read(root, PARTS)
-    _meet(device)  # nobody sends before all have read
+    barrier(device)  # nobody sends before all have read
     send()
-    _meet(device)  # everything has arrived, and nothing is sent until all have read again
+    barrier(device)  # everything has arrived, and nothing is sent until all have read again
     time.sleep(_SETTLE_S)
     after = Machine.read(root, PARTS)
     # The counters of a node are read by its first rank.
     node = NodeFacts.between(world.node, before, after) if world.local_rank == 0 else None
-    own = (node, rank_now(world, backend, os.environ, root))
-    every: list[Any] = [None] * world.size
-    dist.all_gather_object(every, own)
-    return _composed(backend, promise, every)
-
-
-def _composed(
-    backend: str, promise: TransportPromise, every: Sequence[tuple[NodeFacts | None, RankFacts]]
-) -> Facts:
+    every = gathered((node, rank_now(world, backend, os.environ, root)))
     return Facts(
         backend=backend,
         size_bytes=promise.size_bytes // 4 * 4,
@@ -86,12 +78,8 @@ def _composed(
     )
 
 
-def _meet(device: torch.device) -> None:
-    by_rank([0], device)
-
-
 def _backend(device: torch.device) -> str:
-    """Of the default group for tensors on `device`: a group may have one for each kind."""
+    """The default group's backend for tensors on `device`: a group may have one per device type."""
     group: Any = dist.group.WORLD
     try:
         return str(group._get_backend(device).name()).lower()
