@@ -23,14 +23,13 @@ class CpuLimits:
 
     cpus, mems: of the cpuset; None where not told. quota_cpus: how many CPUs' worth of time may be
     used, the least of all groups above; infinite where no group has a quota, None where that cannot
-    be read. quota_group: the group that has it. throttled_periods: how often its time was used up.
+    be read. quota_group: the group that has it.
     """
 
     cpus: frozenset[int] | None = None
     mems: frozenset[int] | None = None
     quota_cpus: float | None = None
     quota_group: str | None = None
-    throttled_periods: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,6 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
         mems=_cpuset(root, groups, "mems"),
         quota_cpus=least,
         quota_group=f"/{folder.relative_to(root)}" if limited else None,
-        throttled_periods=_field(folder / "cpu.stat", "nr_throttled") if limited else None,
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from pytest_mnode.machine.netdev import read_interfaces
-from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
+from pytest_mnode.machine.rdma import Port, read_rdma
 
 _WORD_BYTES = 4
 """Unit of port_xmit_data. Source: InfiniBand Architecture Specification 1.4, PortCounters."""
@@ -48,8 +47,8 @@ def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
 def sent_so_far(root: Path = Path("/")) -> dict[str, int]:
     """Bytes sent so far by each interface and each RDMA port of this node, such as mlx5_0:1."""
     ports = [port for device in read_rdma(root) or () for port in device.ports]
-    told = {port.name: port_bytes(port) for port in ports}
-    return sent_bytes(root) | {name: sent for name, sent in told.items() if sent is not None}
+    carried = {port.name: port_bytes(port) for port in ports}
+    return sent_bytes(root) | {name: sent for name, sent in carried.items() if sent is not None}
 
 
 def port_bytes(port: Port, *, sent: bool = True) -> int | None:
@@ -163,61 +162,19 @@ def meaning(counter: str) -> Means:
     return Means.ERROR if _ERROR.fullmatch(name) else Means.OTHER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """What one port did between two readings.
+def error_rises(before: Port, after: Port | None) -> dict[str, int | None]:
+    """By how much each counter of errors, and of packets that were lost and made good, rose.
 
-    errors, losses, congestion: counters that rose, by how much. unknown: counters whose rise is not
-    known, which may be any: they could not be read, stood still at their largest value, or went
-    back, as after a reset.
+    None where that is not known: the counter or the port cannot be read, or see `rise`.
     """
-
-    port: str
-    errors: Mapping[str, int]
-    losses: Mapping[str, int]
-    congestion: Mapping[str, int]
-    unknown: tuple[str, ...]
-
-    @property
-    def errors_known(self) -> bool:
-        """Whether it is known of every error counter that was read how far it rose."""
-        return not any(meaning(name) is Means.ERROR for name in self.unknown)
-
-
-def moved(before: Port, after: Port) -> Moved:
-    """What a port did from `before` to `after`; both of the same port, else ValueError."""
-    if before.name != after.name:
-        raise ValueError(f"readings of two ports: {before.name} and {after.name}; give one port's")
-    both = {
-        **_rises(before.hw_counters, after.hw_counters),
-        **_rises(before.counters, after.counters),
-    }
-    return Moved(
-        port=after.name,
-        errors=_those(both, Means.ERROR),
-        losses=_those(both, Means.LOSS),
-        congestion=_those(both, Means.CONGESTION),
-        unknown=tuple(sorted({n for n, rise in both.items() if rise is None})),
-    )
-
-
-def moved_between(
-    before: Iterable[RdmaDevice], after: Iterable[RdmaDevice]
-) -> dict[str, Moved | None]:
-    """What every port of either reading did, by names such as mlx5_0:1; None where one lacks it."""
-    first = {port.name: port for device in before for port in device.ports}
-    last = {port.name: port for device in after for port in device.ports}
+    first = {**(before.hw_counters or {}), **(before.counters or {})}
+    last = {**(after.hw_counters or {}), **(after.counters or {})} if after else {}
+    unreadable = {name.rpartition("/")[2] for name in before.unreadable if "counters/" in name}
     return {
-        name: moved(first[name], last[name]) if name in first and name in last else None
-        for name in dict.fromkeys((*first, *last))
+        name: rise(name, first.get(name), last.get(name))
+        for name in sorted({*first, *unreadable})
+        if meaning(name) in (Means.ERROR, Means.LOSS)
     }
-
-
-def _rises(
-    before: Mapping[str, int] | None, after: Mapping[str, int] | None
-) -> dict[str, int | None]:
-    names = dict.fromkeys((*(before or {}), *(after or {})))
-    return {name: rise(name, (before or {}).get(name), (after or {}).get(name)) for name in names}
 
 
 def rise(name: str, before: int | None, after: int | None) -> int | None:
@@ -228,7 +185,3 @@ def rise(name: str, before: int | None, after: int | None) -> int | None:
     if after == full and (before == full or meaning(name) is not Means.ERROR):
         return None  # it may have gone on behind
     return after - before
-
-
-def _those(rises: Mapping[str, int | None], means: Means) -> dict[str, int]:
-    return {n: rise for n, rise in rises.items() if rise and meaning(n) is means}

@@ -32,7 +32,7 @@ PART_LIMIT_S = 10.0
 _SCHEDULER_LIMIT_S = 5.0
 _LIVE = Path("/")
 _LIMIT = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
-_KB = re.compile(r"^(\w+): +(\d+) kB", re.MULTILINE | re.ASCII)
+_MEM_TOTAL = re.compile(r"^MemTotal: +(\d+) kB", re.MULTILINE | re.ASCII)
 _IBV_LINE = re.compile(r"\s*(hca_id|port|active_mtu):\s*(\S+)")
 
 
@@ -52,7 +52,6 @@ class Memory:
     """
 
     total_bytes: int | None = None
-    available_bytes: int | None = None
     shm_bytes: int | None = None
 
 
@@ -166,16 +165,14 @@ def read_limits(root: Path = _LIVE) -> Limits:
 
 
 def _memory(root: Path) -> Memory:
-    kilobytes = dict(_KB.findall(sysfs.text(root / "proc/meminfo") or ""))
-    total, available = kilobytes.get("MemTotal"), kilobytes.get("MemAvailable")
+    total = _MEM_TOTAL.search(sysfs.text(root / "proc/meminfo") or "")
     shm = None
     if root == _LIVE:
         with contextlib.suppress(OSError):
             volume = os.statvfs("/dev/shm")
             shm = volume.f_frsize * volume.f_blocks
     return Memory(
-        total_bytes=int(total) << 10 if total else None,
-        available_bytes=int(available) << 10 if available else None,
+        total_bytes=int(total[1]) << 10 if total else None,
         shm_bytes=shm,
     )
 
@@ -254,7 +251,7 @@ def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
 
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     "hostname": lambda root: sysfs.text(root / "proc/sys/kernel/hostname"),
-    "boot_id": lambda root: sysfs.text(root / "proc/sys/kernel/random/boot_id"),
+    "boot_id": sysfs.boot_id,
     "interfaces": _interfaces,
     "rdma": _rdma,
     "active_mtus": _active_mtus,

@@ -41,11 +41,10 @@ class Interface:
     while they work. admin_up: set up by an administrator. carrier: None while it is not set up.
     speed_mbits_s: as the driver tells, which for veth is 10000 whatever it carries; None where it
     does not know (−1) or the interface is down. carrier_changes: how often the carrier came or went
-    since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: what is
-    bound into it, ports of a bridge too. rdma_devices: those on the same PCI function. errors:
-    counters of errors and drops by the kernel's names, only those that can be read. addresses: IPv4
-    and IPv6; shaped_mbits_s: of the queue (tbf) for what leaves it; both only of a live machine:
-    see `with_addresses`.
+    since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: interfaces
+    bound into it, ports of a bridge too. errors: counters of errors and drops by the kernel's
+    names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of the queue
+    (tbf) for what leaves it; both only of a live machine: see `with_addresses`.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Interface:
     slaves: tuple[str, ...] = ()
     pci_address: str | None = None
     numa_node: int | None = None
-    rdma_devices: tuple[str, ...] = ()
     sent_bytes: int | None = None
     received_bytes: int | None = None
     sent_packets: int | None = None
@@ -174,11 +172,6 @@ def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
     )
 
 
-def interface_addresses() -> dict[str, str]:
-    """IP address to the interface that has it, in this network namespace."""
-    return {plain(address): name for name, found in _addresses().items() for address in found}
-
-
 def plain(address: str) -> str:
     """An address in the one form that all are compared in; without the zone of fe80::1%eth0."""
     try:
@@ -223,7 +216,6 @@ def _interface(path: Path, root: Path) -> Interface:
         slaves=tuple(slaves),
         pci_address=addresses[-1] if addresses else None,
         numa_node=sysfs.numa_node(device, root),
-        rdma_devices=tuple(p.name for p in sysfs.entries(device / "infiniband")),
         sent_bytes=sysfs.count(statistics / "tx_bytes"),
         received_bytes=sysfs.count(statistics / "rx_bytes"),
         sent_packets=sysfs.count(statistics / "tx_packets"),

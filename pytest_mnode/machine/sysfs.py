@@ -43,6 +43,11 @@ def text(path: Path) -> str | None:
         return None
 
 
+def boot_id(root: Path = Path("/")) -> str | None:
+    """The kernel's identifier of this boot; another one after each."""
+    return text(root / "proc/sys/kernel/random/boot_id")
+
+
 def integer(path: Path) -> int | None:
     """A whole number, decimal or 0x…; None where there is none."""
     return number_of(text(path))

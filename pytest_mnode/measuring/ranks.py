@@ -23,7 +23,6 @@ from pytest_mnode.rank.world import World
 T = TypeVar("T")
 _SHARE = 0.9
 """Of the free memory, which ranks may take."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -59,7 +58,7 @@ def barrier(device: torch.device) -> None:
 
 def boot_id() -> str:
     """The running kernel's id, "" where unknown. Any rank may call this alone."""
-    return sysfs.text(_BOOT_ID) or ""
+    return sysfs.boot_id() or ""
 
 
 def share_a_machine(world: World) -> bool:

@@ -13,12 +13,10 @@ from pytest_mnode.criteria.preflight.judges.common import (
     why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.links import ports
-from pytest_mnode.machine.counters import Means, meaning, moved
+from pytest_mnode.machine.counters import error_rises
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
-
-_WATCHED = (Means.ERROR, Means.LOSS)
 
 
 def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -93,40 +91,22 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     after = {port.name: port for device in me.last.rdma or () for port in device.ports}
     risen: dict[str, int] = {}
     unknown: list[str] = []
-    counted = 0
     there = ports(me, spec.fabric)
     for port in there:
-        watched = _watched(port)
-        counted += len(watched)
-        if not watched:
+        rises = error_rises(port, after.get(port.name))
+        if not rises:
             unknown.append(f"{port.name}, which counts none,")
-        rise = moved(port, after[port.name]) if port.name in after else None
-        mute = watched if rise is None else watched & set(rise.unknown)
-        unknown += [f"{port.name} {counter}" for counter in sorted(mute | _unreadable(port))]
-        both = {**rise.errors, **rise.losses} if rise else {}
-        risen |= {f"{port.name} {counter}": by for counter, by in both.items()}
-    if not counted or me.last.rdma is None:
+        unknown += [f"{port.name} {counter}" for counter, by in rises.items() if by is None]
+        risen |= {f"{port.name} {counter}": by for counter, by in rises.items() if by is not None}
+    if not risen:
         return [subject.unknown(f"{name}: no error counter can be read")]
     total = sum(risen.values())
     if unknown and total <= most:
         why = "may have risen: read no more, set back, or at its largest"
         return [subject.unknown(f"{name}: {listed(unknown)} {why}")]
-    words = listed([f"{what} +{by}" for what, by in risen.items()])
-    note = words or f"{counted} counters of {len(there)} ports"
+    words = listed([f"{what} +{by}" for what, by in risen.items() if by])
+    note = words or f"{len(risen)} counters of {len(there)} ports"
     return [subject.measured(total, f"{name} {words}", note)]
-
-
-def _watched(port: Port) -> set[str]:
-    """Counters of errors, and of packets that were lost and made good."""
-    names = {**(port.counters or {}), **(port.hw_counters or {})}
-    return {name for name in names if meaning(name) in _WATCHED}
-
-
-def _unreadable(port: Port) -> set[str]:
-    """Those of which there is no value at all."""
-    names = {n.rpartition("/")[2] for n in port.unreadable if "counters/" in n}
-    names -= {**(port.counters or {}), **(port.hw_counters or {})}.keys()
-    return {name for name in names if meaning(name) in _WATCHED}
 
 
 def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
