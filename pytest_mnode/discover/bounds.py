@@ -32,7 +32,7 @@ _PUBLISHED: dict[Kind, tuple[float, str]] = {
 _TCP_PART = 0.9
 """Of what TCP can carry: the rest is for acknowledgements, bursts and the ends of a message."""
 _LEAST_MTU_BYTES = 68
-"""Of a network that carries IP (RFC 791); what tells less has no room for TCP's headers."""
+"""Of a network that carries IP (RFC 791); a smaller one has no room for TCP's headers."""
 _SECONDS_ON_THE_WIRE = 0.2
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 256 << 20
 
@@ -139,10 +139,10 @@ def _parts(machine: Machine) -> list[str]:
 
 def _health(machine: Machine) -> dict[str, str]:
     switches = {"ecc": machine.ecc, "persistence": machine.persistence, "mig": machine.mig}
-    told = {key: '"on"' if on else '"off"' for key, on in switches.items() if on is not None}
+    states = {key: '"on"' if on else '"off"' for key, on in switches.items() if on is not None}
     counted = {"ecc_errors_at_most": "0"} if machine.ecc else {}
     rows = {"remapped_rows": "none"} if machine.remapped_rows else {}
-    return {**told, **counted, "throttling": "none", **rows}
+    return {**states, **counted, "throttling": "none", **rows}
 
 
 def _rdma(machine: Machine) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Agreed(Generic[V]):
 
     @property
     def differences(self) -> str:
-        """What other nodes have, in words; "" where all have the same or none tells any."""
+        """What other nodes have, in words; "" where all have the same or none shows any."""
         by_text: dict[str, list[str]] = {}
         for node, text in self.odd:
             by_text.setdefault(text, []).append(node)
@@ -169,8 +169,8 @@ class Cluster:
     ) -> Entry:
         """The entry of a fact under a dotted key, or of its absence, as a comment to fill in.
 
-        by: what told it. example: the form of a value, for the comment. why_not: why no node tells
-        one.
+        by: where it was read. example: the form of a value, for the comment. why_not: why no node
+        shows one.
         """
         last = key.rpartition(".")[2]
         if fact.value is None:

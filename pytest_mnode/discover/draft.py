@@ -108,7 +108,7 @@ def _head(found: FoundCluster) -> Iterator[Entry]:
     yield Entry("name", scalar(name), "What the cluster is called.", gap=True)
     yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then say true.")
     if found.emulated:
-        why = "Not real, and said on each certificate."
+        why = "Not real, and named on each certificate."
         yield Entry("emulated", "", why, items=found.emulated)
     silent = f"; {named([n.name for n in found.silent])} showed nothing" if found.silent else ""
     seen = f"As many as this run asked for, and {len(found.shown)} showed what they have{silent}."

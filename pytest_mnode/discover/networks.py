@@ -281,6 +281,6 @@ def _apart(links: list[T], taken: list[T]) -> tuple[list[T], list[T]]:
 
 
 def _only(values: Iterable[N | None]) -> N | None:
-    """The one value that all have; None where they differ or one does not tell."""
+    """The one value that all have; None where they differ or one is not known."""
     found = set(values)
     return found.pop() if len(found) == 1 else None

@@ -75,13 +75,13 @@ class Discovery:
             session.exitstatus = done
 
     def _discover(self) -> list[str]:
-        """Look, write, and tell what was written, a line each."""
+        """Look and write; what was written, a line each."""
         pool = self._run.make_pool()
         nodes = self._run.all_nodes()
         found = look_at(nodes, self._run.launcher, self._run.reason)
         if not found.shown:
-            said = "; ".join(f"{node.name}: {node.problem}" for node in found.silent[:4])
-            raise ClusterError(f"{FLAG}: no node showed what it has: {said}")
+            reasons = "; ".join(f"{node.name}: {node.problem}" for node in found.silent[:4])
+            raise ClusterError(f"{FLAG}: no node showed what it has: {reasons}")
         page = draft(found)
         spec, refused = _loaded(page, pool.run_dir / "discovered.yaml")
         tried: list[str] = []
@@ -196,9 +196,9 @@ def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
         return settings.nodes
     inside = settings.launcher == "auto" and bool(environment.get("SLURM_JOB_ID"))
     if settings.launcher == "slurm" or inside:
-        told = environment.get("SLURM_JOB_NUM_NODES", "")
-        if told.isascii() and told.isdigit() and int(told):
-            return int(told)
+        count = environment.get("SLURM_JOB_NUM_NODES", "")
+        if count.isascii() and count.isdigit() and int(count):
+            return int(count)
         raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
     if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
         from pytest_mnode.launchers.hostfile import read_hostfile

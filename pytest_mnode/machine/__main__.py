@@ -1,4 +1,4 @@
-"""The program that tells of its machine: `python -m pytest_mnode.machine [PART …]`.
+"""The program that prints its machine: `python -m pytest_mnode.machine [PART …]`.
 
 One line of JSON to standard output: the parts named, or all. Changes nothing and leaves nothing.
 """

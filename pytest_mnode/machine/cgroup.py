@@ -21,7 +21,7 @@ _OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
 class CpuLimits:
     """What control groups allow.
 
-    cpus, mems: of the cpuset; None where not told. quota_cpus: how many CPUs' worth of time may be
+    cpus, mems: of the cpuset; None: not known. quota_cpus: how many CPUs' worth of time may be
     used, the least of all groups above; infinite where no group has a quota, None where that cannot
     be read. quota_group: the group that has it.
     """
@@ -34,7 +34,7 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """How many processes the kernel's out-of-memory killer has killed; None where not told.
+    """How many processes the kernel's out-of-memory killer has killed; None: not known.
 
     group: the memory cgroup of `in_group`; "" where there is none, or only the root of all.
     """
@@ -85,8 +85,8 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst; cgroup-v1/cpusets.rst;
     scheduler/sched-bwc.rst.
     """
-    told = sysfs.text(root / "proc" / ("self" if pid is None else str(pid)) / "cgroup")
-    groups = _groups(told or "")
+    text = sysfs.text(root / "proc" / ("self" if pid is None else str(pid)) / "cgroup")
+    groups = _groups(text or "")
     folders = _folders(root, groups.get("cpu"), _CPU) or _folders(root, groups.get(""), _UNIFIED)
     quotas = [(_quota_cpus(folder), folder) for folder in folders]
     known = [(quota, folder) for quota, folder in quotas if quota is not None]
@@ -102,10 +102,10 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
     )
 
 
-def _groups(told: str) -> dict[str, str]:
+def _groups(text: str) -> dict[str, str]:
     """Paths of a process's groups by controller; that of version 2 by ""."""
     found: dict[str, str] = {}
-    for line in told.splitlines():
+    for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon and number.isdigit():
@@ -134,8 +134,8 @@ def _folders(root: Path, path: str | None, mounts: tuple[str, ...]) -> tuple[Pat
 def _quota_cpus(folder: Path) -> float | None:
     """Quota of one group; infinite where it has none, as the outermost has not."""
     if (folder / "cpu.max").exists():
-        told = (sysfs.text(folder / "cpu.max") or "").split()
-        quota, period = told if len(told) == 2 else ("", "")
+        text = (sysfs.text(folder / "cpu.max") or "").split()
+        quota, period = text if len(text) == 2 else ("", "")
         return math.inf if quota == "max" else _share(sysfs.number_of(quota), period)
     if (folder / "cpu.cfs_quota_us").exists():
         of_v1 = sysfs.integer(folder / "cpu.cfs_quota_us")

@@ -52,7 +52,7 @@ def sent_so_far(root: Path = Path("/")) -> dict[str, int]:
 
 
 def port_bytes(port: Port, *, sent: bool = True) -> int | None:
-    """Bytes that an RDMA port has sent or received since it came up; None where it does not tell.
+    """Bytes that an RDMA port has sent or received since it came up; None: not known.
 
     mlx4, mlx5, hfi1 and others count words in `counters`, the drivers of `_TOTALS` count bytes in
     `hw_counters`; soft-RoCE, soft-iWARP and hns count packets or nothing.
@@ -129,7 +129,7 @@ _ERROR = re.compile(
 
 
 class Means(StrEnum):
-    """What it tells when a counter rises.
+    """What the rise of a counter means.
 
     ERROR: something is broken, or was given up. LOSS: packets were lost, doubled or out of order,
     and made good. CONGESTION: senders waited or were slowed down. OTHER: work that was done, or
@@ -148,7 +148,7 @@ def counts_the_link(counter: str) -> bool:
 
 
 def meaning(counter: str) -> Means:
-    """What a counter tells, by its name in `counters` or `hw_counters`; never raises.
+    """What a counter's rise means, by its name in `counters` or `hw_counters`; never raises.
 
     Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/hw.
     """

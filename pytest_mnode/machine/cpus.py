@@ -14,17 +14,17 @@ _MOST = 1 << 16
 """Above any kernel's NR_CPUS: a larger number is no CPU, and would only fill memory."""
 
 
-def parse_cpulist(told: str | None) -> frozenset[int] | None:
+def parse_cpulist(text: str | None) -> frozenset[int] | None:
     """CPUs (or NUMA nodes) of a list such as "0-3,8"; None for what is no such list.
 
     An empty text is an empty list, as the kernel writes for no isolated CPU.
 
     Source: Linux, Documentation/core-api/printk-formats, "%*pbl".
     """
-    if told is None:
+    if text is None:
         return None
     found: set[int] = set()
-    for part in told.split(",") if told.strip() else ():
+    for part in text.split(",") if text.strip() else ():
         match = _RANGE.fullmatch(part)
         if match is None:
             return None
@@ -79,7 +79,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpus:
-    """CPUs of a machine. Sets are None where the kernel does not tell them."""
+    """CPUs of a machine. Sets are None where they are not known."""
 
     online: frozenset[int] | None = None
     present: frozenset[int] | None = None
@@ -93,14 +93,14 @@ class Cpus:
     def cores(self, numbers: Iterable[int]) -> frozenset[frozenset[int]]:
         """The cores that these CPUs are threads of, each as the set of its CPUs.
 
-        A CPU whose siblings are not told is taken for a core of its own.
+        A CPU whose siblings are not known counts as a core of its own.
         """
         siblings = {cpu.number: cpu.siblings for cpu in self.cpus}
         return frozenset(siblings.get(n) or frozenset((n,)) for n in numbers)
 
     @property
     def packages(self) -> dict[int, frozenset[int]]:
-        """CPUs of each socket; those whose socket is not told are left out."""
+        """CPUs of each socket; those whose socket is not known are left out."""
         found: dict[int, set[int]] = {}
         for cpu in self.cpus:
             if cpu.package is not None:
@@ -151,6 +151,6 @@ def _cache(folder: Path) -> Cache:
     )
 
 
-def _size_bytes(told: str | None) -> int | None:
-    match = re.fullmatch(r"(\d{1,15})([KMG]?)", told or "", re.ASCII)
+def _size_bytes(text: str | None) -> int | None:
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)", text or "", re.ASCII)
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else None

@@ -46,9 +46,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of the machine. None for what the kernel does not tell.
+    """Memory of the machine. None: not known.
 
-    shm_bytes: size of /dev/shm, which only a live machine tells.
+    shm_bytes: size of /dev/shm, known only of a live machine.
     """
 
     total_bytes: int | None = None
@@ -60,7 +60,7 @@ class Machine:
     """One machine. A part that was not asked for, or cannot be read, is None or empty.
 
     boot_id: another one after each boot. active_mtus: MTU in bytes that RDMA ports use, by names
-    such as mlx5_0:1, as ibv_devinfo tells. limits: of the reading process. settings: kernel
+    such as mlx5_0:1, from ibv_devinfo. limits: of the reading process. settings: kernel
     settings that networks depend on, by sysctl's names. scheduler: "slurm" where its controller
     answers. unread: why a part cannot be read, by the part's name.
     """
@@ -104,7 +104,7 @@ class Machine:
         def read_part(name: str) -> None:
             try:
                 if root != _LIVE and name in _ONLY_LIVE:
-                    raise OSError("a recorded machine does not tell it")
+                    raise OSError("not part of a recorded machine")
                 results[name] = _READERS[name](root)
             except Exception as error:  # whatever a driver or a file holds
                 own_words = isinstance(error, OSError) and error.errno is None
@@ -156,10 +156,10 @@ class Machine:
 
 def read_limits(root: Path = _LIVE) -> Limits:
     """Soft limits of this process. Raises OSError where they cannot be read."""
-    told = dict(_LIMIT.findall((root / "proc/self/limits").read_text()))
+    found = dict(_LIMIT.findall((root / "proc/self/limits").read_text()))
 
     def limit(name: str) -> int | None:
-        return None if told[name] == "unlimited" else int(told[name])
+        return None if found[name] == "unlimited" else int(found[name])
 
     return Limits(memlock_bytes=limit("Max locked memory"), open_files=limit("Max open files"))
 

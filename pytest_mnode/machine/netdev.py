@@ -1,4 +1,4 @@
-"""Network interfaces of this network namespace as the kernel tells of them."""
+"""Network interfaces of this network namespace from sysfs."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Interface:
 
     operstate: up, down, unknown, lowerlayerdown, …; loopback and some virtual ones stay "unknown"
     while they work. admin_up: set up by an administrator. carrier: None while it is not set up.
-    speed_mbits_s: as the driver tells, which for veth is 10000 whatever it carries; None where it
-    does not know (−1) or the interface is down. carrier_changes: how often the carrier came or went
-    since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: interfaces
-    bound into it, ports of a bridge too. errors: counters of errors and drops by the kernel's
+    speed_mbits_s: as the driver reports it, which for veth is 10000 whatever it carries; None where
+    it does not know (−1) or the interface is down. carrier_changes: how often the carrier came or
+    went since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: interfaces bound
+    into it, ports of a bridge too. errors: counters of errors and drops by the kernel's
     names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of the queue
     (tbf) for what leaves it; both only of a live machine: see `with_addresses`.
     """
@@ -72,7 +72,7 @@ class Interface:
 
     @property
     def up(self) -> bool | None:
-        """Whether it can carry traffic now: set up, and with a carrier where it tells of one."""
+        """Whether it can carry traffic now: set up, and with a carrier where that is known."""
         if self.admin_up is False or self.carrier is False:
             return False
         if self.operstate in ("down", "lowerlayerdown", "notpresent", "dormant"):
@@ -107,7 +107,7 @@ def rate_mbits_s(interface: Interface, known: Mapping[str, Interface]) -> float 
 def rests_on_hardware(interface: Interface, known: Mapping[str, Interface]) -> bool:
     """Whether a device is below it: its own, or those of what it is made of, a bond's or a VLAN's.
 
-    Only then its speed says something: veth and tunnels tell one whatever they carry. Of a bridge
+    Only then its speed is meaningful: veth and tunnels report one whatever they carry. Of a bridge
     one such port is enough. known: all interfaces by name.
     """
     found, bare = _below(interface, known)
@@ -157,7 +157,7 @@ def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:
 
 
 def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
-    """The same interfaces with what the kernel tells only of the running network namespace."""
+    """The same interfaces with what is known only of the running network namespace."""
     addresses = _addresses()
     shaped: Mapping[str, float] = {}
     with contextlib.suppress(OSError):

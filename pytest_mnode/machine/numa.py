@@ -17,8 +17,8 @@ _KB = re.compile(r"^Node \d+ (\w+):\s+(\d+) kB", re.MULTILINE | re.ASCII)
 class NumaNode:
     """One NUMA node.
 
-    cpus: empty for memory without CPUs, None where not told. distances: to each node by number,
-    10 to itself, as the firmware gives them; empty where not told. memory_bytes: 0 for CPUs
+    cpus: empty for memory without CPUs, None: not known. distances: to each node by number,
+    10 to itself, as the firmware gives them; empty where not known. memory_bytes: 0 for CPUs
     without memory.
     """
 
@@ -33,7 +33,7 @@ class NumaNode:
 class Numa:
     """NUMA nodes of a machine.
 
-    nodes: by number; empty where the kernel tells nothing of them: built without NUMA, or /sys is
+    nodes: by number; empty where the kernel shows none: built without NUMA, or /sys is
     not there.
     """
 
@@ -53,7 +53,7 @@ class Numa:
         return frozenset(number for number in found if number is not None)
 
     def distance(self, one: int | None, other: int | None) -> int | None:
-        """Distance as the firmware gives it, 10 for the same node; None where not told."""
+        """Distance as the firmware gives it, 10 for the same node; None: not known."""
         node = self.node(one)
         if node is None or other is None:
             return None
@@ -83,11 +83,11 @@ def read_numa(root: Path = Path("/")) -> Numa:
 def _node(folder: Path, columns: list[int]) -> NumaNode:
     memory = {name: int(kb) << 10 for name, kb in _KB.findall(sysfs.text(folder / "meminfo") or "")}
     row = [sysfs.number_of(part) for part in (sysfs.text(folder / "distance") or "").split()]
-    told = len(row) == len(columns)
+    complete = len(row) == len(columns)
     return NumaNode(
         number=int(folder.name[4:]),
         cpus=read_cpulist(folder / "cpulist"),
-        distances={n: d for n, d in zip(columns, row, strict=True) if d} if told else {},
+        distances={n: d for n, d in zip(columns, row, strict=True) if d} if complete else {},
         memory_bytes=memory.get("MemTotal"),
         free_bytes=memory.get("MemFree"),
     )

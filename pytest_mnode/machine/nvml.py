@@ -1,4 +1,4 @@
-"""NVIDIA accelerators as NVML tells of them, where its Python binding and the driver are there."""
+"""NVIDIA accelerators by NVML, where its Python binding and the driver are installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SM = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One accelerator. None for what it does not have, or NVML would not tell.
+    """One accelerator. None for what it does not have, or NVML does not report.
 
     ecc_uncorrected: since the driver was loaded.
     remapped_rows_failed: memory could not be replaced, which asks for service. throttled: why its
@@ -63,7 +63,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlAnswer:
-    """What NVML tells. found: None where it could not be asked, for the reason in `why`."""
+    """What NVML reports. found: None where it could not be asked, for the reason in `why`."""
 
     found: tuple[Accelerator, ...] | None = None
     why: str = ""
@@ -98,7 +98,7 @@ class Load:
     """What was sampled of a device while it worked.
 
     slowed: number of samples with each reason that holds a clock back by heat, power brake or
-    hardware. sm_clock_mhz: the median; None where not told.
+    hardware. sm_clock_mhz: the median; None: not known.
     """
 
     samples: int
@@ -111,16 +111,16 @@ class Load:
     """The most that card and slot can."""
 
     def __str__(self) -> str:
-        told = [f"{name} in {count} of {self.samples} samples" for name, count in self.slowed]
-        if told and self.sm_clock_mhz is not None:
-            told.append(f"at {self.sm_clock_mhz:g} MHz")
-        return ", ".join(told)
+        words = [f"{name} in {count} of {self.samples} samples" for name, count in self.slowed]
+        if words and self.sm_clock_mhz is not None:
+            words.append(f"at {self.sm_clock_mhz:g} MHz")
+        return ", ".join(words)
 
 
 class LoadSampler:
     """Samples a device in a thread while the blocks under it run; never raises.
 
-    uuid: as torch tells it. Enter it as often as there is load.
+    uuid: as torch writes it. Enter it as often as there is load.
     """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
@@ -166,12 +166,12 @@ class LoadSampler:
     def load(self) -> Load:
         """What was sampled so far."""
         harmful = [
-            tuple(r for r in told if r not in _USUAL_UNDER_LOAD) for told, _ in self._samples
+            tuple(r for r in reasons if r not in _USUAL_UNDER_LOAD) for reasons, _ in self._samples
         ]
         clocks = [clock for _, clock in self._samples if clock is not None]
         return Load(
             samples=len(self._samples),
-            slowed=tuple(Counter(name for told in harmful for name in told).items()),
+            slowed=tuple(Counter(name for reasons in harmful for name in reasons).items()),
             sm_clock_mhz=median(clocks) if clocks else None,
             share_slowed=sum(map(bool, harmful)) / len(harmful) if harmful else None,
             pcie_generation=max(self._generations, default=None),
@@ -234,8 +234,8 @@ def _try(ask: Callable[[], _T]) -> _T | None:
 def _text(value: Any) -> str | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
-    told = value.strip() if isinstance(value, str) else ""
-    return None if told.lower() in _UNTOLD else told
+    text = value.strip() if isinstance(value, str) else ""
+    return None if text.lower() in _UNTOLD else text
 
 
 def _count(value: Any) -> int | None:

@@ -61,10 +61,10 @@ class PciFunction:
     address: such as 0000:17:00.0. host: its host bridge, such as pci0000:15. bridges: addresses of
     the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor,
     device: four hexadecimal digits. numa_node: None where the kernel does not know (−1).
-    local_cpus: as the kernel tells them; all CPUs where numa_node is None. physical_function: of
+    local_cpus: as the kernel lists them; all CPUs where numa_node is None. physical_function: of
     which it is a virtual function. Link rates are of one lane. boots_display: the firmware shows
-    its console there; None where not told. largest_bar_bytes: of its memory that the CPU sees at
-    most at once; None where not told.
+    its console there; None: not known. largest_bar_bytes: of its memory that the CPU sees at
+    most at once; None: not known.
     """
 
     address: str
@@ -113,7 +113,7 @@ class PciFunction:
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether NVIDIA made it, so that NVML tells of it where it computes."""
+        """Whether NVIDIA made it, so that NVML shows it where it computes."""
         return self.vendor == NVIDIA
 
 
@@ -139,7 +139,7 @@ class PciTree:
         return tuple(f for f in self.functions if f.is_network)
 
     def distance(self, one: str | None, other: str | None) -> Distance | None:
-        """How near two functions are, by address; None where the tree does not tell.
+        """How near two functions are, by address; None: not known.
 
         One switch is two bridges deep, its port towards the CPU and the one towards the device, so
         that devices of one switch have one port each below what they share.
@@ -160,7 +160,7 @@ class PciTree:
         return Distance.PIX if below <= 1 else Distance.PXB
 
     def nearest_accelerator(self, address: str | None) -> Distance | None:
-        """How near the nearest accelerator is to a function; None where the tree does not tell."""
+        """How near the nearest accelerator is to a function; None: not known."""
         distances = [self.distance(address, one.address) for one in self.accelerators]
         known = [distance for distance in distances if distance is not None]
         return min(known, key=lambda distance: distance.rank, default=None)

@@ -61,7 +61,7 @@ PRIVATE = frozenset((AreaKind.HEAP, AreaKind.STACK, AreaKind.ANON))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What a status file tells: name, and the CPUs and NUMA nodes that may be used."""
+    """Fields of a status file: name, and the CPUs and NUMA nodes that may be used."""
 
     name: str | None = None
     threads: int | None = None
@@ -97,12 +97,12 @@ class Process:
     memory: tuple[Area, ...] | None
 
 
-def parse_status(told: str) -> Allowed:
-    """The fields of /proc/PID/status that tell of placement. Pure and total.
+def parse_status(text: str) -> Allowed:
+    """The fields of /proc/PID/status that concern placement. Pure and total.
 
     Source: Linux, Documentation/filesystems/proc.rst.
     """
-    fields = dict(_FIELD.findall(told))
+    fields = dict(_FIELD.findall(text))
     return Allowed(
         name=fields.get("Name"),
         threads=sysfs.number_of(fields.get("Threads")),
@@ -111,9 +111,9 @@ def parse_status(told: str) -> Allowed:
     )
 
 
-def parse_last_cpu(told: str) -> int | None:
+def parse_last_cpu(text: str) -> int | None:
     """The CPU of /proc/PID/stat; the name before it may hold blanks and brackets. Total."""
-    fields = told.rpartition(")")[2].split()
+    fields = text.rpartition(")")[2].split()
     cpu = sysfs.number_of(fields[_LAST_CPU]) if len(fields) > _LAST_CPU else None
     return cpu if cpu is not None and cpu >= 0 else None
 
@@ -121,11 +121,11 @@ def parse_last_cpu(told: str) -> int | None:
 def read_process(pid: int | None = None, root: Path = Path("/")) -> Process | None:
     """A process by its number, or the reader itself; None where there is none."""
     folder = root / "proc" / ("self" if pid is None else str(pid))
-    told = sysfs.text(folder / "status")
-    if told is None:
+    text = sysfs.text(folder / "status")
+    if text is None:
         return None
-    status = parse_status(told)
-    number = re.search(r"^Pid:\s*(\d+)", told, re.MULTILINE | re.ASCII)
+    status = parse_status(text)
+    number = re.search(r"^Pid:\s*(\d+)", text, re.MULTILINE | re.ASCII)
     maps = sysfs.text(folder / "numa_maps")
     return Process(
         pid=int(number[1]) if number else pid or 0,
@@ -140,10 +140,10 @@ def read_process(pid: int | None = None, root: Path = Path("/")) -> Process | No
 def _threads(folder: Path) -> tuple[Thread, ...] | None:
     found = []
     for path in sysfs.entries(folder):
-        told = sysfs.text(path / "status") if path.name.isdigit() else None
-        if told is None:
+        text = sysfs.text(path / "status") if path.name.isdigit() else None
+        if text is None:
             continue  # ended since it was listed
-        status = parse_status(told)
+        status = parse_status(text)
         found.append(
             Thread(
                 tid=int(path.name),
@@ -159,7 +159,7 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
 def parse_numa_maps(text: str, page_bytes: int = _PAGE_BYTES) -> tuple[Area, ...]:
     """Areas in order; lines that are none are passed over.
 
-    page_bytes: taken where a line does not tell it, as kernels before 3.11 do not.
+    page_bytes: used where a line does not have it, as kernels before 3.11 do not.
 
     Source: Linux, Documentation/filesystems/proc.rst; fs/proc/task_mmu.c, show_numa_map.
     """

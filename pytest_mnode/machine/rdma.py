@@ -58,10 +58,10 @@ class Port:
 
     @property
     def protocol(self) -> str | None:
-        """InfiniBand, RoCE, iWARP, usNIC or EFA; None where node type and link layer do not tell.
+        """InfiniBand, RoCE, iWARP, usNIC or EFA; None where node type and link layer leave it open.
 
         iWARP has the link layer of RoCE, and the kernel calls its GID "IB/RoCE v1": the node type
-        alone tells them apart. Kernels older than EFA do not know its node type.
+        alone distinguishes them. Kernels older than EFA do not know its node type.
 
         Source: Linux, drivers/infiniband/core/sysfs.c, node_type_show and link_layer_show.
         """
@@ -75,7 +75,7 @@ class Port:
     def gid_types(self) -> tuple[str, ...]:
         """IB, RoCE v1, RoCE v2, iWARP: its types of GIDs, each once; `UNKNOWN_GID` where not known.
 
-        The kernel has one word for those of InfiniBand, RoCE v1 and iWARP; the protocol tells more.
+        The kernel has one word for those of InfiniBand, RoCE v1 and iWARP: the protocol decides.
         """
         if self.gids is None:
             return (UNKNOWN_GID,)
@@ -111,7 +111,7 @@ class RdmaDevice:
     """One RDMA device.
 
     netdevs: its network interfaces: the `parent` of soft-RoCE, those that its GIDs name, those of
-    the same PCI function, or, where none of these tell, the one whose MAC address its GUID is of.
+    the same PCI function, or, without any of these, the one whose MAC address is in its GUID.
     virtual: it has no device of its own, as soft-RoCE and soft-iWARP have none. pci_address,
     numa_node: its own, or those of its first interface where it is virtual.
     hw_counters: those of the device as a whole, beside those of its ports; None without.
@@ -131,15 +131,15 @@ class RdmaDevice:
     unreadable: tuple[str, ...] = ()
 
 
-def parse_rate_gbits_s(told: str | None) -> float | None:
+def parse_rate_gbits_s(text: str | None) -> float | None:
     """Rate of "400 Gb/sec (4X NDR)" or "2.5 Gb/sec (1X SDR)"; None for anything else."""
-    match = _RATE.match((told or "").strip())
+    match = _RATE.match((text or "").strip())
     return float(match[1]) if match and float(match[1]) > 0 else None
 
 
-def parse_state(told: str | None) -> str | None:
+def parse_state(text: str | None) -> str | None:
     """The word of "4: ACTIVE"; None for anything else, <unknown> too."""
-    match = _NUMBERED.fullmatch((told or "").strip())
+    match = _NUMBERED.fullmatch((text or "").strip())
     return match[1] if match and not match[1].startswith("<") else None
 
 
@@ -147,7 +147,7 @@ def read_rdma(root: Path = Path("/")) -> tuple[RdmaDevice, ...] | None:
     """RDMA devices below `root`/sys/class/infiniband, mlx5_2 before mlx5_10.
 
     Empty where there are none, None where /sys cannot be read at all. Devices of other network
-    namespaces may be missing or may show: `rdma system` tells which.
+    namespaces may be missing or may show: see `rdma system`.
 
     Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband.
     """
@@ -217,7 +217,7 @@ def _port(device: str, path: Path, node_type: str | None) -> Port:
     counters, unreadable = _counters(path / "counters")
     hw_counters, unreadable_hw = _counters(path / "hw_counters")
     layer = sysfs.text(path / "link_layer")
-    told = {"state": state, "phys_state": phys_state, "rate": rate, "link_layer": layer}
+    read = {"state": state, "phys_state": phys_state, "rate": rate, "link_layer": layer}
     return Port(
         device=device,
         number=int(path.name),
@@ -228,7 +228,7 @@ def _port(device: str, path: Path, node_type: str | None) -> Port:
         gids=_gids(path),
         counters=counters,
         hw_counters=hw_counters,
-        unreadable=(*[n for n, text in told.items() if text is None], *unreadable, *unreadable_hw),
+        unreadable=(*[n for n, text in read.items() if text is None], *unreadable, *unreadable_hw),
         node_type=node_type,
     )
 
@@ -257,9 +257,9 @@ def _counters(folder: Path) -> tuple[dict[str, int] | None, tuple[str, ...]]:
     if not folder.is_dir():
         return None, ()
     # lifespan is how long the driver keeps values before it asks the card again: no counter.
-    told = {path.name: sysfs.count(path) for path in sysfs.entries(folder)}
-    told.pop("lifespan", None)
+    values = {path.name: sysfs.count(path) for path in sysfs.entries(folder)}
+    values.pop("lifespan", None)
     return (
-        {name: value for name, value in told.items() if value is not None},
-        tuple(f"{folder.name}/{name}" for name, value in told.items() if value is None),
+        {name: value for name, value in values.items() if value is not None},
+        tuple(f"{folder.name}/{name}" for name, value in values.items() if value is None),
     )

@@ -1,6 +1,6 @@
-"""Rates that queues of this network namespace are shaped to, as the kernel tells by netlink.
+"""Rates that queues of this network namespace are shaped to, by netlink.
 
-Emulated links tell no speed of their own: veth says 10000 Mbit/s whatever it carries. pyroute2
+Emulated links have no speed of their own: veth reports 10000 Mbit/s whatever it carries. pyroute2
 would do this too, but takes longer to import than a survey of a whole node takes.
 """
 
@@ -22,9 +22,9 @@ _LIMIT_S = 1.0
 
 
 def shaped_mbits_s() -> dict[str, float]:
-    """What leaves an interface at most, in Mbit/s, by name, for those with a tbf queue at the root.
+    """The most that leaves an interface, Mbit/s, by name, of those with a tbf queue at the root.
 
-    Raises OSError where the kernel does not tell.
+    Raises OSError where the kernel does not answer.
     """
     names = dict(socket.if_nameindex())
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:

@@ -42,7 +42,7 @@ _NCCL_PLACES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Versions; None where there is no such thing, or a recorded machine does not tell it.
+    """Versions; None where there is no such thing, or it is not part of a recorded machine.
 
     driver: NVIDIA's; driver_is_open: it is the open kernel module, which has dma-buf. peermem: of
     the module by which NICs reach NVIDIA's memory. packages: version by name.
@@ -97,7 +97,7 @@ def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
 def code_digests(root: Path, name: str) -> dict[str, str]:
     """Short sha256 of each program below `root`, by its path with `name` for `root`.
 
-    A directory that is not there is told as such, so that a node without it differs.
+    A directory that is missing has an entry of its own, so that a node without it differs.
     """
     if not root.is_dir():
         return {name: NOT_THERE}
@@ -170,7 +170,7 @@ def nccl_version() -> str | None:
         return None
     number = ctypes.c_int()
     if ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(number)) != 0:
-        raise OSError(f"{library} does not tell its version")
+        raise OSError(f"{library} does not report its version")
     return nccl_text(number.value)
 
 
@@ -192,7 +192,7 @@ def nccl_text(number: int) -> str:
 def peermem_version(root: Path = Path("/")) -> str | None:
     """Of the module by which NICs reach NVIDIA's memory, of today's or of Mellanox's older one.
 
-    None where neither is loaded. A module built without a version is told as "loaded".
+    None where neither is loaded. A module built without a version is "loaded".
     """
     for module in ("nvidia_peermem", "nv_peer_mem"):
         folder = root / "sys/module" / module

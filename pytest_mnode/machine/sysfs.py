@@ -59,10 +59,10 @@ def count(path: Path) -> int | None:
     return value if value is not None and value >= 0 else None
 
 
-def number_of(told: str | None) -> int | None:
-    """`told` as a whole number, decimal or 0x…; None for anything else."""
+def number_of(written: str | None) -> int | None:
+    """`written` as a whole number, decimal or 0x…; None for anything else."""
     try:
-        return int(told, 16 if told.lower().startswith("0x") else 10) if told else None
+        return int(written, 16 if written.lower().startswith("0x") else 10) if written else None
     except ValueError:
         return None
 
@@ -108,15 +108,15 @@ def is_pci_address(name: str) -> bool:
 
 
 def numa_node(device: Path, root: Path) -> int | None:
-    """NUMA node of a device, from the nearest folder upwards that tells one; None for −1.
+    """NUMA node of a device, from the nearest folder upwards that has one; None for −1.
 
-    A virtio device tells none itself, the PCI function that it sits on does.
+    A virtio device has none itself; the PCI function that it sits on does.
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, numa_node.
     """
     for folder in _upwards(device, root):
-        if (told := text(folder / "numa_node")) is not None:
-            value = number_of(told)
+        if (written := text(folder / "numa_node")) is not None:
+            value = number_of(written)
             return value if value is not None and value >= 0 else None
     return None
 

@@ -124,9 +124,9 @@ def backtrace(printed: str) -> list[str]:
     return frames[:_MOST_FRAMES]
 
 
-def syscall_text(told: str, files: Mapping[int, str]) -> str:
+def syscall_text(text: str, files: Mapping[int, str]) -> str:
     """What /proc/PID/task/TID/syscall says, in words. `files` has what descriptors stand for."""
-    words = told.split()
+    words = text.split()
     if not words:
         return "its system call cannot be read"
     if words[0] == "running":

@@ -30,7 +30,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Counters of the calling thread at one moment. None for what the kernel does not tell.
+    """Counters of the calling thread at one moment. None: not known.
 
     delayed_s: it was ready and had no CPU. throttled_s: the quota of its control group was used up,
     all its CPUs together. quota_cpus: that quota; infinite where there is none. others: by pid, as
@@ -101,9 +101,9 @@ def spent_between(
         if other.last_cpu is None or other.last_cpu in cpus
     }
     busiest = max(ran, key=lambda pid: ran[pid], default=None)
-    told = ""
+    name = ""
     if busiest is not None and ran[busiest] > 0:
-        told = f"{after.others[busiest].name} (pid {busiest})"
+        name = f"{after.others[busiest].name} (pid {busiest})"
     return Spent(
         wall_s=wall_s,
         cpu_s=cpu_s,
@@ -113,7 +113,7 @@ def spent_between(
         ),
         quota_s=cpu_s * max(0.0, 1 / after.quota_cpus - 1) if after.quota_cpus else 0.0,
         others_s=sum(ran.values()),
-        busiest=told,
+        busiest=name,
     )
 
 
@@ -132,9 +132,9 @@ def total(parts: tuple[Spent, ...]) -> Spent:
     )
 
 
-def parse_cpu_stat(told: str) -> float | None:
+def parse_cpu_stat(text: str) -> float | None:
     """Seconds throttled, from cpu.stat of version 1 (ns) or 2 (µs); None where it does not say."""
-    fields = dict(line.split(maxsplit=1) for line in told.splitlines() if len(line.split()) == 2)
+    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) == 2)
     for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
         number = sysfs.number_of(fields.get(name))
         if number is not None:
@@ -142,10 +142,10 @@ def parse_cpu_stat(told: str) -> float | None:
     return None
 
 
-def parse_stat(told: str, ticks_per_s: float) -> Other | None:
+def parse_stat(text: str, ticks_per_s: float) -> Other | None:
     """/proc/PID/stat; None where it is cut. The name may hold blanks and brackets."""
-    name = told[told.find("(") + 1 : told.rfind(")")]
-    fields = told.rpartition(")")[2].split()
+    name = text[text.find("(") + 1 : text.rfind(")")]
+    fields = text.rpartition(")")[2].split()
     if len(fields) <= _LAST_CPU:
         return None
     user, system = sysfs.number_of(fields[_UTIME]), sysfs.number_of(fields[_STIME])
@@ -167,7 +167,7 @@ def _others(root: Path) -> dict[int, Other]:
 
 
 def _difference(before: float | None, after: float | None) -> float | None:
-    """None where either is not known; a counter that began again tells nothing."""
+    """None where either is not known; nor where a counter began again."""
     if before is None or after is None or after < before:
         return None
     return after - before

@@ -44,7 +44,7 @@ def test_what_is_not_a_machine_is_refused() -> None:
 def test_an_empty_root_tells_what_cannot_be_read(tmp_path: Path) -> None:
     unread = Machine.read(tmp_path).unread
     assert unread["interfaces"] == "/sys/class/net cannot be listed"
-    assert unread["accelerators"] == "a recorded machine does not tell it"
+    assert unread["accelerators"] == "not part of a recorded machine"
     assert unread["mounts"].startswith("FileNotFoundError: ")
     assert {"rdma", "limits"} <= set(unread)
 

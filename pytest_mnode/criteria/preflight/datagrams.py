@@ -101,7 +101,7 @@ class UdpProbe:
             except BlockingIOError:
                 return
             except OSError:
-                continue  # what ICMP said of an earlier packet
+                continue  # an ICMP error for an earlier packet
             self._take(data, source)
 
     def _take(self, data: bytes, source: tuple[str, int]) -> None:
@@ -203,7 +203,7 @@ class PathProber:
     async def largest(self, full_bytes: int) -> tuple[int | None, int | None]:
         """Largest packet up to `full_bytes` that arrives, and the smallest refused on our side.
 
-        None where no small packet arrives any more either, so that nothing can be said.
+        None where no small packet arrives any more either, so that nothing is known.
         """
         for _ in range(_ROUNDS):
             passed, heard = await self._passed([full_bytes])
@@ -228,7 +228,7 @@ class PathProber:
         """Which of these sizes arrive, and whether a small packet sent after them does.
 
         When that one is answered, those before it have been or are lost: on a busy machine a fixed
-        time would tell nothing.
+        time would show nothing.
         """
         with (
             self.socket.pings(self.target, sizes) as futures,

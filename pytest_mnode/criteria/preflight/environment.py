@@ -43,7 +43,7 @@ class RankEnvironment:
 
     number: its position in the world. variables: of torchrun. settings: of backends, each with its
     value and where it comes from (" in FILE"; "" for the environment). nccl: version of the library
-    that torch loads; None where there is none, or it does not tell.
+    that torch loads; None where there is none, or it is not known.
     """
 
     number: int

@@ -192,7 +192,7 @@ def _ask(
 
 
 def _write(one: _Running) -> bool:
-    """Whether no more is to be sent; of a program that has ended, its output tells."""
+    """Whether no more is to be sent; the output of a program that has ended shows its end."""
     assert one.process.stdin is not None
     try:
         one.unsent = one.unsent[os.write(one.process.stdin.fileno(), one.unsent) :]

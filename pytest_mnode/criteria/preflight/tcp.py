@@ -202,7 +202,7 @@ async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
 
 
 def look_up_limit_s(within_s: float) -> float:
-    """A little longer than promised, to tell "too slow" from "never"."""
+    """A little longer than promised, to distinguish "too slow" from "never"."""
     return min(2 * within_s, within_s + 2.0)
 
 

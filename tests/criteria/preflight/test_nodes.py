@@ -296,20 +296,20 @@ def _accelerator(index: int, **changes: Any) -> Accelerator:
         ({"name": "A100"}, "fail", "accelerator 1: A100"),
         ({"memory_bytes": 40 * 10**9}, "fail", ""),
         ({"ecc_enabled": False}, "fail", "accelerator 1: off"),
-        ({"ecc_enabled": None}, "inconclusive", "accelerator 1 does not tell"),
+        ({"ecc_enabled": None}, "inconclusive", "accelerator 1 does not report it"),
         ({"ecc_uncorrected": 3}, "fail", ""),
         ({"persistence": False}, "fail", "accelerator 1: off"),
         ({"throttled": ("HwThermalSlowdown",)}, "fail", "accelerator 1: HwThermalSlowdown"),
-        ({"throttled": None}, "inconclusive", "accelerator 1 does not tell"),
+        ({"throttled": None}, "inconclusive", "accelerator 1 does not report it"),
         ({"mig_enabled": True}, "fail", "accelerator 1: on"),
-        ({"mig_enabled": None}, "inconclusive", "accelerator 1 does not tell"),
+        ({"mig_enabled": None}, "inconclusive", "accelerator 1 does not report it"),
         ({"remapped_rows_failed": True}, "fail", "accelerator 1: failed"),
         (
             {"remapped_rows_failed": True, "remapped_rows_pending": True},
             "fail",
             "accelerator 1: failed, pending",
         ),
-        ({"remapped_rows_pending": None}, "inconclusive", "accelerator 1 does not tell"),
+        ({"remapped_rows_pending": None}, "inconclusive", "accelerator 1 does not report it"),
     ],
 )
 def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told: str) -> None:
@@ -347,8 +347,8 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told
             "",
             None,
         ),
-        ({"current_link_width": 255}, {}, "{0} does not tell its width", "inconclusive"),
-        ({"current_link_speed": "Unknown"}, {}, "{0} does not tell its speed", "inconclusive"),
+        ({"current_link_width": 255}, {}, "{0} does not report its width", "inconclusive"),
+        ({"current_link_speed": "Unknown"}, {}, "{0} does not report its speed", "inconclusive"),
     ],
 )
 @pytest.mark.parametrize("kind", ["nic", "accelerator"])

@@ -92,7 +92,7 @@ def _unlike(
     wrong = {i: one[0] for i, one in states.items() if one is not None and not one[1]}
     mute = [str(i) for i, one in states.items() if one is None]
     if not wrong and (mute or not there):
-        why = f"accelerator {listed(mute)} does not tell" if mute else "none"
+        why = f"accelerator {listed(mute)} does not report it" if mute else "none"
         return subject.unknown(f"{me.name}: {why}")
     culprit = f"{me.name} accelerator {listed([str(i) for i in wrong])}"
     note = listed([f"accelerator {i}: {text}" for i, text in wrong.items()])
@@ -104,7 +104,7 @@ def _ecc_errors(me: NodeSurvey, there: Sequence[Accelerator], most: int) -> Meas
     subject = Subject(label, "", at_most(most), "preflight.accelerators")
     known = {one.index: one.ecc_uncorrected for one in there if one.ecc_uncorrected is not None}
     if not known or (len(known) < len(there) and max(known.values()) <= most):
-        return subject.unknown(f"{me.name}: not all accelerators tell theirs")
+        return subject.unknown(f"{me.name}: not all accelerators report theirs")
     index = max(known, key=known.__getitem__)
     return subject.measured(known[index], f"{me.name} accelerator {index}")
 
@@ -114,7 +114,7 @@ def _memory(me: NodeSurvey, there: Sequence[Accelerator], least: int) -> Measure
     subject = Subject("least memory of an accelerator", "B", at_least(least), source)
     known = {one.index: one.memory_bytes for one in there if one.memory_bytes is not None}
     if not known or (len(known) < len(there) and min(known.values()) >= least):
-        return subject.unknown(f"{me.name}: not all accelerators tell theirs")
+        return subject.unknown(f"{me.name}: not all accelerators report theirs")
     index = min(known, key=known.__getitem__)
     return subject.measured(known[index], f"{me.name} accelerator {index}")
 
@@ -191,7 +191,7 @@ def _full(
         return subject.unknown(why)
     low = [f"{n} {unit}{a:g} of {b:g}" for n, a, b in links if a and b and a < b]
     if not low and (mute := [n for n, a, b in links if a is None or b is None]):
-        return subject.unknown(f"{me.name}: {listed(mute)} does not tell its {label}")
+        return subject.unknown(f"{me.name}: {listed(mute)} does not report its {label}")
     return subject.measured(len(low), f"{me.name} {listed(low)}", listed(low))
 
 

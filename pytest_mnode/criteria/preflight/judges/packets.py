@@ -160,9 +160,9 @@ def _payload(
             link = f"{me.name} {'+'.join(network.interfaces)}"
             culprit = f"{link}: its link changes payloads, {corrupt.nodes[me.index]}"
         wrongs = [f"{o.wrong_bytes} of {o.size_bytes} B" for o in bad.values()]
-        told = [f"{_edge(survey, e)}: {text}" for e, text in zip(bad, wrongs, strict=True)]
+        words = [f"{_edge(survey, e)}: {text}" for e, text in zip(bad, wrongs, strict=True)]
         count = sum(one.wrong_bytes for one in bad.values())
-        return subject.measured(count, culprit, "; ".join([listed(told), *notes]))
+        return subject.measured(count, culprit, "; ".join([listed(words), *notes]))
     if not mine:
         none = f"{me.name} has no partner that is well"
         return subject.unknown(no_links(me, network) if survey.on_loopback else none)

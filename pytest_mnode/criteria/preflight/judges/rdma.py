@@ -35,7 +35,7 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     mute = [port for port, fault in faults.items() if fault is None]
     dull = [f"{port} {fault}" for port, fault in faults.items() if fault]
     if len(active) < count <= len(active) + len(mute):
-        why = f"{name}: {listed(mute)} does not tell its state or protocol"
+        why = f"{name}: {listed(mute)} does not report its state or protocol"
         found = [subject.unknown(why)]
     else:
         state = listed(dull) or f"{len(there)} ports"
@@ -73,7 +73,7 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
         if UNKNOWN_GID not in port.gid_types
     ]
     if unknown and not words:
-        return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} tells its type")
+        return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} has a known type")
     note = f"{me.name}: {listed(words)}" if words else ""
     return subject.measured(len(words), f"{me.name} {listed(words)}", note)
 

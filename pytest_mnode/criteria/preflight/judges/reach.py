@@ -107,7 +107,7 @@ class Matrix:
 def matrix(survey: Survey, network: str) -> Matrix:
     """Which edges fail on any rail of a network.
 
-    A connection needs both directions. Datagrams tell which of them fails: they need only one, and
+    A connection needs both directions. Datagrams show which of them fails: they need only one, and
     the node that hears one reports it.
     """
     tried: set[Edge] = set()
@@ -209,8 +209,8 @@ def _peers_on(
         mine = {edge for edge in edges.failed if me.index in edge}
         words = _FILTERED if mine <= edges.filtered else _LOST
         why = broken.get(me.index) or words[found.nodes[me.index]].format(key)
-        said = {edges.problems[e] for o in asked for e in _both(me, o) if e in edges.problems}
-        note = "; ".join(sorted(said)[:2])
+        problems = {edges.problems[e] for o in asked for e in _both(me, o) if e in edges.problems}
+        note = "; ".join(sorted(problems)[:2])
         why += _same_address(survey, me, network)
         return subject(len(asked)).measured(len(reached), f"{me.name}: {why}", note)
     asked = [o for o in well if _tried(edges, me, o)]

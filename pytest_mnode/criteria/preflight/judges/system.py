@@ -43,7 +43,7 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
     if name not in known:
         return [subject.unknown(why_unread(me, _READ_FROM.get(part, "software")))]
     if not any(known.values()) or len(known) == 1:
-        alone = f"only {name} tells its {part}"
+        alone = f"the {part} of no node but {name} is known"
         why = alone if any(known.values()) else f"no node has any {part}, or none can be read"
         return [subject.unknown(why)]
     items = sorted({item for mine in known.values() for item in mine})
