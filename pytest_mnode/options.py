@@ -1,7 +1,12 @@
-"""Options and ini keys to `Settings`. Imports nothing heavy: every pytest run pays for it."""
+"""Options and ini keys: each is described once, in `OPTIONS`.
+
+`python -m pytest_mnode.options` prints them as docs/tests.md has them. Imports nothing heavy: every
+pytest run pays for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,195 +23,280 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
 @dataclass(frozen=True, slots=True)
+class _Given:
+    """The text of an option, empty where there is none, and where it was given."""
+
+    where: str
+    text: str
+    directory: Path
+    """What a relative path starts from."""
+
+    @property
+    def by_option(self) -> bool:
+        return self.where.startswith("--")
+
+    def wrong(self, accepted: str, text: str | None = None) -> pytest.UsageError:
+        value = self.text if text is None else text
+        return pytest.UsageError(f"{self.where}={value}: accepted: {accepted}")
+
+
+def _count(given: _Given) -> int | None:
+    text = given.text
+    if not text and not given.by_option:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise given.wrong("a whole number of 1 or more")
+    return int(text)
+
+
+def _choice(accepted: tuple[str, ...]) -> Callable[[_Given], str]:
+    def read(given: _Given) -> str:
+        if given.text not in accepted:
+            raise given.wrong(", ".join(accepted))
+        return given.text
+
+    return read
+
+
+def _seconds(given: _Given) -> float:
+    try:
+        value = float(given.text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e7:
+        raise given.wrong("seconds, more than 0")
+    return value
+
+
+def _text(given: _Given) -> str:
+    return given.text
+
+
+def _words(given: _Given) -> tuple[str, ...]:
+    import shlex
+
+    try:
+        return tuple(shlex.split(given.text))
+    except ValueError as error:
+        raise given.wrong(f"arguments as for a shell ({error})") from None
+
+
+def _path(given: _Given) -> Path | None:
+    if not given.text:
+        if given.by_option:
+            raise given.wrong("the path of a file")
+        return None
+    try:
+        return given.directory / Path(given.text).expanduser()
+    except RuntimeError as error:  # of "~name", where nobody has the name
+        raise given.wrong(f"a path ({error})") from None
+
+
+def _directory(given: _Given) -> Path | None:
+    path = _path(given)
+    accepted = "a directory, or a new name"
+    try:
+        if path is not None and path.exists() and not path.is_dir():
+            raise given.wrong(accepted, str(path))
+    except OSError as error:  # the name is too long, or what is above it may not be read
+        raise given.wrong(f"{accepted} ({error.strerror})") from None
+    return path
+
+
+@dataclass(frozen=True, slots=True)
 class _Option:
+    """`initial` is the text where nobody gives one; see: the page of docs/ that has more."""
+
     name: str
     metavar: str
     help: str
-    default: str | None = None
+    read: Callable[[_Given], Any]
+    initial: str = ""
+    see: str = ""
 
     @property
     def flag(self) -> str:
         return f"--mnode-{self.name}"
 
     @property
-    def dest(self) -> str:
+    def ini_key(self) -> str:
         return "mnode_" + self.name.replace("-", "_")
 
-
-_OPTIONS = (
-    _Option("nodes", "N", "run tests that need ranks on N nodes"),
-    _Option("procs-per-node", "G", "ranks a node (default: its accelerators, else 1)"),
-    _Option("launcher", "NAME", f"how commands get to nodes: {', '.join(LAUNCHERS)}", "auto"),
-    _Option("hostfile", "FILE", "nodes to reach by ssh: 'host slots=8' a line, ranges node[01-16]"),
-    _Option("slurm-args", "ARGS", "of the allocation to ask Slurm for, where the run is not in one "
-            "already, such as '--partition=gpu --account=x'"),
-    _Option("python", "PATH", "the Python on the nodes of ssh and slurm (default: this one)"),
-    _Option("shared-dir", "DIR", "a directory that all nodes see (default: a hidden temporary one "
-            "below the root of the tests)"),
-    _Option("discover", "FILE", "write a first spec, of what the nodes show, into FILE"),
-    _Option("spec", "FILE", "YAML page of what the cluster promises (default: the rack's own)"),
-    _Option("backend", "NAME", f"of process groups: {', '.join(BACKENDS)}", "auto"),
-    _Option("reuse", "LEVEL", "what tests share: warm ranks and group, ranks with a new group, "
-            "or nothing (fresh)", "warm"),
-    _Option("numa-bind", "HOW", "which CPUs ranks are bound to: none; node (all beside the "
-            "accelerator) or exclusive (cores of their own there), as torchrun's --numa-binding; "
-            "auto (exclusive on the rack, elsewhere none, as torchrun)", "auto"),
-    _Option("timeout", "SECONDS", "limit of a test that runs in ranks (default: 300)", "300"),
-    _Option("locate-budget", "SECONDS", "how long to look for who slows the fabric (default: 20)",
-            "20"),
-    _Option("report", "DIR", "write certificate.json and certificate.xml into DIR"),
-    _Option("log-dir", "DIR", "keep the logs of all ranks in DIR"),
-    _Option("fault", "NAME:NODE[:VALUE][,…]", "have something go wrong on the rack before the "
-            "first test; such a run never certifies (an unknown name lists all)"),
-)  # fmt: skip
+    @property
+    def full_help(self) -> str:
+        return f"{self.help} (default: {self.initial})" if self.initial else self.help
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the user asked for. `nodes` and `procs_per_node` are None where not said.
+    """What the user asked for, by field of `OPTIONS`; None where nothing was given."""
 
-    hostfile: nodes to reach by ssh; slurm_args: of the allocation to ask for; python: on the nodes,
-    "" for the controller's own path; shared_dir: seen by all nodes, None to look for one; discover:
-    where a first spec is to be written.
-    """
-
-    nodes: int | None
-    procs_per_node: int | None
-    launcher: str
-    spec: Path | None
-    backend: str
-    reuse: str
-    numa_bind: str
-    timeout_s: float
-    report_dir: Path | None
-    log_dir: Path | None
-    faults: str = ""
-    faults_from: str = ""
-    locate_budget_s: float = 20.0
+    nodes: int | None = None
+    procs_per_node: int | None = None
+    launcher: str = "auto"
     hostfile: Path | None = None
     slurm_args: tuple[str, ...] = ()
     python: str = ""
     shared_dir: Path | None = None
     discover: Path | None = None
+    spec: Path | None = None
+    backend: str = "auto"
+    reuse: str = "warm"
+    timeout_s: float = 300.0
+    report_dir: Path | None = None
+    log_dir: Path | None = None
+    locate_budget_s: float = 20.0
+    numa_bind: str = "auto"
+    faults: str = ""
+
+
+OPTIONS = {
+    "nodes": _Option(
+        "nodes", "N",
+        "run tests that need ranks on N nodes (default: as many as the most demanding test needs)",
+        _count,
+    ),
+    "procs_per_node": _Option(
+        "procs-per-node", "G",
+        "ranks per node (default: one per accelerator, else 1)",
+        _count,
+    ),
+    "launcher": _Option(
+        "launcher", "auto|local|rack|ssh|slurm",
+        "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, else "
+        "the rack, or plain processes (local) where namespaces are not allowed",
+        _choice(LAUNCHERS), initial="auto",
+    ),
+    "hostfile": _Option(
+        "hostfile", "FILE",
+        "nodes to reach by ssh: one 'host slots=8' per line, ranges node[01-16]",
+        _path, see="ssh.md",
+    ),
+    "slurm_args": _Option(
+        "slurm-args", "ARGS",
+        "extra arguments of the allocation that the run asks Slurm for, such as '--partition=gpu'; "
+        "used only outside an allocation",
+        _words, see="slurm.md",
+    ),
+    "python": _Option(
+        "python", "PATH",
+        "the Python on the nodes of ssh and slurm (default: this one)",
+        _text,
+    ),
+    "shared_dir": _Option(
+        "shared-dir", "DIR",
+        "a directory that all nodes see (default: a hidden temporary one below the root of the "
+        "tests)",
+        _directory,
+    ),
+    "discover": _Option(
+        "discover", "FILE",
+        "run no test: read what the nodes have, and write a first spec into FILE",
+        _path, see="spec.md",
+    ),
+    "spec": _Option(
+        "spec", "FILE",
+        "YAML page of what the cluster promises (default: the rack's own)",
+        _path, see="spec.md",
+    ),
+    "backend": _Option(
+        "backend", "auto|gloo|nccl|…",
+        f"of process groups: {', '.join(BACKENDS)}; auto: nccl where the spec promises "
+        "accelerators, else gloo",
+        _choice(BACKENDS), initial="auto",
+    ),
+    "reuse": _Option(
+        "reuse", "warm|group|fresh",
+        "what tests share: ranks and process group (warm), ranks with a new group (group), or "
+        "nothing (fresh)",
+        _choice(REUSE), initial="warm",
+    ),
+    "timeout_s": _Option(
+        "timeout", "SECONDS",
+        "limit of a test that runs in ranks; tests of the fabric have less, as follows from the "
+        "spec",
+        _seconds, initial="300",
+    ),
+    "report_dir": _Option(
+        "report", "DIR",
+        "write certificate.json and certificate.xml into DIR, and fail a run that is not certified",
+        _directory, see="certificate.md",
+    ),
+    "log_dir": _Option(
+        "log-dir", "DIR",
+        "keep the logs of all ranks, in a new directory in DIR for each run; the header names it",
+        _directory,
+    ),
+    "locate_budget_s": _Option(
+        "locate-budget", "SECONDS",
+        "how long to look for what slows the fabric",
+        _seconds, initial="20", see="locating.md",
+    ),
+    "numa_bind": _Option(
+        "numa-bind", "auto|none|node|exclusive",
+        "which CPUs ranks are bound to: none; node (all beside the accelerator) or exclusive "
+        "(cores of their own there), as torchrun's --numa-binding; auto: exclusive on the rack, "
+        "elsewhere none, as torchrun",
+        _choice(NUMA_BIND), initial="auto", see="placement.md",
+    ),
+    "faults": _Option(
+        "fault", "NAME:NODE[:VALUE][,…]",
+        "inject faults on the rack before the first test; such a run never certifies (an unknown "
+        "name lists all)",
+        _text, see="faults.md",
+    ),
+}  # fmt: skip
+"""By field of `Settings`."""
+
+_LOCATE = "measure every path between two nodes, also of more than 16 nodes"
 
 
 def add_options(parser: pytest.Parser) -> None:
     """Every option also as an ini key, `mnode_*`."""
     group = parser.getgroup("mnode", "multi-node training clusters")
-    for option in _OPTIONS:
-        default = f" (default: {option.default})" if option.default in ("auto", "warm") else ""
+    for option in OPTIONS.values():
         group.addoption(
-            option.flag, dest=option.dest, metavar=option.metavar, help=option.help + default
+            option.flag, dest=option.ini_key, metavar=option.metavar, help=option.full_help
         )
-        parser.addini(option.dest, f"as {option.flag}", default=option.default or "")
-    # Without a value, or it would take the next word, often a path of tests, for one.
-    group.addoption(
-        "--mnode-locate",
-        action="store_true",
-        help="measure every path between two nodes, of more than 16 nodes as well",
-    )
+        parser.addini(option.ini_key, f"as {option.flag}", default=option.initial)
+    # Without a value, or it would take the next word, often a path of tests, as its value.
+    group.addoption("--mnode-locate", action="store_true", help=_LOCATE)
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """Settings of a run. Raises pytest.UsageError, one line, naming the option or the ini key."""
-    return Settings(
-        nodes=_count(config, "nodes"),
-        procs_per_node=_count(config, "procs-per-node"),
-        launcher=_choice(config, "launcher", LAUNCHERS),
-        spec=_path(config, "spec"),
-        backend=_choice(config, "backend", BACKENDS),
-        reuse=_choice(config, "reuse", REUSE),
-        numa_bind=_choice(config, "numa-bind", NUMA_BIND),
-        timeout_s=_seconds(config, "timeout"),
-        report_dir=_directory(config, "report"),
-        log_dir=_directory(config, "log-dir"),
-        faults=_value(config, "fault")[1],
-        faults_from=_value(config, "fault")[0],
-        locate_budget_s=locate_budget_s(config),
-        hostfile=_path(config, "hostfile"),
-        slurm_args=_words(config, "slurm-args"),
-        python=_value(config, "python")[1],
-        shared_dir=_directory(config, "shared-dir"),
-        discover=_path(config, "discover"),
-    )
+    values = {name: option.read(_given(config, option)) for name, option in OPTIONS.items()}
+    return Settings(**values)
 
 
 def locate_budget_s(config: pytest.Config) -> float:
-    """How long to look for who slows the fabric; in ranks as in the controller."""
-    return _seconds(config, "locate-budget")
+    """How long to look for what slows the fabric; in ranks as in the controller."""
+    return _seconds(_given(config, OPTIONS["locate_budget_s"]))
 
 
-def _value(config: pytest.Config, name: str) -> tuple[str, str]:
-    """(where it was said, text); the text is empty where nothing was said."""
-    option = next(o for o in _OPTIONS if o.name == name)
-    given: Any = config.getoption(option.dest)
-    if given is not None:
-        return option.flag, str(given)
+def faults_given_by(config: pytest.Config) -> str:
+    """The option or the ini key that names the faults."""
+    return _given(config, OPTIONS["faults"]).where
+
+
+def _given(config: pytest.Config, option: _Option) -> _Given:
+    text: Any = config.getoption(option.ini_key)
+    if text is not None:
+        return _Given(option.flag, str(text), config.invocation_params.dir)
     file = f" in {config.inipath.name}" if config.inipath else ""
-    return f"{option.dest}{file}", str(config.getini(option.dest)).strip()
+    text = str(config.getini(option.ini_key)).strip()
+    return _Given(f"{option.ini_key}{file}", text, config.rootpath)
 
 
-def _wrong(where: str, value: str, accepted: str) -> pytest.UsageError:
-    return pytest.UsageError(f"{where}={value}: {accepted}")
+def documentation() -> str:
+    """The options as rows of a Markdown table."""
+    rows = [("--mnode-locate", f"{_LOCATE}: [more](locating.md)")]
+    for option in OPTIONS.values():
+        see = f": [more]({option.see})" if option.see else ""
+        rows.append((f"{option.flag}={option.metavar}", option.full_help + see))
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| `{flag}` | {text} |" for flag, text in [*cells[1:], cells[0]])
 
 
-def _count(config: pytest.Config, name: str) -> int | None:
-    where, text = _value(config, name)
-    if not text and not where.startswith("--"):
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise _wrong(where, text, "accepted: a whole number of 1 or more")
-    return int(text)
-
-
-def _choice(config: pytest.Config, name: str, accepted: tuple[str, ...]) -> str:
-    where, text = _value(config, name)
-    if text not in accepted:
-        raise _wrong(where, text, f"accepted: {', '.join(accepted)}")
-    return text
-
-
-def _seconds(config: pytest.Config, name: str) -> float:
-    where, text = _value(config, name)
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e7:
-        raise _wrong(where, text, "accepted: seconds, more than 0")
-    return value
-
-
-def _words(config: pytest.Config, name: str) -> tuple[str, ...]:
-    where, text = _value(config, name)
-    import shlex
-
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise _wrong(where, text, f"accepted: arguments as for a shell ({error})") from None
-
-
-def _path(config: pytest.Config, name: str) -> Path | None:
-    where, text = _value(config, name)
-    if not text:
-        if where.startswith("--"):
-            raise _wrong(where, text, "accepted: the path of a file")
-        return None
-    base = config.invocation_params.dir if where.startswith("--") else config.rootpath
-    try:
-        return base / Path(text).expanduser()
-    except RuntimeError as error:  # of "~name", where nobody has the name
-        raise _wrong(where, text, f"accepted: a path ({error})") from None
-
-
-def _directory(config: pytest.Config, name: str) -> Path | None:
-    path = _path(config, name)
-    accepted = "accepted: a directory, or a new name"
-    try:
-        if path is not None and path.exists() and not path.is_dir():
-            raise _wrong(_value(config, name)[0], str(path), accepted)
-    except OSError as error:  # the name is too long, or what is above it may not be read
-        where, text = _value(config, name)
-        raise _wrong(where, text, f"{accepted} ({error.strerror})") from None
-    return path
+if __name__ == "__main__":
+    print(documentation())

@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marks.CRITERION)
     config.addinivalue_line("markers", needs.MARKER)
     settings = config.stash[SETTINGS] = options.read_settings(config)
-    _check_faults(settings)
+    _check_faults(config, settings)
     if _follows(config):
         return
     config.stash[NEEDS] = needs.Needs()
@@ -60,15 +60,16 @@ def pytest_configure(config: pytest.Config) -> None:
         _make_run(config)
 
 
-def _check_faults(settings: options.Settings) -> None:
-    if not settings.faults:
+def _check_faults(config: pytest.Config, settings: options.Settings) -> None:
+    given_by = options.faults_given_by(config)
+    if not settings.faults and not given_by.startswith("--"):
         return
     from pytest_mnode.faults import parse
 
     try:
         parse(settings.faults)
     except UsageError as error:
-        raise pytest.UsageError(f"{settings.faults_from}: {error}") from None
+        raise pytest.UsageError(f"{given_by}: {error}") from None
 
 
 def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:

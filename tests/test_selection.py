@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode import options
 from tests.inner import clean_env, run_pytest, write_files
 
 TESTS = """
@@ -150,7 +151,9 @@ def test_every_option_is_documented(pytestconfig: pytest.Config) -> None:
     registered = {name for option in group.options for name in option.names()}
     ini_keys = {key for key in parser._inidict if key.startswith("mnode_")}
     page = Path(__file__).parents[1] / "docs/tests.md"
-    rows = re.findall(r"^\| `(--mnode-[a-z-]+)(=?)", page.read_text(), re.MULTILINE)
+    table = options.documentation()
+    assert table in page.read_text(), "out of date; run: python -m pytest_mnode.options"
+    rows = re.findall(r"^\| `(--mnode-[a-z-]+)(=?)", table, re.MULTILINE)
     assert {name for name, _ in rows} == registered
     valued = {name.removeprefix("--").replace("-", "_") for name, value in rows if value}
     assert valued == ini_keys

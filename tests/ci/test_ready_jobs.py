@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pytest_mnode.launchers.slurm.salloc import QUEUE_LIMIT_S
-from pytest_mnode.options import _OPTIONS
+from pytest_mnode.options import OPTIONS
 from tests.ci.running import READY, ROOT
 
 _FLAG = re.compile(r"(?<![\w-])--mnode-[a-z][a-z-]*[a-z]")
@@ -24,7 +24,7 @@ TEXTS = sorted([*READY.iterdir(), *(ROOT / "docs").glob("*.md")])
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_every_option_that_is_named_is_one(path: Path) -> None:
-    known = {option.flag for option in _OPTIONS} | {"--mnode-locate"}
+    known = {option.flag for option in OPTIONS.values()} | {"--mnode-locate"}
     assert set(_FLAG.findall(path.read_text())) <= known
 
 

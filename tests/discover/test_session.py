@@ -98,19 +98,7 @@ def test_names_of_an_allocation() -> None:
 
 
 def settings(**changes: Any) -> Settings:
-    usual: dict[str, Any] = {
-        "nodes": None,
-        "procs_per_node": None,
-        "launcher": "auto",
-        "spec": None,
-        "backend": "auto",
-        "reuse": "warm",
-        "numa_bind": "auto",
-        "timeout_s": 300.0,
-        "report_dir": None,
-        "log_dir": None,
-    }
-    return Settings(**{**usual, **changes})
+    return Settings(**changes)
 
 
 def test_how_many_nodes_are_looked_at(tmp_path: Path) -> None:

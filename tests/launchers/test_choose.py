@@ -18,7 +18,7 @@ from pytest_mnode.spec.gang import GangCriterion
 
 SPEC = load_spec(default_spec_path())
 NO = "namespaces are not allowed"
-SETTINGS = Settings(None, None, "auto", None, "auto", "warm", "auto", 300.0, None, None)
+SETTINGS = Settings()
 
 
 @pytest.fixture
