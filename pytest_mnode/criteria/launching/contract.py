@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_mnode.criteria.launching.reports import RankReport
+from pytest_mnode.criteria.launching.reports import RankReport, by_node
 from pytest_mnode.spec.quantity import shown
 
 CANARY = "MNODE_CANARY"
@@ -147,10 +147,7 @@ def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator
 
     More accelerators than the job asked for are no fault: few sites hide those of others.
     """
-    by_node: dict[str, list[RankReport]] = defaultdict(list)
-    for report in reports:
-        by_node[report.node].append(report)
-    for there in by_node.values():
+    for there in by_node(reports).values():
         one_each = len(_distinct_views(there)) == len(there) == expected.accelerators
         for report in there:
             count = report.accelerators
@@ -159,8 +156,7 @@ def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator
             elif count is not None and count < expected.accelerators:
                 if count == 1 and one_each:
                     continue
-                what = f"{count} of {expected.accelerators} accelerators are visible"
-                yield report.fault(what)
+                yield report.fault(f"{count} of {expected.accelerators} accelerators are visible")
 
 
 def _distinct_views(there: Sequence[RankReport]) -> set[tuple[str, ...]]:
@@ -199,8 +195,7 @@ def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterato
         for name in (_TENSOR, _PIPELINE):
             given = _given(name, report.arguments)
             if given is not None and not _NUMBER.fullmatch(given):
-                what = f"{name}={shown(given)} is no number"
-                yield report.fault(what)
+                yield report.fault(f"{name}={shown(given)} is no number")
                 given = None
             sizes[name] = 1 if given is None else int(given)
         tensor, pipeline = sizes[_TENSOR], sizes[_PIPELINE]
@@ -208,8 +203,9 @@ def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterato
             what = f"{_TENSOR} {tensor} × {_PIPELINE} {pipeline} does not divide {expected.size}"
             yield report.fault(f"{what} ranks")
         elif expected.per_node % tensor:
-            what = f"{_TENSOR} {tensor} does not divide the {expected.per_node} ranks of a node"
-            yield report.fault(what)
+            yield report.fault(
+                f"{_TENSOR} {tensor} does not divide the {expected.per_node} ranks of a node"
+            )
 
 
 def _given(name: str, arguments: Sequence[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +76,13 @@ class Login:
     uid: int
     user: str
     why: str
+
+
+def by_node(reports: Iterable[RankReport]) -> dict[str, list[RankReport]]:
+    found: dict[str, list[RankReport]] = {}
+    for report in reports:
+        found.setdefault(report.node, []).append(report)
+    return found
 
 
 def read_output(text: str) -> tuple[list[RankReport], list[Login]]:

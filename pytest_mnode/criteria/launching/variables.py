@@ -11,7 +11,7 @@ from pytest_mnode.criteria.launching.contract import (
     wrong_devices,
     wrong_parallel,
 )
-from pytest_mnode.criteria.launching.reports import RankReport
+from pytest_mnode.criteria.launching.reports import RankReport, by_node
 from pytest_mnode.outcome.describe import compact
 from pytest_mnode.spec.quantity import shown
 
@@ -33,10 +33,10 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[s
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[str]]] = (
         _absent,
         _garbled,
-        _sizes,
+        _numbers,
         _ranks,
         _locals,
-        _groups,
+        _blocks,
         _master,
         _scheduler,
         _pins,
@@ -66,23 +66,27 @@ def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]
                 yield report.fault(f"{name}={shown(text)} is not a number")
         port = report.number("MASTER_PORT")
         if port is not None and not 1 <= port <= _LAST_PORT:
-            what = f"MASTER_PORT={port} is no port: 1 to {_LAST_PORT}"
-            yield report.fault(what)
+            yield report.fault(f"MASTER_PORT={port} is no port: 1 to {_LAST_PORT}")
 
 
-def _equal(report: RankReport, name: str, right: int) -> Iterator[str]:
-    value = report.number(name)
-    if value is not None and value != right:
-        yield report.fault(f"{name}={value}, must be {right}")
-
-
-def _sizes(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Numbers of ranks and nodes; node numbers are in the order in which the job has its nodes."""
+    sizes = {
+        "WORLD_SIZE": expected.size,
+        **dict.fromkeys(("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), expected.per_node),
+        **dict.fromkeys(
+            ("GROUP_WORLD_SIZE", "CROSS_SIZE", "SLURM_JOB_NUM_NODES"), len(expected.nodes)
+        ),
+    }
     for report in reports:
-        yield from _equal(report, "WORLD_SIZE", expected.size)
-        for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
-            yield from _equal(report, name, expected.per_node)
-        for name in ("GROUP_WORLD_SIZE", "CROSS_SIZE", "SLURM_JOB_NUM_NODES"):
-            yield from _equal(report, name, len(expected.nodes))
+        right = dict(sizes)
+        if report.node in expected.nodes:
+            number = expected.nodes.index(report.node)
+            right |= dict.fromkeys(("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"), number)
+        for name, wanted in right.items():
+            value = report.number(name)
+            if value is not None and value != wanted:
+                yield report.fault(f"{name}={value}, must be {wanted}")
 
 
 def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -98,59 +102,46 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
         if rank is None:
             continue
         if rank >= expected.size:
-            what = f"RANK={rank} is outside the {expected.size} ranks of the job"
-            yield report.fault(what)
+            yield report.fault(f"RANK={rank} is outside the {expected.size} ranks of the job")
         elif len(nodes_of[rank]) > 1:
             own = expected.nodes[rank // expected.per_node]
             if report.node != own or nodes_of[rank].count(own) > 1:
                 others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "here"
-                what = f"RANK={rank} is also a rank's of {others}"
-                yield report.fault(what)
+                yield report.fault(f"RANK={rank} is also a rank's of {others}")
     missing = sorted(set(range(expected.size)) - set(nodes_of))
     if missing and len(reports) >= expected.size:
         node = expected.nodes[missing[0] // expected.per_node]
         yield f"{node}: no rank has RANK={compact(missing)}"
 
 
-def _by_node(reports: Sequence[RankReport]) -> dict[str, list[RankReport]]:
-    found: dict[str, list[RankReport]] = defaultdict(list)
-    for report in reports:
-        found[report.node].append(report)
-    return found
-
-
 def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     """LOCAL_RANK counts the ranks of a node from 0, in the order of RANK."""
-    for there in _by_node(reports).values():
+    for there in by_node(reports).values():
         met = Counter(report.number("LOCAL_RANK") for report in there)
         for report in there:
             local, rank = report.number("LOCAL_RANK"), report.rank
             if local is None:
                 continue
             if local >= expected.per_node:
-                what = f"LOCAL_RANK={local} is outside the {expected.per_node} ranks of the node"
-                yield report.fault(what)
+                yield report.fault(
+                    f"LOCAL_RANK={local} is outside the {expected.per_node} ranks of the node"
+                )
             elif met[local] > 1:
-                what = f"LOCAL_RANK={local} is {met[local]} ranks' of the node"
-                yield report.fault(what)
+                yield report.fault(f"LOCAL_RANK={local} is {met[local]} ranks' of the node")
             elif expected.style != "megatron" and rank is not None:
                 right = rank % expected.per_node
                 if local != right:
-                    what = f"LOCAL_RANK={local}, must be {right} for RANK={rank}"
-                    yield report.fault(what)
+                    yield report.fault(f"LOCAL_RANK={local}, must be {right} for RANK={rank}")
 
 
-def _groups(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Node numbers are in the order in which the job has its nodes."""
+def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Each node has a block of consecutive ranks, in the order in which the job has its nodes."""
+    times = Counter(report.rank for report in reports)
     for report in reports:
-        if report.node not in expected.nodes:
-            continue
-        right = expected.nodes.index(report.node)
-        for name in ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"):
-            yield from _equal(report, name, right)
         rank = report.rank
-        duplicated = [other.rank for other in reports].count(rank) > 1
-        if rank is not None and rank < expected.size and not duplicated:
+        if report.node not in expected.nodes or rank is None or times[rank] > 1:
+            continue
+        if rank < expected.size:
             own = expected.nodes[rank // expected.per_node]
             if report.node != own:
                 yield report.fault(f"RANK={rank} belongs to {own}")
@@ -164,8 +155,7 @@ def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
         for report in reports:
             value = report.contract.get(name, common[name])
             if value != common[name]:
-                what = f"{name}={value}, others have {common[name]}"
-                yield report.fault(what)
+                yield report.fault(f"{name}={value}, others have {common[name]}")
     for report in reports:
         address, here = report.contract.get("MASTER_ADDR"), report.master_is_here
         if not address or "master_is_here" in report.missing:
@@ -211,8 +201,7 @@ def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[st
         for fact, name in pairs.items():
             given, made = report.number(fact), report.number(name)
             if given is not None and made is not None and given != made:
-                what = f"{name}={made}, and {fact}={given}"
-                yield report.fault(what)
+                yield report.fault(f"{name}={made}, and {fact}={given}")
 
 
 def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -221,8 +210,7 @@ def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
             value = report.contract.get(name)
             if value != right:
                 met = "is not set" if value is None else f"is {value}"
-                what = f"{name} {met}, must be {right}"
-                yield report.fault(what)
+                yield report.fault(f"{name} {met}, must be {right}")
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             value = report.contract.get(name, "")
             exact = name.startswith("GLOO") or value.startswith("=")
@@ -230,5 +218,4 @@ def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 continue
             for interface in value.lstrip("=").split(","):
                 if interface not in report.interfaces:
-                    what = f"{name}={value}, and the node has no {interface}"
-                    yield report.fault(what)
+                    yield report.fault(f"{name}={value}, and the node has no {interface}")
