@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.measurement import listed
 from pytest_mnode.measuring.naming import rank_name, whose
 from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.rank.world import World
@@ -44,7 +45,7 @@ class Exchange:
         if len(self.wrong) > 1 and len(common) == 1:
             return rank_name(self.world, common.pop())
         name = functools.partial(rank_name, self.world)
-        return ", ".join(f"{name(a)} → {name(b)}" for a, b in self.wrong[:4])
+        return listed((f"{name(a)} → {name(b)}" for a, b in self.wrong), separator=", ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_mnode.measurement import listed
 from pytest_mnode.rank.world import World
 
 
@@ -18,6 +19,5 @@ def whose(world: World, ranks: Sequence[int]) -> str | None:
         return None
     if len(ranks) == world.size:
         return "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
-    names = ", ".join(rank_name(world, rank) for rank in ranks[:4])
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return f"{names}{more}: wrong there, right on {world.size - len(ranks)} other ranks"
+    names = listed((rank_name(world, rank) for rank in ranks), separator=", ")
+    return f"{names}: wrong there, right on {world.size - len(ranks)} other ranks"

@@ -129,18 +129,11 @@ def sweep(
         raise ValueError(
             f"{measured.collective} over one rank moves nothing; give two nodes or more"
         )
-    found = [
-        _measure(
-            measured,
-            size,
-            warmup,
-            repeats,
-            device,
-            group,
-            least_checked=CHECKED_CALLS if size == min(sizes_bytes) else 1,
-        )
-        for size in sizes_bytes
-    ]
+    found = []
+    for size in sizes_bytes:
+        least_checked = CHECKED_CALLS if size == min(sizes_bytes) else 1
+        run = _Run(measured, size, warmup, repeats, device, group, least_checked)
+        found.append(run.measure())
     return Sweep(
         measured,
         ranks,
@@ -149,71 +142,73 @@ def sweep(
     )
 
 
-def _measure(  # noqa: PLR0917  the arguments of `sweep`
-    measured: Measured,
-    size_bytes: int,
-    warmup: int,
-    repeats: int,
-    device: torch.device,
-    group: Group,
-    *,
-    least_checked: int,
-) -> Row | Unmeasured:
-    ranks = dist.get_world_size()
-    try:
-        part = measured.part(size_bytes, ranks)
-    except ValueError as error:
-        return Unmeasured(size_bytes, str(error))
-    needed = measured.held_bytes(size_bytes, ranks)
-    if why := too_large(needed, free_bytes_by_rank(device)):
-        return Unmeasured(size_bytes, why)
-    prepared = _prepared(measured, part, device, group)
-    if isinstance(prepared, str):
-        return Unmeasured(size_bytes, prepared)
-    try:
-        mine = _wrong_here(prepared, 0)
-    except (RuntimeError, NotImplementedError) as error:
-        if "not support" not in str(error) and "unsupported" not in str(error).lower():
-            raise
-        return Unmeasured(size_bytes, str(error).partition("\n")[0])  # before anything was sent
-    calls = calls_of_a_repeat(_call_s(prepared, max(1, warmup), device))
-    if calls > _FEW_CALLS:  # a shaper's burst let the first ones through
-        calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
-    checked = max(least_checked, min(CHECKED_CALLS, calls))
-    mine += sum(_wrong_here(prepared, turn) for turn in range(1, checked + 1))
-    lead = ALL_REDUCE.prepare(_LEAD_BYTES // DTYPE.itemsize, device, group)
-    times_s = []
-    for turn in range(checked + 1, checked + 1 + repeats):
-        prepared.fill(turn)
-        lead.run_scratch()
-        times_s.append(elapsed_s(lambda: _run(prepared, calls), 1, device) / calls)
-        mine += prepared.wrong()
-    wrong_by_rank = _wrong_by_rank(mine, device)
-    slowest_s = tuple(max(of_repeat) for of_repeat in zip(*by_rank(times_s, device), strict=True))
-    return Row(
-        collective=measured.collective.value,
-        ranks=ranks,
-        size_bytes=size_bytes,
-        moved_bytes=measured.moved_bytes(size_bytes, ranks),
-        count=part,
-        calls=calls,
-        times_s=slowest_s,
-        wrong=sum(wrong_by_rank),
-        wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
-    )
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One size of a sweep. All ranks measure it alike. least_checked: calls checked one by one."""
 
+    measured: Measured
+    size_bytes: int
+    warmup: int
+    repeats: int
+    device: torch.device
+    group: Group
+    least_checked: int
 
-def _prepared(measured: Measured, part: int, device: torch.device, group: Group) -> Prepared | str:
-    """Buffers on every rank, or in words which rank had no room for them after all."""
-    prepared = None
-    with contextlib.suppress(torch.OutOfMemoryError):
-        prepared = measured.prepare(part, device, group)
-    without = [
-        rank for rank, [has] in enumerate(by_rank([prepared is not None], device)) if not has
-    ]
-    if prepared is None or without:
-        return f"no memory for its buffers on rank {', '.join(map(str, without))}"
-    return prepared
+    def measure(self) -> Row | Unmeasured:
+        ranks, device = dist.get_world_size(), self.device
+        try:
+            part = self.measured.part(self.size_bytes, ranks)
+        except ValueError as error:
+            return Unmeasured(self.size_bytes, str(error))
+        prepared = self._prepare(part, ranks)
+        if isinstance(prepared, str):
+            return Unmeasured(self.size_bytes, prepared)
+        try:
+            mine = _wrong_here(prepared, 0)
+        except (RuntimeError, NotImplementedError) as error:
+            if "not support" not in str(error) and "unsupported" not in str(error).lower():
+                raise
+            # Before anything was sent.
+            return Unmeasured(self.size_bytes, str(error).partition("\n")[0])
+        calls = calls_of_a_repeat(_call_s(prepared, max(1, self.warmup), device))
+        if calls > _FEW_CALLS:  # a shaper's burst let the first ones through
+            calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
+        checked = max(self.least_checked, min(CHECKED_CALLS, calls))
+        mine += sum(_wrong_here(prepared, turn) for turn in range(1, checked + 1))
+        lead = ALL_REDUCE.prepare(_LEAD_BYTES // DTYPE.itemsize, device, self.group)
+        times_s = []
+        for turn in range(checked + 1, checked + 1 + self.repeats):
+            prepared.fill(turn)
+            lead.run_scratch()
+            times_s.append(elapsed_s(lambda: _run(prepared, calls), 1, device) / calls)
+            mine += prepared.wrong()
+        wrong_by_rank = _wrong_by_rank(mine, device)
+        by_repeat = zip(*by_rank(times_s, device), strict=True)
+        return Row(
+            collective=self.measured.collective.value,
+            ranks=ranks,
+            size_bytes=self.size_bytes,
+            moved_bytes=self.measured.moved_bytes(self.size_bytes, ranks),
+            count=part,
+            calls=calls,
+            times_s=tuple(max(of_repeat) for of_repeat in by_repeat),
+            wrong=sum(wrong_by_rank),
+            wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
+        )
+
+    def _prepare(self, part: int, ranks: int) -> Prepared | str:
+        """Buffers on every rank, or in words why there is no room for them."""
+        needed_bytes = self.measured.held_bytes(self.size_bytes, ranks)
+        if why := too_large(needed_bytes, free_bytes_by_rank(self.device)):
+            return why
+        prepared = None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            prepared = self.measured.prepare(part, self.device, self.group)
+        has_room = by_rank([prepared is not None], self.device)
+        without = [rank for rank, [has] in enumerate(has_room) if not has]
+        if prepared is None or without:
+            return f"no memory for its buffers on rank {', '.join(map(str, without))}"
+        return prepared
 
 
 def _call_s(prepared: Prepared, calls: int, device: torch.device) -> float:

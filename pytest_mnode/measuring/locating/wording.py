@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_mnode.measurement import listed
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, SlowNode, SlowPath
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO
@@ -80,8 +81,7 @@ def culprits(found: Diagnosis, names: Names) -> str | None:
         parts += [_node(n, names, reference) for n in found.nodes if n.confirmed]
         parts += _paths([p for p in paths if p.confirmed], names)
         parts += _suspected(found, names)
-    more = [f"and {len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
-    return "; ".join(parts[:_MOST_NAMED] + more) or None
+    return listed(parts, _MOST_NAMED) or None
 
 
 def corrupters(wrong: NDArray[np.bool_], names: Names) -> str | None:
@@ -95,7 +95,7 @@ def corrupters(wrong: NDArray[np.bool_], names: Names) -> str | None:
     common = set(paths[0]).intersection(*paths)
     if len(common) == 1 and len(paths) > 1:
         return f"{names.nodes[common.pop()]} {names.interfaces}"
-    ends = ", ".join(f"{names.nodes[a]}→{names.nodes[b]}" for a, b in paths[:_MOST_NAMED])
+    ends = listed((f"{names.nodes[a]}→{names.nodes[b]}" for a, b in paths), _MOST_NAMED, ", ")
     return f"the path{'s' * (len(paths) > 1)} {ends}"
 
 
@@ -146,10 +146,9 @@ def _path(path: SlowPath, names: Names) -> str:
 def _paths(paths: Sequence[SlowPath], names: Names) -> list[str]:
     if not paths:
         return []
-    every = ", ".join(_path(path, names) for path in paths[:_MOST_NAMED])
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    every = listed((_path(path, names) for path in paths), _MOST_NAMED, ", ")
     ends = "both nodes are" if len(paths) == 1 else "their nodes are"
-    return [f"the path{'s' * (len(paths) > 1)} {every}{more}: {ends} fast with others"]
+    return [f"the path{'s' * (len(paths) > 1)} {every}: {ends} fast with others"]
 
 
 def _suspected(found: Diagnosis, names: Names) -> list[str]:
@@ -161,10 +160,8 @@ def _suspected(found: Diagnosis, names: Names) -> list[str]:
             rate = names.rate(node.mbits_s)
             suspects.append(f"{_where(node, names)} ({rate} with {with_whom})")
     suspects += [f"the path {_path(path, names)}" for path in found.paths if not path.confirmed]
-    if not suspects:
-        return []
-    more = f" and {len(suspects) - _MOST_NAMED} more" if len(suspects) > _MOST_NAMED else ""
-    return [f"suspected, not confirmed: {', '.join(suspects[:_MOST_NAMED])}{more}"]
+    every = listed(suspects, _MOST_NAMED, ", ")
+    return [f"suspected, not confirmed: {every}"] if every else []
 
 
 def silent_links(rates: Rates, names: Names) -> str:
@@ -184,8 +181,8 @@ def silent_links(rates: Rates, names: Names) -> str:
                 missing.append(f"{node}{on}{way}")
         rest = silent[rail] & ~mute[:, None] & ~deaf[None, :]
         missing += [f"{names.nodes[a]}→{names.nodes[b]}{on}" for a, b in np.argwhere(rest)]
-    more = f" and {len(missing) - _MOST_SILENT} more" if len(missing) > _MOST_SILENT else ""
-    return f"no reading of {', '.join(missing[:_MOST_SILENT])}{more}" if missing else ""
+    every = listed(missing, _MOST_SILENT, ", ")
+    return f"no reading of {every}" if every else ""
 
 
 def cut_off(rates: Rates, budget_s: float) -> str:
