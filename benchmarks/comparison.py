@@ -67,25 +67,26 @@ def _row(fault: str, contenders: Sequence[peers.Peer], limit_s: float) -> list[s
 
 def _page(contenders: Sequence[peers.Peer], rows: Sequence[Sequence[str]], limit_s: float) -> str:
     head = ("in a test of two ranks", *(peer.name for peer in contenders))
-    return f"""# What a failing rank looks like, here and elsewhere
+    return f"""# What different test tools report of a failing rank
 
 Written by `python -m benchmarks.comparison` on {time.strftime("%Y-%m-%d", time.gmtime())}; run it
 to write it again. {_versions()}, {os.cpu_count()} cores.
 
-Rank 1 commits one fault in the first of two tests; the second test is a trivial one. Two ranks,
-gloo on loopback, one run a cell. Every peer that takes a limit for a test was given
+Rank 1 has one fault in the first of two tests; the second test is trivial. Each cell is one run
+with two ranks and gloo on loopback. Every tool that takes a limit for a test was given
 {limit_s:.0f} s; a run that went on for {HARD_LIMIT_FACTOR * limit_s:.0f} s was killed.
 
 {table.markdown(head, rows)}
 
 How to read a cell:
 
-- the outcome of the faulty test as its reports say it, and the seconds from the fault to the
-  report. "no report" means that no pytest process reported the test at all. Where every rank runs
+- the outcome of the faulty test by its reports, and the seconds from the fault to the report.
+  "no report" means that no pytest process reported the test at all. Where every rank runs
   a pytest of its own (`torchrun -m pytest`, pytest-mpi), one failed report of any of them counts,
   then one skipped; a rank that died without a report is not in the outcome;
-- the first rank that the failure's text names, source lines aside. The fault is always rank 1's;
-- the outcome of the next test, a trivial one, or that it never ran;
+- the first rank that the text of the failure names, not counting source lines. The fault is
+  always in rank 1;
+- the outcome of the next, trivial test, or that it did not run;
 - the exit code of the run, or that it did not end;
 - processes that outlived the run, if any.
 
