@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, by_status, stretches
-from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.gang.window import KEY, Window, counted
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -12,6 +12,7 @@ PARTS = "longest time that a gang held a part of its nodes"
 TWICE = "nodes held by two jobs at once"
 NOT_BACK = "nodes not given back"
 _LEFT = "jobs left in the queue"
+_UNANSWERED = "a job whose submission was not answered"
 _ALL_OR_NONE = "a gang has all of its nodes or none"
 
 
@@ -72,10 +73,7 @@ def held_twice(window: Window) -> Measurement:
             for node, who in holders.items()
             if len(who) > 1
         ]
-    source = "each job has its nodes to itself"
-    if not twice and (why := _blind(window)):
-        return Measurement.unknown(TWICE, why, source=source)
-    return Measurement.none_allowed(TWICE, dict.fromkeys(twice), source)
+    return counted(TWICE, dict.fromkeys(twice), "each job has its nodes to itself", _blind(window))
 
 
 def left_in_the_queue(window: Window) -> list[Measurement]:
@@ -83,26 +81,23 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
     back."""
     source = f"all of it is gone {KEY}.next_within after it was cancelled"
     last = window.looks[-1] if window.looks else None
+    silent = ""
     if last is None or last.records is None:
-        why = f"{window.title}: the scheduler did not answer in the end"
-        queue = Measurement.unknown(_LEFT, f"{why}: {last.why}" if last else why, source=source)
-    else:
-        names = window.names_of_jobs
-        unknown = "a job whose submission was not answered"
-        left = [
-            f"{window.title}: {names.get(r.job, unknown)} ({r.job}), {r.status}"
-            for r in last.records.values()
-            if r.phase is not Phase.OVER
-        ]
-        queue = Measurement.none_allowed(_LEFT, left, source)
+        reason = f": {last.why}" if last else ""
+        silent = f"{window.title}: the scheduler did not answer in the end{reason}"
+    names = window.names_of_jobs
+    left = [
+        f"{window.title}: {names.get(record.job, _UNANSWERED)} ({record.job}), {record.status}"
+        for record in ((last.records if last else None) or {}).values()
+        if record.phase is not Phase.OVER
+    ]
+    unknown = ""
     if window.not_free is None:
-        why = f"{window.title}: the nodes were not shown"
-        return [queue, Measurement.unknown(NOT_BACK, why, source=source)]
-    if window.taken and not window.not_free:
-        why = f"{window.title}: somebody else has {listed(window.taken)}"
-        return [queue, Measurement.unknown(NOT_BACK, why, source=source)]
-    nodes = [f"{window.title}: {node}" for node in window.not_free]
-    return [queue, Measurement.none_allowed(NOT_BACK, nodes, source)]
+        unknown = f"{window.title}: the nodes were not shown"
+    elif window.taken:
+        unknown = f"{window.title}: somebody else has {listed(window.taken)}"
+    nodes = [f"{window.title}: {node}" for node in window.not_free or ()]
+    return [counted(_LEFT, left, source, silent), counted(NOT_BACK, nodes, source, unknown)]
 
 
 def states(window: Window) -> list[Measurement]:

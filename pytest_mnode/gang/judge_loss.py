@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.gang.heartbeats import clock_note
 from pytest_mnode.gang.timeline import Gang, Sighting, State
-from pytest_mnode.gang.window import KEY, Window, unless_others
+from pytest_mnode.gang.window import KEY, Window, counted, unless_others
 from pytest_mnode.measurement import Measurement, at_most, equals, listed
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -58,19 +58,13 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
         f"{who}: rank {b.rank} on {b.node}" for b in beats if b.at_s > left + promise.clock_skew_s
     )
     whole = "a gang is taken down whole"
-    if unknown and not late_ranks:
-        outlived = Measurement.unknown(OLD, f"{window.title}: {unknown}", source=whole)
-    else:
-        outlived = Measurement.none_allowed(OLD, late_ranks, whole)
+    outlived = counted(OLD, late_ranks, whole, unknown and f"{window.title}: {unknown}")
     judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} on {lost.node}"), outlived]
     fate, known = _fate(window, gang, restarts)
     note = f"{who}, {lost.node} dead: {fate}"
     accepted = ("requeued", "cancelled") if promise.node_loss == "either" else (promise.node_loss,)
-    if known:
-        wrong = [note] if fate not in accepted else []
-        judged.append(Measurement.none_allowed(FATE, wrong, source, note=note))
-    else:
-        judged.append(Measurement.unknown(FATE, note, source=source))
+    wrong = [note] if known and fate not in accepted else []
+    judged.append(counted(FATE, wrong, source, "" if known else note, note=note))
     if fate != "cancelled" and promise.node_loss != "cancelled":
         again_s = next(
             (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_mnode.gang.judge_turns import over_between
 from pytest_mnode.gang.timeline import Gang, State
-from pytest_mnode.gang.window import KEY, Window, surely_within, unless_others, worst
+from pytest_mnode.gang.window import KEY, Window, counted, surely_within, unless_others, worst
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -31,10 +31,10 @@ def _reason(window: Window, others: list[Gang]) -> Measurement:
     """Whether the scheduler refused the gang, or gave a reason why it waits."""
 
     def unknown(why: str) -> Measurement:
-        return Measurement.unknown(NO_REASON, why, source=_SOURCE)
+        return counted(NO_REASON, [], _SOURCE, why)
 
     def known(note: str) -> Measurement:
-        return Measurement.none_allowed(NO_REASON, [], _SOURCE, note=note)
+        return counted(NO_REASON, [], _SOURCE, note=note)
 
     refused = [text.partition(REFUSED)[2] for _, text in window.notes if REFUSED in text]
     if refused and not others:
@@ -53,7 +53,7 @@ def _reason(window: Window, others: list[Gang]) -> Measurement:
         return known(f"waits: {reasons[-1]}")
     status = next(filter(None, reversed(waits)), "not shown")
     culprit = f"{window.who(large)}: {status}"
-    return Measurement.none_allowed(NO_REASON, [culprit], _SOURCE, note=f"waits: {status}")
+    return counted(NO_REASON, [culprit], _SOURCE, note=f"waits: {status}")
 
 
 def _not_waiting(window: Window, large: Gang, has_reason: bool) -> str:
@@ -81,13 +81,11 @@ def _blocked(window: Window, others: list[Gang], promise: GangCriterion) -> Meas
     waited = min((window.known_until_s - gang.submitted_s for gang in never), default=0.0)
     if never and waited <= promise.next_within_s:
         why = f"{window.title}: watched for {waited:.1f} s only"
-        return Measurement.unknown(BLOCKED, why, source=_SOURCE)
+        return counted(BLOCKED, [], _SOURCE, why)
     guilty = [gang for gang in never if not window.blocked(gang)]
-    if never and not guilty:
-        why = window.blocked_note(never[0], window.blocked(never[0]))
-        return Measurement.unknown(BLOCKED, why, source=_SOURCE)
+    unknown = window.blocked_note(never[0], window.blocked(never[0])) if never else ""
     culprits = [f"{window.who(gang)}: {window.status(gang)}" for gang in guilty]
-    return Measurement.none_allowed(BLOCKED, culprits, _SOURCE)
+    return counted(BLOCKED, culprits, _SOURCE, unknown)
 
 
 def _room_since(window: Window, gang: Gang, others: list[Gang]) -> tuple[float, float] | None:

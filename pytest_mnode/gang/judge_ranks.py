@@ -15,7 +15,7 @@ from pytest_mnode.gang.heartbeats import (
     spans,
 )
 from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
-from pytest_mnode.gang.window import KEY, Window
+from pytest_mnode.gang.window import KEY, Window, counted
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -62,12 +62,7 @@ def ranks_out_of_time(
             text = f"{window.who(gang)}: rank {rank} on {node}, {how} {when}"
             (late if over else early).append(text)
     source = f"{_WHOLE_ONLY} (give or take {KEY}.clock_skew {promise.clock_skew_s:g} s)"
-    return [
-        Measurement.unknown(name, unknown, source=source)
-        if unknown and not found
-        else Measurement.none_allowed(name, found, source)
-        for name, found in ((WAITING, early), (AFTER, late))
-    ]
+    return [counted(WAITING, early, source, unknown), counted(AFTER, late, source, unknown)]
 
 
 def _was(one: Stretch, gang: Gang) -> str:
@@ -104,8 +99,7 @@ def ranks_elsewhere(window: Window) -> Measurement:
             if restarts in known and (restarts, node) not in held
         ]
         wrong += [f"{window.who(gang)}: {text}" for text in _on_one_node(window, gang)]
-    source = "ranks run where their gang holds nodes, one on each"
-    return Measurement.none_allowed(ELSEWHERE, wrong, source)
+    return counted(ELSEWHERE, wrong, "ranks run where their gang holds nodes, one on each")
 
 
 def _on_one_node(window: Window, gang: Gang) -> list[str]:
@@ -250,9 +244,7 @@ def ranks_to_their_end(
                 unknown.append(f"{window.title}: {why}")
             elif not any(distinct(some.ranks) >= gang.size for some in presences(spans(beats))):
                 wrong.append(f"{window.who(gang)}: its {gang.size} ranks never ran at once")
-    if unknown and not wrong:
-        return Measurement.unknown(UNHEARD, listed(unknown), source=_TO_THE_END)
-    return Measurement.none_allowed(UNHEARD, wrong, _TO_THE_END, note=listed(unknown))
+    return counted(UNHEARD, wrong, _TO_THE_END, listed(unknown), note=listed(unknown))
 
 
 def starts_ended(window: Window, gang: Gang) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.gang.engine import Look
 from pytest_mnode.gang.timeline import Gang, Sighting, State
-from pytest_mnode.gang.window import KEY, Window, surely_within, unless_others
+from pytest_mnode.gang.window import KEY, Window, counted, surely_within, unless_others
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -110,9 +110,7 @@ def _whole_at(window: Window, gang: Gang) -> set[int]:
 
 def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Measurement]:
     """Whether a gang had to wait, whether each gang ran in its turn, and how soon."""
-    tried = Measurement.none_allowed(NOT_TRIED, [], _CONTENTION)
-    if turn.not_tried:
-        tried = Measurement.unknown(NOT_TRIED, turn.not_tried, source=_CONTENTION)
+    tried = counted(NOT_TRIED, [], _CONTENTION, turn.not_tried)
     second, room = turn.second, _room(window, turn)
     whole = {gang.name: window.first(gang, State.WHOLE) for gang in (second, *turn.before)}
     absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
@@ -121,11 +119,10 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
     since_s = room[1] if room else 0.0
     blocked = {g.name: window.blocked(g, since_s if g == second else 0.0) for g in absent}
     guilty = [gang for gang in absent if gang not in unseen and not blocked[gang.name]]
-    never = Measurement.none_allowed(NEVER, [_never_ran(window, g) for g in guilty], _TURNS)
-    if absent and not guilty:
-        notes = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
-        notes += [window.blocked_note(g, blocked[g.name]) for g in absent if blocked[g.name]]
-        never = Measurement.unknown(NEVER, notes[0], source=_TURNS)
+    innocent = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
+    innocent += [window.blocked_note(g, blocked[g.name]) for g in absent if blocked[g.name]]
+    culprits = [_never_ran(window, gang) for gang in guilty]
+    never = counted(NEVER, culprits, _TURNS, innocent[0] if innocent else "")
     value, note = _time_to_start(window, turn, room, promise)
     if second in unseen:
         value, note = None, never.note or f"{window.who(second)} was never seen whole"

@@ -129,6 +129,17 @@ class Window:
         return sum(look.unreadable for look in self.looks)
 
 
+def counted(
+    name: str, culprits: Iterable[str], source: str, unknown: str = "", note: str = ""
+) -> Measurement:
+    """None is allowed. Culprits are a failure whatever is unknown; without any, `unknown` makes the
+    count inconclusive."""
+    named = list(culprits)
+    if unknown and not named:
+        return Measurement.unknown(name, unknown, source=source)
+    return Measurement.none_allowed(name, named, source, note=note)
+
+
 def unless_others(window: Window, judged: Iterable[Measurement]) -> list[Measurement]:
     """Failures about what came late or never are inconclusive where somebody else has the nodes, or
     the nodes are away."""
