@@ -217,9 +217,9 @@ class NodeSurvey:
         return next((one for one in found if one.key == key), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """All nodes of a run, by index."""
+    """All nodes of a run, by index. It equals only itself, so that judges can cache by it."""
 
     nodes: tuple[NodeSurvey, ...]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_mnode import measurement
-from pytest_mnode.criteria.preflight.answers import NodeSurvey
+from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.measurement import Bound, Measurement
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import PreflightCriterion
@@ -140,6 +140,12 @@ def _worst(
         if best is None or score > best[0]:
             best = (score, node, direction)
     return (best[1], best[2]) if best else None
+
+
+def edges_of(survey: Survey, me: NodeSurvey) -> list[Edge]:
+    """All edges to and from a node."""
+    others = [other.index for other in survey.others(me)]
+    return sorted(edge for i in others for edge in ((me.index, i), (i, me.index)))
 
 
 def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
-from pytest_mnode.criteria.preflight.answers import LookUp, NodeSurvey, Path, Survey
-from pytest_mnode.criteria.preflight.judges.common import Subject, listed, no_answer, promises
+from pytest_mnode.criteria.preflight.answers import LookUp, NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.judges.common import Edge, Subject, listed, no_answer, promises
 from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec import Spec
@@ -51,12 +52,13 @@ def _slowest(
 def _wrong(
     survey: Survey, me: NodeSurvey, found: tuple[LookUp, ...], subject: Subject
 ) -> Measurement:
-    judged = [one for one in found if _can_be_judged(one, survey)]
+    known = [_can_be_judged(one, survey) for one in found]
+    judged = [one for one, can in zip(found, known, strict=True) if can]
     faults = [fault for one in judged if (fault := _fault(one, me, survey))]
     culprit = f"{me.name}: its hosts file or name server"
     if faults:
         return subject.measured(len(faults), culprit, f"{me.name}: {listed(faults)}")
-    if open_ := [one.what for one in found if one not in judged]:
+    if open_ := [one.what for one, can in zip(found, known, strict=True) if not can]:
         why = f"it is not known which node has the addresses found for {listed(open_)}"
         return subject.unknown(f"{me.name}: {why}")
     return subject.measured(0, note=f"of {len(found)}")
@@ -90,21 +92,26 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
 
 def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
     """An address may have no name, or one we do not know; but not that of another node."""
-    own = _name(of.machine.hostname or "")
+    own, (names, short_names) = _name(of.machine.hostname or ""), _hostnames(survey)
     for found in one.found:
         full = _name(found)
-        for other in survey.others(of):
-            theirs = _name(other.machine.hostname) if other.machine.hostname else own
-            # In two domains there may be nodes of the same short name: then the whole decides.
-            is_theirs = full == theirs if full[0] == own[0] else full[0] == theirs[0]
-            if own not in (theirs, full) and is_theirs:
-                return f"{one.what} is {found}, where {of.name} has it"
+        # In two domains there may be nodes of the same short name: then the whole decides.
+        taken = full in names if full[0] == own[0] else full[0] in short_names
+        if full != own and taken:
+            return f"{one.what} is {found}, where {of.name} has it"
     return ""
 
 
-def _name(text: str) -> list[str]:
+@lru_cache(maxsize=1)
+def _hostnames(survey: Survey) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
+    """Host names of all nodes, in parts, and their first parts."""
+    names = {_name(node.machine.hostname) for node in survey.nodes if node.machine.hostname}
+    return frozenset(names), frozenset(name[0] for name in names)
+
+
+def _name(text: str) -> tuple[str, ...]:
     """The parts of a host name, however it is written."""
-    return text.rstrip(".").lower().split(".")
+    return tuple(text.rstrip(".").lower().split("."))
 
 
 def _addresses(node: NodeSurvey) -> set[str]:
@@ -144,7 +151,7 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
         return subject.unknown("no two nodes exchanged time stamps")
     if middle is me:
         return subject.measured(0.0, note=f"the middle one of {len(survey.nodes)} clocks")
-    measured = _offset(me, middle)
+    measured = _offsets(survey).get((me.index, middle.index))
     if measured is None:
         return subject.unknown(
             f"{me.name} and {middle.name}, whose clock is the middle one, exchanged no time stamps"
@@ -166,38 +173,42 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
 
 def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
     """The middle clock's node, and those whose clocks are no further from it than this."""
-    measured = {other.name: _offset(middle, other) for other in survey.others(middle)}
-    near = {name for name, found in measured.items() if found and abs(found[0]) <= most_s}
-    return [node.name for node in survey.nodes if node is middle or node.name in near]
+    offsets = _offsets(survey)
+    return [
+        node.name
+        for node in survey.nodes
+        if node is middle
+        or ((found := offsets.get((middle.index, node.index))) and abs(found[0]) <= most_s)
+    ]
 
 
+@lru_cache(maxsize=1)
 def _middle(survey: Survey) -> NodeSurvey | None:
     """The node whose clock is the median, of those that exchanged time stamps with most others."""
-    named = {node.index: node for node in survey.nodes}
+    by_node: dict[int, dict[int, float]] = {}
+    for (one, other), (offset_s, _) in _offsets(survey).items():
+        by_node.setdefault(one, {one: 0.0})[other] = offset_s
     best: dict[int, float] = {}
-    for node in survey.nodes:
-        offsets = {node.index: 0.0}
-        for other in survey.others(node):
-            measured = _offset(node, other)
-            if measured is not None:
-                offsets[other.index] = measured[0]
-        if len(offsets) > max(1, len(best)):
-            best = offsets
+    for index in sorted(by_node):
+        if len(by_node[index]) > len(best):
+            best = by_node[index]
     ordered = sorted(best, key=lambda index: (best[index], index))
-    return named[ordered[(len(ordered) - 1) // 2]] if ordered else None
+    return survey.nodes[ordered[(len(ordered) - 1) // 2]] if ordered else None
 
 
-def _offset(node: NodeSurvey, other: NodeSurvey) -> tuple[float, float] | None:
-    """The other's clock less this node's, and by how much that may be wrong, s; by the best path.
+@lru_cache(maxsize=1)
+def _offsets(survey: Survey) -> dict[Edge, tuple[float, float]]:
+    """The second node's clock less the first's, and by how much that may be wrong, s.
 
-    Either of the two may have measured it.
+    By the most exact exchange that either of the two measured.
     """
-    found = [(path.offset_s, path.error_s) for path in _timed(node, other)]
-    found += [(-(path.offset_s or 0.0), path.error_s) for path in _timed(other, node)]
-    known = [(o, e) for o, e in found if o is not None and e is not None]
-    return min(known, key=lambda pair: pair[1]) if known else None
-
-
-def _timed(node: NodeSurvey, other: NodeSurvey) -> list[Path]:
-    paths = node.paths.paths if node.paths else ()
-    return [p for p in paths if p.to == other.index and p.offset_s is not None]
+    found: dict[Edge, tuple[float, float]] = {}
+    for node in survey.nodes:
+        for path in node.paths.paths if node.paths else ():
+            if path.offset_s is None or path.error_s is None:
+                continue
+            there, back = (node.index, path.to), (path.to, node.index)
+            for edge, offset_s in ((there, path.offset_s), (back, -path.offset_s)):
+                if edge not in found or path.error_s < found[edge][1]:
+                    found[edge] = offset_s, path.error_s
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Path, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
@@ -12,6 +13,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     Edge,
     Subject,
     blame,
+    edges_of,
     listed,
     no_answer,
     path_between,
@@ -46,15 +48,12 @@ def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measu
     )
     if me.facts is None or me.paths is None:
         return subject.unknown(no_answer(me))
-    found = _worst_paths(survey, key)
-    largest = {edge: path.largest_bytes or 0 for edge, path in found.items()}
-    holes = {edge for edge, size in largest.items() if size < mtu_bytes}
-    blamed = blame(largest.keys(), holes)
+    found, blamed = _worst_paths(survey, key, mtu_bytes)
     at_fault = me.index in blamed.nodes
     mine = {
-        edge: size
-        for edge, size in largest.items()
-        if me.index in edge and (at_fault or blamed.spares(edge))
+        edge: found[edge].largest_bytes or 0
+        for edge in edges_of(survey, me)
+        if edge in found and (at_fault or blamed.spares(edge))
     }
     spared = [n.name for n in survey.nodes if n is not me and n.index in blamed.nodes]
     notes = [] if at_fault else [f"without {n}, which is to blame itself" for n in spared]
@@ -72,7 +71,8 @@ def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measu
     if at_fault:
         culprit = f"{me.name}: its link to the {key} network, {blamed.nodes[me.index]}"
     else:
-        culprit = _paths_to_blame(survey, [e for e in mine if e in holes])
+        holes = [edge for edge, size in mine.items() if size < mtu_bytes]
+        culprit = _paths_to_blame(survey, holes)
     return subject.measured(mine[edge], culprit or None, "; ".join(notes))
 
 
@@ -87,8 +87,12 @@ def _untried(me: NodeSurvey, other: NodeSurvey, key: str, found: dict[Edge, Path
     )
 
 
-def _worst_paths(survey: Survey, key: str) -> dict[Edge, Path]:
-    """The worst rail of each edge on which small packets pass and full ones were tried."""
+@lru_cache(maxsize=4)
+def _worst_paths(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, Path], Blame]:
+    """The worst rail of each edge on which small packets pass and full ones were tried.
+
+    And who is to blame for those that are too small.
+    """
     found: dict[Edge, Path] = {}
     for node in survey.nodes:
         for path in node.paths.paths if node.paths else ():
@@ -98,7 +102,8 @@ def _worst_paths(survey: Survey, key: str) -> dict[Edge, Path]:
             other = found.get(edge)
             if other is None or path.largest_bytes < (other.largest_bytes or 0):
                 found[edge] = path
-    return found
+    holes = {edge for edge, path in found.items() if (path.largest_bytes or 0) < mtu_bytes}
+    return found, blame(found.keys(), holes)
 
 
 def _hole(survey: Survey, path: Path, edge: Edge, size: int) -> str:
@@ -145,12 +150,12 @@ def _payload(
     subject = Subject(f"wrong bytes of payloads on the {key} network", "B", at_most(0), source)
     if me.facts is None or me.payloads is None:
         return subject.unknown(no_answer(me))
-    arrived = _arrived(survey, key, promise.size_bytes)
-    wrong = {edge for edge, one in arrived.items() if one.wrong_bytes}
-    late = {edge for edge, one in arrived.items() if one.problem} - wrong
-    corrupt, stuck = corrupters(arrived.keys(), wrong), blame(arrived.keys(), late)
-    mine = {e: one for e, one in arrived.items() if me.index in e and _is_judged(me, corrupt, e)}
-    lost = {e: one for e, one in mine.items() if e in late and _is_judged(me, stuck, e)}
+    arrived, corrupt, stuck = _arrived(survey, key, promise.size_bytes)
+    own = {edge: arrived[edge] for edge in edges_of(survey, me) if edge in arrived}
+    mine = {edge: one for edge, one in own.items() if _is_judged(me, corrupt, edge)}
+    wrong = {edge for edge, one in mine.items() if one.wrong_bytes}
+    late = {edge: one for edge, one in mine.items() if one.problem and not one.wrong_bytes}
+    lost = {edge: one for edge, one in late.items() if _is_judged(me, stuck, edge)}
     others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *stuck.nodes}]
     notes = [f"without {o.name}, which has a case of its own" for o in others]
     if bad := {e: one for e, one in mine.items() if e in wrong}:
@@ -203,8 +208,11 @@ def _is_judged(me: NodeSurvey, blamed: Blame, edge: Edge) -> bool:
     return me.index in blamed.nodes or blamed.spares(edge)
 
 
-def _arrived(survey: Survey, key: str, size_bytes: int) -> dict[Edge, _Arrived]:
-    """Every edge on which a payload was to be sent."""
+@lru_cache(maxsize=4)
+def _arrived(
+    survey: Survey, key: str, size_bytes: int
+) -> tuple[dict[Edge, _Arrived], Blame, Blame]:
+    """Every edge on which a payload was to be sent; who changes payloads, and who loses them."""
     found: dict[Edge, _Arrived] = {}
     by_index = {node.index: node for node in survey.nodes}
     for node in survey.nodes:
@@ -220,7 +228,9 @@ def _arrived(survey: Survey, key: str, size_bytes: int) -> dict[Edge, _Arrived]:
             if size != size_bytes:
                 why = sent.problem or ("" if last else no_answer(by_index[sent.to]))
                 one.problem = f"{size} of {size_bytes} B arrived" + f" ({why})" * bool(why)
-    return found
+    wrong = {edge for edge, one in found.items() if one.wrong_bytes}
+    late = {edge for edge, one in found.items() if one.problem} - wrong
+    return found, corrupters(found.keys(), wrong), blame(found.keys(), late)
 
 
 def _edge(survey: Survey, edge: Edge) -> str:

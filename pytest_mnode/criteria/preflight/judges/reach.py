@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
+    Blame,
     Edge,
     Subject,
     blame,
@@ -104,6 +106,7 @@ class Matrix:
     problems: dict[Edge, str]
 
 
+@lru_cache(maxsize=4)
 def matrix(survey: Survey, network: str) -> Matrix:
     """Which edges fail on any rail of a network.
 
@@ -171,6 +174,14 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
     }
 
 
+@lru_cache(maxsize=4)
+def _culprits(survey: Survey, key: str, network: Network) -> tuple[dict[int, str], Blame]:
+    """Nodes whose own link is visibly broken, and who is to blame for the edges that fail."""
+    edges = matrix(survey, key)
+    broken = faulty(survey, network, edges)
+    return broken, blame(edges.tried, edges.failed, broken)
+
+
 def peers(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     """One measurement per network: how many others this node reaches, of those not to blame.
 
@@ -200,8 +211,7 @@ def _peers_on(
     edges = matrix(survey, key)
     if survey.on_loopback and not edges.tried:
         return subject(len(others)).unknown(no_links(me, network))
-    broken = faulty(survey, network, edges)
-    found = blame(edges.tried, edges.failed, broken)
+    broken, found = _culprits(survey, key, network)
     well = [o for o in others if o.index not in found.nodes]
     if me.index in found.nodes:
         asked = well or list(others)
@@ -218,7 +228,9 @@ def _peers_on(
     notes = [
         f"without {o.name}, which is to blame itself" for o in others if o.index in found.nodes
     ]
-    notes += [f"{o.name} was not tried: {_why_untried(o, key)}" for o in well if o not in asked]
+    notes += [
+        f"{o.name} was not tried: {_why_untried(o, key)}" for o in well if not _tried(edges, me, o)
+    ]
     notes += [edges.problems[e] for o in lost for e in _both(me, o) if e in edges.problems][:2]
     if not asked:
         return subject(len(others)).unknown("; ".join(notes))
