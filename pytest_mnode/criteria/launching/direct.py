@@ -47,9 +47,8 @@ class Direct:
     name = "direct"
     runs_images = False
 
-    def __init__(self, cluster: Nodes, *, unprivileged: bool = True, note: str = "") -> None:
+    def __init__(self, cluster: Nodes, note: str = "") -> None:
         self._cluster = cluster
-        self._unprivileged = unprivileged
         self._notes = (note,) if note else ()
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> DirectSubmission:
@@ -82,7 +81,7 @@ class Direct:
         beside = str(Path(self._cluster.python).parent)
         path = os.pathsep.join((beside, "/usr/local/bin:/usr/bin:/bin"))
         common = {
-            "unprivileged": self._unprivileged,
+            "unprivileged": True,
             "must_read": must_read,
             "must_run": [self._cluster.python],
             "path": path,

@@ -4,7 +4,6 @@ printed."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +32,7 @@ class RankReport:
     node: as the rank itself names it. root: "device:inode" of its root file system, which differs
     from the node's in an image. names: of all its variables. master_is_here: whether MASTER_ADDR is
     an address of its node; None where the name is not known there. met: None where it met nobody,
-    with the reason in `error`, unless its `meeting` is "none". missing: facts it did not report.
+    with the reason in `error`. missing: facts it did not report.
     devices: ids of its accelerators, different for each on a node; () where it reported none.
     """
 
@@ -46,10 +45,8 @@ class RankReport:
     interfaces: frozenset[str]
     accelerators: int | None
     master_is_here: bool | None
-    meeting: str
     met: Met | None
     error: str
-    seconds: float | None
     missing: frozenset[str] = frozenset()
     devices: tuple[str, ...] = ()
 
@@ -147,10 +144,8 @@ def _report(data: Mapping[str, Any]) -> RankReport:
         interfaces=frozenset(_texts(data.get("interfaces"))),
         accelerators=_whole(data.get("accelerators")),
         master_is_here=here if isinstance(here, bool) else None,
-        meeting=_text(data.get("meeting")),
         met=_met(met) if isinstance(met, dict) else None,
         error=_text(data.get("error")),
-        seconds=_seconds(data.get("seconds")),
         missing=frozenset(_missing(data)),
         devices=tuple(_texts(data.get("devices"))),
     )
@@ -189,11 +184,3 @@ def _text(value: Any) -> str:
 def _whole(value: Any) -> int | None:
     whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**_DIGITS
     return value if whole else None
-
-
-def _seconds(value: Any) -> float | None:
-    try:
-        seconds = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return None
-    return seconds if math.isfinite(seconds) else None

@@ -210,12 +210,6 @@ def test_a_login_with_missing_fields(login: str, read: list[Login]) -> None:
     assert read_output(f'{{"login": {login}}}') == ([], read)
 
 
-@pytest.mark.parametrize("seconds", ["9" * 400, "NaN", "Infinity", '"1"', "null"])
-def test_a_time_that_is_none(seconds: str) -> None:
-    [report], _ = read_output(f'{{"mnode_rank": 1, "node": "a", "seconds": {seconds}}}')
-    assert report.seconds is None
-
-
 def test_numbers_without_end() -> None:
     nines = "9" * 5000
     line = {"mnode_rank": 1, "node": "a", "contract": {"RANK": nines}}
