@@ -23,7 +23,6 @@ class Started:
     """A job that ran, and what its ranks must find. `what` begins the names of its measurements."""
 
     what: str
-    job: LaunchJob
     expected: Expected
     submitted: Submitted
     outcome: Outcome
@@ -123,4 +122,4 @@ def start(
         added=submitted.adds,
         profile=submitted.profile,
     )
-    return Started(what, job, expected, submitted, outcome)
+    return Started(what, expected, submitted, outcome)

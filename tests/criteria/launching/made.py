@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.criteria.launching.contract import LOGIN, Expected
-from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import Login, Met, RankReport
 from pytest_mnode.criteria.launching.starting import Started
@@ -88,9 +87,6 @@ def but(reports: list[RankReport], rank: int, **fields: Any) -> list[RankReport]
 
 def started(reports: list[RankReport] | None = None, **outcome: Any) -> Started:
     wanted = expected()
-    job = LaunchJob.model_validate(
-        {"name": "a", "nodes": 4, "accelerators_per_node": 0, "command": ["x"]}
-    )
     found = Outcome(
         codes=dict.fromkeys(NODES, 0),
         reports=tuple(right(wanted) if reports is None else reports),
@@ -100,7 +96,7 @@ def started(reports: list[RankReport] | None = None, **outcome: Any) -> Started:
         seconds=4.0,
     )
     submitted = Submitted(NODES, PINS, ("a note",))
-    return Started("torchrun", job, wanted, submitted, replace(found, **outcome))
+    return Started("torchrun", wanted, submitted, replace(found, **outcome))
 
 
 def red(found: dict[str, Measurement]) -> dict[str, str | None]:
