@@ -108,7 +108,8 @@ class JobEvent:
     def __str__(self) -> str:
         where = f" on {self.node}" if self.node else ""
         pids = f", pids {' '.join(map(str, self.pids))}" if self.pids else ""
-        return f"{self.time_s:.3f} {self.what}{where}{pids}{': ' * bool(self.detail)}{self.detail}"
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.time_s:.3f} {self.what}{where}{pids}{detail}"
 
 
 @dataclass(frozen=True, slots=True)

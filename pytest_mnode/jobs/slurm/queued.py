@@ -80,11 +80,15 @@ def never_starts(state: JobState) -> str:
     if not state.waits:
         return ""
     if state.state in _HELD:
-        return f"it is held: {state.state}" + f" ({state.reason})" * bool(state.reason)
+        return f"it is held: {state.state}{_in_brackets(state.reason)}"
     reason = (state.reason or "").strip("()").replace("_", " ")
     known = {name.replace("_", " ") for name in _NEVER}
     never = reason in known or _TOO_MUCH.fullmatch(reason) is not None
     return f"it would never start: {state.reason}" if never else ""
+
+
+def _in_brackets(reason: str | None) -> str:
+    return f" ({reason})" if reason else ""
 
 
 def in_queue(number: int | None, state: JobState | None) -> str:
@@ -100,7 +104,7 @@ def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
         return f"{', '.join(lost)} is gone"
     if preempted:
         return "preempted"
-    return "by the scheduler" + f" ({state.reason})" * bool(state.reason and not state.over)
+    return f"by the scheduler{_in_brackets(None if state.over else state.reason)}"
 
 
 def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> str:
@@ -113,7 +117,7 @@ def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> st
     if lost:
         return f"{', '.join(lost)} is gone"
     if state is not None and state.state != "FAILED":
-        return f"Slurm ended it: {state.state}" + f" ({state.reason})" * bool(state.reason)
+        return f"Slurm ended it: {state.state}{_in_brackets(state.reason)}"
     return "preempted" if preempted else ""
 
 
