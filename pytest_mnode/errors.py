@@ -3,7 +3,7 @@
     MnodeError                 base: says what, the value met, and the remedy
     ├── UsageError             a setting or a file the user wrote is wrong
     │   └── SpecError          the page that says what the cluster promises
-    ├── ClusterError           nodes could not be had, reached or kept
+    ├── ClusterError           nodes could not be started, reached or kept
     │   └── NodeLostError      a node was there and is gone
     ├── WorldError             ranks could not be started or did not answer
     │   ├── RankError          a function run in the ranks of a world failed in some
@@ -30,7 +30,7 @@ class SpecError(UsageError):
 
 
 class ClusterError(MnodeError):
-    """Nodes could not be had, reached or kept."""
+    """Nodes could not be started, reached or kept."""
 
 
 class NodeLostError(ClusterError):

@@ -1,4 +1,4 @@
-"""What tests can ask for. Rank-side fixtures live in ranks, `cluster` in the controller."""
+"""The fixtures: those of ranks live in ranks, `cluster` and `node` in the controller."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def process_group(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Record a measured value with what is expected of it; see Measure.__call__."""
+    """Records measured values with what is expected of them; see Measure.__call__."""
     from pytest_mnode.measure import measure_of
 
     follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
@@ -101,7 +101,7 @@ def cluster(take_cluster: Callable[[], Cluster]) -> Cluster:
 
 @pytest.fixture
 def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluster]]:
-    """`cluster`, had when it is called: for a test that may find out that it needs no nodes."""
+    """Gives `cluster` when it is called: for a test that may find out that it needs no nodes."""
     from pytest_mnode.controller.session import run_of
 
     taken: list[Cluster] = []

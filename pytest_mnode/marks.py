@@ -1,4 +1,4 @@
-"""What `@pytest.mark.mnode(...)` and a test's fixtures say of where its body runs."""
+"""Where the body of a test runs, by its `mnode` mark and its fixtures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PORTS_FIXTURE = "fabric_ports"
 CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE, PORTS_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
 FEWEST_NODES = 2
-"""What tests that need ranks get where nobody says how many nodes."""
+"""Nodes of a run in which nothing says how many tests need."""
 
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
     "reuse='warm'|'group'|'fresh', timeout=SECONDS or a function of (spec, settings, nodes, "
     "ranks_per_node) that returns them, exclusive=True): run the test's body in every "
-    "rank of a world of N nodes × G ranks; a list of nodes parametrises. Without nodes the test "
-    "gets all."
+    "rank of a world of N nodes × G ranks; a list of nodes parametrises the test. Without nodes "
+    "the test gets all nodes."
 )
 CRITERION = (
     "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
@@ -45,8 +45,8 @@ LimitOf = Callable[["Spec", Settings, int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """The world a test asks for; None: all there is, the run's default."""
+class WorldRequest:
+    """The world that a test asks for. nodes None: all; procs_per_node None: the run's default."""
 
     nodes: int | None
     procs_per_node: int | None
@@ -54,7 +54,7 @@ class Need:
     timeout_s: float | LimitOf
     exclusive: bool
     min_procs_per_node: int = 1
-    """As many ranks a node at least, where they do not need an accelerator each."""
+    """At least as many ranks per node, where they do not need an accelerator each."""
 
 
 def fixture_names(item: pytest.Item) -> Sequence[str]:
@@ -62,9 +62,9 @@ def fixture_names(item: pytest.Item) -> Sequence[str]:
 
 
 def asks_for(item: pytest.Item, name: str) -> bool:
-    """Whether this test gets our fixture of that name, and not one that somebody else defines.
+    """Whether this test gets our fixture of that name, and not another plugin's.
 
-    `device` and `rank` are names that many test suites have fixtures of.
+    Many test suites have fixtures named `device` or `rank`.
     """
     if name not in fixture_names(item):
         return False
@@ -73,7 +73,7 @@ def asks_for(item: pytest.Item, name: str) -> bool:
 
 
 def _is_ours(definitions: Sequence[Any], name: str) -> bool:
-    """Whether the fixture that counts among these, the last, is ours or asks for ours."""
+    """Whether the last of these fixtures, which overrides the others, is ours or uses ours."""
     for definition in reversed(definitions):
         if definition.func.__module__ == "pytest_mnode.fixtures":
             return True
@@ -87,7 +87,7 @@ def _rank_fixtures(item: pytest.Item) -> list[str]:
 
 
 def controller_fixtures(item: pytest.Item) -> list[str]:
-    """Those it asks for that are of the nodes and live in the controller."""
+    """The fixtures of a test that live in the controller."""
     return [name for name in CONTROLLER_FIXTURES if asks_for(item, name)]
 
 
@@ -99,7 +99,7 @@ def runs_in_ranks(item: pytest.Item) -> bool:
 
 
 def contradiction(item: pytest.Item) -> str | None:
-    """Why this test cannot run anywhere: it asks for both sides."""
+    """Why a test cannot run: it has fixtures of the controller and of ranks."""
     mixed, own = _rank_fixtures(item), controller_fixtures(item)
     if mixed and own:
         return (
@@ -110,21 +110,21 @@ def contradiction(item: pytest.Item) -> str | None:
     return None
 
 
-def need_of(item: pytest.Item, settings: Settings) -> Need:
+def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
     """Raises pytest.UsageError, one line, for a marker that makes no sense."""
-    said: dict[str, Any] = {}
-    for mark in reversed(list(item.iter_markers("mnode"))):  # the closest has the last word
+    given: dict[str, Any] = {}
+    for mark in reversed(list(item.iter_markers("mnode"))):  # the closest mark wins
         _check(item.nodeid, mark)
-        said.update(mark.kwargs)
+        given.update(mark.kwargs)
     params = getattr(getattr(item, "callspec", None), "params", {})
-    nodes = params.get(NODES_FIXTURE, said.get("nodes"))
-    return Need(
+    nodes = params.get(NODES_FIXTURE, given.get("nodes"))
+    return WorldRequest(
         nodes,
-        said.get("procs_per_node", settings.procs_per_node),
-        said.get("reuse", settings.reuse),
-        said.get("timeout", settings.timeout_s),
-        bool(said.get("exclusive", False)) or asks_for(item, "measure"),
-        int(said.get("min_procs_per_node", 1)),
+        given.get("procs_per_node", settings.procs_per_node),
+        given.get("reuse", settings.reuse),
+        given.get("timeout", settings.timeout_s),
+        bool(given.get("exclusive", False)) or asks_for(item, "measure"),
+        int(given.get("min_procs_per_node", 1)),
     )
 
 
@@ -178,8 +178,8 @@ def parametrise_node(metafunc: pytest.Metafunc, settings: Settings) -> None:
     if not _is_ours(metafunc._arg2fixturedefs.get(NODE_FIXTURE, ()), NODE_FIXTURE):
         return
     marks = metafunc.definition.iter_markers("mnode")
-    said = next((m.kwargs["nodes"] for m in marks if "nodes" in m.kwargs), None)
-    count: int = said if _is_count(said) else settings.nodes or FEWEST_NODES  # type: ignore[assignment]
+    given = next((m.kwargs["nodes"] for m in marks if "nodes" in m.kwargs), None)
+    count: int = given if _is_count(given) else settings.nodes or FEWEST_NODES  # type: ignore[assignment]
     metafunc.parametrize(
         NODE_FIXTURE,
         [(index, count) for index in range(count)],

@@ -168,7 +168,7 @@ class Measurement:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Pass, fail or inconclusive; None for a recorded value that nothing was asked of."""
+        """Pass, fail or inconclusive; None for a value that is recorded and not judged."""
         if self.expected is None:
             return None
         if self.value is None or not math.isfinite(self.value):

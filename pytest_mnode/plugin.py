@@ -1,7 +1,7 @@
-"""pytest's hooks, thin: what runs where, and what is told at the end.
+"""pytest's hooks: where each test runs, and what is reported at the end.
 
-Loaded by every pytest run of an environment that has this package, so what a run without ranks
-does not need is imported where it is used.
+Every pytest run in an environment with this package loads this module. Modules that a run without
+ranks does not need are imported where they are used.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode import marks, options
-from pytest_mnode import stop_rules as needs
+from pytest_mnode import marks, options, stop_rules
 from pytest_mnode.controller.rank_tests import Guard, RankTests
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
 
 SETTINGS = pytest.StashKey[options.Settings]()
-NEEDS = pytest.StashKey[needs.Needs]()
+STOP_RULES = pytest.StashKey[stop_rules.StopRules]()
 _SHOWS = ("collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "cacheshow")
 
 
@@ -47,13 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marks.MARKER)
     config.addinivalue_line("markers", marks.CRITERION)
-    config.addinivalue_line("markers", needs.MARKER)
+    config.addinivalue_line("markers", stop_rules.MARKER)
     settings = config.stash[SETTINGS] = options.read_settings(config)
     _check_faults(config, settings)
     if _follows(config):
         return
-    config.stash[NEEDS] = needs.Needs()
-    config.pluginmanager.register(config.stash[NEEDS], "mnode-needs")
+    config.stash[STOP_RULES] = stop_rules.StopRules()
+    config.pluginmanager.register(config.stash[STOP_RULES], "mnode-stop-rules")
     if settings.discover is not None:
         _discover_instead(config, settings)
     elif settings.nodes is not None or settings.spec or settings.report_dir:
@@ -73,7 +72,7 @@ def _check_faults(config: pytest.Config, settings: options.Settings) -> None:
 
 
 def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:
-    """No test is run: the nodes are looked at, and a first spec is written."""
+    """No test is run: a first spec is written from what the nodes have."""
     from pytest_mnode.controller.session import Run
     from pytest_mnode.discover.session import Discovery, settings_to_discover
 
@@ -86,7 +85,7 @@ def _discover_instead(config: pytest.Config, settings: options.Settings) -> None
 
 
 def _follows(config: pytest.Config) -> bool:
-    """Whether this session is a forge's or a rank's."""
+    """Whether this session is that of a fork server or a rank."""
     return config.pluginmanager.has_plugin("mnode-rank-session")
 
 
@@ -125,9 +124,9 @@ def _make_run(config: pytest.Config) -> Run:
 
         config.pluginmanager.register(XdistController(run), "mnode-xdist")
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
-        from pytest_mnode.controller.certificate_plugin import Ending
+        from pytest_mnode.controller.certificate_plugin import CertificatePlugin
 
-        config.pluginmanager.register(Ending(run), "mnode-ending")
+        config.pluginmanager.register(CertificatePlugin(run), "mnode-certificate")
     return run
 
 
@@ -162,10 +161,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)  # after plugins that shuffle
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = needs.in_order(items)
+    items[:] = stop_rules.in_order(items)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the terminal asks what to say of it
+@pytest.hookimpl(tryfirst=True)  # before the terminal reports the collection
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if _follows(config) or _only_shows(config):
@@ -174,18 +173,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not items:
         return
     for item in items:
-        marks.need_of(item, config.stash[SETTINGS])  # a mark that makes no sense is told now
+        marks.world_request(item, config.stash[SETTINGS])  # raises for a mark that makes no sense
     run = _make_run(config)
     if not config.pluginmanager.has_plugin(RANK_TESTS):
         if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
             from pytest_mnode.criteria.port_counters.watching import PortWatch
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
-        config.pluginmanager.register(RankTests(run, config.stash[NEEDS]), RANK_TESTS)
+        config.pluginmanager.register(RankTests(run, config.stash[STOP_RULES]), RANK_TESTS)
         config.pluginmanager.register(Guard(), "mnode-guard")
     if not _is_xdist_worker(config):
         run.decide_nodes(items)
-        if run.pool is None and run.holds_nodes and any(map(needs.without_nodes, session.items)):
+        if (
+            run.pool is None
+            and run.holds_nodes
+            and any(map(stop_rules.without_nodes, session.items))
+        ):
             run.postpone(items)
             return
         try:
@@ -221,7 +224,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _follows(item.config) and (why := marks.contradiction(item)):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
-    if not _follows(item.config) and (why := item.config.stash[NEEDS].missing_for(item)):
+    if not _follows(item.config) and (why := item.config.stash[STOP_RULES].missing_for(item)):
         pytest.fail(why, pytrace=False)
     if marks.asks_for(item, "measure"):
         from pytest_mnode.measure import forget

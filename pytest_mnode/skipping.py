@@ -1,4 +1,4 @@
-"""How a test says that it has nothing to judge, because the spec does not promise it."""
+"""Skips a test as not promised: the spec leaves its question open."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def not_promised(question: str = "") -> NoReturn:
 
     question: what the spec leaves open, in a few words.
     """
-    said = f"{NOT_PROMISED} by the spec"
-    pytest.skip(f"{said}: {question}" if question else said)
+    reason = f"{NOT_PROMISED} by the spec"
+    pytest.skip(f"{reason}: {question}" if question else reason)
 
 
 def promised(spec: Spec, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a failed test spares the run: criteria that could not be judged after it are not run."""
+"""Order of tests, and criteria that are not run because an earlier test failed."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def without_nodes(item: pytest.Item) -> bool:
     return mark is not None and bool(mark.kwargs.get("without_nodes", False))
 
 
-class Needs:
-    """pytest plugin: notes failures of tests marked `stops`, and says what is not worth running."""
+class StopRules:
+    """pytest plugin: notes failures of tests marked `stops`, and which tests they stop."""
 
     def __init__(self) -> None:
         self._stops: dict[str, list[pytest.Mark]] = {}
@@ -89,9 +89,9 @@ class Needs:
             found = {test: why for test, why in found.items() if criterion_name(test) != criterion}
         if not found:
             return None
-        first, told = next(iter(found.items()))
+        first, finding = next(iter(found.items()))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"not run: {criterion_name(first)} failed ({told}){more}"
+        return f"not run: {criterion_name(first)} failed ({finding}){more}"
 
 
 def stopped_by(found: Iterable[pytest.Mark], *, hung: bool = False) -> tuple[str, ...]:
@@ -101,9 +101,9 @@ def stopped_by(found: Iterable[pytest.Mark], *, hung: bool = False) -> tuple[str
 
 
 def _culprits(report: pytest.TestReport) -> list[str]:
-    """Who is to blame by what was measured; told with a test's last report."""
-    told = getattr(report, "mnode", {}).get("measurements", ())
-    named = (m["culprit"] for m in told if m["verdict"] == "fail" and m["culprit"])
+    """Culprits of the failed measurements, which come with a test's last report."""
+    measured = getattr(report, "mnode", {}).get("measurements", ())
+    named = (m["culprit"] for m in measured if m["verdict"] == "fail" and m["culprit"])
     return list(dict.fromkeys(named))
 
 

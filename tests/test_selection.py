@@ -223,9 +223,9 @@ def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
     from pytest_mnode.controller.session import Run
-    from pytest_mnode.marks import Need
+    from pytest_mnode.marks import WorldRequest
 
-    need = Need(None, None, "warm", 60.0, False, min_procs_per_node=2)
+    need = WorldRequest(None, None, "warm", 60.0, False, min_procs_per_node=2)
     spec = SimpleNamespace(accelerators=SimpleNamespace(per_node=1))
     one = SimpleNamespace(backend="nccl", spec=spec, procs_per_node=1)
     assert Run.procs_of(one, need) == 1  # type: ignore[arg-type]

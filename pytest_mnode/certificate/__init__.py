@@ -1,7 +1,7 @@
-"""What a run leaves behind: the certificate, as JSON, as junit and as a summary to read.
+"""The certificate of a run: as JSON, as junit XML and as a summary on the terminal.
 
-Pure but for `facts` (asks git and the installed packages) and `write` (writes files). Nothing here
-runs a test, knows pytest's hooks or reads a spec: the plugin hands over what happened.
+All modules are pure except `run_facts` (git, installed packages) and `write` (files). None of them
+runs a test, uses pytest's hooks or reads a spec: `controller.certificate_plugin` does.
 """
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict, build_certificate

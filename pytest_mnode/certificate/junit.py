@@ -33,7 +33,7 @@ def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[st
 
 
 def junit_text(certificate: Certificate) -> str:
-    """One suite for the certificate's verdict, then one a criterion with a case a measurement.
+    """One suite for the certificate's verdict, then one per criterion with a case per measurement.
 
     fail is a failure; inconclusive and what did not run are errors; what is recorded only or not
     promised is skipped, so that nothing counts as passed that was not judged.
@@ -97,27 +97,27 @@ def _case(case: CaseResult) -> Iterator[junit_xml.TestCase]:
     if case.outcome != "passed" or not judged:
         out = _named(test or path, classname, case.duration_s)
         blame = f", culprit {case.culprit}" if case.culprit else ""
-        told = (first_line(case.message, 1000) or case.outcome) + blame
+        text = (first_line(case.message, 1000) or case.outcome) + blame
         if case.verdict is CriterionVerdict.NOT_PROMISED:
-            out.add_skipped_info(fit(told))
+            out.add_skipped_info(fit(text))
         elif case.outcome == "failed":
-            _fail(out, told, case.message)
+            _fail(out, text, case.message)
         elif case.outcome != "passed":
-            _error(out, told, case.message)
+            _error(out, text, case.message)
         yield out
     for measurement in case.measurements:
         where = f" ({measurement.where})" if measurement.where else ""
         out = _named(f"{test}: {measurement.name}{where}", classname)
-        told = " ".join(fit(str(measurement)).split())
+        text = " ".join(fit(str(measurement)).split())
         match measurement.verdict:
             case Verdict.FAIL:
-                _fail(out, told)
+                _fail(out, text)
             case Verdict.INCONCLUSIVE:
-                _error(out, told)
+                _error(out, text)
             case Verdict.PASS:
-                out.stdout = fit(told)
+                out.stdout = fit(text)
             case None:
-                out.add_skipped_info(fit(f"recorded, not judged: {told}"))
+                out.add_skipped_info(fit(f"recorded, not judged: {text}"))
         yield out
 
 

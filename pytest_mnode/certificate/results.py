@@ -209,13 +209,13 @@ class CriterionResult:
             case CriterionVerdict.DID_NOT_RUN:
                 return f"{self.name} did not run"
             case CriterionVerdict.FAIL:
-                said = f"{self.name} failed"
+                verdict = f"{self.name} failed"
             case CriterionVerdict.INCONCLUSIVE:
-                said = f"{self.name} inconclusive"
+                verdict = f"{self.name} inconclusive"
             case _:
                 return None
         met = first_line(self.worst.summary, 80) if self.worst else ""
-        return f"{said} ({', '.join(self.culprits) or met})"
+        return f"{verdict} ({', '.join(self.culprits) or met})"
 
 
 def criterion_name(test: str) -> str:

@@ -1,4 +1,4 @@
-"""The certificate on a terminal: one line a criterion, then what it all amounts to."""
+"""The certificate on a terminal: one line per criterion, then the verdict of the run."""
 
 from __future__ import annotations
 

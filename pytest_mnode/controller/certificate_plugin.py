@@ -46,7 +46,7 @@ class _Case:
         return self.outcome == "passed" and not self.phases >= {"call", "teardown"}
 
 
-class Ending:
+class CertificatePlugin:
     """pytest plugin: listens to reports of criteria, and ends a run with a certificate."""
 
     def __init__(self, run: Run) -> None:
@@ -80,8 +80,8 @@ class Ending:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Why a worker of pytest-xdist ended itself."""
-        told = getattr(node, "workeroutput", None) or {}
-        self.run.ended = self.run.ended or told.get(ENDED, "")
+        output = getattr(node, "workeroutput", None) or {}
+        self.run.ended = self.run.ended or output.get(ENDED, "")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Called for Ctrl-C too, which says nothing, and for others' reasons to stop."""

@@ -62,11 +62,11 @@ class Client:
         return self.line.receive(timeout_s)
 
     def set_aside(self, message: Death | PartLost) -> None:
-        """Keep what is told of a world that nobody listens to now."""
+        """Keep a message of a world that is not waited for now."""
         self._aside.append(message)
 
     def take_aside(self, world: str) -> list[Death | PartLost]:
-        """What was set aside of this world, oldest first."""
+        """The messages of this world that were set aside, oldest first."""
         kept = [m for m in self._aside if m.world == world]
         self._aside = [m for m in self._aside if m.world != world]
         return kept

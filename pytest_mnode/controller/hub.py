@@ -232,7 +232,7 @@ class Hub(Exchange):
             self._node_lost(node.name, why)
 
     def _fail(self, kind: str, text: str) -> None:
-        """The pool cannot work: everybody who waits, and who asks later, is told why."""
+        """The pool cannot work: every request, waiting or later, is refused with the reason."""
         if self.failure is None:
             self.failure = (kind, text)
         self._refuse_all()

@@ -10,7 +10,7 @@ from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.controller.rank_reports import RankReports, Warner
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import Need, need_of, runs_in_ranks
+from pytest_mnode.marks import WorldRequest, runs_in_ranks, world_request
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.agent_messages import Death
@@ -32,7 +32,7 @@ class ItemRunner:
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in the ranks it asks for: its reports, merged."""
-        need = need_of(item, self._run.settings)
+        need = world_request(item, self._run.settings)
         following = self._following(need, nextitem)
         try:
             outcome = self._conduct(item, need, following)
@@ -47,7 +47,7 @@ class ItemRunner:
                 self._warner.warn(*warning)
         return reports
 
-    def _conduct(self, item: pytest.Item, need: Need, following: str | None) -> Outcome:
+    def _conduct(self, item: pytest.Item, need: WorldRequest, following: str | None) -> Outcome:
         run, client = self._run, self._run.have_client()
         lease = run.lease(need, item.nodeid)
         try:
@@ -66,11 +66,11 @@ class ItemRunner:
             client.release(lease)
         return outcome
 
-    def _following(self, need: Need, nextitem: pytest.Item | None) -> str | None:
+    def _following(self, need: WorldRequest, nextitem: pytest.Item | None) -> str | None:
         """The next test's id where it will share this one's ranks and fixtures of wide scope."""
         if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
             return None
-        run, other = self._run, need_of(nextitem, self._run.settings)
+        run, other = self._run, world_request(nextitem, self._run.settings)
         same = (need.nodes, run.procs_of(need)) == (other.nodes, run.procs_of(other))
         return nextitem.nodeid if same and other.reuse != "fresh" else None
 

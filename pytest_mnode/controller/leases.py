@@ -1,8 +1,7 @@
-"""Who may use which nodes: a lease is granted whole or not at all, first come first served.
+"""Which client may use which nodes: leases are granted whole, first come first served.
 
-A client asks for one lease at a time and holds none while it waits, so nobody waits for a waiting
-one and nothing can deadlock; and since the queue is strict, a large request is not starved by
-small ones. Pure: no sockets, no clocks.
+A client asks for one lease at a time and holds none while it waits, so there is no deadlock. The
+queue is strict, so small requests do not starve a large one. Pure: no sockets, no clocks.
 """
 
 from __future__ import annotations
@@ -75,16 +74,16 @@ class Leases:
         return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
 
     def answers(self) -> list[tuple[str, Granted | Refused]]:
-        """What can be said now to those who ask, by client."""
-        said: list[tuple[str, Granted | Refused]] = []
+        """The answers that can be given now, with the client of each."""
+        answers: list[tuple[str, Granted | Refused]] = []
         while self.queue:
             client, request = self.queue[0]
             answer = self._answer(client, request)
             if answer is None:
                 break
             self.queue.popleft()
-            said.append((client, answer))
-        return said
+            answers.append((client, answer))
+        return answers
 
     def _answer(self, client: str, request: LeaseNodes) -> Granted | Refused | None:
         states = list(self.nodes.values())

@@ -39,15 +39,15 @@ class Address:
 
 
 def backend_of(settings: Settings, spec: Spec) -> str:
-    """What process groups run on: nccl where the spec promises accelerators, else gloo."""
+    """Backend of process groups; auto: nccl where the spec promises accelerators, else gloo."""
     if settings.backend != "auto":
         return settings.backend
     return "nccl" if spec.accelerators.per_node else "gloo"
 
 
 def procs_per_node_of(settings: Settings, spec: Spec) -> int:
-    """Ranks a node: as asked for, else one an accelerator, else the least slots of those hosts of a
-    hostfile that are used, else one.
+    """Ranks per node: the option, else one per accelerator, else the least slots of the hosts that
+    are used from a hostfile, else one.
 
     Raises UsageError for a hostfile that cannot be read.
     """
@@ -73,7 +73,7 @@ class Pool:
                 settings.launcher, nodes, spec, str(self.run_dir), elsewhere
             )
             undo.callback(self.launcher.close)
-            # Of this process alone: what nodes are reached by was told of the limit before.
+            # For this process alone: the programs that reach the nodes know the limit before.
             before = open_files.allow(nodes, procs, idle_worlds)
             undo.callback(open_files.give_back, before)
             log_dir = self.run_dir / "logs"

@@ -1,6 +1,6 @@
-"""Tests that run in ranks, in the controller's pytest: no other plugin takes them away.
+"""pytest plugins of the controller for tests in ranks.
 
-Both plugins are registered when collection has ended, so that they come before all others.
+Both are registered when collection has ended, so that they come before all other plugins.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pytest_mnode.other_plugins import other_loops
 if TYPE_CHECKING:
     from pytest_mnode.controller.item_runner import ItemRunner
     from pytest_mnode.controller.session import Run
-    from pytest_mnode.stop_rules import Needs
+    from pytest_mnode.stop_rules import StopRules
 
 
 class RankTests:
-    """pytest plugin: sends tests to ranks, and reports what came of them."""
+    """pytest plugin: runs tests in ranks, and reports their outcomes."""
 
-    def __init__(self, run: Run, needs: Needs) -> None:
+    def __init__(self, run: Run, stop_rules: StopRules) -> None:
         self.run = run
-        self.needs = needs
+        self._stop_rules = stop_rules
         self._runner: ItemRunner | None = None
 
     def pytest_report_collectionfinish(
         self, config: pytest.Config, items: Sequence[pytest.Item]
     ) -> list[str]:
         names = ", ".join(n for n in other_loops(config.pluginmanager) if _is_used(n, items))
-        return [f"mnode: tests in ranks run once each, whatever {names} asks for"] if names else []
+        return [f"mnode: tests in ranks run once each: {names} cannot repeat them"] if names else []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
@@ -44,7 +44,7 @@ class RankTests:
             _show_fixtures(item)
         from pytest_mnode.report_record import error_report
 
-        missing = self.needs.missing_for(item)
+        missing = self._stop_rules.missing_for(item)
         reports = [error_report(item, missing)] if missing else self._run_item(item, nextitem)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
@@ -63,7 +63,7 @@ class RankTests:
 
 
 class Guard:
-    """pytest plugin: a test for ranks of which no report came is an error."""
+    """pytest plugin: a test for ranks without a report is an error."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()

@@ -17,7 +17,7 @@ from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.marks import FEWEST_NODES, Need, need_of
+from pytest_mnode.marks import FEWEST_NODES, WorldRequest, world_request
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
@@ -48,7 +48,7 @@ def spec_of(config: pytest.Config) -> Spec:
 
 
 class Run:
-    """Made once in each pytest process that has, or may have, tests for ranks."""
+    """One per pytest process that has, or may have, tests for ranks."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class Run:
         self.procs_per_node = procs_per_node_of(settings, self.spec)
         self._collect_sent = False
         self._postponed: list[pytest.Item] = []
-        self._not_had = ""
+        self._pool_error = ""
         self._gone: dict[str, str] = {}
         self.switched_off: set[str] = set()
         """Nodes that tests switched off on purpose, since the criterion began."""
@@ -82,25 +82,24 @@ class Run:
 
     @property
     def holds_nodes(self) -> bool:
-        """Whether nodes that this run has are held in its scheduler's queue, so that experiments
-        with that scheduler, which the spec promises, would find none free."""
+        """Whether the run's own allocation would leave the scheduler's tests no free node."""
         asks = self.settings.launcher == "slurm" and "SLURM_JOB_ID" not in os.environ
         return asks and self.spec.criteria.gang is not None
 
     def postpone(self, items: Sequence[pytest.Item]) -> None:
-        """Have the pool made for the first of these that runs."""
+        """Make the pool only when the first of these tests runs."""
         self._postponed = list(items)
 
     def have_client(self) -> Client:
-        """The way to the hub, of a pool that is made now where it was postponed."""
-        if self._not_had:
-            raise ClusterError(self._not_had)
+        """The way to the hub; makes the pool now if it was postponed."""
+        if self._pool_error:
+            raise ClusterError(self._pool_error)
         if self.client is None and self._postponed:
             items, self._postponed = self._postponed, []
             try:
                 self.make_pool()
             except MnodeError as error:
-                self._not_had = str(error)
+                self._pool_error = str(error)
                 raise
             self.send_collect(items)
         if self.client is None:
@@ -119,7 +118,7 @@ class Run:
         return self.pool
 
     def _inject_faults(self, pool: Pool) -> None:
-        """Have happen what was asked for; undone by the end of the rack."""
+        """Inject the faults of --mnode-fault; they end with the rack."""
         from pytest_mnode.faults import inject
         from pytest_mnode.launchers.rack import Rack
 
@@ -135,9 +134,9 @@ class Run:
             raise UsageError(f"--mnode-fault: {error}") from error
 
     def decide_nodes(self, items: Sequence[pytest.Item]) -> None:
-        """Without --mnode-nodes: as many as the most demanding test asks for, two at least."""
+        """Without --mnode-nodes: as many as the most demanding test needs, at least two."""
         if self.nodes is None:
-            asked = [need_of(item, self.settings).nodes or 0 for item in items]
+            asked = [world_request(item, self.settings).nodes or 0 for item in items]
             most = max([FEWEST_NODES, *asked])
             self.nodes = most if self.spec.nodes is None else min(most, self.spec.nodes)
 
@@ -171,7 +170,7 @@ class Run:
 
     # Nodes for tests.
 
-    def limit_s_of(self, need: Need) -> float:
+    def limit_s_of(self, need: WorldRequest) -> float:
         """Limit of a test: what its mark says, or what follows from the spec where that is less."""
         if not callable(need.timeout_s):
             return need.timeout_s
@@ -180,13 +179,13 @@ class Run:
         derived_s = need.timeout_s(self.spec, self.settings, nodes, self.procs_of(need))
         return min(derived_s, self.settings.timeout_s)
 
-    def procs_of(self, need: Need) -> int:
-        """Ranks a node for a test: more than usual only where they do not share accelerators."""
+    def procs_of(self, need: WorldRequest) -> int:
+        """Ranks per node of a test; more than usual only where ranks do not share accelerators."""
         procs = need.procs_per_node or self.procs_per_node
         on_cpus = self.backend == "gloo" and not self.spec.accelerators.per_node
         return max(procs, need.min_procs_per_node) if on_cpus else procs
 
-    def lease(self, need: Need, label: str) -> Lease:
+    def lease(self, need: WorldRequest, label: str) -> Lease:
         """Nodes for a test; a lost node is booted again once."""
         client = self.have_client()
         for attempt in range(_BOOT_AGAIN):
@@ -201,15 +200,15 @@ class Run:
     def repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""
         why = ""
-        if isinstance(error, NodeLostError):  # which may have been tried just now, for minutes
+        if isinstance(error, NodeLostError):  # booting it may have been tried just now, for minutes
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
             self.end(f"{error}; it could not be booted again: {why}")
         elif self.pool is not None and self.pool.hub.failure:
-            self.end(f"no ranks can be had: {error}")
+            self.end(f"no ranks can be started: {error}")
 
     def end(self, why: str) -> None:
-        """Have this test be the last."""
+        """End the run after this test."""
         session: Any = self.config.pluginmanager.getplugin("session")
         if session is not None:
             self.ended = session.shouldstop = why
@@ -229,7 +228,7 @@ class Run:
 
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
-        need = need_of(item, self.settings)
+        need = world_request(item, self.settings)
         lease = self.lease(need, item.nodeid)
         return Cluster(self, lease, self.procs_of(need), self.limit_s_of(need))
 

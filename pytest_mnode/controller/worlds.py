@@ -1,4 +1,4 @@
-"""The worlds of a run: found idle, launched, watched while they come up, stopped."""
+"""The worlds of a run: an idle one is found, or one is launched, watched and stopped."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Worlds:
         return world.info if world else None
 
     def open(self) -> None:
-        """Serve those who ask for worlds, as far as their nodes are ready."""
+        """Serve the requests for worlds whose nodes are ready."""
         waiting, self.opening = self.opening, []
         for client, request in waiting:
             lease = self.leases.out.get(request.lease)
@@ -129,7 +129,7 @@ class Worlds:
         leader = self.nodes[names[0]]
         port = leader.store_port
         assert port is not None
-        leader.store_port = None  # used up; its agent tells the next one
+        leader.store_port = None  # used up; the agent reports the next one
         for node_rank, node in enumerate(names):
             addr = leader.node.address
             self._to_agent(node, self._order(info, node, node_rank, addr, port))
@@ -166,7 +166,7 @@ class Worlds:
             self._send(client, Opened(request.seq, world.info))
 
     def close(self, message: CloseWorld) -> None:
-        """Its client is done with a world: kept idle where it may serve again, else stopped."""
+        """A client gives a world back: it is kept idle where it may serve again, else stopped."""
         world = self.worlds.get(message.world)
         if world is None:
             return
@@ -186,7 +186,7 @@ class Worlds:
             self.stop(world.info.id)
 
     def forget(self, client: str, seq: int | None) -> None:
-        """Stop what a client asked for, by request `seq` where given, and will not use."""
+        """Stop worlds that a client asked for (by request `seq` where given) and will not use."""
 
         def meant(asked: tuple[str, OpenWorld]) -> bool:
             return asked[0] == client and seq in (None, asked[1].seq)
@@ -229,7 +229,7 @@ class Worlds:
                 self._launch_failed(world, f"{places} did not come up in {LAUNCH_LIMIT_S:.0f} s")
 
     def fail_all(self, text: str) -> None:
-        """The pool cannot work any more: whoever has a world, or waits for one, is told."""
+        """The pool cannot work any more: report it to all who have a world or wait for one."""
         for world in list(self.worlds.values()):
             if world.ready:
                 self.to_owner(world.info.id, PartLost("", world.info.id, text))

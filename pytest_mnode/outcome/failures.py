@@ -100,8 +100,8 @@ def _death(state: RankState) -> Failure:
     death = state.death
     assert death is not None
     line = f"{died_of(death)}, in {_phase_words(state)}"
-    told = causes("\n".join((death.error, death.output, death.log)))
-    cause = next((one for one in told if one.root and one.name not in ENDINGS), None)
+    found = causes("\n".join((death.error, death.output, death.log)))
+    cause = next((one for one in found if one.root and one.name not in ENDINGS), None)
     line += f": {cause.short}" if cause else ""
     text = f"{line}\n{cause.line!r}; {cause.kind.remedy}" if cause else line
     if death.fault:
@@ -147,7 +147,7 @@ def _problems(outcome: Outcome) -> list[Failure]:
 
 
 def _silent(outcome: Outcome) -> list[Failure]:
-    """No news is no pass: a rank that others went on without must have said why."""
+    """Ranks without a report of their end: no report is no pass."""
     ran = any("call" in s.reports for s in outcome.states.values())
     failures = []
     for rank, state in outcome.states.items():
@@ -155,7 +155,7 @@ def _silent(outcome: Outcome) -> list[Failure]:
             continue
         line = ""
         if state.torn is None or not state.pong:
-            line = "never said that it ended the test"
+            line = "never reported the end of the test"
         elif ran and "call" not in state.reports and not _has_skipped(state):
             line = "did not run the test, which others did"
         if line:

@@ -1,4 +1,4 @@
-"""Many ranks' accounts of one test to one pytest report that names the culprit first."""
+"""Merges what many ranks report of one test into one pytest report, the culprit first."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _reported_in(failure: Failure) -> Phase:
     """The phase whose report tells of this.
 
     A fixture that raises in teardown leaves the test passed and is an error of its own, as ever in
-    pytest. A rank that died or hung there never said that it passed: the test failed.
+    pytest. A rank that died or hung there never reported a pass: the test failed.
     """
     if failure.when == "teardown" and not failure.in_phase:
         return "call"

@@ -1,4 +1,4 @@
-"""All that the controller heard of one test from the ranks of a world, and what failed in it."""
+"""What is known of one test in the ranks of a world, and the failures in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_A_RANK = re.compile(
 
 @dataclass(slots=True)
 class RankState:
-    """What one rank has said of one test. Times are seconds of the conductor's clock."""
+    """What is known of one rank in one test. Times are seconds of the conductor's clock."""
 
     rank: int
     node: str

@@ -40,17 +40,17 @@ def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
 def raised_in(
     when: str, failed: Mapping[int, pytest.TestReport], times: Mapping[int, float]
 ) -> list[Failure]:
-    """Failures of equal failures in one phase; reports and their times by rank."""
+    """One Failure for equal errors in one phase; reports and their times by rank."""
     lines = {rank: _crash_line(report) for rank, report in failed.items()}
-    told = {
+    texts = {
         rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)
         for rank, report in failed.items()
     }
-    own = {rank: cause for rank in failed if told[rank] and (cause := _nccl_cause(failed[rank]))}
+    own = {rank: cause for rank in failed if texts[rank] and (cause := _nccl_cause(failed[rank]))}
     first = min((cause.order for cause in own.values()), default=None)
 
     def make(rank: int) -> Failure:
-        text, line, cause = told[rank], lines[rank], own.get(rank)
+        text, line, cause = texts[rank], lines[rank], own.get(rank)
         report = None if text else failed[rank]
         if cause is not None:
             line += f": {cause.short}"
@@ -59,7 +59,11 @@ def raised_in(
         return Failure([rank], when, line, report, text or "", 0.0, victim, True)
 
     keys = (
-        (rank, _key(report, told[rank]) + (own[rank].short if rank in own else ""), times[rank])
+        (
+            rank,
+            _key(report, texts[rank]) + (own[rank].short if rank in own else ""),
+            times[rank],
+        )
         for rank, report in failed.items()
     )
     return collected(keys, make)
@@ -108,7 +112,7 @@ def _crash_line(report: pytest.TestReport) -> str:
 
 
 def _victim_text(report: pytest.TestReport, line: str) -> str:
-    """A lost peer is told in two lines: the inside of torch explains nothing."""
+    """Two lines for a lost peer: the stack inside of torch explains nothing."""
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
     for entry in reversed(entries):
         place = getattr(entry, "reprfileloc", None)

@@ -160,8 +160,8 @@ class StackTexts:
 
     outputs: end of what the test had printed; states: why there is no stack, where that is known;
     places: the test and the phase that each rank was in, which its own reports may lag behind;
-    calls: its record of collectives, for calls.parse; kernel: where its threads are in the kernel;
-    native: C stacks.
+    calls: its record of collectives, for call_record.parse; kernel: where its threads are in the
+    kernel; native: C stacks.
     """
 
     node: str

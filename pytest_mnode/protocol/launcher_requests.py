@@ -1,4 +1,4 @@
-"""What is asked of a run's launcher by message: one class per request, nodes by their names."""
+"""Requests to a run's launcher: one class per request, nodes by their names."""
 
 from __future__ import annotations
 

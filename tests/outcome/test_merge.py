@@ -179,7 +179,7 @@ def test_a_death_after_the_last_report_is_no_pass(told: Told) -> None:
 @pytest.mark.parametrize("missing", ["torn", "pong"])
 def test_silence_is_no_pass(told: Told, missing: str) -> None:
     setattr(told.states[3], missing, None)
-    assert "[rank 3 of 4 on node3]\nnever said that it ended the test" in told.failure()
+    assert "[rank 3 of 4 on node3]\nnever reported the end of the test" in told.failure()
 
 
 def test_a_rank_that_did_not_run_the_body_is_no_pass(told: Told) -> None:

@@ -53,4 +53,4 @@ def test_without_a_fork_server_the_run_ends_with_the_reason(tmp_path: Path) -> N
     assert outcomes["test_fork_server_dies"] == "failure"
     assert outcomes["test_after_fork_server"] == "error"
     why = "the process that imports torch and the tests was killed by SIGKILL"
-    assert f"no ranks can be had: local0 … local1: {why}" in run.output
+    assert f"no ranks can be started: local0 … local1: {why}" in run.output
