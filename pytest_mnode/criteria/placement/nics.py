@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.criteria.placement.facts import Question, RankFacts
 from pytest_mnode.machine.model import Machine
-from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.pci import Distance
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec
@@ -33,7 +33,7 @@ class _Far:
 def judge_nics(
     machine: Machine,
     rank: RankFacts,
-    candidates: tuple[str, ...] | None = None,
+    candidates: Sequence[str],
     beside: Sequence[str | None] = (),
 ) -> Measurement:
     """How many NICs a rank uses that are farther than the nearest: PCI path, then NUMA distance.
@@ -42,15 +42,14 @@ def judge_nics(
     A NIC whose NUMA node is not known can be no nearer than another host bridge of the same node:
     where that decides it is decided, else inconclusive.
 
-    candidates: names among which to look; None for all of the kind that the rank uses that are up;
-    with no name it is not known which is nearest. beside: PCI addresses of accelerators of the
-    node: a NIC that is on another socket than each of them is near to none, so it fails.
+    candidates: NICs among which to look; without any it is not known which is nearest. beside: PCI
+    addresses of accelerators of the node: a NIC that is on another socket than each of them is near
+    to none, so it fails.
     """
-    reason = _why_unknown(machine, rank, candidates)
+    reason = _why_unknown(rank, candidates)
     if reason is not None or not rank.nics:
         return _answer(rank, None, reason=reason or "it used no NIC")
-    names = candidates if candidates is not None else _of_the_kind(machine, rank.nics)
-    could = [_far(machine, rank, name) for name in dict.fromkeys((*names, *rank.nics))]
+    could = [_far(machine, rank, name) for name in dict.fromkeys((*candidates, *rank.nics))]
     used = [far for far in could if far.name in rank.nics]
     farther = [u for u in used if any(c.most < u.least for c in could)]
     if farther:
@@ -66,32 +65,14 @@ def judge_nics(
     return _answer(rank, 0, used=used, could=could)
 
 
-def _why_unknown(
-    machine: Machine, rank: RankFacts, candidates: tuple[str, ...] | None
-) -> str | None:
+def _why_unknown(rank: RankFacts, candidates: Sequence[str]) -> str | None:
     if rank.nics is None:
         return rank.unknown.get("nics") or "it is not known which NIC it uses"
     if rank.accelerator is None and rank.numa_node is None:
         return rank.unknown.get("accelerator") or "it is not known which accelerator it has"
-    if candidates is not None and not candidates:
+    if not candidates:
         return f"{rank.node} shows none of the NICs among which to look"
-    if candidates is None and machine.interfaces is None and machine.rdma is None:
-        return f"the NICs of {rank.node} could not be listed"
     return None
-
-
-def _of_the_kind(machine: Machine, used: Sequence[str]) -> list[str]:
-    devices = {device.name: device for device in machine.rdma or ()}
-    if any(_device(name) in devices for name in used):
-        ports = [port for device in devices.values() for port in device.ports]
-        by_port = any(":" in name for name in used)
-        up = [port for port in ports if port.active is not False]
-        return [port.name if by_port else port.device for port in up]
-    return [
-        interface.name
-        for interface in machine.interfaces or ()
-        if interface.kind in (Kind.PHYSICAL, Kind.IPOIB) and interface.up is not False
-    ]
 
 
 def _device(name: str) -> str:
@@ -116,19 +97,9 @@ def _places(machine: Machine, name: str) -> list[tuple[str | None, int | None]]:
     for device in machine.rdma or ():
         if device.name == _device(name):
             return [(device.pci_address, device.numa_node)]
-    known = {interface.name: interface for interface in machine.interfaces or ()}
-    found: list[Interface] = []
-    waiting, seen = [name], set[str]()
-    while waiting:
-        interface = known.get(waiting.pop())
-        if interface is None or interface.name in seen:
-            continue
-        seen.add(interface.name)
-        if interface.pci_address or interface.numa_node is not None:
-            found.append(interface)
-        else:
-            waiting += [*interface.slaves, *([interface.parent] if interface.parent else [])]
-    return [(interface.pci_address, interface.numa_node) for interface in found]
+    known = machine.by_name
+    below = physical_below(known[name], known) if name in known else ()
+    return [(known[one].pci_address, known[one].numa_node) for one in below]
 
 
 def _bounds(

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.facts import PARTS, Question, RankFacts, over_ranks
+from pytest_mnode.criteria.placement.facts import Question, RankFacts, over_ranks
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import judge_nics
 from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread, bytes_by_node, parse_numa_maps
 from pytest_mnode.measurement import Measurement, Verdict, at_least
+from tests.criteria.placement.made import nearest_nic, read, thread
 from tests.recorded import Recorded
 from tests.trees import GPU, NIC, NVIDIA, Tree, gpu_address, gpu_server
 
@@ -46,14 +47,6 @@ def rank(
     return replace(facts, **more)  # type: ignore[arg-type]
 
 
-def thread(name: str, cpus: frozenset[int] | None, tid: int = 100) -> Thread:
-    return Thread(tid=tid, name=name, cpus_allowed=cpus, mems_allowed=None, last_cpu=None)
-
-
-def read(root: Path) -> Machine:
-    return Machine.read(root, PARTS)
-
-
 def cores(machine: Machine, *ranks: RankFacts) -> list[Measurement]:
     return [judge_cores(machine, rank, ranks) for rank in ranks]
 
@@ -63,7 +56,7 @@ def test_ranks_bound_to_their_sockets_keep_all_promises(server: Machine, gpu: in
     cores = f"{gpu * 4}-{gpu * 4 + 3},{gpu * 4 + 32}-{gpu * 4 + 35}"
     facts = rank(gpu, cores, memory_bytes={gpu // 4: GIB, 1 - gpu // 4: GIB // 20})
     neighbour = rank(8, "60" if gpu < 7 else "0", gpu=7)
-    answers = [judge(server, facts) for judge in (judge_cpus, MEMORY, judge_nics)]
+    answers = [judge(server, facts) for judge in (judge_cpus, MEMORY, nearest_nic)]
     answers.append(judge_cores(server, facts, [facts, neighbour]))
     assert [answer.name for answer in answers] == list(Question)
     assert [answer.verdict for answer in answers] == [PASS] * 4, [a.note for a in answers]
@@ -125,7 +118,7 @@ def test_threads_that_cannot_be_read_leave_it_open(server: Machine) -> None:
 def test_an_accelerator_that_is_not_known_leaves_it_open(server: Machine) -> None:
     unknown = {"accelerator": "torch knows no PCI address of cpu:0"}
     facts = rank(accelerator=None, unknown=unknown)
-    for promise in (judge_cpus, MEMORY, judge_nics):
+    for promise in (judge_cpus, MEMORY, nearest_nic):
         finding = promise(server, facts)
         assert (finding.verdict, finding.value) == (INCONCLUSIVE, None)
         assert "torch knows no PCI address of cpu:0" in finding.note
@@ -136,8 +129,8 @@ def test_an_accelerator_that_is_not_known_leaves_it_open(server: Machine) -> Non
 def test_an_accelerator_without_a_pci_address_may_name_its_node(server: Machine) -> None:
     facts = rank(cpus="16-31", accelerator=None, numa_node=1, nics=("mlx5_5",))
     assert judge_cpus(server, facts).verdict is PASS
-    assert judge_nics(server, facts).verdict is PASS
-    assert judge_nics(server, replace(facts, nics=("mlx5_0",))).verdict is FAIL
+    assert nearest_nic(server, facts).verdict is PASS
+    assert nearest_nic(server, replace(facts, nics=("mlx5_0",))).verdict is FAIL
     assert judge_cpus(server, replace(facts, numa_node=0)).verdict is FAIL
     gone = judge_cpus(server, replace(facts, numa_node=7))
     assert gone.verdict is INCONCLUSIVE
@@ -167,11 +160,11 @@ def test_ranks_on_a_recorded_machine(recorded: Recorded) -> None:
     )
     assert judge_cpus(machine, facts).verdict is PASS
     assert MEMORY(machine, facts).verdict is PASS
-    assert judge_nics(machine, facts).verdict is PASS
+    assert nearest_nic(machine, facts).verdict is PASS
     swapped = replace(facts, cpus=frozenset((0, 1)), memory_bytes={0: GIB}, nics=("eth1",))
     assert judge_cpus(machine, swapped).verdict is FAIL
     assert MEMORY(machine, swapped).verdict is FAIL
-    finding = judge_nics(machine, swapped)
+    finding = nearest_nic(machine, swapped)
     assert finding.verdict is FAIL
     assert "uses eth1 (SYS, NUMA distance 21); expected eth0 (X), nearest to 0000:61:00.0" in (
         finding.note
@@ -199,7 +192,7 @@ def test_nics_of_recorded_machines(
     facts = rank(cpus="0-1", accelerator=None, numa_node=0, nics=(used,))
     if name.endswith("down"):
         facts = replace(facts, numa_node=1)
-    finding = judge_nics(machine, facts)
+    finding = nearest_nic(machine, facts)
     assert finding.verdict is verdict, finding.note
 
 
@@ -220,10 +213,10 @@ def test_nics_by_pci_path_then_by_node(server: Machine) -> None:
         ("ib2", PASS, "ib2 (PIX)"),
         ("eno1", FAIL, "eno1 (NODE); expected ib2 (PIX)"),
     ):
-        finding = judge_nics(server, rank(2, nics=(used,)))
+        finding = nearest_nic(server, rank(2, nics=(used,)))
         assert finding.verdict is verdict, finding.note
         assert f"uses {words}" in finding.note
-    several = judge_nics(server, rank(2, nics=("mlx5_2", "mlx5_3")))
+    several = nearest_nic(server, rank(2, nics=("mlx5_2", "mlx5_3")))
     assert (several.verdict, several.value) == (FAIL, 1)
     assert str(several.culprit).startswith("rank 2 on node0: mlx5_3 (mlx5_2 (PIX), mlx5_3 (PHB);")
 
@@ -240,12 +233,12 @@ def test_the_nearest_is_looked_for_among_those_of_the_fabric(server: Machine) ->
 
 def test_a_nic_that_is_not_known_is_no_pass(server: Machine) -> None:
     for nics in (None, ()):
-        assert judge_nics(server, rank(nics=nics)).verdict is INCONCLUSIVE
+        assert nearest_nic(server, rank(nics=nics)).verdict is INCONCLUSIVE
     nowhere = partial(judge_nics, candidates=())(server, rank())
     assert nowhere.verdict is INCONCLUSIVE
     assert "node0 shows none of the NICs among which to look" in nowhere.note
     blind = replace(server, interfaces=None, rdma=None)
-    assert judge_nics(blind, rank()).verdict is INCONCLUSIVE
+    assert nearest_nic(blind, rank()).verdict is INCONCLUSIVE
 
 
 def test_a_nic_of_no_known_node_matters_only_where_it_could_be_nearer(tmp_path: Path) -> None:
@@ -281,7 +274,7 @@ def test_a_bond_is_as_far_as_its_farthest_link(tmp_path: Path) -> None:
     tree.link("sys/devices/virtual/net/bond0.7/lower_bond0", "sys/devices/virtual/net/bond0")
     machine = read(tmp_path)
     for name in ("bond0", "bond0.7"):
-        finding = judge_nics(machine, rank(nics=(name,)))
+        finding = nearest_nic(machine, rank(nics=(name,)))
         assert finding.verdict is FAIL
         assert f"uses {name} (SYS, NUMA distance 32); expected ib0 (PIX)" in finding.note
 

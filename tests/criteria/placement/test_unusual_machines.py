@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.facts import PARTS, RankFacts
+from pytest_mnode.criteria.placement.facts import RankFacts
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
 from pytest_mnode.machine.cpus import parse_cpulist
@@ -18,20 +18,13 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.copies import copy_nodes, nothing_far
+from tests.criteria.placement.made import nearest_nic, read, thread
 from tests.criteria.preflight.made import spec_of
 from tests.trees import GPU, IB_NIC, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
 GIB = 1 << 30
 MEMORY = partial(judge_memory, least_fraction=0.9)
-
-
-def read(root: Path) -> Machine:
-    return Machine.read(root, PARTS)
-
-
-def thread(cpus: frozenset[int] | None) -> Thread:
-    return Thread(tid=1, name="python", cpus_allowed=cpus, mems_allowed=None, last_cpu=None)
 
 
 def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory_kb: int) -> None:
@@ -52,7 +45,7 @@ def rank(machine: str, cpus: str, accelerator: str, **more: object) -> RankFacts
         node=machine,
         accelerator=accelerator,
         cpus=allowed,
-        threads=(thread(allowed),),
+        threads=(thread("python", allowed),),
     )
     return replace(facts, **more)  # type: ignore[arg-type]
 
@@ -81,8 +74,8 @@ def test_several_nodes_a_socket(nps4: Machine) -> None:
     """The NIC on another NUMA node of the GPU's socket is nearest; the other socket's is not."""
     gpu = "0000:c1:00.0"
     near, far = (rank("a", "12-15", gpu, nics=(nic,)) for nic in ("mlx5_1", "mlx5_5"))
-    assert judge_nics(nps4, near).verdict is PASS
-    wrong = judge_nics(nps4, far)
+    assert nearest_nic(nps4, near).verdict is PASS
+    wrong = nearest_nic(nps4, far)
     assert wrong.verdict is FAIL
     assert "uses mlx5_5 (SYS, NUMA distance 32); expected mlx5_1 (SYS, NUMA distance 12)" in (
         wrong.note
@@ -149,10 +142,10 @@ def test_memory_of_a_device_that_is_a_node(
 def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> None:
     facts = rank("a", "0-7", "0009:01:00.0", nics=("mlx5_0",))
     assert judge_cpus(superchip, facts).verdict is PASS
-    assert judge_nics(superchip, facts).verdict is PASS
+    assert nearest_nic(superchip, facts).verdict is PASS
     wrong = rank("a", "8-15", "0009:01:00.0", nics=("mlx5_1",))
     assert judge_cpus(superchip, wrong).verdict is FAIL
-    assert judge_nics(superchip, wrong).verdict is FAIL
+    assert nearest_nic(superchip, wrong).verdict is FAIL
     found = copy_nodes(superchip.numa, None, 0)
     assert not isinstance(found, str)
     assert (found.near, found.far) == (0, 1)  # not the GPU's memory
@@ -177,7 +170,7 @@ def test_a_guest_with_one_node_and_devices_that_know_none(tmp_path: Path) -> Non
     for promise in (judge_cpus, MEMORY):
         assert promise(machine, facts).verdict is INCONCLUSIVE
     # On one host bridge there is nothing nearer than it.
-    assert judge_nics(machine, facts).verdict is PASS
+    assert nearest_nic(machine, facts).verdict is PASS
 
 
 def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
@@ -187,7 +180,7 @@ def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
         second = replace(first, rank=1, cpus=parse_cpulist("4-7"), threads=threads)
         return [judge_cores(nps4, one, (first, second)).verdict for one in (first, second)]
 
-    known = thread(parse_cpulist("4-7"))
+    known = thread("python", parse_cpulist("4-7"))
     assert verdicts((known,)) == [PASS, PASS]
     assert verdicts(None) == [INCONCLUSIVE] * 2
     assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has a thread at least"

@@ -1,0 +1,35 @@
+"""What the tests of placement share: machines, threads, and the NICs that a rank could use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_mnode.criteria.placement.facts import PARTS, RankFacts
+from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.netdev import Kind
+from pytest_mnode.machine.process import Thread
+from pytest_mnode.measurement import Measurement
+
+
+def read(root: Path) -> Machine:
+    return Machine.read(root, PARTS)
+
+
+def thread(name: str, cpus: frozenset[int] | None, tid: int = 100) -> Thread:
+    return Thread(tid=tid, name=name, cpus_allowed=cpus, mems_allowed=None, last_cpu=None)
+
+
+def nearest_nic(machine: Machine, rank: RankFacts) -> Measurement:
+    """Judged among all NICs that are up and of the kind that the rank uses."""
+    devices = {device.name for device in machine.rdma or ()}
+    used = rank.nics or ()
+    if any(name.partition(":")[0] in devices for name in used):
+        by_port = any(":" in name for name in used)
+        up = [port for port in machine.ports if port.active is not False]
+        names = [port.name if by_port else port.device for port in up]
+    else:
+        physical = (Kind.PHYSICAL, Kind.IPOIB)
+        nics = machine.interfaces or ()
+        names = [nic.name for nic in nics if nic.kind in physical and nic.up is not False]
+    return judge_nics(machine, rank, names)
