@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,7 @@ def _seconds(given: _Given) -> float:
     return value
 
 
-def _text(given: _Given) -> str:
-    return given.text
+_text = attrgetter("text")
 
 
 def _words(given: _Given) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from pytest_mnode.controller.agents import Agents, RunDirectories
+from pytest_mnode.controller.desk import Desk
 from pytest_mnode.controller.exchange import CHECK_S, Exchange
 from pytest_mnode.controller.launcher_calls import BOOT_LIMIT_S, LauncherCalls
 from pytest_mnode.controller.leases import Leases, NodeState
@@ -40,7 +41,6 @@ from pytest_mnode.protocol.hub_messages import (
     Collect,
     LeaseNodes,
     OpenWorld,
-    Refused,
     ReleaseNodes,
     StartPool,
     StopHub,
@@ -83,7 +83,7 @@ class Hub(Exchange):
         )
         self.collect: Collect | None = None
         self._ranks_wanted = False
-        self.failure: tuple[str, str] | None = None
+        self.desk = Desk(self.leases, self.worlds, self.send)
         self._begun = False
         self._boot_deadline = 0.0
         self._next_check = 0.0
@@ -91,13 +91,18 @@ class Hub(Exchange):
         self._suspects: dict[str, float] = {}
         self._launcher_calls = LauncherCalls(launcher, self.nodes, self.soon)
 
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Name of an error and its text: why the pool cannot work any more."""
+        return self.desk.failure
+
     def world_size(self, world: str) -> int:
         info = self.worlds.get(world)
         return info.shape.size if info else 0
 
     def failed(self, error: Exception) -> None:
         # A hub that ends would leave everybody waiting: it says so, and goes on to the end.
-        self._fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
+        self.desk.fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -109,7 +114,7 @@ class Hub(Exchange):
         try:
             self._handle(source, message)
         except MnodeError as error:
-            self._refuse(source, getattr(message, "seq", 0), error)
+            self.desk.refuse(source, getattr(message, "seq", 0), error)
 
     def _to_agent(self, node: str, message: Any) -> None:
         state = self.nodes.get(node)
@@ -126,21 +131,19 @@ class Hub(Exchange):
             case LeaseNodes():
                 self._start()
                 self._want_ranks()
-                self.leases.ask(source, message)
-                self._grant()
+                self.desk.lease(source, message)
             case ReleaseNodes(lease):
-                self._release(lease)
+                self.desk.release(lease)
             case OpenWorld():
-                self.worlds.opening.append((source, message))
-                self.worlds.open()
+                self.desk.open_world(source, message)
             case CloseWorld():
                 self.worlds.close(message)
             case AskLauncher():
                 self._ask_launcher(source, message)
             case ClientGone(client):
-                self._forget(client)
+                self.desk.forget(client)
             case Withdraw(seq):
-                self._forget(source, seq)
+                self.desk.forget(source, seq)
             case StopHub():
                 self.running = False
             case TakeStacks() | StopWorld():
@@ -157,7 +160,7 @@ class Hub(Exchange):
             case NodeReady(name, port):
                 self.nodes[name].came(port)
                 self._suspects.pop(name, None)
-                self._grant()
+                self.desk.grant()
                 self.worlds.open()
             case NodeGone(node=name):
                 # Where the whole node went, its launcher is about to say so in better words.
@@ -171,7 +174,7 @@ class Hub(Exchange):
                 self.worlds.to_owner(message.world, message)
 
     def _start(self) -> None:
-        if self._begun or self.failure:
+        if self._begun or self.desk.failure:
             return
         self._begun = True
         try:
@@ -182,7 +185,7 @@ class Hub(Exchange):
                 for node in nodes:
                     self.nodes[node.name] = NodeState(node, agent)
         except (MnodeError, OSError) as error:
-            self._fail("ClusterError", f"could not start on the nodes: {error}")
+            self.desk.fail("ClusterError", f"could not start on the nodes: {error}")
             return
         self._boot_deadline = self._now() + BOOT_LIMIT_S
 
@@ -203,12 +206,12 @@ class Hub(Exchange):
             return
         self._next_check = now + CHECK_S
         self.worlds.check_limits()
-        if not self._begun or self.failure:
+        if not self._begun or self.desk.failure:
             return
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
         if waiting and self.collect is not None and now > self._boot_deadline:
             text = f"no agent came up on {', '.join(waiting)} within {BOOT_LIMIT_S:.0f} s"
-            self._fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
+            self.desk.fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
         for name in [n for n, due in self._suspects.items() if now > due]:
             del self._suspects[name]
             self._node_lost(name, "its namespaces ended")
@@ -226,47 +229,10 @@ class Hub(Exchange):
         """An agent ended, or cannot do its work: the run ends where it served all nodes, and its
         own node is lost where there are several."""
         if self.launcher.shared_kernel:
-            self._fail("WorldError", f"{self.agents.place(agent)}: {why}")
+            self.desk.fail("WorldError", f"{self.agents.place(agent)}: {why}")
             return
         for node in self.agents.nodes[agent]:
             self._node_lost(node.name, why)
-
-    def _fail(self, kind: str, text: str) -> None:
-        """The pool cannot work: every request, waiting or later, is refused with the reason."""
-        if self.failure is None:
-            self.failure = (kind, text)
-        self._refuse_all()
-        self.worlds.fail_all(text)
-
-    def _refuse_all(self) -> None:
-        assert self.failure is not None
-        waiting: list[tuple[str, LeaseNodes | OpenWorld]] = [
-            *self.leases.queue,
-            *self.worlds.opening,
-        ]
-        self.leases.queue.clear()
-        self.worlds.opening.clear()
-        for client, message in waiting:
-            self.send(client, Refused(message.seq, *self.failure))
-
-    def _grant(self) -> None:
-        if self.failure:
-            self._refuse_all()
-            return
-        for client, answer in self.leases.answers():
-            self.send(client, answer)
-
-    def _release(self, lease: int) -> None:
-        self.worlds.stop_leased(lease)
-        self.leases.give_back(lease)
-        self._grant()
-
-    def _forget(self, client: str, seq: int | None = None) -> None:
-        """A client is gone, or waits for the answer to request `seq` no more."""
-        self.worlds.forget(client, seq)
-        for lease in self.leases.forget(client, seq):
-            self._release(lease)
-        self._grant()  # the next in the queue may have waited behind it
 
     def _node_lost(self, name: str, reason: str) -> None:
         state = self.nodes.get(name)
@@ -276,13 +242,15 @@ class Hub(Exchange):
         if not self.launcher.shared_kernel:
             self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
-        self._grant()
+        self.desk.grant()
 
     def _ask_launcher(self, source: str, message: AskLauncher) -> None:
         self._start()
         if isinstance(message.request, DescribeRun):
             if not self.nodes:
-                raise MnodeError(self.failure[1] if self.failure else "there are no nodes")
+                raise MnodeError(
+                    self.desk.failure[1] if self.desk.failure else "there are no nodes"
+                )
             description = self._launcher_calls.description(self.agents.run_dir)
             self.send(source, Answer(message.seq, description))
         else:
@@ -302,13 +270,7 @@ class Hub(Exchange):
                     self._node_lost(node, "powered off")
             self.send(source, Answer(message.seq, value))
         except Exception as refused:
-            self._refuse(source, message.seq, refused)
-
-    def _refuse(self, client: str, seq: int, error: Exception) -> None:
-        kind, text = type(error).__name__, str(error)
-        if not isinstance(error, MnodeError):
-            kind, text = "ClusterError", f"{kind}: {text}"
-        self.send(client, Refused(seq, kind, text, getattr(error, "node", "")))
+            self.desk.refuse(source, message.seq, refused)
 
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]

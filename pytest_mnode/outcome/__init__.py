@@ -1,1 +1,5 @@
-"""Pure functions from the reports of ranks to one outcome: who failed first, who is absent."""
+"""What became of a test in ranks, pure: who failed first, who is a victim, who is absent.
+
+outcome: the state of each rank, and failures. raised, failures, stuck: failures out of reports,
+deaths, silence and stacks. calls: collectives of ranks compared. merge: one pytest report of all.
+"""
