@@ -42,38 +42,41 @@ class Job:
     back_within_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("restarts", "requeues"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)}: give 0 or more")
-        if self.procs_per_node < 1:
-            raise UsageError(f"procs_per_node={self.procs_per_node}: give 1 or more")
-        named = () if isinstance(self.nodes, int | None) else tuple(self.nodes)
+        for name, least in (("restarts", 0), ("requeues", 0), ("procs_per_node", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)}: give {least} or more")
+        if self.fewest_nodes is not None and self.fewest_nodes < 1:
+            raise UsageError(f"fewest_nodes={self.fewest_nodes}: give 1 or more")
+        named = self._named or ()
         for what, names in (("nodes", named), ("spares", tuple(self.spares))):
             twice = [name for number, name in enumerate(names) if name in names[:number]]
             if twice:
                 raise UsageError(f"{what}: {twice[0]} is named twice; give each node once")
-        if not isinstance(self.nodes, int | None) and not named:
+        if self._named == ():
             raise UsageError("nodes: none; give one or more, or leave it out for all")
-        if self.fewest_nodes is not None and self.fewest_nodes < 1:
-            raise UsageError(f"fewest_nodes={self.fewest_nodes}: give 1 or more")
-        if not isinstance(self.nodes, int | None):
-            for name in set(self.spares) & set(self.nodes):
-                raise UsageError(f"spares: the job runs on {name}; give nodes that it does not use")
+        for name in set(self.spares) & set(named):
+            raise UsageError(f"spares: the job runs on {name}; give nodes that it does not use")
+
+    @property
+    def _named(self) -> tuple[str, ...] | None:
+        """The nodes where they are given by name; None where their number is given, or nothing."""
+        return None if isinstance(self.nodes, int | None) else tuple(self.nodes)
 
     def placed_on(self, there: Sequence[str]) -> tuple[str, ...]:
         """The nodes of its first start, chosen from `there`. Raises UsageError."""
-        for name in (*self.spares, *(() if isinstance(self.nodes, int | None) else self.nodes)):
+        for name in (*self.spares, *(self._named or ())):
             if name not in there:
                 raise UsageError(f"no node {name!r} in this test; it has {', '.join(there)}")
-        if not isinstance(self.nodes, int | None):
-            return tuple(self.nodes)
+        if self._named is not None:
+            return self._named
         free = tuple(name for name in there if name not in self.spares)
-        if self.nodes is not None and not 1 <= self.nodes <= len(free):
-            spared = f", {len(self.spares)} of them spares" if self.spares else ""
-            raise UsageError(f"nodes={self.nodes}: this test has {count(len(there))}{spared}")
         if not free:
             raise UsageError("spares: all nodes of this test; leave one for the job")
-        return free[: self.nodes]
+        number = self.nodes if isinstance(self.nodes, int) else len(free)
+        if not 1 <= number <= len(free):
+            spared = f", {len(self.spares)} of them spares" if self.spares else ""
+            raise UsageError(f"nodes={number}: this test has {count(len(there))}{spared}")
+        return free[:number]
 
 
 @dataclass(frozen=True, slots=True)
