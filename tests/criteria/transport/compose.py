@@ -138,7 +138,7 @@ def healthy(kind: str, nodes: int = 3) -> Facts:
 def interface(name: str, **more: Any) -> Interface:
     """An interface that is up."""
     known: dict[str, Any] = {one.name: None for one in fields(Interface)}
-    defaults = {"kind": Kind.PHYSICAL, "operstate": "up", "slaves": (), "rdma_devices": ()}
+    defaults = {"kind": Kind.PHYSICAL, "operstate": "up", "slaves": ()}
     return Interface(**{**known, **defaults, "errors": {}, "addresses": (), **more, "name": name})
 
 

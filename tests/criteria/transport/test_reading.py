@@ -23,6 +23,7 @@ from tests.criteria.transport.compose import (
     log_text,
     moved,
 )
+from tests.trees import Tree
 
 NODES = ("birch0", "birch1")
 
@@ -36,36 +37,18 @@ def _write(root: Path, **files: str) -> None:
 
 def _tree(root: Path, kind: str, words: int, *, drop: str = "") -> None:
     """A node's /sys: eight RDMA ports that have sent `words`, their interfaces, mgmt0."""
-    for index, name in enumerate(("lo", "mgmt0", *(f"ib{r}" for r in range(RAILS)))):
-        _write(
-            root / "sys/class/net" / name,
-            **{
-                "type": {"lo": "772", "mgmt0": "1"}.get(name, "32"),
-                "flags": "0x1003",
-                "ifindex": str(index + 1),
-                "operstate": "up",
-                "statistics/tx_bytes": "7000",
-                "statistics/rx_bytes": "7000",
-            },
-        )
+    tree = Tree(root)
+    types = {"lo": 772, "mgmt0": 1, **{f"ib{rail}": 32 for rail in range(RAILS)}}
+    for name, type_ in types.items():
+        tree.interface(name, type=type_)
+        for counter in ("tx_bytes", "rx_bytes"):
+            tree.write(f"sys/class/net/{name}/statistics/{counter}", 7000)
     for rail in range(RAILS):
         name = device(kind, rail)
-        port = root / "sys/class/infiniband" / name / "ports/1"
-        _write(port.parents[1], node_type="1: CA")
-        counters = {"port_xmit_data": str(words), "port_rcv_data": str(words)}
-        _write(
-            port,
-            **{f"counters/{n}": text for n, text in counters.items() if name != drop},
-            **{
-                "state": "4: ACTIVE",
-                "phys_state": "5: LinkUp",
-                "rate": "400 Gb/sec (4X NDR)",
-                "link_layer": "InfiniBand",
-                "gids/0": f"fe80:0000:0000:0000:0c42:a103:0011:22{rail:02x}",
-                "gid_attrs/types/0": "IB/RoCE v1",
-                "gid_attrs/ndevs/0": f"ib{rail}",
-            },
-        )
+        on = f"pci0000:{rail:02x}/0000:{rail:02x}:01.0"
+        gid = (f"fe80:0000:0000:0000:0c42:a103:0011:22{rail:02x}", "IB/RoCE v1", f"ib{rail}")
+        counters = {"port_xmit_data": words, "port_rcv_data": words}
+        tree.rdma(name, on, None if name == drop else counters, gids=[gid])
 
 
 def _between(name: str, directory: Path) -> NodeFacts:
