@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, NonNegativeInt, PlainSerializer, PositiveInt, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.launchers.hostlist import compress
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 
 DEFAULT_VALIDITY_S = 7 * 24 * 3600.0

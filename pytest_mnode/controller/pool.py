@@ -16,7 +16,7 @@ from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.choose import RemoteOptions, by_ssh, choose
-from pytest_mnode.launchers.hostfile import read_hostfile, slots_of
+from pytest_mnode.launchers.hosts import read_hostfile, slots_of
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.machine import open_files

@@ -201,7 +201,7 @@ def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
             return int(count)
         raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
     if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
-        from pytest_mnode.launchers.hostfile import read_hostfile
+        from pytest_mnode.launchers.hosts import read_hostfile
 
         return len(read_hostfile(settings.hostfile))
     return FEWEST_NODES

@@ -41,7 +41,7 @@ from pytest_mnode.gang.slurm_options import (
 )
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, SlurmCleanup
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, expand
-from pytest_mnode.launchers.slurm.reservations import reserved_nodes
+from pytest_mnode.launchers.slurm.records import reserved_nodes
 
 ON = "--format=%A|%T|%u|%N|%j"
 """The format of squeue that `jobs_on` reads."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.slurm import NodeState, expand
-from pytest_mnode.launchers.slurm.fields import number, records
 from pytest_mnode.launchers.slurm.nodes import ASIDE
+from pytest_mnode.launchers.slurm.records import number, records
 
 ONLY, NEVER = ("--nodelist", "-w"), ("--exclude", "-x")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT")

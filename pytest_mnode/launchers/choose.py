@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hostfile import read_hostfile
+from pytest_mnode.launchers.hosts import read_hostfile
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.rack import Layout, Link, Rack

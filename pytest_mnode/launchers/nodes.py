@@ -11,7 +11,7 @@ from typing import Any
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.node_env import node_env
-from pytest_mnode.launchers.remote.asking import ask
+from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
@@ -114,9 +114,9 @@ class Nodes:
         env: Mapping[str, str] | None,
     ) -> list[CommandResult]:
         return [
-            CommandResult(node, asked.returncode, asked.stdout, asked.stderr, asked.duration_s)
-            for (node, _), asked in zip(
-                commands, ask(commands, limit_s, self.mark, self._env(env)), strict=True
+            CommandResult(node, done.returncode, done.stdout, done.stderr, done.duration_s)
+            for (node, _), done in zip(
+                commands, run_all(commands, limit_s, self.mark, self._env(env)), strict=True
             )
         ]
 

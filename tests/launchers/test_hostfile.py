@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hostfile import Host, parse_hosts, read_hostfile, slots_of
+from pytest_mnode.launchers.hosts import Host, parse_hosts, read_hostfile, slots_of
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_a_user_and_the_line() -> None:
         ("node1 slots", "hosts:1: slots: accepted: a whole number"),
         ("\nnode1 cpus=3", "hosts:2: cpus=3: accepted: host, user@host or node[01-16]"),
         ("node1 node2", "hosts:1: node2: accepted: host, user@host"),
-        ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is no host's name"),
-        ("a@-b", "hosts:1: '-b' is no host's name"),
-        ("a;b@c", "hosts:1: a;b@c: 'a;b' is no user's name"),
+        ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host name"),
+        ("a@-b", "hosts:1: '-b' is not a host name"),
+        ("a;b@c", "hosts:1: a;b@c: 'a;b' is not a user name"),
         ("node[1-3", "hosts:1: hosts 'node[1-3': brackets do not match"),
         ("node[3-1]", "hosts:1: hosts 'node[3-1]': 3-1 runs backwards"),
         ("node[1-99999999]", "hosts:1: hosts 'node[1-99999999]': more than 65536"),
@@ -59,10 +59,10 @@ def test_a_user_and_the_line() -> None:
         ("node[1-2]:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
         ("10.0.0.1:4", "hosts:1: 10.0.0.1:4: ':4' is not read here; write 10.0.0.1 slots=4"),
         ("[::1]:4", "hosts:1: hosts '[::1]:4': [::1]: accepted: numbers and ranges"),
-        ("node1:eth0", "hosts:1: 'node1:eth0' is no host's name"),
+        ("node1:eth0", "hosts:1: 'node1:eth0' is not a host name"),
         ("node1 slots=" + "9" * 5000, "hosts:1: slots=" + "9" * 51 + "…: accepted: a whole number"),
         ("n[" + "9" * 5000 + "]", "hosts:1: hosts 'n[9999"),
-        ("node$(reboot)", "hosts:1: 'node$(reboot)' is no host's name"),
+        ("node$(reboot)", "hosts:1: 'node$(reboot)' is not a host name"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:

@@ -14,13 +14,14 @@ import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
-from pytest_mnode.launchers.hostfile import parse_hosts
+from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec import default_spec_path, load_spec
-from tests.launchers.remote.test_looking import WELL
+from tests.launchers.remote.test_node_report import WELL
 
 SPEC = load_spec(default_spec_path())
 # In place of ssh: a master makes its socket's file and stays until it is told to end.
@@ -140,14 +141,19 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     launcher = made(tmp_path)
     here = replace(WELL, connection="127.0.0.1 5 127.0.1.1 22")
     looks = {"n1": here, "n2": replace(WELL, hostname="n2")}
+
+    def nodes_from(reports: dict[str, NodeReport]) -> tuple[Node, ...]:
+        addresses = {t: launcher._address(t, report) for t, report in reports.items()}
+        return launcher._nodes_from(reports, addresses, "ssh")
+
     with pytest.raises(ClusterError) as raised:
-        launcher._members(looks)
+        nodes_from(looks)
     assert str(raised.value).splitlines() == [
         "ssh: 1 of 2 nodes cannot be used:",
         "  n1: its address is 127.0.1.1, which is every node's own; name it by one at which the "
         "other nodes reach it",
     ]
-    [first, second] = launcher._members(looks | {"n1": replace(WELL, connection="")})
+    [first, second] = nodes_from(looks | {"n1": replace(WELL, connection="")})
     assert (first.address, second.address) == ("n1", "10.7.0.1")
 
 

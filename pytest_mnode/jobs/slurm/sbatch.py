@@ -14,7 +14,7 @@ from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError
 from pytest_mnode.launchers.slurm.commands import said
-from pytest_mnode.launchers.slurm.fields import records, text_of
+from pytest_mnode.launchers.slurm.records import records, text_of
 
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 """Variables by which Slurm's commands find their cluster. All other SLURM_ variables are facts of

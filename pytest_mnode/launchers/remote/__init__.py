@@ -1,7 +1,7 @@
-"""Commands on other machines: the two ends of a connection, and what is asked of a node first.
+"""Commands on other machines.
 
-`near` runs here, one for each command, and `far` there; `keeper` holds ssh's connections and ends
-them with the controller. All three are programs of their own that start in a few milliseconds, from
-the standard library and their neighbours here alone; `far` is one text, which is sent. `openssh` is
-how the user's ssh is started, `looking` the questions that are put to every node before it is used.
+`remote_proxy` runs here, one per command, and `remote_exec` on the node. Both are programs that
+need only the standard library and start in milliseconds; remote_exec's text is sent over the
+connection. Before nodes are used, `run_all` collects a `node_report` of each, and `check_distinct`
+judges them together. `launcher` is the base of launchers that reach nodes in this way.
 """

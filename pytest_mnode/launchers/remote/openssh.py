@@ -1,5 +1,4 @@
-"""The user's OpenSSH, as it is started: for a connection, and for a command on one. Pure, but for
-the variable that names another program."""
+"""Command lines of the user's OpenSSH: for a connection, and for a command over one."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.remote import sending
+from pytest_mnode.launchers.remote import bootstrap
 
 SSH_COMMAND = "MNODE_SSH_COMMAND"
 """Variable that names another ssh, with options of its own, such as `ssh -F lab.conf`."""
@@ -20,13 +19,13 @@ _ALWAYS = (
     *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
     *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
 )
-# Found dead by itself within 6 s: what hangs on the connection ends then, however quiet it is.
+# ssh itself notices a dead connection within 6 s, and ends.
 _MASTER = (
     *("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
     *("-o", "ControlPersist=no"),
 )
 LONGEST_SOCKET_PATH = 80
-"""ssh adds 17 bytes to the name while it makes the socket, and 108 are the most."""
+"""ssh adds 17 bytes while it makes the socket, and the kernel takes 108."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,12 @@ class OpenSsh:
 
     @classmethod
     def named(cls) -> Self:
-        """As the variable names it. Raises UsageError where there is no such program."""
-        told = os.environ.get(SSH_COMMAND, "")
+        """As MNODE_SSH_COMMAND names it. Raises UsageError where there is no such program."""
+        given = os.environ.get(SSH_COMMAND, "")
         try:
-            words = shlex.split(told) or ["ssh"]
+            words = shlex.split(given) or ["ssh"]
         except ValueError as error:
-            raise UsageError(f"{SSH_COMMAND}={told}: {error}; accepted: a command") from None
+            raise UsageError(f"{SSH_COMMAND}={given}: {error}; accepted: a command") from None
         if shutil.which(words[0]) is None:
             raise UsageError(
                 f"--mnode-launcher=ssh: no program {words[0]} here; install OpenSSH's client, or "
@@ -51,14 +50,14 @@ class OpenSsh:
         return cls(tuple(words))
 
     def master(self, target: str, socket: str) -> list[str]:
-        """Holds a connection, and makes this socket when it is up."""
+        """Holds a connection, and makes this socket when the connection is up."""
         return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), "--", target]
 
     def command(self, target: str, socket: str, python: str) -> list[str]:
-        """Our far end, by the host's Python, over a connection that is there."""
-        far = shlex.join([python, "-I", "-S", "-c", sending.BOOTSTRAP])
+        """Starts remote_exec by the host's Python, over an open connection."""
+        remote = shlex.join([python, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
         over = ("-o", "ControlMaster=no", *_control(socket))
-        return [*self.words, *_ALWAYS, *over, "--", target, f"exec {far}"]
+        return [*self.words, *_ALWAYS, *over, "--", target, f"exec {remote}"]
 
 
 def _control(socket: str) -> tuple[str, str]:

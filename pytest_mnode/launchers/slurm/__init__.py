@@ -4,7 +4,7 @@ Readers are pure. Launching commands in an allocation is `cluster.slurm`'s; subm
 those who have something to submit.
 """
 
-from pytest_mnode.launchers.hostlist import compress, expand
+from pytest_mnode.launchers.hosts import compress, expand
 from pytest_mnode.launchers.slurm.commands import (
     COMMAND_LIMIT_S,
     Slurm,

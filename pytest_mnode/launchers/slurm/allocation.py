@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.cleanup.client import ENDED, CleanupDaemon
-from pytest_mnode.launchers.hostlist import expand
+from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.slurm.command_lines import gpus_option, hopeless, queue_limit_s, salloc
 from pytest_mnode.launchers.slurm.commands import Slurm, said
 from pytest_mnode.launchers.slurm.nodes import NodeState
-from pytest_mnode.launchers.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
 
 _LOOK_S = 5.0
 _CLOSE_S = 30.0

@@ -1,4 +1,4 @@
-"""Jobs as Slurm tells of them: `squeue --json` of any version, and `scontrol --oneliner` text."""
+"""Jobs, from `squeue --json` of any version and from `scontrol --oneliner show job`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.hostlist import expand
-from pytest_mnode.launchers.slurm.fields import moment, number, records, text_of
+from pytest_mnode.launchers.hosts import expand
+from pytest_mnode.launchers.slurm.records import moment, number, records, text_of
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
                      "RESV_DEL_HOLD", "SPECIAL_EXIT", "STAGE_OUT", "POWER_UP_NODE"})  # fmt: skip
@@ -23,9 +23,9 @@ OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """One job at one moment. Times are seconds since the epoch; None is what Slurm did not say.
+    """One job at one moment. Times are seconds since the epoch; None where Slurm does not say.
 
-    state: the base state, such as PENDING, RUNNING, COMPLETED; flags: what is said besides it,
+    state: the base state, such as PENDING, RUNNING, COMPLETED; flags: what Slurm adds to it,
         such as COMPLETING, while processes of a job that has ended are still being ended.
     reason: why it is in this state, such as Resources; None where Slurm names none.
     nodes: what it holds, or held, by name.
@@ -85,83 +85,83 @@ class JobState:
 def jobs_from_json(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of `squeue --json`.
 
-    Raises ClusterError, one line, where it is not that; one job that cannot be read is not left
-    out, for the question is often whether there is none.
+    Raises ClusterError, one line, where it is something else. A job that cannot be read is an error
+    too, because callers often ask whether there is no job.
     """
     try:
         data = json.loads(text)
         entries = data["jobs"]
-        found = tuple(_from_entry(entry) for entry in entries)
+        found = tuple(_job(_record_of(entry)) for entry in entries)
         wrong = data.get("errors")
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"squeue --json: cannot be read: {told}") from None
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ClusterError(f"squeue --json: cannot be read: {why}") from None
     if wrong:  # a controller that does not answer is an empty list, and exit status 0
         first = wrong[0] if isinstance(wrong, list) else wrong
-        said = first.get("description") if isinstance(first, Mapping) else None
-        raise ClusterError(f"squeue --json: {str(said or first).splitlines()[0]}")
+        described = first.get("description") if isinstance(first, Mapping) else None
+        raise ClusterError(f"squeue --json: {str(described or first).splitlines()[0]}")
     return found
 
 
 def jobs_from_text(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of `scontrol --oneliner show job`; ClusterError as above."""
     try:
-        found = tuple(_from_record(record) for record in records(text, "JobId"))
+        found = tuple(_job(record) for record in records(text, "JobId"))
     except (KeyError, ValueError, UsageError) as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"scontrol show job: cannot be read: {told}") from None
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ClusterError(f"scontrol show job: cannot be read: {why}") from None
     if not found and "No jobs in the system" not in text:
         raise no_job_in(text)
     return found
 
 
 def no_job_in(text: str) -> ClusterError:
-    """For text that should tell of a job, and does not."""
+    """The error for text that should describe a job, and does not."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = repr(lines[0][:80]) if lines else "it said nothing"
-    return ClusterError(f"scontrol show job: cannot be read: {told}")
+    found = repr(lines[0][:80]) if lines else "it printed nothing"
+    return ClusterError(f"scontrol show job: cannot be read: {found}")
 
 
-def _from_entry(entry: Mapping[str, Any]) -> JobState:
+_JSON_KEYS = {
+    "JobId": "job_id",
+    "JobName": "name",
+    "Reason": "state_reason",
+    "NodeList": "nodes",
+    "NumNodes": "node_count",
+    "Partition": "partition",
+    "UserId": "user_name",
+    "Restarts": "restart_cnt",
+    "SubmitTime": "submit_time",
+    "StartTime": "start_time",
+    "EndTime": "end_time",
+    "ArrayJobId": "array_job_id",
+    "AllocTRES": "tres_alloc_str",
+    "Reservation": "resv_name",
+}
+"""squeue's JSON keys by scontrol's."""
+
+
+def _record_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of squeue's JSON under scontrol's keys."""
     states = entry["job_state"]
-    states = [states] if isinstance(states, str) else [str(state) for state in states]
-    status, signal = _exit_of(entry.get("exit_code"))
-    base, flags = _base_and_flags(states)
-    job_id = number(entry["job_id"])
-    if job_id is None:
-        raise ValueError(f"job_id {entry['job_id']!r}")
-    return JobState(
-        job_id=job_id,
-        name=str(entry.get("name") or ""),
-        state=base,
-        flags=flags,
-        reason=text_of(entry.get("state_reason")),
-        nodes=expand(text_of(entry.get("nodes")) or ""),
-        nodes_wanted=number(entry.get("node_count")),
-        partition=text_of(entry.get("partition")),
-        user=text_of(entry.get("user_name")),
-        restarts=number(entry.get("restart_cnt")),
-        submitted_at=moment(entry.get("submit_time")),
-        starts_at=moment(entry.get("start_time")),
-        ends_at=moment(entry.get("end_time")),
-        exit_status=status if base in OVER else None,
-        exit_signal=signal if base in OVER else None,
-        array_job_id=number(entry.get("array_job_id")) or None,
-        gpus=_gpus(text_of(entry.get("tres_alloc_str"))),
-        reservation=text_of(entry.get("resv_name")),
-    )
+    return {
+        **{key: entry.get(json_key) for key, json_key in _JSON_KEYS.items()},
+        "JobState": states if isinstance(states, str) else "+".join(map(str, states)),
+        "ExitCode": _exit_of(entry.get("exit_code")),
+    }
 
 
-def _from_record(record: Mapping[str, str]) -> JobState:
-    status, _, signal = record.get("ExitCode", "").partition(":")
+def _job(record: Mapping[str, Any]) -> JobState:
     base, flags = _base_and_flags(record["JobState"].split("+"))
-    user = record.get("UserId", "").partition("(")[0]
     job_id = number(record["JobId"])
     if job_id is None:
-        raise ValueError(f"JobId={record['JobId']}")
+        raise ValueError(f"job_id {record['JobId']!r}")
+    exit_code = record.get("ExitCode") or ""
+    status, _, signal = exit_code.partition(":")
+    user = str(record.get("UserId") or "").partition("(")[0]
     return JobState(
         job_id=job_id,
-        name=record.get("JobName", ""),
+        name=str(record.get("JobName") or ""),
         state=base,
         flags=flags,
         reason=text_of(record.get("Reason")),
@@ -175,7 +175,7 @@ def _from_record(record: Mapping[str, str]) -> JobState:
         ends_at=moment(record.get("EndTime")),
         exit_status=number(status) if base in OVER else None,
         exit_signal=(number(signal) or None) if base in OVER else None,
-        array_job_id=number(record.get("ArrayJobId")),
+        array_job_id=number(record.get("ArrayJobId")) or None,
         gpus=None if base in WAITING else _gpus(record.get("AllocTRES", record.get("TRES"))),
         reservation=text_of(record.get("Reservation")),
     )
@@ -201,15 +201,14 @@ def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:
     return base, frozenset(words) - {base}
 
 
-def _exit_of(value: Any) -> tuple[int | None, int | None]:
-    """Exit status and signal: older versions give wait's status, newer ones both by name."""
+def _exit_of(value: Any) -> str:
+    """`status:signal`; older versions of squeue give wait's status, newer ones both by name."""
     if isinstance(value, Mapping) and "return_code" in value:
         signal = value.get("signal") or {}
-        at = signal.get("id", signal.get("signal_id"))
-        return number(value["return_code"]), number(at) or None
+        at = number(signal.get("id", signal.get("signal_id")))
+        status = number(value["return_code"])
+        return f"{'' if status is None else status}:{at or ''}"
     raw = number(value)
     if raw is None:
-        return None, None
-    if os.WIFSIGNALED(raw):
-        return os.WEXITSTATUS(raw), os.WTERMSIG(raw)
-    return os.WEXITSTATUS(raw), None
+        return ""
+    return f"{os.WEXITSTATUS(raw)}:{os.WTERMSIG(raw) if os.WIFSIGNALED(raw) else ''}"

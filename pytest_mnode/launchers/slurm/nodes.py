@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import count
-from pytest_mnode.launchers.slurm.fields import number, records, text_of
+from pytest_mnode.launchers.slurm.records import number, records, text_of
 
 _LOST = {"DOWN", "FAIL", "ERROR", "FUTURE", "POWERED_DOWN", "NOT_EXISTING"}
 _BROKEN = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_EXISTING", "INVAL", "INVALID_REG",

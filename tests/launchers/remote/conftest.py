@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.launchers.remote import near, sending
-from tests.launchers.remote.ways import Way
+from pytest_mnode.launchers.remote import bootstrap, remote_proxy
+from tests.launchers.remote.proxies import Way
 
 
 @pytest.fixture
 def way(tmp_path: Path) -> Way:
     """way(argv, shell=…): the local command that runs argv at the far end."""
 
-    def way(argv: list[str], shell: str = "", keeper: int | None = None) -> list[str]:
-        far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+    def way(argv: list[str], shell: str = "", daemon: int | None = None) -> list[str]:
+        far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
         command = ["sh", "-c", shell or f"echo Welcome; {far_end}; exit $?"]
         config = tmp_path / f"{uuid.uuid4().hex}.json"
-        config.write_text(json.dumps({"keeper": keeper, "ways": {"n1": {"command": command}}}))
-        python = [sys.executable, "-S", "-E", "-s", str(Path(near.__file__))]
+        config.write_text(json.dumps({"daemon": daemon, "commands": {"n1": command}}))
+        python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]
         return [*python, str(config), "n1", *argv]
 
     return way

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.launchers.remote import far, near, sending
-from tests.launchers.remote.ways import LIMIT_S, Way, run
+from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
+from tests.launchers.remote.proxies import LIMIT_S, Way, run
 
 
 def test_arguments_streams_environment_and_directory_are_the_callers(
@@ -45,7 +45,7 @@ def test_what_is_of_the_session_stays_here(way: Way) -> None:
     done = run(way(["env"]), env=env)
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
     assert "XDG_CACHE_HOME" in names  # a place of the user's choice
-    assert not {name for name in names if name.startswith(sending.OF_THE_SESSION)}
+    assert not {name for name in names if name.startswith(bootstrap.OF_THE_SESSION)}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_directory_that_is_not_there_becomes_root(way: Way, tmp_path: Path, go
     directory.mkdir()
     remove = shlex.join(["rmdir", str(directory)])
     if gone == "there":
-        far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+        far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
         command = way(["pwd"], f"{remove}; exec {far_end}")
     else:
         command = ["sh", "-c", f"{remove}; exec {shlex.join(way(['pwd']))}"]
@@ -115,7 +115,7 @@ def test_a_caller_that_reads_late_is_waited_for(way: Way) -> None:
         way([sys.executable, "-c", f"print('x' * {count})"]), stdout=subprocess.PIPE
     )
     assert program.stdout is not None
-    time.sleep(far.SILENCE_S + 1.5)
+    time.sleep(wire.SILENCE_S + 1.5)
     assert len(program.stdout.read()) == count + 1
     assert program.wait(LIMIT_S) == 0
 
@@ -167,7 +167,7 @@ def test_it_ends_with_its_near_end(way: Way, stubborn: bool) -> None:
     assert program.stdout.readline() == b"ready\n"
     program.kill()
     program.wait()
-    until_none(mark, far.GRACE_S + 4.0 if stubborn else 3.0)
+    until_none(mark, remote_exec.GRACE_S + 4.0 if stubborn else 3.0)
     program.stdout.close()
 
 
@@ -179,7 +179,7 @@ def test_what_it_left_ends_with_it(way: Way) -> None:
 
 
 def test_silence_ends_both_sides(way: Way) -> None:
-    """The far end hangs: the near end says so in seconds. (SIGSTOP is as deaf as a cut link.)"""
+    """The remote end hangs, as deaf as behind a cut link: the proxy reports it."""
     mark = f"MARK_{uuid.uuid4().hex}"
     program = subprocess.Popen(
         way(["sh", "-c", "echo ready; sleep 300"]),
@@ -190,14 +190,14 @@ def test_silence_ends_both_sides(way: Way) -> None:
     )
     assert program.stdout is not None
     program.stdout.readline()
-    [far_end] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-far"]
+    [remote] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
     began = time.monotonic()
-    far_end.suspend()
+    remote.suspend()
     _, err = program.communicate(timeout=LIMIT_S)
-    assert time.monotonic() - began < far.SILENCE_S + 3.0
+    assert time.monotonic() - began < wire.SILENCE_S + 3.0
     assert err == "n1: the connection was lost: nothing heard for 6 s\n"
-    assert program.returncode == near.LOST
-    far_end.resume()
+    assert program.returncode == remote_proxy.LOST
+    remote.resume()
     until_none(mark, 5.0)
 
 
@@ -212,12 +212,12 @@ def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
     assert program.stdout is not None
     program.stdout.readline()
     os.kill(program.pid, signal.SIGSTOP)
-    end = time.monotonic() + far.SILENCE_S + 4.0
+    end = time.monotonic() + wire.SILENCE_S + 4.0
     while any("sleep" in p.name() for p in marked(mark)):
         assert time.monotonic() < end
         time.sleep(0.1)
     os.kill(program.pid, signal.SIGCONT)
-    assert program.wait(LIMIT_S) == near.LOST
+    assert program.wait(LIMIT_S) == remote_proxy.LOST
     program.stdout.close()
 
 
@@ -238,24 +238,24 @@ def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
 )
 def test_what_did_not_come_up_says_why(way: Way, shell: str, line: str) -> None:
     done = run(way(["true"], shell))
-    assert done.returncode == near.LOST
+    assert done.returncode == remote_proxy.LOST
     assert done.stderr.startswith(f"n1: {line}")
     assert done.stderr.count("\n") == 1
 
 
 def test_it_ends_with_the_run(way: Way) -> None:
-    keeper = subprocess.Popen(["sleep", "300"])
-    command = way(["sh", "-c", "echo ready; exec sleep 300"], keeper=keeper.pid)
+    daemon = subprocess.Popen(["sleep", "300"])
+    command = way(["sh", "-c", "echo ready; exec sleep 300"], daemon=daemon.pid)
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stdout is not None
     program.stdout.readline()
-    keeper.kill()
-    keeper.wait()
+    daemon.kill()
+    daemon.wait()
     _, err = program.communicate(timeout=LIMIT_S)
     assert err == "n1: the run that started this command is over\n"
     done = run(command)
     assert (done.returncode, done.stderr) == (
-        near.LOST,
+        remote_proxy.LOST,
         "n1: the run that made this command is over\n",
     )
 

@@ -9,7 +9,7 @@ import pytest
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import JobState, NodeState
 from pytest_mnode.launchers.slurm.allocation import Granted
-from pytest_mnode.launchers.slurm.kept import lost, present, too_few_gpus
+from pytest_mnode.launchers.slurm.allocation_state import lost, present, too_few_gpus
 
 IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
 STATES = {"n0": IDLE, "n1": DOWN, "n2": NodeState("n2", "ALLOCATED")}
@@ -69,7 +69,7 @@ GPU_NODES = tuple(NodeState(name, "MIXED", gpus=8, counts_gpus=True) for name in
 def test_fewer_gpus_than_the_spec_promises() -> None:
     job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"), gpus=8)
     assert too_few_gpus(job, GPU_NODES, 8) == (
-        "slurm: allocation 7 has 8 GPUs on 2 nodes, and the spec promises 8 a node; "
+        "slurm: allocation 7 has 8 GPUs on 2 nodes, and the spec promises 8 per node; "
         "ask for them with --gpus-per-node=8"
     )
     assert too_few_gpus(job, GPU_NODES, 4) is None

@@ -33,13 +33,14 @@ def back(
     made.slurm = SimpleNamespace(job=job, nodes=lambda _: (node,))  # type: ignore[assignment]
     seen = {"n1": "host1"} if looks is None else looks
     found = {name: SimpleNamespace(hostname=host) for name, host in seen.items()}
-    made._look = lambda _: (found, {"n1": "no step"})  # type: ignore[method-assign, assignment, return-value]
-    return made._back("n1", SimpleNamespace(name="host1"))  # type: ignore[arg-type]
+    made._reports = lambda _: (found, {"n1": "no step"})  # type: ignore[method-assign, assignment, return-value]
+    made._hosts_by_name = {"host1": "n1"}
+    return made._problem_with(SimpleNamespace(name="host1"), 1.0)  # type: ignore[arg-type]
 
 
 def test_says_what_slurm_calls_its_nodes() -> None:
     made = Slurm.__new__(Slurm)
-    made._names = {"ip-10-0-0-1": "gpu1"}
+    made._hosts_by_name = {"ip-10-0-0-1": "gpu1"}
     assert made.ask(SlurmNames()) == {"ip-10-0-0-1": "gpu1"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm.reservations import reserved_nodes
+from pytest_mnode.launchers.slurm.records import reserved_nodes
 
 TEXT = (
     "ReservationName=cert StartTime=1 EndTime=2 Duration=01:00:00 Nodes=n[2-3] NodeCnt=2 "

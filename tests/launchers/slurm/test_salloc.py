@@ -9,7 +9,7 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.slurm import JobState, NodeState
-from pytest_mnode.launchers.slurm.salloc import gpus_option, hopeless, queue_limit_s, salloc
+from pytest_mnode.launchers.slurm.command_lines import gpus_option, hopeless, queue_limit_s, salloc
 
 GPUS = (NodeState("login", "IDLE"), NodeState("n0", "IDLE", gpus=8))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_mnode.launchers.slurm.step import step_command
+from pytest_mnode.launchers.slurm.command_lines import step_command
 
 
 def test_a_step_has_the_whole_node_and_shares_it() -> None:

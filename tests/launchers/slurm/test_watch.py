@@ -9,9 +9,9 @@ import pytest
 
 from pytest_mnode.launchers.node import Watchers
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
-from pytest_mnode.launchers.slurm import watch as module
+from pytest_mnode.launchers.slurm import allocation_state as module
 from pytest_mnode.launchers.slurm.allocation import Surrounding
-from pytest_mnode.launchers.slurm.watch import Watch
+from pytest_mnode.launchers.slurm.allocation_state import Watch
 
 NAMES = {"host0": "n0", "host1": "n1"}
 

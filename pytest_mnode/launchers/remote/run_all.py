@@ -1,4 +1,4 @@
-"""A look at all nodes at once, before they are used, and what is wrong with them in words."""
+"""Runs one command per node at the same time; collects the reports of all nodes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.node_env import node_env
-from pytest_mnode.launchers.remote import looking
+from pytest_mnode.launchers.remote import node_report
 
-LOOK_LIMIT_S = 60.0
+REPORT_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow for the first."""
 _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
-"""Not one descriptor per process: there may be more nodes than files that may be open."""
+"""Polled, because a descriptor per process may exceed the limit of open files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How a command ended. returncode: None where its limit ended it."""
+class CommandOutcome:
+    """How a command ended. returncode: None where it was killed at its limit."""
 
     returncode: int | None
     stdout: str
@@ -30,24 +30,24 @@ class Asked:
     duration_s: float = 0.0
 
 
-def ask(
+def run_all(
     commands: Iterable[tuple[str, Sequence[str]]],
-    limit_s: float = LOOK_LIMIT_S,
+    limit_s: float = REPORT_LIMIT_S,
     run_dir: str = "",
     env: Mapping[str, str] | None = None,
-) -> list[Asked]:
-    """Run local commands at the same time, each with the node that it is for; results in order.
+) -> list[CommandOutcome]:
+    """Run local commands at the same time, each with the name of its node; results in their order.
 
-    run_dir: holds their output meanwhile, so that it is removed with the run. env: None for
-    node_env(). Raises ClusterError where one cannot be started; all that were started are ended.
+    run_dir: holds their output meanwhile, so that it is removed with the run. env: None means
+    node_env(). Raises ClusterError where one cannot be started; those that run are killed then.
     """
     running: list[subprocess.Popen[bytes]] = []
     files = "this machine: the output of commands cannot be kept in files"
     what = files
     try:
-        # Files, because a full pipe stops a command that nobody reads yet. Ours are closed at
-        # once: a process may have 1024 open, and there may be as many nodes.
-        with tempfile.TemporaryDirectory(prefix="mnode-ask-", dir=run_dir or None) as made:
+        # Files, because a full pipe would stop a command. They are closed here at once: there may
+        # be more nodes than this process may have files open.
+        with tempfile.TemporaryDirectory(prefix="mnode-run-", dir=run_dir or None) as made:
             started = time.monotonic()
             for number, (node, command) in enumerate(commands):
                 what = f"{node}: cannot start {command[0]} on this machine"
@@ -69,7 +69,7 @@ def ask(
             _end(running)
             over = time.monotonic()
             return [
-                Asked(
+                CommandOutcome(
                     program.returncode if number in ended else None,
                     Path(made, f"{number}.out").read_text("utf-8", errors="replace"),
                     Path(made, f"{number}.err").read_text("utf-8", errors="replace"),
@@ -84,11 +84,11 @@ def ask(
 
 
 def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
-    """When each program ended, by its number; those that still ran at `end` are not in it."""
+    """When each program ended, by its number, without those that still ran at `end`."""
     ended: dict[int, float] = {}
     wait_s, late = _FIRST_POLL_S, False
     while len(ended) < len(programs) and not late:
-        late = time.monotonic() >= end  # before the last look: what has ended by then counts
+        late = time.monotonic() >= end  # before the last poll, which still counts
         for number, program in enumerate(programs):
             if number not in ended and program.poll() is not None:
                 ended[number] = time.monotonic()
@@ -105,34 +105,34 @@ def _end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
         program.wait()
 
 
-def look_at(
-    commands: Mapping[str, list[str]], directory: str, run_dir: str, limit_s: float = LOOK_LIMIT_S
-) -> tuple[dict[str, looking.Look], dict[str, str]]:
-    """Run looking.argv's commands: what nodes say, and why others cannot be used."""
-    ours, looks, problems = looking.here(), {}, {}
-    for name, asked in zip(commands, ask(commands.items(), limit_s, run_dir), strict=True):
-        look = looking.read(asked.stdout)
-        if look is None:
-            problems[name] = why_silent(name, asked, limit_s)
-        elif (wrong := looking.problem(look, ours, directory)) is not None:
+def collect_reports(
+    commands: Mapping[str, list[str]], directory: str, run_dir: str, limit_s: float = REPORT_LIMIT_S
+) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
+    """Run commands of node_report.argv: reports by node, and why other nodes cannot be used."""
+    ours, reports, problems = node_report.here(), {}, {}
+    for name, outcome in zip(commands, run_all(commands.items(), limit_s, run_dir), strict=True):
+        report = node_report.read(outcome.stdout)
+        if report is None:
+            problems[name] = why_no_report(name, outcome, limit_s)
+        elif (wrong := node_report.problem(report, ours, directory)) is not None:
             problems[name] = wrong
         else:
-            looks[name] = look
-    return looks, problems
+            reports[name] = report
+    return reports, problems
 
 
-def why_silent(name: str, asked: Asked, limit_s: float) -> str:
-    """Why a command gave no answer, in one line."""
-    if asked.returncode is None:
+def why_no_report(name: str, outcome: CommandOutcome, limit_s: float) -> str:
+    """Why a command printed no report, in one line."""
+    if outcome.returncode is None:
         return f"no answer within {limit_s:g} s"
-    lines = [line.strip() for line in asked.stderr.splitlines() if line.strip()]
-    last = lines[-1].removeprefix(f"{name}: ") if lines else "it said nothing"
-    if "no Python started there" in last or asked.returncode in (126, 127):
+    lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
+    last = lines[-1].removeprefix(f"{name}: ") if lines else "it printed nothing"
+    if "no Python started there" in last or outcome.returncode in (126, 127):
         return f"{last}; name the Python of the nodes by --mnode-python"
     return last
 
 
-def unusable(problems: Mapping[str, str], total: int, what: str) -> ClusterError:
-    """The error that names every node that cannot be used, a line each."""
+def unusable_nodes(problems: Mapping[str, str], total: int, what: str) -> ClusterError:
+    """The error that names every node that cannot be used, one line each."""
     lines = "".join(f"\n  {name}: {why}" for name, why in problems.items())
     return ClusterError(f"{what}: {len(problems)} of {count(total)} cannot be used:{lines}")

@@ -1,10 +1,10 @@
-"""The far end of a command on another machine: runs it, and ends it with the connection.
+"""Runs one command on a node for remote_proxy, and ends it with the connection.
 
-Its text goes over the connection itself, so that the machine needs Python and nothing of ours. It
-gets frames on standard input, first an order (arguments, environment, directory), then what the
-command is to read, signals and heartbeats; it answers with what the command writes, heartbeats,
-and how the command ended. Where the input ends or is silent for SILENCE_S, the command's own input
-ends, it gets SIGTERM, and after GRACE_S everything below here is killed.
+Its text goes over the connection itself: the node needs Python and nothing of this package. Frames
+arrive on standard input: an order (arguments, environment, directory), then the command's input,
+signals and heartbeats. Frames go back on standard output: the command's output, heartbeats and its
+exit status. When the input ends or is silent for SILENCE_S, the command's own input ends, the
+command gets SIGTERM, and after GRACE_S all its descendants are killed.
 """
 
 from __future__ import annotations
@@ -19,51 +19,35 @@ import signal
 import time
 from collections.abc import Mapping
 
-if __package__:  # on a node the text of that file comes first
+if __package__:  # on a node the texts of these files come first
+    from pytest_mnode.launchers.remote.wire import (
+        BEAT,
+        BEAT_S,
+        CHUNK_BYTES,
+        DATA,
+        END,
+        ERR,
+        EXIT,
+        HELLO,
+        ORDER,
+        OUT,
+        ROOM_BYTES,
+        SIGNAL,
+        SILENCE_S,
+        TAKEN,
+        Frames,
+        frame,
+    )
     from pytest_mnode.protocol.listening_clock import ListeningClock
 
-HELLO = b"\0mnode far end 1\n"
-"""Comes before all frames, behind whatever a login shell greets with."""
-ORDER, DATA, END, SIGNAL, BEAT, OUT, ERR, TAKEN, EXIT = (bytes([c]) for c in b"ODESBoetX")
-"""Kinds of frames; capitals but EXIT go to the far end. TAKEN says how many bytes of the input
-the command has taken, so that the near end sends no more than a ROOM ahead."""
-BEAT_S = 1.0
-SILENCE_S = 6.0
-"""Longer than a busy machine leaves a process waiting for its turn."""
 GRACE_S = 6.0
-"""For a command to tidy up that ends with its input; a gate takes a second."""
+"""For a command to end by itself once its input ended; a supervisor takes a second."""
 DRAIN_S = 2.0
 OF_THE_STEP = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     "TMPDIR",
 )
 """Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
-ROOM_BYTES = 1 << 20
-CHUNK_BYTES = 1 << 16
-
-
-def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """One letter, the length in four bytes, the payload."""
-    return kind + len(payload).to_bytes(4, "big") + payload
-
-
-class Frames:
-    """Whole frames, out of bytes as they come."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """The frames that these bytes complete, as (kind, payload)."""
-        self._data += data
-        found = []
-        while len(self._data) >= 5:
-            end = 5 + int.from_bytes(self._data[1:5], "big")
-            if len(self._data) < end:
-                break
-            found.append((bytes(self._data[:1]), bytes(self._data[5:end])))
-            del self._data[:end]
-        return found
 
 
 def descendants(pid: int) -> list[int]:
@@ -88,8 +72,8 @@ def kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class Far:
-    """State of the far end; `serve` runs until nothing is left to do."""
+class RemoteExec:
+    """One command on this node; `serve` runs until nothing is left to do."""
 
     def __init__(self, source: int = 0, sink: int = 1) -> None:
         self.source, self.sink = source, sink
@@ -106,7 +90,7 @@ class Far:
         self.beaten = 0.0
         self.gone_since: float | None = None
         self.ended_at = 0.0
-        self.told = False
+        self.reported = False
         self.wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(source, False)
         os.set_blocking(sink, False)
@@ -125,7 +109,7 @@ class Far:
         if self.gone_since is not None:
             # The connection is gone: over when the command is, or when its time is.
             return not self.child or self.status is not None or now > self.gone_since + GRACE_S
-        return self.told and not self.out
+        return self.reported and not self.out
 
     def turn(self) -> None:
         """Wait for something to do, and do it."""
@@ -149,7 +133,7 @@ class Far:
         for fd in [fd for fd in self.outputs if fd in ready]:
             self.read_output(fd)
         self.feed_child()
-        self.bury()
+        self.reap()
         self.beat()
         self.flush()
 
@@ -222,8 +206,8 @@ class Far:
             os.close(self.child_input)
             self.child_input = -1
 
-    def bury(self) -> None:
-        """Reap; when the command itself has ended, end what it left and tell."""
+    def reap(self) -> None:
+        """Reap; once the command itself has ended, kill what it left, and report its status."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -243,8 +227,8 @@ class Far:
         if self.outputs and time.monotonic() > self.ended_at + DRAIN_S:
             for fd in list(self.outputs):  # held by a process that is not below here
                 self.close_output(fd)
-        if not self.outputs and not self.told:
-            self.told = True
+        if not self.outputs and not self.reported:
+            self.reported = True
             self.out += frame(EXIT, str(self.status).encode())
 
     def beat(self) -> None:
@@ -268,7 +252,7 @@ class Far:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """Nobody is there any more: tell the command to end."""
+        """The proxy is gone: make the command end."""
         if self.gone_since is not None:
             return
         self.gone_since = time.monotonic()
@@ -279,8 +263,8 @@ class Far:
             kill(self.child, signal.SIGTERM)
 
 
-def surroundings(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the one sent, but for what is true of this process here."""
+def node_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: the one sent, except for what holds for this process alone."""
     names = ["SSH_CONNECTION"] if "SSH_CONNECTION" in own else []
     # srun was started in the environment sent, and Slurm has set what differs from it.
     names += OF_THE_STEP if "SLURM_STEP_ID" in own else []
@@ -289,17 +273,17 @@ def surroundings(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, st
 
 
 def encoded(text: object) -> bytes:
-    """As the near end had it, whatever this machine's locale: that sends bytes as UTF-8."""
+    """The bytes that the proxy had, whatever this machine's locale: it sends bytes as UTF-8."""
     return str(text).encode("utf-8", "surrogateescape")
 
 
 def decoded(data: bytes) -> str:
-    """The same back."""
+    """The inverse of `encoded`."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def become(order: dict[str, object], fds: list[int], parent: int) -> None:
-    """In the forked child: become the command, or say why not; never return."""
+    """In the forked child: become the command, or print why not; never return."""
     status, why = 125, ""
     try:
         for target, fd in enumerate(fds):
@@ -310,7 +294,7 @@ def become(order: dict[str, object], fds: list[int], parent: int) -> None:
     try:
         os.write(2, f"{order.get('where')}: {why}\n".encode(errors="replace"))
     finally:
-        os._exit(status)  # the far end's own way on from here ends with 0
+        os._exit(status)  # the rest of this program would end with 0
 
 
 def run(order: dict[str, object], parent: int) -> tuple[int, str]:
@@ -320,7 +304,7 @@ def run(order: dict[str, object], parent: int) -> tuple[int, str]:
     assert isinstance(sent, dict)
     argv = [encoded(word) for word in words]
     own = {decoded(name): decoded(value) for name, value in os.environb.items()}
-    env = {encoded(n): encoded(value) for n, value in surroundings(sent, own).items()}
+    env = {encoded(n): encoded(value) for n, value in node_env(sent, own).items()}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  as many as are open, not may be
         with contextlib.suppress(OSError):
             if int(name) > 2:
@@ -346,12 +330,12 @@ def run(order: dict[str, object], parent: int) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Descendants whose parents end come to this process, so that none escapes it."""
+    """Orphaned descendants become children of this process, so that none escapes it."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    ctypes.CDLL(None).prctl(15, b"mnode-far", 0, 0, 0)  # PR_SET_NAME
-    far = Far()
+    ctypes.CDLL(None).prctl(15, b"mnode-exec", 0, 0, 0)  # PR_SET_NAME
+    remote_exec = RemoteExec()
     try:
-        far.serve()
+        remote_exec.serve()
     finally:
         limit = time.monotonic() + 5.0
         while (left := descendants(os.getpid())) and time.monotonic() < limit:

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.launchers.remote import near, sending
-from tests.launchers.remote.ways import LIMIT_S, Way, run
+from pytest_mnode.launchers.remote import bootstrap, remote_proxy
+from tests.launchers.remote.proxies import LIMIT_S, Way, run
 
 
 def test_texts_are_the_callers_bytes_in_any_locale(way: Way, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_texts_are_the_callers_bytes_in_any_locale(way: Way, tmp_path: Path) -> 
     if not (tmp_path / "de_DE.ISO-8859-1").exists():
         pytest.skip(f"no locale could be made: {made.stderr}")
     latin = f"env LOCPATH={shlex.quote(str(tmp_path))} LC_ALL=de_DE.ISO-8859-1"
-    far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+    far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
     argv = ["sh", "-c", "echo $MNODE_TEST $0", "Łódź \udcff"]
     command = way(argv, f"exec {latin} {far_end}")
     env = {**os.environ, "MNODE_TEST": "Łukasz"}
@@ -31,7 +31,7 @@ def test_texts_are_the_callers_bytes_in_any_locale(way: Way, tmp_path: Path) -> 
 
 
 def test_what_a_login_shell_prints_is_no_reason_of_a_loss(way: Way) -> None:
-    far_end = shlex.join([sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP])
+    far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
     shell = f"echo 'Lmod: loading cuda/12.4' >&2; exec {far_end}"
     program = subprocess.Popen(
         way(["sh", "-c", "echo ready; exec sleep 300"], shell),
@@ -44,7 +44,7 @@ def test_what_a_login_shell_prints_is_no_reason_of_a_loss(way: Way) -> None:
     [far_end_itself] = psutil.Process(program.pid).children()
     far_end_itself.kill()
     _, err = program.communicate(timeout=LIMIT_S)
-    assert (program.returncode, err) == (near.LOST, "n1: the connection was lost\n")
+    assert (program.returncode, err) == (remote_proxy.LOST, "n1: the connection was lost\n")
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_what_a_login_shell_prints_is_no_reason_of_a_loss(way: Way) -> None:
     ],
 )
 def test_a_python_or_a_kernel_without_pidfd_open(way: Way, change: str, line: str) -> None:
-    *python, path, config, node, command = way(["true"], keeper=os.getpid())
+    *python, path, config, node, command = way(["true"], daemon=os.getpid())
     program = (
         f"import os, sys, runpy\n{change}\nsys.path.insert(0, os.path.dirname({path!r}))\n"
         f"runpy.run_path({path!r}, run_name='__main__')"
     )
     done = run([*python, "-c", program, config, node, command])
-    assert (done.stderr, done.returncode) == (line, near.LOST if line else 0)
+    assert (done.stderr, done.returncode) == (line, remote_proxy.LOST if line else 0)
 
 
 def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        config.write_text(sending.told(None, {"n1": ["sh", "-c", script]}))
+        config.write_text(bootstrap.config(None, {"n1": ["sh", "-c", script]}))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    run([sys.executable, "-S", "-E", "-s", near.__file__, str(config), "n1", "true"])
+    run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
     assert said.read_text().split() == ["never", "512"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.launchers.cleanup.ssh_connections import was_dropped, why_no_connection
-from pytest_mnode.launchers.remote.asking import Asked, why_silent
-from pytest_mnode.launchers.remote.ending import how_it_ended, how_silent
+from pytest_mnode.launchers.remote.remote_proxy import why_given_up, why_it_ended
+from pytest_mnode.launchers.remote.run_all import CommandOutcome, why_no_report
 
 CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
 NO_PYTHON = "execve(): /no/python: No such file or directory"
@@ -45,13 +45,13 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
         ),
     ],
 )
-def test_how_it_ended(code: int | None, said: list[str], greeted: bool, line: str) -> None:
-    assert how_it_ended(code, said, greeted) == line
+def test_why_it_ended(code: int | None, said: list[str], greeted: bool, line: str) -> None:
+    assert why_it_ended(code, said, greeted) == line
 
 
 def test_a_python_that_is_not_there_has_the_same_remedy_on_slurm() -> None:
-    line = how_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
-    assert why_silent("n1", Asked(255, "", f"n1: {line}\n"), 60.0) == (
+    line = why_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
+    assert why_no_report("n1", CommandOutcome(255, "", f"n1: {line}\n"), 60.0) == (
         f"no Python started there ({NO_PYTHON}); name the Python of the nodes by --mnode-python"
     )
 
@@ -102,4 +102,4 @@ def test_why_there_is_no_connection(said: list[str], line: str, dropped: bool) -
     ],
 )  # fmt: skip
 def test_one_that_says_no_more(said: list[str], greeted: bool, line: str) -> None:
-    assert how_silent(30.0, said, greeted) == line
+    assert why_given_up(30.0, said, greeted) == line

@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.remote import asking
-from pytest_mnode.launchers.remote.asking import ask
+from pytest_mnode.launchers.remote import run_all as module
+from pytest_mnode.launchers.remote.run_all import run_all
 
 
 def test_options_of_the_job_are_none_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_GPUS", "16")  # as in a job of sbatch --gpus=16
     monkeypatch.setenv("SRUN_CPUS_PER_TASK", "4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    said = ask([("n0", ["env"])], 30)[0].stdout.splitlines()
+    said = run_all([("n0", ["env"])], 30)[0].stdout.splitlines()
     assert "SLURM_JOB_ID=7" in said
     assert not [line for line in said if line.startswith(("SLURM_GPUS", "SRUN_"))]
 
@@ -40,14 +40,14 @@ def _few_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_few_files")
 def test_many_nodes_need_few_files() -> None:
-    found = ask([(str(number), ["sh", "-c", "echo x; echo y >&2"]) for number in range(40)], 30)
+    found = run_all([(str(number), ["sh", "-c", "echo x; echo y >&2"]) for number in range(40)], 30)
     assert [(asked.stdout, asked.stderr) for asked in found] == [("x\n", "y\n")] * 40
 
 
 def test_one_that_has_not_ended_in_time_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     argv = ["sh", "-c", f"echo on; echo $$ > {note}; exec sleep 60"]
-    [asked] = ask([("n0", argv)], 1.0, str(tmp_path))
+    [asked] = run_all([("n0", argv)], 1.0, str(tmp_path))
     assert (asked.returncode, asked.stdout) == (None, "on\n")
     assert not psutil.pid_exists(int(note.read_text()))
     assert list(tmp_path.iterdir()) == [note]
@@ -66,7 +66,7 @@ def test_where_one_cannot_be_started_none_stays(tmp_path: Path) -> None:
 
     why = "n1: cannot start /no/such/program on this machine: No such file or directory"
     with pytest.raises(ClusterError, match=f"^{why}$"):
-        ask(later(), 30)
+        run_all(later(), 30)
     assert not psutil.pid_exists(int(note.read_text()))
 
 
@@ -76,8 +76,8 @@ def test_who_takes_long_is_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     program = SimpleNamespace(poll=lambda: looks.append(now[0]))
-    assert asking._ends([cast(Any, program)], 60.0) == {}
+    assert module._ends([cast(Any, program)], 60.0) == {}
     assert looks[1] < 0.01
     assert len(looks) < 1500

@@ -12,29 +12,29 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.launchers.remote import far, near, sending
-from pytest_mnode.launchers.remote.far import surroundings
+from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
+from pytest_mnode.launchers.remote.remote_exec import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from tests.launchers.remote.ways import LIMIT_S
+from tests.launchers.remote.proxies import LIMIT_S
 
 SENT = {"HOME": "/home/ada", "CUDA_VISIBLE_DEVICES": "0", "TMPDIR": "/tmp/7"}
 
 
 def test_gpus_and_temporary_files_are_those_of_the_step() -> None:
     own = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "HOME": "/", "TMPDIR": "/tmp"}
-    assert surroundings(SENT, own | {"CUDA_VISIBLE_DEVICES": "4,5"}) == {
+    assert node_env(SENT, own | {"CUDA_VISIBLE_DEVICES": "4,5"}) == {
         "HOME": "/home/ada",
         "CUDA_VISIBLE_DEVICES": "4,5",
         "TMPDIR": "/tmp",
     }
     # Taken out by Slurm, such as of a step without GPUs: they are not the controller's either.
-    assert "CUDA_VISIBLE_DEVICES" not in surroundings(SENT, own)
+    assert "CUDA_VISIBLE_DEVICES" not in node_env(SENT, own)
 
 
 def test_without_slurm_they_are_as_sent() -> None:
     own = {"CUDA_VISIBLE_DEVICES": "4,5", "TMPDIR": "/tmp", "PATH": "/bin"}
-    assert surroundings(SENT, own) == SENT
-    assert surroundings(SENT | {"SSH_CONNECTION": "a"}, own | {"SSH_CONNECTION": "b"}) == (
+    assert node_env(SENT, own) == SENT
+    assert node_env(SENT | {"SSH_CONNECTION": "a"}, own | {"SSH_CONNECTION": "b"}) == (
         SENT | {"SSH_CONNECTION": "b"}
     )
 
@@ -42,42 +42,42 @@ def test_without_slurm_they_are_as_sent() -> None:
 def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
     """What a far end alone answers to an order, read so late."""
     program = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", sending.BOOTSTRAP],
+        [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert program.stdin is not None
     assert program.stdout is not None
-    program.stdin.write(sending.source() + far.frame(far.ORDER, json.dumps(order).encode()))
+    program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, json.dumps(order).encode()))
     program.stdin.flush()
     time.sleep(late_s)
-    _, _, data = program.stdout.read().partition(far.HELLO)
+    _, _, data = program.stdout.read().partition(wire.HELLO)
     program.stdin.close()
     program.wait(LIMIT_S)
     program.stdout.close()
-    return far.Frames().feed(data)
+    return wire.Frames().feed(data)
 
 
 def test_one_that_cannot_be_started_has_not_ended_well() -> None:
     """No variable can hold what this one is to; whatever keeps a command from running is told."""
     order = {"argv": ["true"], "env": {"A": "a\0b"}, "cwd": "/", "where": "n1"}
     frames = dict(of_the_far_end(order))
-    assert frames[far.EXIT] == b"125"
-    assert frames[far.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
+    assert frames[wire.EXIT] == b"125"
+    assert frames[wire.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
 
 
 def test_a_caller_that_reads_late_gets_the_end_of_a_command_that_is_over() -> None:
     """It ends while its last output waits in its pipe, for longer than such pipes are drained."""
-    count = far.ROOM_BYTES + (124 << 10)
+    count = wire.ROOM_BYTES + (124 << 10)
     order = {"argv": ["head", "-c", str(count), "/dev/zero"], "env": dict(os.environ)}
-    frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, far.DRAIN_S + 1.5)
-    assert sum(len(payload) for kind, payload in frames if kind == far.OUT) == count
-    assert dict(frames)[far.EXIT] == b"0"
+    frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, remote_exec.DRAIN_S + 1.5)
+    assert sum(len(payload) for kind, payload in frames if kind == wire.OUT) == count
+    assert dict(frames)[wire.EXIT] == b"0"
 
 
 def a_near_end() -> Any:
     """Of a command that runs, and writes nothing."""
-    made = object.__new__(near.Near)
+    made = object.__new__(remote_proxy.RemoteProxy)
     made.greeted, made.status, made.lost = True, None, ""
     made.sent, made.said, made.beaten = bytearray(), bytearray(), 0.0
     return made
@@ -85,7 +85,7 @@ def a_near_end() -> Any:
 
 def a_far_end() -> Any:
     """Of a command that runs, and reads nothing."""
-    made = object.__new__(far.Far)
+    made = object.__new__(remote_exec.RemoteExec)
     made.child, made.status, made.gone_since = 0, None, None
     made.out, made.to_child, made.beaten = bytearray(), bytearray(), 0.0
     return made
@@ -103,7 +103,7 @@ def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str)
     end = make()
     end.clock = ListeningClock()
     end.heard = end.clock.now()
-    for stopped_s in (far.SILENCE_S + 1.0, 3600.0):
+    for stopped_s in (wire.SILENCE_S + 1.0, 3600.0):
         end.clock._read -= stopped_s
         beat(end)
         assert not gave_up(end)
@@ -112,4 +112,4 @@ def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str)
         end.clock._read -= 1.0
         beat(end)
         turns += 1
-    assert turns == far.SILENCE_S - 2 + 1
+    assert turns == wire.SILENCE_S - 2 + 1

@@ -1,6 +1,6 @@
-"""A directory that all nodes see: one of our own below the one that was named, or below the tests.
+"""A directory that all nodes see: a new one below the directory that the user named, or the tests'.
 
-Whether it is seen is found out by a file in it that every node is asked for.
+Every node reports the content of a file in it: nodes that cannot do not see it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.remote.looking import Look
+from pytest_mnode.launchers.remote.node_report import NodeReport
 
 
-class Shared:
-    """A candidate, until `settle` says what it is worth.
+class SharedDir:
+    """A candidate, until `settle` decides.
 
-    given: what the user named, None where nothing; root: used then, where it can be written.
+    given: what the user named; None: below `root`, where that can be written.
     """
 
     def __init__(self, given: Path | None, root: Path) -> None:
@@ -39,19 +39,19 @@ class Shared:
 
     @property
     def token(self) -> Path:
-        """The file that nodes are asked for."""
+        """The file whose content nodes report."""
         return (self.directory or Path("/dev/null")) / "token"
 
-    def seen_by(self, look: Look) -> bool:
-        """Whether a node sees it."""
-        return self.directory is not None and look.token == self.secret
+    def seen_by(self, report: NodeReport) -> bool:
+        """Whether the node of this report sees it."""
+        return self.directory is not None and report.token == self.secret
 
-    def settle(self, looks: Mapping[str, Look]) -> Path | None:
-        """The directory, where all these nodes see it; else None, and it is removed.
+    def settle(self, reports: Mapping[str, NodeReport]) -> Path | None:
+        """The directory if all these nodes see it; else it is removed, and None.
 
         Raises ClusterError where the user named it and nodes do not see it.
         """
-        blind = [name for name, look in looks.items() if not self.seen_by(look)]
+        blind = [name for name, report in reports.items() if not self.seen_by(report)]
         if not blind:
             return self.directory
         self.remove()
@@ -63,7 +63,7 @@ class Shared:
         return None
 
     def remove(self) -> None:
-        """Take it away, with all that is in it."""
+        """Remove it with its content."""
         if self.directory is not None:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.directory)

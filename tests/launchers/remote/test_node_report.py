@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.remote import looking
-from pytest_mnode.launchers.remote.asking import Asked, unusable, why_silent
-from pytest_mnode.launchers.remote.looking import Here, Look
-from pytest_mnode.launchers.remote.shared import Shared
+from pytest_mnode.launchers.remote import node_report
+from pytest_mnode.launchers.remote.node_report import Here, NodeReport
+from pytest_mnode.launchers.remote.run_all import CommandOutcome, unusable_nodes, why_no_report
+from pytest_mnode.launchers.remote.shared_dir import SharedDir
 
 OURS = Here("3.11.9", "0.1.0", "c0de")
-WELL = Look(
+WELL = NodeReport(
     hostname="n1",
     python="3.11.2",
     executable="/usr/bin/python3",
@@ -28,11 +28,12 @@ WELL = Look(
     missing=None,
     networks={"lo": ("127.0.0.1",), "fab0": ("10.0.0.1",), "fab1": ("10.0.1.1",), "fab2": ()},
     connection="10.7.0.9 40000 10.7.0.1 22",
+    boot=None,
 )
 
 
 def test_a_node_that_is_well() -> None:
-    assert looking.problem(WELL, OURS, "/work") is None
+    assert node_report.problem(WELL, OURS, "/work") is None
     assert WELL.reached_at == "10.7.0.1"
     assert replace(WELL, connection="").reached_at is None
 
@@ -66,7 +67,7 @@ def test_where_ssh_came_to(connection: str, address: str | None) -> None:
     ],
 )
 def test_what_is_wrong_in_one_line(change: dict[str, object], words: tuple[str, ...]) -> None:
-    problem = looking.problem(replace(WELL, **change), OURS, "/work")  # type: ignore[arg-type]
+    problem = node_report.problem(replace(WELL, **change), OURS, "/work")  # type: ignore[arg-type]
     assert problem is not None
     assert "\n" not in problem
     for word in words:
@@ -77,24 +78,24 @@ def test_this_machine_looks_like_this_machine(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     done = subprocess.run(
-        looking.argv(sys.executable, token, str(tmp_path)),
+        node_report.argv(sys.executable, token, str(tmp_path)),
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    look = looking.read(f"Welcome!\n{done.stdout}Bye\n")
+    look = node_report.read(f"Welcome!\n{done.stdout}Bye\n")
     assert look is not None
-    assert looking.problem(look, looking.here(), str(tmp_path)) is None
+    assert node_report.problem(look, node_report.here(), str(tmp_path)) is None
     assert (look.token, look.directory) == ("secret", True)
     assert look.networks is not None
     assert "127.0.0.1" in look.networks["lo"]
     assert look.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-@pytest.mark.parametrize("text", ["", "hello", "mnode-look {", 'mnode-look {"hostname": "x"}'])
+@pytest.mark.parametrize("text", ["", "hello", "mnode-report {", 'mnode-report {"hostname": "x"}'])
 def test_what_cannot_be_read_is_not_there(text: str) -> None:
-    assert looking.read(text) is None
+    assert node_report.read(text) is None
 
 
 @pytest.mark.parametrize(
@@ -107,33 +108,33 @@ def test_what_cannot_be_read_is_not_there(text: str) -> None:
     ],
 )
 def test_the_interfaces_of_a_fabric(kind: str, patterns: list[str], found: str | None) -> None:
-    assert looking.fabric_interface(WELL, kind, patterns) == found
+    assert node_report.fabric_interface(WELL, kind, patterns) == found
 
 
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        (Asked(None, "", ""), "no answer within 60 s"),
-        (Asked(255, "", "n1: Connection refused\n"), "Connection refused"),
-        (Asked(1, "", ""), "it said nothing"),
+        (CommandOutcome(None, "", ""), "no answer within 60 s"),
+        (CommandOutcome(255, "", "n1: Connection refused\n"), "Connection refused"),
+        (CommandOutcome(1, "", ""), "it printed nothing"),
         (
-            Asked(255, "", "n1: no Python started there (status 127: not found)\n"),
+            CommandOutcome(255, "", "n1: no Python started there (status 127: not found)\n"),
             "no Python started there (status 127: not found); name the Python of the nodes by "
             "--mnode-python",
         ),
     ],
 )
-def test_why_a_node_is_silent(asked: Asked, line: str) -> None:
-    assert why_silent("n1", asked, 60.0) == line
+def test_why_a_node_is_silent(asked: CommandOutcome, line: str) -> None:
+    assert why_no_report("n1", asked, 60.0) == line
 
 
 def test_every_node_has_its_line() -> None:
-    error = unusable({"n1": "a", "n3": "b"}, 4, "ssh")
+    error = unusable_nodes({"n1": "a", "n3": "b"}, 4, "ssh")
     assert str(error) == "ssh: 2 of 4 nodes cannot be used:\n  n1: a\n  n3: b"
 
 
 def test_a_directory_that_all_see_is_kept(tmp_path: Path) -> None:
-    shared = Shared(None, tmp_path)
+    shared = SharedDir(None, tmp_path)
     seen = replace(WELL, token=shared.token.read_text())
     assert shared.settle({"n1": seen, "n2": seen}) == shared.directory
     shared.remove()
@@ -141,39 +142,42 @@ def test_a_directory_that_all_see_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_one_does_not_see_is_given_up(tmp_path: Path) -> None:
-    shared = Shared(None, tmp_path)
+    shared = SharedDir(None, tmp_path)
     seen = replace(WELL, token=shared.token.read_text())
     assert shared.settle({"n1": seen, "n2": replace(seen, token=None)}) is None
     assert not list(tmp_path.iterdir())
 
 
 def test_one_that_was_named_must_be_seen(tmp_path: Path) -> None:
-    shared = Shared(tmp_path / "new", tmp_path)
+    shared = SharedDir(tmp_path / "new", tmp_path)
     stale = replace(WELL, token="another run's")
     with pytest.raises(ClusterError, match=r"--mnode-shared-dir=.*new: n2 does not see what this"):
         shared.settle({"n2": stale})
     assert not list((tmp_path / "new").iterdir())
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--mnode-shared-dir=.*file/below: Not a"):
-        Shared(tmp_path / "file" / "below", tmp_path)
+        SharedDir(tmp_path / "file" / "below", tmp_path)
 
 
 def test_where_nothing_can_be_written_nothing_is_shared() -> None:
-    shared = Shared(None, Path("/proc"))
+    shared = SharedDir(None, Path("/proc"))
     assert shared.directory is None
     assert shared.settle({"n1": WELL}) is None
 
 
 def test_a_command_as_a_node_runs_it() -> None:
-    ours = Path(looking.__file__)
+    ours = Path(node_report.__file__)
     argv = [sys.executable, "-S", str(ours), "x", f"{ours}-not"]
-    there = looking.as_there(argv, "/opt/python", "/opt/lib/pytest_mnode")
+    there = node_report.as_there(argv, "/opt/python", "/opt/lib/pytest_mnode")
     assert there == [
         "/opt/python",
         "-S",
-        "/opt/lib/pytest_mnode/launchers/remote/looking.py",
+        "/opt/lib/pytest_mnode/launchers/remote/node_report.py",
         "x",
-        "/opt/lib/pytest_mnode/launchers/remote/looking.py-not",
+        "/opt/lib/pytest_mnode/launchers/remote/node_report.py-not",
     ]
-    assert looking.as_there(argv, sys.executable, "") == argv
-    assert looking.as_there(["cat", sys.executable], "/opt/python", "") == ["cat", sys.executable]
+    assert node_report.as_there(argv, sys.executable, "") == argv
+    assert node_report.as_there(["cat", sys.executable], "/opt/python", "") == [
+        "cat",
+        sys.executable,
+    ]

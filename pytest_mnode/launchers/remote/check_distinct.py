@@ -1,26 +1,28 @@
-"""Whether nodes that can be used each by itself can be told apart, and reach each other. Pure."""
+"""Whether nodes are different machines with different names, and can reach each other. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
 
-from pytest_mnode.launchers.remote.looking import Look
+from pytest_mnode.launchers.remote.node_report import NodeReport
 
 
-def mistaken(looks: Mapping[str, Look], addresses: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with nodes among others, a line each, by the names they were given.
+def check_distinct(
+    reports: Mapping[str, NodeReport], addresses: Mapping[str, str]
+) -> dict[str, str]:
+    """Problems between nodes, one line each, by the names that the user or Slurm gave them.
 
-    addresses: where the others are to reach each; a single node is reached by itself alone.
+    addresses: where other nodes reach each node.
     """
     problems: dict[str, str] = {}
     names: dict[str, str] = {}
     taken: dict[str, str] = {}
-    for given, look in looks.items():
+    for given, report in reports.items():
         address = addresses[given]
-        if (first := names.setdefault(look.hostname, given)) != given:
-            problems[given] = _same_name(first, looks[first], look)
-        elif len(looks) > 1 and _is_loopback(address):
+        if (first := names.setdefault(report.hostname, given)) != given:
+            problems[given] = _same_name(first, reports[first], report)
+        elif len(reports) > 1 and _is_loopback(address):
             problems[given] = (
                 f"its address is {address}, which is every node's own; name it by one at which "
                 "the other nodes reach it"
@@ -38,17 +40,19 @@ def mistaken(looks: Mapping[str, Look], addresses: Mapping[str, str]) -> dict[st
     return problems
 
 
-def _same_name(first: str, known: Look, look: Look) -> str:
-    """The kernel's boot tells machines apart; the rack's nodes share it, and differ by name."""
-    if None in (known.boot, look.boot):
-        return f"it calls itself {look.hostname}, as {first} does: one machine, or two of one name"
-    if known.boot == look.boot:
-        return f"it is one machine with {first}: {look.hostname}"
-    return f"it calls itself {look.hostname}, as {first} does; give them names of their own"
+def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
+    """One machine has one boot id; the rack's nodes share it, and differ by name."""
+    if None in (known.boot, report.boot):
+        return (
+            f"it calls itself {report.hostname}, as {first} does: one machine, or two of one name"
+        )
+    if known.boot == report.boot:
+        return f"it is one machine with {first}: {report.hostname}"
+    return f"it calls itself {report.hostname}, as {first} does; give them names of their own"
 
 
 def _needs_a_scope(address: str) -> bool:
-    """Of IPv4, such addresses are good wherever packets get by themselves."""
+    """IPv4's link-local addresses need none."""
     found = _number(address)
     return found is not None and found.version == 6 and found.is_link_local
 

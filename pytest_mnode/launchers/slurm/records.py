@@ -1,4 +1,4 @@
-"""Values in what Slurm prints: `Key=value` lines of scontrol, numbers and times of any version."""
+"""Values that Slurm prints: `Key=value` lines of scontrol, reservations, numbers and times."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.hosts import expand
+
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=")
 _FREE = {
     ("NodeName", "Reason"): {"Comment", "Extra", "InstanceId", "InstanceType", "ResumeAfterTime"},
     ("JobId", "JobName"): {"UserId", "GroupId", "JobState"},
 }
-"""What anybody may have written, words with = among it, by the first key of a record; and the keys
-that may come next."""
+"""Keys with free text, which may hold words with =, by the first key of a record; and the keys that
+may come next."""
 _NOTHING = {"", "(null)", "none", "n/a", "unknown", "none assigned", "nan", "infinite"}
 
 
@@ -72,3 +75,21 @@ def moment(value: Any) -> float | None:
         except ValueError:
             return None
     return float(seconds) if seconds else None
+
+
+def reserved_nodes(text: str, name: str) -> tuple[str, ...]:
+    """Nodes of an active reservation, from `scontrol --oneliner show reservation`.
+
+    Raises ClusterError, one line, where it does not exist, is not active, or has no nodes.
+    """
+    found = {record["ReservationName"]: record for record in records(text, "ReservationName")}
+    if name not in found:
+        there = ", ".join(found) or "none"
+        raise ClusterError(f"Slurm has no reservation {name}; there are: {there}")
+    state = found[name].get("State", "")
+    if state != "ACTIVE":
+        raise ClusterError(f"reservation {name} is {state or 'in no state'}: no job starts in it")
+    nodes = expand(text_of(found[name].get("Nodes")) or "")
+    if not nodes:
+        raise ClusterError(f"reservation {name} has no nodes")
+    return nodes

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.launchers.remote.apart import mistaken
-from pytest_mnode.launchers.remote.looking import Look
-from tests.launchers.remote.test_looking import WELL
+from pytest_mnode.launchers.remote.check_distinct import check_distinct
+from pytest_mnode.launchers.remote.node_report import NodeReport
+from tests.launchers.remote.test_node_report import WELL
 
 ONE = replace(WELL, boot="b1")
 TWO = replace(WELL, hostname="n2", boot="b2")
@@ -16,9 +16,9 @@ FAR = {"a": "10.7.0.1", "b": "10.7.0.2"}
 
 
 def test_nodes_that_are_well() -> None:
-    assert mistaken({"a": ONE, "b": TWO}, FAR) == {}
+    assert check_distinct({"a": ONE, "b": TWO}, FAR) == {}
     # The rack's nodes are of one kernel, and have names of their own.
-    assert mistaken({"a": ONE, "b": replace(TWO, boot="b1")}, FAR) == {}
+    assert check_distinct({"a": ONE, "b": replace(TWO, boot="b1")}, FAR) == {}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_nodes_that_are_well() -> None:
     ],
 )
 def test_nodes_of_one_name(boot: str | None, line: str) -> None:
-    assert mistaken({"a": ONE, "b": replace(ONE, boot=boot)}, FAR) == {"b": line}
+    assert check_distinct({"a": ONE, "b": replace(ONE, boot=boot)}, FAR) == {"b": line}
 
 
 @pytest.mark.parametrize(
@@ -38,28 +38,28 @@ def test_nodes_of_one_name(boot: str | None, line: str) -> None:
     ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1", "localhost", "localhost.localdomain"],
 )
 def test_an_address_that_others_cannot_use(address: str) -> None:
-    problems = mistaken({"a": ONE, "b": TWO}, FAR | {"a": address})
+    problems = check_distinct({"a": ONE, "b": TWO}, FAR | {"a": address})
     assert problems == {
         "a": f"its address is {address}, which is every node's own; name it by one at which the "
         "other nodes reach it"
     }
-    assert mistaken({"a": ONE}, {"a": address}) == {}
+    assert check_distinct({"a": ONE}, {"a": address}) == {}
 
 
 @pytest.mark.parametrize("others", [{}, {"b": TWO}], ids=["alone", "among others"])
-def test_an_address_that_is_of_one_link(others: dict[str, Look]) -> None:
-    problems = mistaken({"a": ONE} | others, FAR | {"a": "fe80::1"})
+def test_an_address_that_is_of_one_link(others: dict[str, NodeReport]) -> None:
+    problems = check_distinct({"a": ONE} | others, FAR | {"a": "fe80::1"})
     assert problems == {
         "a": "its address is fe80::1, which is good on one link only, by the name that each "
         "machine has for that link; name it by one at which the other nodes reach it"
     }
     # Two machines on a cable, say.
-    assert mistaken({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}
+    assert check_distinct({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}
 
 
 def test_an_address_that_several_have() -> None:
     """As guests behind a NAT have, each for itself."""
-    problems = mistaken({"a": ONE, "b": TWO}, dict.fromkeys(FAR, "10.0.2.15"))
+    problems = check_distinct({"a": ONE, "b": TWO}, dict.fromkeys(FAR, "10.0.2.15"))
     assert problems == {
         "b": "its address is 10.0.2.15, and so is a's; ranks need one that is its own, at which "
         "the other nodes reach it"

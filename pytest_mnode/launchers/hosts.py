@@ -1,0 +1,234 @@
+"""Lists of hosts: Slurm's `node[01-16,20],login`, and hostfiles as OpenMPI has them. Pure but for
+`read_hostfile`.
+
+A hostfile has a line per host or list, such as `node[01-16] slots=8`, and comments.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.errors import UsageError
+
+MOST_HOSTS = 65_536
+_PART = re.compile(r"\[([^][]*)\]|([^][,\s]+)")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N"
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_BLANKS = re.compile(r"\s*=\s*")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Host names in the order in which they are written; none for an empty text.
+
+    A range keeps the width of its first number: `n[08-10]` is n08, n09, n10.
+    Raises UsageError, one line, that shows what cannot be read.
+    """
+    found: list[str] = []
+    for item in _split(text):
+        found += _one(item, text)
+        if len(found) > MOST_HOSTS:
+            raise UsageError(f"hosts {_shown(text)}: more than {MOST_HOSTS}")
+    return tuple(found)
+
+
+def compress(names: Iterable[str]) -> str:
+    """Host names as ranges of their last number, `node[0-3,7],login`: the inverse of `expand`.
+
+    Names with other numbers before it are grouped by these; in the order of their first names.
+    """
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for name in dict.fromkeys(names):
+        match = _LAST_NUMBER.fullmatch(name)
+        if match is None:
+            groups[name, "", -1] = []
+            continue
+        head, digits, tail = match.groups()
+        width = len(digits)
+        # node10 goes on from node08 where that came before, else from node8.
+        if (width == 1 or digits[0] != "0") and (head, tail, width) not in groups:
+            width = 0
+        groups.setdefault((head, tail, width), []).append(int(digits))
+    return ",".join(_compressed(*key, numbers) for key, numbers in groups.items())
+
+
+def _compressed(head: str, tail: str, width: int, numbers: list[int]) -> str:
+    runs = []
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        ends = [f"{number:0{width}d}" for _, number in run]
+        runs.append(ends[0] if len(ends) == 1 else f"{ends[0]}-{ends[-1]}")
+    inside = ",".join(runs)
+    return f"{head}{f'[{inside}]' if len(numbers) > 1 else inside}{tail}"
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    items, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if not 0 <= depth <= 1:
+            break
+        if letter == "," and depth == 0:
+            items.append(text[start:at])
+            start = at + 1
+    if depth != 0:
+        raise UsageError(f"hosts {_shown(text)}: brackets do not match")
+    items.append(text[start:])
+    return [item.strip() for item in items if item.strip()]
+
+
+def _one(item: str, text: str) -> list[str]:
+    parts: list[list[str]] = []
+    total, at = 1, 0
+    for match in _PART.finditer(item):
+        if match.start() != at:
+            break
+        at = match.end()
+        plain = match[2]
+        parts.append([plain] if plain is not None else _numbers(match[1], text))
+        total *= len(parts[-1])
+        if total > MOST_HOSTS:
+            raise UsageError(f"hosts {_shown(text)}: more than {MOST_HOSTS}")
+    if at != len(item):
+        raise UsageError(f"hosts {_shown(text)}: {item[at:]!r} is not part of a host name")
+    return ["".join(names) for names in itertools.product(*parts)]
+
+
+def _numbers(inside: str, text: str) -> list[str]:
+    found: list[str] = []
+    for piece in inside.split(","):
+        match = _RANGE.fullmatch(piece.strip())
+        if match is None or not piece.isascii():
+            raise UsageError(
+                f"hosts {_shown(text)}: [{_cut(inside)}]: accepted: numbers and ranges, [01-16,20]"
+            )
+        first, last = match[1], match[2] or match[1]
+        count = int(last) - int(first) + 1
+        if count < 1:
+            raise UsageError(f"hosts {_shown(text)}: {piece.strip()} runs backwards")
+        if count > MOST_HOSTS:
+            raise UsageError(f"hosts {_shown(text)}: more than {MOST_HOSTS}")
+        found += [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)]
+    return found
+
+
+def _shown(text: str) -> str:
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A line of a hostfile for one host.
+
+    name: for ssh. slots: how many ranks it takes; None where the file does not say. line: from 1.
+    """
+
+    name: str
+    slots: int | None
+    line: int
+    user: str = ""
+
+    @property
+    def target(self) -> str:
+        """What ssh connects to."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of a file, in its order. Raises UsageError, one line, with file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8; {ACCEPTED}") from None
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(f"{path}: {reason}; accepted: a file with a host a line") from None
+    return parse_hosts(text, str(path))
+
+
+def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
+    """The hosts of a text. A host on several lines has the slots of all of them, and a line without
+    slots counts as one: PBS names a host once per slot.
+
+    Raises UsageError naming `where`, the line, the text and what is accepted.
+    """
+    found: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = _BLANKS.sub("=", line.partition("#")[0]).split()
+        if not words:
+            continue
+        place = f"{where}:{number}"
+        slots = _slots(words[1:], place)
+        user, at, hosts = words[0].rpartition("@")
+        if at and not _USER.fullmatch(user):
+            raise UsageError(f"{place}: {words[0]}: {user!r} is not a user name; {ACCEPTED}")
+        for name in _expanded(hosts, place):
+            before = found.get(name)
+            if before is None:
+                found[name] = Host(name, slots, number, user)
+            else:
+                total = (before.slots or 1) + (slots or 1)
+                found[name] = Host(name, total, before.line, before.user or user)
+    if not found:
+        raise UsageError(f"{where}: names no host; {ACCEPTED}")
+    return tuple(found.values())
+
+
+def slots_of(hosts: Iterable[Host]) -> int | None:
+    """How many ranks each of the hosts can take; None where one does not say."""
+    slots = [host.slots for host in hosts]
+    known = [number for number in slots if number is not None]
+    return min(known) if known and len(known) == len(slots) else None
+
+
+def _expanded(hosts: str, place: str) -> tuple[str, ...]:
+    if _is_address(hosts[1:-1]) and hosts == f"[{hosts[1:-1]}]":
+        return (hosts[1:-1],)
+    try:
+        names = expand(hosts)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+    for name in names:
+        host, colon, count = name.rpartition(":")
+        odd = bool(colon) and not _is_address(name)
+        if odd and _HOST.fullmatch(host) and _NUMBER.fullmatch(count):  # MPICH's, or a port
+            raise UsageError(
+                f"{place}: {name}: ':{count}' is not read here; write {host} slots={count}"
+            )
+        if odd or not _HOST.fullmatch(name):
+            raise UsageError(f"{place}: {name!r} is not a host name; {ACCEPTED}")
+    return names
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _slots(words: list[str], place: str) -> int | None:
+    slots: int | None = None
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.replace("-", "_") not in ("slots", "max_slots"):
+            raise UsageError(f"{place}: {word}: {ACCEPTED}")
+        if not (_NUMBER.fullmatch(value) and 1 <= int(value) <= 65536):
+            shown = word if len(word) <= 60 else f"{word[:57]}…"
+            raise UsageError(f"{place}: {shown}: accepted: a whole number of 1 or more")
+        if key == "slots":
+            slots = int(value)
+    return slots

@@ -1,0 +1,152 @@
+"""Base of launchers of other machines: commands by remote_proxy, reports, power by the spec."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
+from pytest_mnode.launchers import power
+from pytest_mnode.launchers.node import Launcher, Node, Watchers
+from pytest_mnode.launchers.remote import bootstrap, node_report, remote_proxy
+from pytest_mnode.launchers.remote.check_distinct import check_distinct
+from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
+from pytest_mnode.launchers.remote.run_all import collect_reports, unusable_nodes
+from pytest_mnode.launchers.remote.shared_dir import SharedDir
+from pytest_mnode.protocol.launcher_requests import LauncherRequest, PowerOff, PowerOn
+from pytest_mnode.spec import Spec
+
+POWERED_OFF = "powered off"
+_TRY_AGAIN_S = 1.0
+
+
+class RemoteLauncher(Launcher):
+    """Nodes that are other machines, each reached by a host: what ssh or Slurm calls it.
+
+    run_dir: of this machine; root: where a directory that all nodes see is looked for; python: on
+    the nodes, "" for the path of this one.
+    """
+
+    shared_kernel = False
+
+    def __init__(
+        self, spec: Spec, *, run_dir: str, root: Path, shared_dir: Path | None, python: str
+    ) -> None:
+        self.python = python or sys.executable
+        self._spec = spec
+        self._run_dir = run_dir
+        self._wanted_shared_dir = (shared_dir, root)
+        self._shared: SharedDir | None = None
+        self._config = Path(run_dir) / f"{self.name}.json"
+        self._hosts_by_name: dict[str, str] = {}
+        """How a node is reached, by the name it gives itself."""
+        self._package_dirs: dict[str, str] = {}
+        """Where this package is, by host."""
+        self._watchers = Watchers(f"{self.name}-watch")
+
+    def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
+        """See Launcher. This Python in `argv`, and paths of this package, become the nodes' own."""
+        for node in nodes:
+            self._host_of(node.name)
+            if why := self._why_gone(node):
+                raise NodeLostError(node.name, f"{node.name} is not there: {why}")
+        return [self._proxy_command(self._host_of(node.name), argv) for node in nodes]
+
+    def ask(self, request: LauncherRequest) -> Any:
+        """See Launcher: power, by the spec's commands."""
+        match request:
+            case PowerOff(name):
+                power.switch(self._spec.power, "off", self._node(name))
+                self._went_off(self._node(name))
+            case PowerOn(name):
+                self._power_on(self._node(name))
+            case _:
+                return super().ask(request)
+        return None
+
+    def watch(self, on_lost: Callable[[str, str], None]) -> None:
+        """See Launcher."""
+        self._watchers.add(on_lost)
+
+    # For subclasses to implement.
+
+    def _why_gone(self, node: Node) -> str | None:
+        """Why no command can be run on a node; None where one can, as far as is known."""
+        raise NotImplementedError
+
+    def _went_off(self, node: Node) -> None:
+        """The node was switched off on purpose."""
+        raise NotImplementedError
+
+    def _problem_with(self, node: Node, limit_s: float) -> str | None:
+        """Why a node that boots is not back yet; None where it is as before. Raises ClusterError
+        where it never will be."""
+        raise NotImplementedError
+
+    # For subclasses to use.
+
+    def _node(self, name: str) -> Node:
+        self._host_of(name)
+        return next(node for node in self.nodes if node.name == name)
+
+    def _host_of(self, name: str) -> str:
+        found = self._hosts_by_name.get(name)
+        if found is None:
+            there = ", ".join(self._hosts_by_name)
+            raise UsageError(f"{self.name}: no node {name!r} (there are: {there})")
+        return found
+
+    def _prepare(self) -> list[str]:
+        """Make the candidate for the shared directory; the directories to remove in the end."""
+        self._shared = SharedDir(*self._wanted_shared_dir)
+        directory = self._shared.directory
+        return [self._run_dir, *([str(directory)] if directory else [])]
+
+    def _write_config(self, daemon: int | None, commands: Mapping[str, list[str]]) -> None:
+        """commands: local commands by host that run bootstrap.BOOTSTRAP there."""
+        self._config.write_text(bootstrap.config(daemon, commands))
+
+    def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
+        python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]
+        there = node_report.as_there(argv, self.python, self._package_dirs.get(host, ""))
+        return [*python, str(self._config), host, *there]
+
+    def _reports(self, hosts: Sequence[str]) -> tuple[dict[str, NodeReport], dict[str, str]]:
+        """Reports by host, and why other hosts cannot be used."""
+        assert self._shared is not None
+        token = self._shared.token if self._shared.directory else None
+        directory = str(Path.cwd())
+        argv = node_report.argv(self.python, token, directory)
+        commands = {host: self._proxy_command(host, argv) for host in hosts}
+        return collect_reports(commands, directory, self._run_dir)
+
+    def _nodes_from(
+        self, reports: Mapping[str, NodeReport], addresses: Mapping[str, str], what: str
+    ) -> tuple[Node, ...]:
+        """The nodes of the run. addresses: by host, where other nodes reach each."""
+        if problems := check_distinct(reports, addresses):
+            raise unusable_nodes(problems, len(reports), what)
+        nodes = []
+        for index, (host, report) in enumerate(reports.items()):
+            self._hosts_by_name[report.hostname] = host
+            self._package_dirs[host] = report.place or ""
+            nodes.append(node_from_report(index, addresses[host], report, self._spec))
+        return tuple(nodes)
+
+    def _power_on(self, node: Node) -> None:
+        """Switch a node on, and wait until it is back."""
+        section = power.switch(self._spec.power, "on", node)
+        end = time.monotonic() + section.within_s
+        while problem := self._problem_with(node, end - time.monotonic()):
+            if time.monotonic() > end or self._is_closed():
+                raise ClusterError(
+                    f"{node.name} was not back {section.within_s:g} s after power.switch_on: "
+                    f"{problem}"
+                )
+            time.sleep(_TRY_AGAIN_S)
+
+    def _is_closed(self) -> bool:
+        raise NotImplementedError

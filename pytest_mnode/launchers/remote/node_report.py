@@ -1,0 +1,215 @@
+"""What every node reports before it is used: who it is, and whether our programs can run there."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.spec import Spec
+
+# Runs on the node, by its Python with its site-packages: argv is a file to look for, and a
+# directory. Prints one line, behind whatever else the node prints.
+PROGRAM = r"""
+import hashlib, json, os, platform, socket, sys
+found = {"hostname": socket.gethostname(), "python": platform.python_version()}
+found["executable"] = sys.executable
+found["connection"] = os.environ.get("SSH_CONNECTION", "")
+found["directory"] = os.path.isdir(sys.argv[2])
+try:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        found["boot"] = file.read().strip() or None
+except OSError:
+    found["boot"] = None
+try:
+    with open(sys.argv[1]) as file:
+        found["token"] = file.read()
+except OSError:
+    found["token"] = None
+try:
+    import pytest_mnode
+    found["version"] = pytest_mnode.__version__
+    root = os.path.dirname(pytest_mnode.__file__)
+    found["place"], digest = root, hashlib.sha256()
+    for folder, names, files in sorted(os.walk(root)):
+        for name in sorted(f for f in files if f.endswith(".py")):
+            path = os.path.join(folder, name)
+            digest.update(os.path.relpath(path, root).encode() + b"\0")
+            with open(path, "rb") as file:
+                digest.update(file.read())
+    found["code"] = digest.hexdigest()
+except Exception as error:
+    found["missing"] = f"{type(error).__name__}: {error}"
+networks = {}
+try:
+    import psutil
+    for name, addresses in psutil.net_if_addrs().items():
+        ours = [a.address.partition("%")[0] for a in addresses if a.family in (2, 10)]
+        networks[name] = [a for a in ours if not a.startswith("fe80")]
+except Exception:
+    networks = None
+found["networks"] = networks
+print("\nmnode-report " + json.dumps(found))
+"""
+_PREFIX = "mnode-report "
+_OUR_PACKAGE = sys.modules[__name__.partition(".")[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node reports of itself.
+
+    directory: whether the wanted directory is there. token: content of the wanted file; None where
+    it is not seen. networks: addresses by interface. connection: sshd's SSH_CONNECTION: address and
+    port of the client, then of the server. boot: id of its kernel's boot; None where not known.
+    version, code, place: of this package there, a digest of its files, and their directory; None
+    where it cannot be imported, with the reason in `missing`.
+    """
+
+    hostname: str
+    python: str
+    executable: str
+    directory: bool
+    token: str | None
+    networks: Mapping[str, tuple[str, ...]] | None
+    connection: str
+    boot: str | None
+    version: str | None = None
+    code: str | None = None
+    place: str | None = None
+    missing: str | None = None
+
+    @property
+    def reached_at(self) -> str | None:
+        """The node's address that ssh connected to; None where it did not, or where sshd reports
+        UNKNOWN, because its socket is no connection, as behind some proxies."""
+        words = self.connection.split()
+        address = words[2].partition("%")[0] if len(words) == 4 else ""
+        try:
+            return None if ipaddress.ip_address(address).is_unspecified else address
+        except ValueError:
+            return None
+
+
+_REPORT = TypeAdapter(NodeReport)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What nodes must have as the controller has it."""
+
+    python: str
+    version: str
+    code: str
+
+
+def argv(python: str, token: Path | None, directory: str) -> list[str]:
+    """The command that prints a report. token: a file that a node with shared directories sees."""
+    return [python, "-c", PROGRAM, str(token or "/dev/null/none"), directory]
+
+
+def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
+    """A command as a node has to run it: with its own Python and its own copy of this package.
+
+    place: directory of the package on the node; "" where it is the same as here.
+    """
+    program, *rest = argv
+    root = str(_package())
+    if place and place != root:
+        rest = [
+            place + word.removeprefix(root) if Path(word).is_relative_to(root) else word
+            for word in rest
+        ]
+    return [python if program == sys.executable else program, *rest]
+
+
+def here() -> Here:
+    """The controller's own."""
+    root, digest = _package(), hashlib.sha256()
+    folders = sorted({root, *(path for path in root.rglob("*") if path.is_dir())}, key=str)
+    for folder in folders:
+        for path in sorted(folder.glob("*.py"), key=lambda path: path.name):
+            digest.update(str(path.relative_to(root)).encode() + b"\0")
+            digest.update(path.read_bytes())
+    return Here(platform.python_version(), _OUR_PACKAGE.__version__, digest.hexdigest())
+
+
+def read(output: str) -> NodeReport | None:
+    """The report among what PROGRAM's command printed; None where there is none."""
+    for line in reversed(output.splitlines()):
+        if line.startswith(_PREFIX):
+            try:
+                return _REPORT.validate_json(line.removeprefix(_PREFIX))
+            except ValidationError:
+                return None
+    return None
+
+
+def problem(report: NodeReport, ours: Here, directory: str) -> str | None:
+    """Why a node cannot be used, in one line; None where it can."""
+    installed = f"pytest-mnode {report.version} in {report.place} there"
+    if report.missing is not None or report.version is None:
+        return (
+            f"pytest_mnode cannot be imported by {report.executable} there ({report.missing}); "
+            "install pytest-mnode for it, or name another by --mnode-python"
+        )
+    if _minor(report.python) != _minor(ours.python):
+        return (
+            f"{report.executable} there is Python {report.python}, here it is {ours.python}; name "
+            "one of the same minor version by --mnode-python"
+        )
+    if report.version != ours.version:
+        return f"{installed}, {ours.version} here; install the same version"
+    if report.code != ours.code:
+        return f"{installed} is other code than here; install the same"
+    if not report.directory:
+        return (
+            f"no directory {directory} there, from where pytest was started; tests must be at the "
+            "same path on every node"
+        )
+    return None
+
+
+def fabric_interface(report: NodeReport, kind: str, patterns: Sequence[str]) -> str | None:
+    """Interfaces of a TCP fabric, as GLOO_SOCKET_IFNAME takes them; None where they are not known,
+    or the fabric is not for sockets.
+
+    patterns: the spec's names or patterns.
+    """
+    if kind != "ethernet" or report.networks is None:
+        return None
+    found = [
+        name
+        for name, addresses in sorted(report.networks.items())
+        if addresses and any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    return ",".join(found) or None
+
+
+def node_from_report(index: int, address: str, report: NodeReport, spec: Spec) -> Node:
+    """A node of the run, under its own name; address: where other nodes reach it."""
+    interface = fabric_interface(report, spec.fabric.kind, spec.fabric.interfaces)
+    found = (report.networks or {}).get(interface.partition(",")[0], ()) if interface else ()
+    return Node(
+        name=report.hostname,
+        index=index,
+        address=address,
+        fabric_address=found[0] if found else None,
+        fabric_interface=interface,
+    )
+
+
+def _package() -> Path:
+    return Path(str(_OUR_PACKAGE.__file__)).parent
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])

@@ -1,0 +1,283 @@
+"""Stands on this machine for a command on a node: `remote_proxy.py CONFIG HOST COMMAND…`.
+
+Run by its path, without site-packages. CONFIG is a file that says how nodes are reached
+(bootstrap.config). Environment, working directory and standard streams are the caller's, and go
+over the connection, never into an argument list; the exit status is the command's, or 128 + signal;
+255 with one line on standard error where the node was not reached, or the connection was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import PIPE
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+from pytest_mnode.launchers.cleanup import child
+from pytest_mnode.launchers.remote import bootstrap, wire
+from pytest_mnode.machine import pidfd
+from pytest_mnode.protocol.listening_clock import ListeningClock
+
+LOST = 255
+ATOMIC_BYTES = 4096
+"""A pipe that is ready for writing takes so many without blocking (PIPE_BUF)."""
+START_S = 30.0
+"""For a shell and an interpreter to start on an open connection, perhaps from shared storage."""
+PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+
+
+class RemoteProxy:
+    """One command on a node; `serve` returns its exit status."""
+
+    def __init__(self, ssh: subprocess.Popen[bytes], daemon: int | None, first: bytes) -> None:
+        assert ssh.stdin is not None
+        assert ssh.stdout is not None
+        assert ssh.stderr is not None
+        self.ssh = ssh
+        self.to_node, self.from_node = ssh.stdin.fileno(), ssh.stdout.fileno()
+        self.errors = ssh.stderr.fileno()
+        self.daemon = daemon
+        self.frames = wire.Frames()
+        self.greeting = b""
+        self.greeted = False
+        self.sent = bytearray(first)
+        self.said = bytearray()
+        self.shown: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+        self.input_open = True
+        self.ahead = 0
+        self.status: int | None = None
+        self.lost = ""
+        self.clock = ListeningClock()
+        self.heard = self.clock.now()
+        self.beaten = time.monotonic()
+        self.wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self.to_node, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in PASSED_ON:
+            signal.signal(number, self.pass_on)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def pass_on(self, number: int, _: object) -> None:
+        self.sent += wire.frame(wire.SIGNAL, bytes([number]))
+
+    def serve(self) -> int:
+        """Relay until the command has ended, or the connection has."""
+        while not (self.status is not None and not any(self.shown.values())) and not self.lost:
+            self.turn()
+        return LOST if self.lost else self.status or 0
+
+    def turn(self) -> None:
+        """Wait for something to do, and do it."""
+        full = any(len(data) > wire.ROOM_BYTES for data in self.shown.values())
+        ready = self.ready(full)
+        if self.daemon in ready:
+            self.lost = "the run that started this command is over"
+        if self.wake in ready:
+            os.read(self.wake, 4096)
+        if self.errors in ready:
+            self.read_errors()
+        if self.from_node in ready:
+            self.read_node()
+        if 0 in ready:
+            self.read_input()
+        for fd in ready & {1, 2}:
+            self.show(fd)
+        self.beat(full)
+        self.send()
+
+    def ready(self, full: bool) -> set[int]:
+        """Descriptors with something to read, or room; full: no more can be shown now."""
+        poll = select.poll()
+        if self.sent:
+            poll.register(self.to_node, select.POLLOUT)
+        elif self.input_open and self.greeted and self.ahead < wire.ROOM_BYTES:
+            poll.register(0, select.POLLIN)
+        if not full and self.status is None:
+            poll.register(self.from_node, select.POLLIN)
+        if self.errors >= 0:
+            poll.register(self.errors, select.POLLIN)
+        for fd, data in self.shown.items():
+            if data:
+                poll.register(fd, select.POLLOUT)
+        poll.register(self.wake, select.POLLIN)
+        if self.daemon is not None:
+            poll.register(self.daemon, select.POLLIN)
+        return {fd for fd, _ in poll.poll(500)}
+
+    def read_errors(self) -> None:
+        data = os.read(self.errors, wire.CHUNK_BYTES)
+        self.said += data
+        del self.said[:-8192]
+        if not data:
+            self.errors = -1
+
+    def read_all_errors(self) -> None:
+        """Read what has arrived."""
+        while self.errors >= 0 and select.select([self.errors], [], [], 0)[0]:
+            self.read_errors()
+
+    def read_node(self) -> None:
+        data = os.read(self.from_node, wire.CHUNK_BYTES)
+        if not data:
+            if self.status is None:
+                self.ended()
+            return
+        self.heard = self.clock.now()
+        if not self.greeted:
+            self.greeting += data
+            _, hello, data = self.greeting.partition(wire.HELLO)
+            if not hello:
+                return
+            self.greeted = True
+            self.read_all_errors()
+            self.said.clear()  # a login shell's words explain no later loss
+        for kind, payload in self.frames.feed(data):
+            if kind == wire.OUT:
+                self.shown[1] += payload
+            elif kind == wire.ERR:
+                self.shown[2] += payload
+            elif kind == wire.TAKEN:
+                self.ahead -= int.from_bytes(payload, "big")
+            elif kind == wire.EXIT:
+                code = int(payload)
+                self.status = code if code >= 0 else 128 - code
+
+    def read_input(self) -> None:
+        try:
+            data = os.read(0, wire.CHUNK_BYTES)
+        except OSError:
+            data = b""
+        if data:
+            self.ahead += len(data)
+            self.sent += wire.frame(wire.DATA, data)
+        else:
+            self.input_open = False
+            self.sent += wire.frame(wire.END)
+
+    def show(self, fd: int) -> None:
+        try:
+            del self.shown[fd][: os.write(fd, self.shown[fd][:ATOMIC_BYTES])]
+        except OSError:  # the reader is gone
+            self.shown[fd].clear()
+
+    def beat(self, full: bool) -> None:
+        now, listened = time.monotonic(), self.clock.now()
+        if full:
+            self.heard = listened  # its output is not read: the caller is slow
+        limit = wire.SILENCE_S if self.greeted else START_S
+        if self.status is None and listened > self.heard + limit:
+            self.lost = why_given_up(limit, self.printed(), self.greeted)
+        if self.greeted and now > self.beaten + wire.BEAT_S and len(self.sent) < wire.ROOM_BYTES:
+            self.beaten = now
+            self.sent += wire.frame(wire.BEAT)
+
+    def send(self) -> None:
+        try:
+            while self.sent:
+                del self.sent[: os.write(self.to_node, self.sent[: wire.CHUNK_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:  # it ended; reading says how
+            self.sent.clear()
+
+    def ended(self) -> None:
+        """The connection ended before the command did."""
+        try:
+            code: int | None = self.ssh.wait(2.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.read_all_errors()
+        self.lost = why_it_ended(code, self.printed(), self.greeted)
+
+    def printed(self) -> list[str]:
+        """What ssh printed, and the node before remote_exec ran."""
+        said = b"" if self.greeted else self.greeting
+        return (said + b"\n" + bytes(self.said)).decode(errors="replace").splitlines()
+
+
+def why_it_ended(code: int | None, printed: Sequence[str], greeted: bool) -> str:
+    """Why ssh or srun ended before the command did, from its status and the lines it printed.
+
+    greeted: remote_exec ran on the node.
+    """
+    last = _last(printed)
+    if (step := _slurm_message(printed)) is not None:
+        return step
+    if last.startswith("srun: "):  # whose status is not that of a command
+        return last.replace("error: ", "", 1)
+    if greeted:
+        return f"the connection was lost{': ' * bool(last)}{last}"
+    if code == 255:
+        return last or "ssh ended and said nothing"
+    how = f"status {code}" if code is not None else "no status"
+    return f"no Python started there ({how}{': ' * bool(last)}{last})"
+
+
+def why_given_up(limit_s: float, printed: Sequence[str], greeted: bool) -> str:
+    """The reason for giving up a node that sent nothing for so long."""
+    if greeted:
+        return f"the connection was lost: nothing heard for {limit_s:g} s"
+    last = _last(printed)
+    return f"no answer within {limit_s:g} s{': ' * bool(last)}{last}"
+
+
+def _slurm_message(printed: Sequence[str]) -> str | None:
+    """What slurmstepd printed about the end of a step: srun prints less, and later."""
+    for line in printed:
+        program, _, text = line.strip().partition(": error: ")
+        if not program.startswith("slurmstepd"):  # from 23.11 on with the node's name
+            continue
+        if text.startswith("execve(): "):
+            return f"no Python started there ({text})"
+        if text.startswith("*** "):
+            return f"Slurm says {text.strip('* ')}"
+    return None
+
+
+def _last(printed: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(printed) if line.strip()), "")
+
+
+def over(node: str) -> int:
+    sys.stderr.write(f"{node}: the run that made this command is over\n")
+    return LOST
+
+
+def main(arguments: Sequence[str]) -> int:
+    config, node, *argv = arguments
+    try:
+        settings = json.loads(Path(config).read_text())
+        command = settings["commands"][node]
+    except (OSError, ValueError, KeyError):
+        return over(node)
+    try:
+        daemon = pidfd.pidfd_open(settings["daemon"]) if settings["daemon"] else None
+    except ProcessLookupError:
+        return over(node)
+    except OSError as error:
+        sys.stderr.write(f"{node}: {error.filename} on this machine: {error.strerror}\n")
+        return LOST
+    bootstrap.give_back_files(settings.get("open_files"))
+    first = bootstrap.source() + bootstrap.order(node, argv)
+    proxy = RemoteProxy(child.start(command, PIPE, PIPE, PIPE), daemon, first)
+    status = proxy.serve()
+    if proxy.lost:
+        sys.stderr.write(f"{node}: {proxy.lost}\n")
+        sys.stderr.flush()
+    proxy.ssh.kill()  # alone: srun has a child of its own that ends the step
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

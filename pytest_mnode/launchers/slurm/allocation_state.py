@@ -1,0 +1,168 @@
+"""Which nodes of an allocation the run still has: from Slurm's jobs and nodes, and watched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node import Watchers, count
+from pytest_mnode.launchers.slurm.allocation import Allocation, Granted
+from pytest_mnode.launchers.slurm.commands import Slurm
+from pytest_mnode.launchers.slurm.jobs import JobState
+from pytest_mnode.launchers.slurm.nodes import NodeState
+
+LOOK_S = 3.0
+
+
+def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> tuple[str, ...]:
+    """The first `wanted` nodes of an allocation that Slurm has not given up.
+
+    Raises ClusterError that names those that are missing.
+    """
+    bad = {
+        name: state.text if (state := states.get(name)) is not None else "unknown to Slurm"
+        for name in granted.names
+        if name not in states or states[name].lost
+    }
+    there = tuple(name for name in granted.names if name not in bad)
+    if len(there) >= wanted:
+        return there[:wanted]
+    missing = ", ".join(f"{name} ({why})" for name, why in bad.items())
+    raise ClusterError(
+        f"slurm: {count(wanted)} asked for, and allocation {granted.job_id} has {len(there)} that "
+        f"are up: {', '.join(there) or 'none'}; missing: {missing}"
+    )
+
+
+def too_few_gpus(
+    job: JobState | None,
+    states: Iterable[NodeState],
+    per_node: int,
+    others: Iterable[NodeState] = (),
+) -> str | None:
+    """What is missing where Slurm gave fewer GPUs than the spec promises per node; None: nothing.
+
+    states: of the nodes that the run uses; others: of the rest of the allocation, where a node may
+    have fewer, or none. None also where Slurm does not count: GPUs are in no job's resources unless
+    AccountingStorageTRES names them, which it does not by default.
+    """
+    states = list(states)
+    if job is None or not job.nodes or not any(state.gpus is not None for state in states):
+        return None
+    if job.gpus is None and not all(state.counts_gpus for state in states):
+        return None
+    held = job.gpus or 0
+    besides = sum(min(per_node, state.gpus or 0) for state in others)
+    if held >= per_node * len(states) + besides:
+        return None
+    return (
+        f"slurm: allocation {job.job_id} has {held} GPUs on {count(len(job.nodes))}, and the "
+        f"spec promises {per_node} per node; ask for them with --gpus-per-node={per_node}"
+    )
+
+
+def not_back(
+    job: JobState | None, job_id: int, own: str, name: str, states: Iterable[NodeState]
+) -> str | None:
+    """Why Slurm does not use a node of the allocation that was switched on; None: it does.
+
+    own, name: its own name, and Slurm's. A drained node still has its allocation. Raises
+    ClusterError where Slurm never gives it back.
+    """
+    if job is not None and job.runs and name not in job.nodes:
+        raise ClusterError(
+            f"{own} was down for so long that Slurm took it out of allocation {job_id} "
+            "(SlurmdTimeout); it stays out until another one is given"
+        )
+    return next((f"Slurm says {state.text}" for state in states if not state.up), None)
+
+
+def lost(
+    job: JobState | None,
+    job_id: int,
+    states: Mapping[str, NodeState],
+    names: Mapping[str, str],
+) -> dict[str, str]:
+    """Lost nodes by their own names, with the reason that Slurm gives.
+
+    names: Slurm's names by the nodes' own.
+    """
+    if job is None or job.state == "COMPLETING" or (job.known and not job.runs):
+        how = "it is unknown to Slurm" if job is None else job.text
+        return dict.fromkeys(names, f"allocation {job_id} ended: {how}")
+    found = {}
+    for own, name in names.items():
+        state = states.get(name)
+        if state is not None and state.lost:
+            found[own] = f"Slurm says {state.text}"
+        elif job.runs and name not in job.nodes:
+            found[own] = f"Slurm took it out of allocation {job_id}"
+    return found
+
+
+class Watch:
+    """Asks Slurm every LOOK_S seconds, in a thread from `start` to `close`."""
+
+    def __init__(
+        self, slurm: Slurm, allocation: Allocation, job_id: int, watchers: Watchers
+    ) -> None:
+        self._watchers = watchers
+        self._slurm, self._allocation, self._job_id = slurm, allocation, job_id
+        self._names: Mapping[str, str] = {}
+        self._gone: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    def start(self, names: Mapping[str, str]) -> None:
+        """names: Slurm's names of the nodes by the nodes' own."""
+        self._names = names
+        self._watchers.start()
+        threading.Thread(target=self._look, name="slurm-look", daemon=True).start()
+
+    def close(self) -> None:
+        """End; does not wait for a command that Slurm has not answered yet."""
+        self._closing.set()
+        self._watchers.close()
+
+    def why_gone(self, name: str) -> str | None:
+        """Why a node is not there; None where it is, as far as is known."""
+        with self._lock:
+            return self._gone.get(name)
+
+    def note(self, name: str, why: str | None) -> None:
+        """A node was switched off, or (None) is back; watchers are not called."""
+        with self._lock:
+            self._gone.pop(name, None)
+            if why is not None:
+                self._gone[name] = why
+
+    def _look(self) -> None:
+        """A Slurm that does not answer is asked again: nodes are not lost."""
+        while not self._closing.wait(LOOK_S):
+            try:
+                found = self._found()
+            except ClusterError:
+                continue
+            for name, why in found.items():
+                with self._lock:
+                    known = name in self._gone
+                    self._gone.setdefault(name, why)
+                if not known:
+                    self._watchers.lost(name, why)
+
+    def _found(self) -> dict[str, str]:
+        if (why := self._allocation.gone()) is not None:
+            reason = f"allocation {self._job_id} ended: {self._ended() or why}"
+            return dict.fromkeys(self._names, reason)
+        job = self._slurm.job(self._job_id)
+        states = {state.name: state for state in self._slurm.nodes(self._names.values())}
+        return lost(job, self._job_id, states, self._names)
+
+    def _ended(self) -> str | None:
+        """The reason, if Slurm names one; salloc only prints that the allocation was revoked."""
+        try:
+            job = self._slurm.job(self._job_id)
+        except ClusterError:
+            return None
+        return job.text if job is not None and (job.over or job.reason) else None

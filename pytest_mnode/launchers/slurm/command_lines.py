@@ -1,0 +1,91 @@
+"""Command lines of salloc and srun, and how long an allocation is waited for. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.slurm.jobs import JobState
+from pytest_mnode.launchers.slurm.nodes import NodeState, shortage
+
+QUEUE_LIMIT_S = 3600.0
+"""How long a request may wait in the queue without --immediate in the arguments."""
+_IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
+NOT_FOR_SRUN = (
+    *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE", "SLURM_EXACT"),
+    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
+    *("SLURM_NTASKS_PER_NODE", "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_DISTRIBUTION"),
+    *("SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE"),
+    *("SLURM_THREADS_PER_CORE", "SLURM_HINT", "SLURM_TIMELIMIT", "SLURM_WAIT", "SLURM_MPI_TYPE"),
+    *("SLURM_PROLOG", "SLURM_EPILOG", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_DEBUG"),
+    *("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_RELATIVE"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPU_FREQ"),
+    *("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND"),
+    *("SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_OVERCOMMIT", "SLURM_PROFILE"),
+    *("SLURM_DIST_PLANESIZE", "SLURM_GRES", "SLURM_STEP_GRES", "SLURM_CORE_SPEC"),
+    *("SLURM_MULTI_PROG", "SLURM_UNBUFFEREDIO", "SLURM_IMMEDIATE", "SLURM_WORKING_DIR"),
+)
+"""Variables that srun takes for options; a job script's hold for the job, not for this step."""
+
+
+def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] = ()) -> list[str]:
+    """The command that asks for nodes; gpus: an option of `gpus_option`.
+
+    Whole nodes, so that nobody else's work is measured; and kept when one of them fails, because
+    the others report it. The user's arguments come last and win.
+    """
+    refused = [word for word in arguments if word.startswith("--no-shell")]
+    if refused:
+        raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
+    ours = [f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"]
+    return ["salloc", *ours, *gpus, *arguments]
+
+
+def gpus_option(
+    per_node: int, arguments: Sequence[str], nodes: Iterable[NodeState] | None
+) -> list[str]:
+    """The option that asks for the spec's GPUs, unless the user's arguments mention GPUs.
+
+    nodes: of the cluster; None where Slurm did not answer. A Slurm that knows no GPUs would refuse;
+    its whole nodes come with the GPUs that are in them.
+    """
+    mentioned = any(word.startswith(("--gpus", "--gres", "--tres", "-G")) for word in arguments)
+    known = nodes is None or any(node.gpus is not None for node in nodes)
+    return [f"--gpus-per-node={per_node}"] if per_node and known and not mentioned else []
+
+
+def queue_limit_s(arguments: Sequence[str]) -> float:
+    """How long to wait for nodes: as --immediate says, and 10 s more, as salloc itself obeys it."""
+    for word in reversed(arguments):
+        if match := _IMMEDIATE.fullmatch(word):
+            return float(match[1]) + 10.0
+    return QUEUE_LIMIT_S
+
+
+def hopeless(job: JobState | None, nodes: Iterable[NodeState], wanted: int) -> str | None:
+    """What a pending job lacks even on an empty cluster; None: nothing, or not known.
+
+    A job in a reservation may wait for the reservation's nodes, whatever their state.
+    """
+    if job is None or not job.waits or job.reservation is not None:
+        return None
+    # The nodes of several partitions are not added up.
+    one = job.partition if job.partition and "," not in job.partition else None
+    return shortage(nodes, wanted, one)
+
+
+def step_command(job_id: int, node: str, argv: Sequence[str]) -> list[str]:
+    """Run `argv` once on a node of the job, with all of its resources, beside other steps.
+
+    The step has srun's standard streams, and srun's environment with Slurm's variables added.
+    """
+    unset = [word for name in NOT_FOR_SRUN for word in ("-u", name)]
+    options = [
+        *(f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
+        *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
+        *("--kill-on-bad-exit=0", "--no-kill", "--job-name=pytest-mnode", "--quiet"),
+        # Else output that is not a whole line, such as a heartbeat, stays on the node.
+        "--unbuffered",
+    ]
+    return ["env", *unset, "srun", *options, "--", *argv]
