@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pytest_mnode.launchers.slurm.command_lines import QUEUE_LIMIT_S
 
+from pytest_mnode.launchers.slurm.command_lines import QUEUE_LIMIT_S
 from pytest_mnode.options import OPTIONS
 from tests.ci.running import READY, ROOT
 
