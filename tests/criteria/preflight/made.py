@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
+    DirectoryFacts,
     Heard,
     LastFacts,
     LookUp,
@@ -295,3 +296,31 @@ def culprits(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
         for name, answer in asked(judge, survey, spec).items()
         if any(m.verdict is Verdict.FAIL for m in answer)
     }
+
+
+IB = rdma_port()
+
+
+ANY = "{interfaces: {}, speed: {}, rdma: {gid_types: [IB], errors_at_most: 0}, reachable: {}}"
+
+
+def everywhere(survey: Survey, *ports: Port, interfaces: tuple[Interface, ...]) -> Survey:
+    """With these ports on all nodes, whose devices have these interfaces beside eth0."""
+    netdevs = tuple(one.name for one in interfaces)
+    devices_there = tuple(replace(one, netdevs=netdevs) for one in devices_of(*ports))
+    for node in survey.nodes:
+        kept = tuple(i for i in node.machine.interfaces or () if i.name == "eth0")
+        survey = with_facts(survey, node.index, rdma=devices_there, interfaces=(*kept, *interfaces))
+    return survey
+
+
+def directory(key: str, path: str, **changes: Any) -> DirectoryFacts:
+    """A directory of a file server that can be used."""
+    one = DirectoryFacts(
+        key=key,
+        path=path,
+        file_system="nfs4 filer:/x",
+        size_bytes=10**12,
+        free_bytes=10**11,
+    )
+    return replace(one, **changes)

@@ -1,30 +1,45 @@
-"""Real surveys of this machine, run by the controller's side: those that answer and those not."""
+"""Real surveys of this machine: those that answer and those that do not; what they look at."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_mnode.criteria.preflight import survey as conduct
-from pytest_mnode.criteria.preflight.answers import LastFacts
+from pytest_mnode.criteria.preflight.answers import (
+    LastFacts,
+    NodeFacts,
+    PathFacts,
+)
 from pytest_mnode.criteria.preflight.judges import (
     names,
     packets,
     reach,
     storage,
 )
-from pytest_mnode.machine.encoding import encode
+from pytest_mnode.criteria.preflight.orders import directories_of
+from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
+from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
-from tests.criteria.preflight.made import verdicts
+from tests.criteria.preflight.made import (
+    healthy,
+    spec_of,
+    verdicts,
+)
 
 PIPE_BYTES = 1 << 16
+
+
 PAGE = """
 name: here
 nodes: 4
@@ -94,7 +109,7 @@ def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
     assert [p.name for p in Path(str(spec.storage.datasets)).iterdir()] == ["part.bin"]
 
 
-def test_a_survey_that_does_not_answer_is_told_and_the_others_go_on(
+def test_the_others_go_on_without_a_node_that_does_not_answer(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The order is longer than a pipe holds, and the second does not read it."""
@@ -171,3 +186,48 @@ def test_a_survey_imports_little() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_facts_come_back_as_they_went_and_nothing_else_is_taken() -> None:
+    facts = healthy().nodes[1].facts
+    paths = healthy().nodes[1].paths
+    assert decode(NodeFacts, encode(facts)) == facts
+    assert decode(PathFacts, encode(paths)) == paths
+    for bad in (
+        "",
+        "{}",
+        '{"tcp_port": 3}',
+        encode(facts).replace('"tcp_port":4000', '"tcp_port":"4"'),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011  pydantic's own words
+            decode(NodeFacts, bad)
+    with pytest.raises(ValueError, match="Unexpected"):
+        decode(NodeFacts, encode(facts)[:-1] + ',"more":1}')
+
+
+ACCEPTANCE = Path(__file__).parents[3] / "acceptance/test_preflight.py"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_paths_of_storage_are_looked_at_where_a_test_asks_for_them(
+    tmp_path: Path, asked: bool
+) -> None:
+    """A health check that asks for none must not write there, nor hang there, as root."""
+    spec = spec_of(tmp_path, "{storage: {}, disk: [{path: /tmp, free: 1 GB}]}")
+    items: list[Any] = [
+        SimpleNamespace(fixturenames=["ask"]),
+        SimpleNamespace(fixturenames=["ask", *[STORAGE_FIXTURE] * asked]),
+        SimpleNamespace(),
+    ]
+    surveyed = spec_to_survey(spec, items)
+    assert surveyed.criteria.preflight is not None
+    looked_at = {one.key for one in directories_of(surveyed.criteria.preflight, surveyed)}
+    assert looked_at == {"/dev/shm", "disk /tmp", *["datasets", "checkpoints"] * asked}
+
+
+def test_the_tests_of_storage_say_that_they_ask_for_it() -> None:
+    functions = re.findall(r"^def test_(?:.|\n)*?(?=^\S|\Z)", ACCEPTANCE.read_text(), re.M)
+    about = [text for text in functions if " storage." in text]
+    assert len(about) == 3
+    assert all(f"({STORAGE_FIXTURE}: " in text for text in about)
+    assert not [text for text in functions if STORAGE_FIXTURE in text and text not in about]

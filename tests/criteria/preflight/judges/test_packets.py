@@ -1,37 +1,81 @@
-"""Payloads that change on the way: who is to blame, and which ways are tried."""
+"""Packets of full size, and payloads that change: who is to blame."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import socket
 from collections.abc import Collection
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.preflight import payloads
-from pytest_mnode.criteria.preflight.answers import LastFacts, PayloadFacts, Received, Sent, Survey
+from pytest_mnode.criteria.preflight.answers import (
+    LastFacts,
+    PayloadFacts,
+    Received,
+    Sent,
+    Survey,
+)
+from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
+from pytest_mnode.criteria.preflight.judges import (
+    packets,
+)
 from pytest_mnode.criteria.preflight.judges.packets import payload
-from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
+from pytest_mnode.criteria.preflight.payloads import targets
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
     culprits,
     healthy,
     silent,
-    spec_of,
     verdicts,
     with_node,
+    with_paths,
 )
 
+
+def _hole(size: int, *edges: tuple[int, int], refused: int | None = None) -> Survey:
+    def change(index: int, path: ProbedPath) -> ProbedPath:
+        if (index, path.to) not in edges:
+            return path
+        return replace(path, largest_bytes=size, refused_bytes=refused)
+
+    return with_paths(healthy(), change)
+
+
+def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
+    around = [e for n in (0, 1, 3) for e in ((n, 2), (2, n))]
+    hole = _hole(1500, *around)
+    assert culprits(packets.path_mtu, hole, spec) == {
+        "gpu2": "gpu2: its link to the fabric network, both ways"
+    }
+    [found] = asked(packets.path_mtu, hole, spec)["gpu2"]
+    assert found.value == 1500
+    assert "packets beyond 1500 B vanish" in found.note
+    one = _hole(1500, (3, 1))
+    assert set(culprits(packets.path_mtu, one, spec).values()) == {
+        "path from gpu3 to gpu1 (one way)"
+    }
+    own = _hole(1500, *[(2, n) for n in (0, 1, 3)], refused=1501)
+    [found] = asked(packets.path_mtu, own, spec)["gpu2"]
+    assert "gpu2 fab0 itself takes no packet of 1501 B" in found.note
+
+
+def test_sizes_that_could_not_be_tried_are_not_passed(spec: Spec) -> None:
+    def mute(index: int, path: ProbedPath) -> ProbedPath:
+        return replace(path, answered=False, largest_bytes=None) if path.to == 1 else path
+
+    found = verdicts(packets.path_mtu, with_paths(healthy(), mute), spec)
+    assert set(found.values()) == {"inconclusive"}
+    assert "gpu0" in found
+
+
 SIZE = 4 << 20
+
+
 Edges = Collection[tuple[int, int]]
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> Spec:
-    return spec_of(tmp_path, "{payload: {}}")
+LINK = "gpu2 fab0: its link changes payloads, "
 
 
 def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
@@ -56,9 +100,6 @@ def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
 
 def _of(node: int, count: int) -> set[tuple[int, int]]:
     return {(i, to) for i in range(count) for to in targets(i, range(count)) if node in (i, to)}
-
-
-LINK = "gpu2 fab0: its link changes payloads, "
 
 
 @pytest.mark.parametrize(
@@ -134,39 +175,3 @@ def test_what_did_not_arrive_is_inconclusive(spec: Spec) -> None:
     nothing = with_node(_sent(2), 0, payloads=PayloadFacts(()))
     nothing = with_node(nothing, 1, payloads=PayloadFacts(()))
     assert set(verdicts(payload, nothing, spec).values()) == {"inconclusive"}
-
-
-@pytest.mark.parametrize("count", range(1, 40))
-def test_each_node_sends_to_and_receives_from_as_many(count: int) -> None:
-    nodes = range(10, 10 + count)
-    edges = [(node, to) for node in nodes for to in targets(node, nodes)]
-    assert len(set(edges)) == len(edges)
-    assert all(one != other for one, other in edges)
-    most = min(count - 1, 4) if count <= 5 else 3
-    for node in nodes:
-        assert sum(one == node for one, _ in edges) == most
-        assert sum(other == node for _, other in edges) == most
-
-
-def test_bytes_that_differ_are_counted() -> None:
-    pattern = payloads._pattern()
-    size = PATTERN_BYTES + 1000
-    changed = bytearray(pattern + pattern[:1000])
-    for place in (0, 70_000, PATTERN_BYTES - 1, PATTERN_BYTES, size - 1):
-        changed[place] ^= 1
-    assert differing(memoryview(b"abc"), memoryview(b"xbz")) == 2
-
-    async def receive() -> tuple[Received, ...]:
-        receiver = Receiver()
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname()) as sock,
-        ):
-            receiver.take(server.accept()[0])
-            await asyncio.to_thread(sock.sendall, changed)
-            sock.shutdown(socket.SHUT_WR)
-            await asyncio.to_thread(sock.recv, 1)
-        return receiver.received
-
-    [received] = asyncio.run(receive())
-    assert (received.size_bytes, received.wrong_bytes) == (size, 5)

@@ -1,43 +1,27 @@
-"""What a survey reads of its machine: versions, directories, queues; and how facts travel."""
+"""What the program on a node does: directories, rails, connections, payloads."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight import directories
+from pytest_mnode.criteria.preflight import directories, payloads
 from pytest_mnode.criteria.preflight.answers import (
-    NodeFacts,
-    PathFacts,
     Rail,
+    Received,
     Token,
 )
-from pytest_mnode.criteria.preflight.orders import Directory
-from pytest_mnode.criteria.preflight.tcp import paired
-from pytest_mnode.machine.encoding import decode, encode
+from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
+from pytest_mnode.criteria.preflight.orders import Directory, Peer, ProbeOrder
+from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
+from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, paired
 from pytest_mnode.machine.mounts import Mount
-from tests.criteria.preflight.made import healthy
-
-
-def test_facts_come_back_as_they_went_and_nothing_else_is_taken() -> None:
-    facts = healthy().nodes[1].facts
-    paths = healthy().nodes[1].paths
-    assert decode(NodeFacts, encode(facts)) == facts
-    assert decode(PathFacts, encode(paths)) == paths
-    for bad in (
-        "",
-        "{}",
-        '{"tcp_port": 3}',
-        encode(facts).replace('"tcp_port":4000', '"tcp_port":"4"'),
-    ):
-        with pytest.raises(ValueError):  # noqa: PT011  pydantic's own words
-            decode(NodeFacts, bad)
-    with pytest.raises(ValueError, match="Unexpected"):
-        decode(NodeFacts, encode(facts)[:-1] + ',"more":1}')
 
 
 def _rails(*names: str) -> tuple[Rail, ...]:
@@ -56,13 +40,93 @@ def test_rails_are_paired_by_name_else_by_place() -> None:
     assert names(_rails(), _rails("a")) == []
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_who_listens_everywhere_is_reached_by_both_families(address: str) -> None:
+    if ":" in address and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+
+    async def tried() -> tuple[bool, float | None]:
+        loop = asyncio.get_running_loop()
+        post, other = (UdpProbe("", None, b"a run 00", index) for index in (0, 1))
+        listener = Listener(open_socket(socket.SOCK_STREAM, "", None))
+        for one in (other, post):
+            one.listen(loop)
+        listener.start(loop)
+        answered = await PathProber(post, (address, other.port)).reaches()
+        rail = Rail("", address, listener.port, other.port)
+        peer = Peer(1, "other", address, listener.port, other.port, {})
+        order = ProbeOrder((peer,), (), {}, None, 2.0, None)
+        [met], _ = await connect_all(order, [RailPair(peer, "control", Rail("", "", 0, 0), rail)])
+        return answered, met.took_s
+
+    answered, took_s = asyncio.run(tried())
+    assert answered
+    assert took_s is not None
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def test_a_name_that_is_not_found() -> None:
+    async def tried() -> str:
+        order = ProbeOrder((), (), {}, ("no-such-host.invalid", 1), 2.0, None)
+        _, met = await connect_all(order, [])
+        assert met is not None
+        assert met.took_s is None
+        return met.problem
+
+    assert "its name no-such-host.invalid is not found" in asyncio.run(tried())
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_each_node_sends_to_and_receives_from_as_many(count: int) -> None:
+    nodes = range(10, 10 + count)
+    edges = [(node, to) for node in nodes for to in targets(node, nodes)]
+    assert len(set(edges)) == len(edges)
+    assert all(one != other for one, other in edges)
+    most = min(count - 1, 4) if count <= 5 else 3
+    for node in nodes:
+        assert sum(one == node for one, _ in edges) == most
+        assert sum(other == node for _, other in edges) == most
+
+
+def test_bytes_that_differ_are_counted() -> None:
+    pattern = payloads._pattern()
+    size = PATTERN_BYTES + 1000
+    changed = bytearray(pattern + pattern[:1000])
+    for place in (0, 70_000, PATTERN_BYTES - 1, PATTERN_BYTES, size - 1):
+        changed[place] ^= 1
+    assert differing(memoryview(b"abc"), memoryview(b"xbz")) == 2
+
+    async def receive() -> tuple[Received, ...]:
+        receiver = Receiver()
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as sock,
+        ):
+            receiver.take(server.accept()[0])
+            await asyncio.to_thread(sock.sendall, changed)
+            sock.shutdown(socket.SHUT_WR)
+            await asyncio.to_thread(sock.recv, 1)
+        return receiver.received
+
+    [received] = asyncio.run(receive())
+    assert (received.size_bytes, received.wrong_bytes) == (size, 5)
+
+
 def _visit(path: Path, **changes: object) -> tuple[list[Token], object]:
     noted: list[Token] = []
     directory = Directory("checkpoints", str(path), **changes)  # type: ignore[arg-type]
     return noted, directories.visit(directory, "ab" * 8, 3, noted.append)
 
 
-def test_a_place_is_read_written_to_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_directory_is_read_written_to_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b", "a", "sub/c"):
         (tmp_path / name).write_text(name)
@@ -75,9 +139,7 @@ def test_a_place_is_read_written_to_and_left_as_it_was(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "sub"]
 
 
-def test_what_is_wrong_with_a_place_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _visit(tmp_path / "missing")[1].problem == "not there"  # type: ignore[attr-defined]
     (tmp_path / "file").touch()
     assert _visit(tmp_path / "file")[1].problem == "not a directory"  # type: ignore[attr-defined]

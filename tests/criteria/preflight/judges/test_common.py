@@ -1,13 +1,57 @@
-"""Who is to blame for ways that fail: never a node that is well."""
+"""What all judges share: silent nodes, promises, and who is to blame for edges that fail."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_mnode.criteria.preflight.judges import (
+    links,
+    names,
+    packets,
+    reach,
+)
 from pytest_mnode.criteria.preflight.judges.common import Blame, blame
+from pytest_mnode.spec import Spec
+from tests.criteria.preflight.made import (
+    asked,
+    healthy,
+    silent,
+    spec_of,
+    verdicts,
+)
+
+JUDGES = (
+    reach.master,
+    reach.peers,
+    names.look_ups,
+    links.interfaces,
+    links.speed,
+    links.interface_mtu,
+    packets.path_mtu,
+    names.clocks,
+)
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_nodes_that_are_well_pass_and_one_that_is_silent_is_inconclusive(
+    spec: Spec, judge: object
+) -> None:
+    assert verdicts(judge, healthy(), spec) == {}  # type: ignore[arg-type]
+    mute = silent(healthy(), 2)
+    assert verdicts(judge, mute, spec) == {"gpu2": "inconclusive"}  # type: ignore[arg-type]
+    [first, *_] = asked(judge, mute, spec)["gpu2"]  # type: ignore[arg-type]
+    assert "gpu2: its survey gave no answer" in first.note
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_what_is_not_promised_is_not_judged(tmp_path: Path, judge: object) -> None:
+    silent_spec = spec_of(tmp_path, "{}")
+    assert judge(healthy(), silent_spec, "gpu0") == []  # type: ignore[operator]
 
 
 def _all(count: int) -> set[tuple[int, int]]:
@@ -19,7 +63,7 @@ def test_a_node_that_is_cut_off_is_to_blame_alone() -> None:
     assert blame(_all(4), failed) == Blame({2: "both ways"}, frozenset())
 
 
-def test_a_direction_of_a_node_is_told() -> None:
+def test_a_direction_of_a_node_is_named() -> None:
     assert blame(_all(4), {(2, n) for n in (0, 1, 3)}).nodes == {2: "sending"}
     assert blame(_all(4), {(n, 2) for n in (0, 1, 3)}).nodes == {2: "receiving"}
 
@@ -48,7 +92,7 @@ def test_cut_off_nodes_are_found_and_nobody_else(count: int, data: st.DataObject
 
 
 @given(st.integers(6, 16), st.data())
-def test_a_direction_and_a_path_are_told_apart(count: int, data: st.DataObject) -> None:
+def test_a_direction_and_a_path_are_distinguished(count: int, data: st.DataObject) -> None:
     deaf = data.draw(st.integers(0, count - 1))
     ends = [n for n in range(count) if n != deaf]
     path = (data.draw(st.sampled_from(ends[:2])), data.draw(st.sampled_from(ends[2:])))

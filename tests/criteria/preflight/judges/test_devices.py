@@ -1,0 +1,189 @@
+"""Accelerators, PCIe links and the kernel log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.preflight.judges import (
+    devices,
+)
+from pytest_mnode.criteria.preflight.judges.devices import pci_links
+from pytest_mnode.logs.kernel_log import Event, Log, Severity
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.nvml import Accelerator
+from tests.criteria.preflight.made import (
+    asked,
+    culprits,
+    healthy,
+    spec_of,
+    verdicts,
+    with_facts,
+)
+from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
+
+
+def _accelerator(index: int, **changes: Any) -> Accelerator:
+    one = Accelerator(
+        index=index,
+        name="H100",
+        memory_bytes=80 * 10**9,
+        ecc_enabled=True,
+        ecc_uncorrected=0,
+        persistence=True,
+        throttled=(),
+        mig_enabled=False,
+        remapped_rows_failed=False,
+        remapped_rows_pending=False,
+    )
+    return replace(one, **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "told"),
+    [
+        ({"name": "A100"}, "fail", "accelerator 1: A100"),
+        ({"memory_bytes": 40 * 10**9}, "fail", ""),
+        ({"ecc_enabled": False}, "fail", "accelerator 1: off"),
+        ({"ecc_enabled": None}, "inconclusive", "accelerator 1 does not report it"),
+        ({"ecc_uncorrected": 3}, "fail", ""),
+        ({"persistence": False}, "fail", "accelerator 1: off"),
+        ({"throttled": ("HwThermalSlowdown",)}, "fail", "accelerator 1: HwThermalSlowdown"),
+        ({"throttled": None}, "inconclusive", "accelerator 1 does not report it"),
+        ({"mig_enabled": True}, "fail", "accelerator 1: on"),
+        ({"mig_enabled": None}, "inconclusive", "accelerator 1 does not report it"),
+        ({"remapped_rows_failed": True}, "fail", "accelerator 1: failed"),
+        (
+            {"remapped_rows_failed": True, "remapped_rows_pending": True},
+            "fail",
+            "accelerator 1: failed, pending",
+        ),
+        ({"remapped_rows_pending": None}, "inconclusive", "accelerator 1 does not report it"),
+    ],
+)
+def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told: str) -> None:
+    spec = spec_of(
+        tmp_path,
+        "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
+        "mig: 'off', remapped_rows: none}}",
+        accelerators="2, model: H100, memory: 80 GB",
+    )
+    both = (_accelerator(0), _accelerator(1))
+    survey = healthy(2)
+    for index in range(2):
+        survey = with_facts(survey, index, accelerators=both)
+    assert verdicts(devices.accelerators, survey, spec) == {}
+    found = with_facts(survey, 1, accelerators=(both[0], _accelerator(1, **change)))
+    assert verdicts(devices.accelerators, found, spec) == {"gpu1": verdict}
+    assert told in " ".join(m.note for m in asked(devices.accelerators, found, spec)["gpu1"])
+    fewer = with_facts(survey, 1, accelerators=both[:1])
+    assert culprits(devices.accelerators, fewer, spec) == {"gpu1": "gpu1 accelerators"}
+    mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
+    assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("card", "slot", "told", "verdict"),
+    [
+        ({}, {}, "", None),
+        ({"current_link_width": 8}, {}, "{0} x8 of 16", "fail"),
+        ({}, {"max_link_width": 8}, "", None),  # the slot has no more; nothing was lost
+        ({"current_link_width": 8}, {"max_link_width": 8}, "", None),
+        ({"current_link_speed": "16.0 GT/s PCIe"}, {}, "{0} GT/s 16 of 32", "fail"),
+        (
+            {"current_link_speed": "16.0 GT/s PCIe"},
+            {"max_link_speed": "16.0 GT/s PCIe"},
+            "",
+            None,
+        ),
+        ({"current_link_width": 255}, {}, "{0} does not report its width", "inconclusive"),
+        ({"current_link_speed": "Unknown"}, {}, "{0} does not report its speed", "inconclusive"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["nic", "accelerator"])
+def test_pcie_links(  # noqa: PLR0917  what is varied
+    tmp_path: Path,
+    card: dict[str, Any],
+    slot: dict[str, Any],
+    told: str,
+    verdict: str | None,
+    kind: str,
+) -> None:
+    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+    full |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+    tree = Tree(tmp_path)
+    for bus, (device, vendor) in {"1b": (GPU, NVIDIA), "1c": (NIC, MELLANOX)}.items():
+        odd = (bus == "1c") is (kind == "nic")
+        port = f"pci0000:10/0000:10:{bus}.0"
+        tree.pci(port, SWITCH_PORT, "0x8086", **{**full, **(slot if odd else {})})
+        tree.pci(f"{port}/0000:{bus}:00.0", device, vendor, **{**full, **(card if odd else {})})
+    tree.interface("fab0", "pci0000:10/0000:10:1c.0/0000:1c:00.0")
+    spec = spec_of(tmp_path, "{pcie: full}", accelerators="1")
+    machine = Machine.read(tmp_path, ("pci", "interfaces", "rdma"))
+    parts = {"pci": machine.pci, "interfaces": machine.interfaces, "rdma": machine.rdma}
+    survey = with_facts(healthy(2), 1, **parts)
+    if kind == "accelerator" and "current_link_speed" in card:
+        verdict = None  # it may save power
+    found = asked(devices.pcie, survey, spec)["gpu1"]
+    assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
+    if verdict:
+        name = "fab0" if kind == "nic" else "accelerator 0000:1b:00.0"
+        assert told.format(name) in " ".join(f"{m.culprit} {m.note}" for m in found)
+    dumb = with_facts(healthy(2), 1, unread={"pci": "denied"})
+    assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
+
+
+def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+    port = "pci0000:10/0000:10:01.0"
+    tree.pci(port, SWITCH_PORT, "0x8086", **full)
+    tree.pci(f"{port}/0000:1c:00.0", NIC, MELLANOX, **full)
+    tree.pci(f"{port}/0000:1c:00.1", NIC, MELLANOX, current_link_width=0, max_link_width=0)
+    tree.link(f"sys/devices/{port}/0000:1c:00.1/physfn", f"sys/devices/{port}/0000:1c:00.0")
+    for name, function in (("fab0", 0), ("fab0v0", 1)):
+        tree.interface(name, f"{port}/0000:1c:00.{function}")
+    assert [link.name for link in pci_links(Machine.read(tmp_path), ["fab*"])] == ["fab0"]
+
+
+XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
+
+
+AER = Event(Severity.CORRECTED, "[5.1]", "0000:18:00.0", "PCIe AER Corrected")
+
+
+DOWN = Event(Severity.LINK_DOWN, "[9.1]", "eth2", "link down")
+
+
+@pytest.mark.parametrize(
+    ("log", "verdict", "culprit", "note"),
+    [
+        (Log(()), None, None, ""),
+        (Log((), "[7200.5]"), None, None, "the log goes back to [7200.5] only"),
+        (Log((AER,) * 3), None, None, ""),
+        (Log((XID,)), "fail", "gpu1 0000:1b:00", "2026-11-22T06:54:23Z: Xid 79: GPU is lost"),
+        (Log((AER,) * 4), "fail", "gpu1 0000:18:00.0", "0000:18:00.0 [5.1]: PCIe AER Corrected"),
+        (Log((DOWN,) * 4), "fail", "gpu1 eth2", "eth2 [9.1]: link down"),
+        (
+            Log((DOWN, *(replace(DOWN, device=f"eth{i % 2}") for i in range(9)))),
+            *("fail", "gpu1 eth0, eth1", "eth2 [9.1]: link down"),
+        ),
+        (Log(tuple(replace(DOWN, device=f"eth{i % 8}") for i in range(24))), None, None, ""),
+        (None, "inconclusive", None, "dmesg: Operation not permitted"),
+    ],
+)
+def test_the_kernel_log(
+    tmp_path: Path, log: Log | None, verdict: str | None, culprit: str | None, note: str
+) -> None:
+    spec = spec_of(tmp_path, "{kernel_log: {corrected_at_most: 3}}")
+    unread = {"kernel_log": "OSError: dmesg: Operation not permitted"}
+    survey = with_facts(healthy(2), 1, kernel_log=log, unread=unread)
+    found = asked(devices.kernel_log, survey, spec)["gpu1"]
+    assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
+    assert {m.culprit for m in found} - {None} == ({culprit} if culprit else set())
+    assert note in " ".join(m.note for m in found)
+    silent = spec_of(tmp_path, "{interfaces: {}}")
+    assert devices.kernel_log(survey, silent, "gpu1") == []

@@ -1,0 +1,146 @@
+"""Look-ups of names, and clocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.preflight.answers import (
+    LookUp,
+    Survey,
+)
+from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
+from pytest_mnode.criteria.preflight.judges import (
+    names,
+)
+from pytest_mnode.spec import Spec
+from tests.criteria.preflight.made import (
+    asked,
+    culprits,
+    healthy,
+    spec_of,
+    verdicts,
+    with_facts,
+    with_node,
+    with_paths,
+)
+
+
+def _look_up(survey: Survey, index: int, change: LookUp) -> Survey:
+    paths = survey.nodes[index].paths
+    assert paths is not None
+    kept = tuple(change if one.what == change.what else one for one in paths.look_ups)
+    return with_node(survey, index, paths=replace(paths, look_ups=kept))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (LookUp(2, "gpu2", ("10.9.9.9",), 0.001, ""), "gpu2 is 10.9.9.9, where gpu2 has 10.1.0.3"),
+        (LookUp(2, "gpu2", (), 0.001, "not known"), "gpu2 has no address (not known)"),
+        (LookUp(1, "gpu1", ("127.0.1.1",), 0.001, ""), "gpu1 is 127.0.1.1"),
+        (LookUp(2, "10.1.0.3", ("gpu3",), 0.001, ""), "10.1.0.3 is gpu3, where gpu2 has it"),
+        (LookUp(2, "10.1.0.3", ("gpu2",), 1.5, ""), "10.1.0.3 took 1.5 s"),
+        (LookUp(2, "10.1.0.3", (), None, "no answer"), "10.1.0.3 took more than 2 s"),
+    ],
+)
+def test_wrong_and_slow_look_ups_are_the_askers_fault(
+    spec: Spec, change: LookUp, told: str
+) -> None:
+    found = _look_up(healthy(), 1, change)
+    [culprit] = culprits(names.look_ups, found, spec).values()
+    assert culprit.startswith("gpu1: its ")
+    assert told in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
+
+
+def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Survey:
+    for node in survey.nodes:
+        survey = with_facts(survey, node.index, hostname=hostnames[node.index])
+    for node in survey.nodes:
+        assert node.paths is not None
+        look_ups = tuple(
+            LookUp(to, f"10.1.0.{to + 1}", (name,), 0.001, "") for to, name in reverse.items()
+        )
+        survey = with_node(survey, node.index, paths=replace(node.paths, look_ups=look_ups))
+    return survey
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "reverse", "faults"),
+    [
+        (["a1.hall", "a2.hall"], {0: "a1", 1: "a2.hall."}, 0),
+        (["a1", "a2"], {0: "a1.mgmt.hall", 1: "A2.hall"}, 0),
+        (["n1.rack1", "n1.rack2"], {0: "n1.rack1", 1: "n1.rack2"}, 0),
+        (["n1.rack1", "n1.rack2"], {0: "n1.rack2", 1: "n1.rack2"}, 1),
+        (["n1.rack1", "n1.rack2"], {0: "n1", 1: "n1.other"}, 0),
+        (["a1.hall", "a2.hall"], {0: "a2.mgmt", 1: "a2"}, 1),
+        (["a1", "a2"], {0: "10-1-0-1.pods.cluster.local", 1: "ip-10-1-0-2"}, 0),
+    ],
+)
+def test_names_with_and_without_domains(
+    tmp_path: Path, hostnames: list[str], reverse: dict[int, str], faults: int
+) -> None:
+    spec = spec_of(tmp_path, "{names: {}}")
+    survey = _named(healthy(2), hostnames, reverse)
+    _, wrong = asked(names.look_ups, survey, spec)["gpu0"]
+    assert wrong.value == faults, wrong.note
+
+
+def test_addresses_of_a_node_whose_own_are_not_known_are_not_judged(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{names: {}}")
+    mute = with_facts(healthy(2), 1, interfaces=None)
+    assert verdicts(names.look_ups, mute, spec) == {}  # the control address is known
+    node = mute.nodes[0]
+    assert node.paths is not None
+    elsewhere = (LookUp(1, "gpu1", ("10.9.0.2",), 0.001, ""),)
+    other = with_node(mute, 0, paths=replace(node.paths, look_ups=elsewhere))
+    assert verdicts(names.look_ups, other, spec) == {"gpu0": "inconclusive"}
+    told = with_node(healthy(2), 0, paths=replace(node.paths, look_ups=elsewhere))
+    assert verdicts(names.look_ups, told, spec) == {"gpu0": "fail"}
+
+
+def _clock(survey: Survey, ahead_s: dict[int, float], error_s: float = 1e-4) -> Survey:
+    def change(index: int, path: ProbedPath) -> ProbedPath:
+        offset_s = ahead_s.get(path.to, 0.0) - ahead_s.get(index, 0.0)
+        return replace(path, offset_s=offset_s, error_s=error_s)
+
+    return with_paths(survey, change)
+
+
+def test_the_odd_clock_is_named_with_its_error(spec: Spec) -> None:
+    for odd in range(4):
+        assert culprits(names.clocks, _clock(healthy(), {odd: 0.2}), spec) == {
+            f"gpu{odd}": f"gpu{odd} clock"
+        }
+    [skew] = asked(names.clocks, _clock(healthy(), {3: -0.2}), spec)["gpu3"]
+    assert skew.value == pytest.approx(200)
+    assert "gpu3 is behind gpu" in skew.note
+    assert "± 0.1 ms" in skew.note
+
+
+def test_a_skew_near_the_bound_for_its_error_is_inconclusive(spec: Spec) -> None:
+    assert verdicts(names.clocks, _clock(healthy(), {3: 0.045}, 0.001), spec) == {}
+    assert verdicts(names.clocks, _clock(healthy(), {3: 0.045}, 0.01), spec)["gpu3"] == (
+        "inconclusive"
+    )
+
+
+def test_two_clocks_do_not_say_which_is_right(spec: Spec) -> None:
+    [culprit] = culprits(names.clocks, _clock(healthy(2), {0: 1.0}), spec).values()
+    assert "do not say which is right" in culprit
+
+
+def test_clocks_without_a_majority_blame_nobody_alone(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{clocks: {skew: 50 ms}}")
+    ahead = {2: 0.2, 3: 0.2}
+    survey = with_paths(
+        healthy(4),
+        lambda index, path: replace(path, offset_s=ahead.get(path.to, 0.0) - ahead.get(index, 0.0)),
+    )
+    found = culprits(names.clocks, survey, spec)
+    assert found == {
+        name: f"{name} clock, or those of gpu0, gpu1: no majority says which are right"
+        for name in ("gpu2", "gpu3")
+    }

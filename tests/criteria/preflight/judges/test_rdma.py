@@ -1,0 +1,160 @@
+"""RDMA ports, their error counters, and GPUDirect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.preflight.answers import (
+    LastFacts,
+    Survey,
+)
+from pytest_mnode.criteria.preflight.judges import (
+    rdma,
+)
+from pytest_mnode.machine.rdma import Port, read_rdma
+from tests.criteria.preflight.made import (
+    ANY,
+    IB,
+    SOFTWARE,
+    asked,
+    culprits,
+    devices_of,
+    everywhere,
+    healthy,
+    interface,
+    rdma_device,
+    rdma_port,
+    spec_of,
+    verdicts,
+    with_facts,
+    with_node,
+)
+from tests.recorded import Recorded
+from tests.trees import gpu_server
+
+PORT = rdma_port("RoCE", ("IB/RoCE v1", "RoCE v2"))
+
+
+def _rdma(before: Port, after: Port | None = None) -> Survey:
+    """Two nodes, of which the second has this port, before and after."""
+    survey = healthy(2)
+    link = interface("rocep1", "10.2.0.1")
+    for index, (one, then) in enumerate(((PORT, PORT), (before, after or before))):
+        device = rdma_device(one, netdevs=("rocep1",))
+        survey = with_facts(survey, index, rdma=(device,), interfaces=(link,))
+        last = survey.nodes[index].last
+        assert last is not None
+        survey = with_node(survey, index, last=LastFacts(last.heard, (rdma_device(then),)))
+    return survey
+
+
+def _counting(**counters: int) -> Port:
+    return replace(PORT, counters={**(PORT.counters or {}), **counters})
+
+
+def test_rdma_ports_and_their_errors(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{rdma: {gid_types: [RoCE v2], errors_at_most: 0}}", "roce", "rocep1")
+    assert verdicts(rdma.rdma_ports, _rdma(PORT), spec) == {}
+    assert verdicts(rdma.rdma_errors, _rdma(PORT), spec) == {}
+    down = _rdma(replace(PORT, state="DOWN"))
+    assert culprits(rdma.rdma_ports, down, spec) == {"gpu1": "gpu1 mlx5_0:1 DOWN"}
+    first = _rdma(rdma_port("RoCE", ("IB/RoCE v1",)))
+    assert culprits(rdma.rdma_ports, first, spec) == {"gpu1": "gpu1 mlx5_0:1 has RoCE v1"}
+    one_is_enough = _rdma(rdma_port("RoCE", (None, "RoCE v2")))
+    assert verdicts(rdma.rdma_ports, one_is_enough, spec) == {}
+    rising = _rdma(PORT, _counting(symbol_error=4))
+    assert culprits(rdma.rdma_errors, rising, spec) == {"gpu1": "gpu1 mlx5_0:1 symbol_error +4"}
+    set_back = _rdma(_counting(link_downed=3), PORT)
+    assert verdicts(rdma.rdma_errors, set_back, spec) == {"gpu1": "inconclusive"}
+    gone = _rdma(PORT, replace(PORT, device="mlx5_7"))
+    assert verdicts(rdma.rdma_errors, gone, spec) == {"gpu1": "inconclusive"}
+    assert set(culprits(rdma.rdma_ports, healthy(2), spec)) == {"gpu0", "gpu1"}  # none at all
+    assert set(verdicts(rdma.rdma_errors, healthy(2), spec).values()) == {"inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("port", "verdict", "told"),
+    [
+        (rdma_port("RoCE"), "fail", "gpu1 mlx5_0:1 is RoCE, not InfiniBand"),
+        (rdma_port(state="ARMED"), "fail", "gpu1 mlx5_0:1 ARMED"),
+        (rdma_port(phys_state="Disabled"), "fail", "gpu1 mlx5_0:1 ACTIVE, Disabled"),
+        (rdma_port(state=None), "inconclusive", "mlx5_0:1 does not report its state or protocol"),
+        (rdma_port("unknown"), "inconclusive", "mlx5_0:1 does not report its state or protocol"),
+        (
+            rdma_port(gid_types=None),
+            *("inconclusive", "not every GID of mlx5_0:1 has a known type"),
+        ),
+        (rdma_port(gid_types=()), "fail", "mlx5_0:1 has none"),
+    ],
+)
+def test_ports_of_another_kind_and_of_unknown_state(
+    tmp_path: Path, port: Port, verdict: str, told: str
+) -> None:
+    spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
+    survey = everywhere(healthy(2), IB, interfaces=())
+    other = with_facts(survey, 1, rdma=devices_of(port))
+    assert verdicts(rdma.rdma_ports, other, spec).get("gpu1", "pass") == verdict
+    answers = asked(rdma.rdma_ports, other, spec)["gpu1"]
+    assert told in "; ".join(f"{one.culprit} {one.note}" for one in answers)
+
+
+def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> None:
+    tree = gpu_server(tmp_path / "machine")
+    counters = "sys/class/infiniband/mlx5_0/ports/1/counters"
+    tree.write(f"{counters}/port_xmit_data", 5)
+    tree.write(f"{counters}/link_downed", 0)
+    tree.write(f"{counters}/symbol_error", "N/A (no PMA support)")
+    partly = (read_rdma(tree.root) or ())[0].ports[0]
+    spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_*")
+    silent = rdma_port(device="mlx5_1", counters=None, hw_counters=None)
+
+    def verdict(*ports: Port) -> str:
+        survey = with_facts(healthy(2), 0, rdma=devices_of(*ports))
+        last = survey.nodes[0].last
+        assert last is not None
+        survey = with_node(survey, 0, last=replace(last, rdma=devices_of(*ports)))
+        return verdicts(rdma.rdma_errors, survey, spec).get("gpu0", "pass")
+
+    assert verdict(IB) == "pass"
+    assert verdict(partly) == "inconclusive"
+    assert verdict(IB, silent) == "inconclusive"
+
+
+def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
+    """Of the same link layer, with a GID of the name of RoCE v1; its node type tells."""
+    devices_there = read_rdma(recorded("numa2-e1000e-siw")) or ()
+    active = [
+        replace(port, state="ACTIVE", phys_state="LinkUp")
+        for d in devices_there
+        for port in d.ports
+    ]
+    spec = spec_of(tmp_path, "{rdma: {gid_types: [RoCE v1]}}", "roce", '"siw*"')
+    survey = everywhere(healthy(2), *active, interfaces=())
+    assert set(verdicts(rdma.rdma_ports, survey, spec)) == {"gpu0", "gpu1"}
+    first, _ = asked(rdma.rdma_ports, survey, spec)["gpu1"]
+    assert first.culprit == "gpu1 siw0:1 is iWARP, not RoCE, siw1:1 is iWARP, not RoCE"
+
+
+@pytest.mark.parametrize(
+    ("promise", "change", "told"),
+    [
+        ("either", {"driver_is_open": False}, "nvidia_peermem is not loaded"),
+        ("peermem", {}, "nvidia_peermem is not loaded"),
+        ("dma-buf", {"driver_is_open": False, "peermem": "1"}, "not the open kernel module"),
+        ("either", {"driver": None, "driver_is_open": False}, "no NVIDIA driver"),
+    ],
+)
+def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], told: str) -> None:
+    spec = spec_of(tmp_path, f"{{gpudirect: {promise}}}")
+    whole = replace(SOFTWARE, peermem="550.54.15")
+    survey = healthy(2)
+    for index in range(2):
+        survey = with_facts(survey, index, software=whole)
+    assert verdicts(rdma.gpudirect, survey, spec) == {}
+    found = with_facts(survey, 1, software=replace(SOFTWARE, **change))
+    [culprit] = culprits(rdma.gpudirect, found, spec).values()
+    assert told in culprit

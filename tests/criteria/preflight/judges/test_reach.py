@@ -1,0 +1,161 @@
+"""Reaching the first node and every other: who is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    Survey,
+)
+from pytest_mnode.criteria.preflight.judges import (
+    links,
+    reach,
+)
+from pytest_mnode.spec import Spec
+from tests.criteria.preflight.made import (
+    ANY,
+    IB,
+    asked,
+    culprits,
+    cut,
+    everywhere,
+    healthy,
+    interface,
+    spec_of,
+    verdicts,
+    with_facts,
+    with_node,
+)
+
+
+def test_a_node_that_is_cut_off_is_named_once(spec: Spec) -> None:
+    lost = cut(healthy(), [e for n in (0, 1, 3) for e in ((n, 2), (2, n))])
+    assert culprits(reach.peers, lost, spec) == {
+        "gpu2": "gpu2: no way to or from others on the fabric network"
+    }
+    [fabric, _] = asked(reach.peers, lost, spec)["gpu0"]
+    assert fabric.value == 2
+    assert fabric.note == "without gpu2, which is to blame itself"
+
+
+def test_directions_and_paths_are_distinguished(spec: Spec) -> None:
+    deaf = cut(healthy(), [(n, 2) for n in (0, 1, 3)])
+    assert culprits(reach.peers, deaf, spec) == {
+        "gpu2": "gpu2: it does not hear others on the fabric network, and they hear it"
+    }
+    dumb = cut(healthy(), [(2, n) for n in (0, 1, 3)])
+    assert culprits(reach.peers, dumb, spec) == {
+        "gpu2": "gpu2: others do not hear it on the fabric network, and it hears them"
+    }
+    one_way = cut(healthy(), [(1, 3)])
+    assert culprits(reach.peers, one_way, spec) == dict.fromkeys(
+        ("gpu1", "gpu3"), "path from gpu1 to gpu3 (one way)"
+    )
+    path = cut(healthy(), [(1, 3), (3, 1)])
+    assert culprits(reach.peers, path, spec) == dict.fromkeys(
+        ("gpu1", "gpu3"), "path between gpu1 and gpu3"
+    )
+    two = cut(healthy(2), [(0, 1), (1, 0)])
+    assert set(culprits(reach.peers, two, spec).values()) == {"path between gpu0 and gpu1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "both"),
+    [
+        ({"address": "02:00:00:00:00:01"}, "02:00:00:00:00:01"),
+        ({"addresses": ("10.2.0.9",)}, "10.2.0.9"),
+    ],
+)
+def test_an_address_that_two_nodes_have_is_named(
+    spec: Spec, changes: dict[str, Any], both: str
+) -> None:
+    """Where ways fail: interfaces of one machine may share a MAC (ipvlan) and be well."""
+    survey = healthy()
+    for index in (1, 3):
+        interfaces = survey.nodes[index].machine.interfaces or ()
+        fabric, control = interfaces
+        survey = with_facts(survey, index, interfaces=(replace(fabric, **changes), control))
+    assert culprits(reach.peers, survey, spec) == {}
+    cause = f"; gpu1 and gpu3 both have {both}"
+    assert culprits(reach.peers, cut(survey, [(1, 3), (3, 1)]), spec) == dict.fromkeys(
+        ("gpu1", "gpu3"), "path between gpu1 and gpu3" + cause
+    )
+    [deaf] = culprits(reach.peers, cut(survey, [(n, 3) for n in range(3)]), spec).values()
+    assert deaf.startswith("gpu3: it does not hear")
+    assert deaf.endswith(cause)
+
+
+def test_a_link_without_a_carrier_explains_what_is_lost(spec: Spec) -> None:
+    lost = cut(healthy(3), [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)])
+    for index in (1, 2):
+        down = interface("fab0", f"10.2.0.{index + 1}", carrier=False)
+        interfaces = lost.nodes[index].machine.interfaces or ()
+        lost = with_facts(lost, index, interfaces=(down, interfaces[1]))
+    assert culprits(reach.peers, lost, spec) == {
+        "gpu1": "gpu1: fab0 has no carrier",
+        "gpu2": "gpu2: fab0 has no carrier",
+    }
+    assert verdicts(reach.peers, lost, spec)["gpu0"] == "inconclusive"  # nobody is left to reach
+    assert culprits(links.interfaces, lost, spec)["gpu1"] == "gpu1 fab0 has no carrier"
+
+
+def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
+    survey = healthy()
+    for index in (0, 1, 3):
+        paths = survey.nodes[index].paths
+        assert paths is not None
+        connections = tuple(
+            replace(c, took_s=None, problem="no answer within 2 s")
+            if c.to == 2 and c.network == "management"
+            else c
+            for c in paths.connections
+        )
+        survey = with_node(survey, index, paths=replace(paths, connections=connections))
+    assert culprits(reach.peers, survey, spec) == {
+        "gpu2": "gpu2: connections to it are filtered on the management network, datagrams pass"
+    }
+    assert "though datagrams pass" in asked(reach.peers, survey, spec)["gpu2"][1].note
+
+
+def test_a_fabric_without_ip_blames_nobody_for_it(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
+    down = interface("ib0", "", admin_up=False, carrier=None)
+    survey = everywhere(healthy(3), IB, interfaces=(down,))
+    for node in survey.nodes:
+        assert node.facts is not None
+        assert node.paths is not None
+        rails = {**node.facts.rails, "fabric": ()}
+        survey = with_facts(survey, node.index, rails=rails)
+        kept = tuple(c for c in node.paths.connections if c.network != "fabric")
+        paths = replace(node.paths, connections=kept)
+        survey = with_node(survey, node.index, paths=paths)
+    assert set(verdicts(reach.peers, survey, spec).values()) == {"inconclusive"}
+
+
+def _master(survey: Survey, lost: set[int]) -> Survey:
+    for node in survey.nodes:
+        if node.index in lost and node.paths is not None:
+            refused = Connection(0, "control", "", None, "no answer within 2 s")
+            survey = with_node(survey, node.index, paths=replace(node.paths, master=refused))
+    return survey
+
+
+def test_a_node_that_does_not_reach_the_first_and_a_first_node_that_answers_nobody(
+    spec: Spec,
+) -> None:
+    assert culprits(reach.master, _master(healthy(), {2}), spec) == {
+        "gpu2": "gpu2: gpu1, gpu3 can connect"
+    }
+    nobody = _master(healthy(), {1, 2, 3})
+    assert culprits(reach.master, nobody, spec) == {"gpu0": "gpu0 10.1.0.1"}
+    assert set(verdicts(reach.master, nobody, spec).values()) == {"fail", "inconclusive"}
+    assert culprits(reach.master, _master(healthy(2), {1}), spec) == {"gpu1": "gpu1 or gpu0"}
+    taken = with_facts(healthy(), 0, master_problem="cannot listen on port 29500: in use")
+    assert culprits(reach.master, taken, spec) == {
+        "gpu0": "gpu0: cannot listen on port 29500: in use"
+    }

@@ -1,0 +1,135 @@
+"""Paths of storage: usable, shared, the same files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.preflight.answers import (
+    Sample,
+    Survey,
+    Token,
+    TokenSeen,
+)
+from pytest_mnode.criteria.preflight.judges import (
+    storage,
+)
+from pytest_mnode.spec import Spec
+from tests.criteria.preflight.made import (
+    asked,
+    culprits,
+    directory,
+    healthy,
+    spec_of,
+    verdicts,
+    with_facts,
+    with_node,
+)
+
+
+def _stored() -> Survey:
+    survey = healthy()
+    sample = (Sample("a.bin", 100, "d1"), Sample("b.bin", 100, "d2"))
+    for index in range(4):
+        token = Token("checkpoints", index, f"/ckpt/t{index}", "x")
+        places = (
+            directory("datasets", "/data", samples=sample),
+            directory("checkpoints", "/ckpt", token=token),
+        )
+        survey = with_facts(survey, index, directories=places)
+        paths = survey.nodes[index].paths
+        assert paths is not None
+        seen = tuple(TokenSeen("checkpoints", other, "") for other in range(4) if other != index)
+        survey = with_node(survey, index, paths=replace(paths, seen=seen))
+    return survey
+
+
+def _with_directory(survey: Survey, index: int, key: str, **changes: Any) -> Survey:
+    facts = survey.nodes[index].facts
+    assert facts is not None
+    places = tuple(replace(p, **changes) if p.key == key else p for p in facts.directories)
+    return with_facts(survey, index, directories=places)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Spec:
+    return spec_of(tmp_path, "{storage: {}}")
+
+
+def test_storage_that_is_well_passes(stored: Spec) -> None:
+    for question in (storage.usable, storage.shared, storage.sample):
+        assert verdicts(question, _stored(), stored) == {}
+
+
+def test_a_path_that_cannot_be_used_fails(stored: Spec) -> None:
+    gone = _with_directory(_stored(), 2, "datasets", problem="stale file handle")
+    assert culprits(storage.usable, gone, stored) == {"gpu2": "gpu2 /data: stale file handle"}
+    closed = _with_directory(_stored(), 1, "checkpoints", write_problem="read-only file system")
+    assert culprits(storage.usable, closed, stored) == {"gpu1": "gpu1 /ckpt: read-only file system"}
+    assert verdicts(storage.shared, gone, stored) == {"gpu2": "inconclusive"}
+
+
+def test_a_path_that_does_not_answer_in_time_is_inconclusive(stored: Spec) -> None:
+    why = "no answer within 3 s"
+    hung = _with_directory(_stored(), 2, "datasets", problem=why, file_system=None, timed_out=True)
+    assert verdicts(storage.usable, hung, stored) == {"gpu2": "inconclusive"}
+    [read] = [m for m in asked(storage.usable, hung, stored)["gpu2"] if m.value is None]
+    assert (read.name, read.note) == ("datasets can be read", f"gpu2 /data: {why}")
+
+
+def test_a_refusal_of_root_by_a_file_server_is_inconclusive(stored: Spec) -> None:
+    refused = {"write_problem": "permission denied", "refuses_root": True}
+    squashed = _with_directory(_stored(), 1, "checkpoints", **refused)
+    assert verdicts(storage.usable, squashed, stored) == {"gpu1": "inconclusive"}
+    written = asked(storage.usable, squashed, stored)["gpu1"][-1]
+    assert written.name == "checkpoints can be written to"
+    assert written.note == (
+        "gpu1 /ckpt: permission denied as root (root_squash?): rerun as an ordinary user"
+    )
+    user = _with_directory(_stored(), 1, "checkpoints", write_problem="permission denied")
+    assert culprits(storage.usable, user, stored) == {"gpu1": "gpu1 /ckpt: permission denied"}
+
+
+def test_one_file_system_by_other_addresses_is_known_by_its_files(stored: Spec) -> None:
+    """As file servers are mounted that spread nodes over their addresses."""
+    survey = _stored()
+    for index in range(4):
+        source = f"nfs4 10.9.0.{index + 1}:/data"
+        survey = _with_directory(survey, index, "datasets", file_system=source)
+    assert verdicts(storage.shared, survey, stored) == {}
+    datasets = asked(storage.shared, survey, stored)["gpu0"][0]
+    assert datasets.note == (
+        "gpu0: nfs4 10.9.0.1:/data, other addresses elsewhere: its files show whether it is one "
+        "file system"
+    )
+    bare = survey
+    for index in range(4):
+        bare = _with_directory(bare, index, "datasets", samples=())
+    assert set(verdicts(storage.shared, bare, stored).values()) == {"inconclusive"}
+    other = _with_directory(survey, 3, "datasets", file_system="nfs4 10.9.0.4:/old")
+    assert culprits(storage.shared, other, stored) == {"gpu3": "gpu3 /data"}
+
+
+def test_another_file_system_of_the_same_name_is_found(stored: Spec) -> None:
+    survey = _stored()
+    paths = survey.nodes[3].paths
+    assert paths is not None
+    unseen = tuple(TokenSeen("checkpoints", o, "no such file or directory") for o in range(3))
+    survey = with_node(survey, 3, paths=replace(paths, seen=unseen))
+    survey = _with_directory(survey, 3, "checkpoints", file_system="ext4 /dev/sda1")
+    assert culprits(storage.shared, survey, stored) == {"gpu3": "gpu3 /ckpt is ext4 /dev/sda1"}
+    # Where nobody may write, the mount is compared.
+    other = _with_directory(_stored(), 3, "datasets", file_system="ext4 /dev/sda1")
+    assert culprits(storage.shared, other, stored) == {"gpu3": "gpu3 /data"}
+
+
+def test_files_that_differ_are_named(stored: Spec) -> None:
+    changed = (Sample("a.bin", 100, "d1"), Sample("b.bin", 99, "d9"))
+    found = _with_directory(_stored(), 0, "datasets", samples=changed)
+    assert culprits(storage.sample, found, stored) == {"gpu0": "gpu0 /data"}
+    [sample] = asked(storage.sample, found, stored)["gpu0"]
+    assert sample.value == 1
+    assert "b.bin: d9 of 99 B, d2 of 100 B on 3 of 4 nodes" in sample.note

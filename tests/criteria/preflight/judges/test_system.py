@@ -1,0 +1,158 @@
+"""The same software on all nodes, memory, open files and disks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.preflight.answers import (
+    Survey,
+)
+from pytest_mnode.criteria.preflight.judges import (
+    system,
+)
+from pytest_mnode.criteria.preflight.orders import SHM
+from pytest_mnode.machine.model import Limits
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.spec import Spec
+from pytest_mnode.spec.preflight import Part
+from tests.criteria.preflight.made import (
+    SETTINGS,
+    SOFTWARE,
+    asked,
+    culprits,
+    directory,
+    healthy,
+    rdma_device,
+    rdma_port,
+    spec_of,
+    verdicts,
+    with_facts,
+)
+
+
+def _same(part: Part) -> Any:
+    def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+        return system.same(survey, spec, name, part)
+
+    return question
+
+
+OTHER: dict[Part, Any] = {
+    "code": {"train/main.py": "ffff", "train/new.py": "1"},
+    "python": "CPython 3.12.1",
+    "torch": None,
+    "packages": {"numpy": "2.0.0", "torch": "2.6.0"},
+    "nccl": "2.20.5",
+    "driver": "535.1",
+    "firmware": "28.36.0",
+    "kernel": "5.15.0",
+    "sysctl": {**SETTINGS, "net.ipv4.tcp_rmem": "4096 8192 16384"},
+}
+
+
+def _having(survey: Survey, index: int, part: Part, value: Any) -> Survey:
+    """With another value of a part on one node."""
+    if part == "firmware":
+        device = rdma_device(rdma_port(), firmware=value)
+        return with_facts(survey, index, rdma=(device,))
+    if part == "code":
+        return with_facts(survey, index, code=value)
+    if part == "sysctl":
+        return with_facts(survey, index, settings=value)
+    return with_facts(survey, index, software=replace(SOFTWARE, **{part: value}))
+
+
+@pytest.mark.parametrize("part", system.PARTS)
+def test_the_odd_one_out_is_named_with_both_values(tmp_path: Path, part: Part) -> None:
+    spec = spec_of(tmp_path, f"{{same: [{part}]}}")
+    well = healthy()
+    for index in range(4 if part == "firmware" else 0):
+        well = _having(well, index, part, "28.39.1002")
+    assert verdicts(_same(part), well, spec) == {}
+    odd = _having(well, 1, part, OTHER[part])
+    assert culprits(_same(part), odd, spec) == {"gpu1": f"gpu1 {part}"}
+    [found] = asked(_same(part), odd, spec)["gpu1"]
+    assert " on 3 of 4 nodes" in found.note
+    none = healthy(2)
+    for index in range(2):
+        empty: Any = {} if part in ("code", "packages", "sysctl") else None
+        none = _having(none, index, part, empty)
+    assert set(verdicts(_same(part), none, spec).values()) == {"inconclusive"}
+
+
+def test_without_a_majority_all_differ(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{same: [kernel]}")
+    other = replace(SOFTWARE, kernel="5.15.0")
+    two = with_facts(healthy(2), 1, software=other)
+    assert set(culprits(_same("kernel"), two, spec)) == {"gpu0", "gpu1"}
+    [found] = asked(_same("kernel"), two, spec)["gpu0"]
+    assert "6.1.0, 5.15.0 on gpu1, and no majority says who is right" in found.note
+    assert system.same(healthy(1), spec, "gpu0", "kernel") == []
+
+
+def test_what_no_node_can_read_is_not_the_same(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{same: [code]}")
+
+    def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+        return system.same(survey, spec, name, "code")
+
+    for told in ("unreadable: Permission denied", "not there"):
+        survey = healthy(3)
+        for index in range(3):
+            code = {"train/main.py": told, "train/more.py": "0a1b"}
+            survey = with_facts(survey, index, code=code)
+        assert set(verdicts(question, survey, spec).values()) == {"inconclusive"}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
+def test_a_kernel_setting_that_a_node_does_not_show_is_no_difference(
+    tmp_path: Path, nodes: int, setting: str
+) -> None:
+    spec = spec_of(tmp_path, "{same: [sysctl]}")
+    shown = {name: value for name, value in SETTINGS.items() if name != setting}
+    some = with_facts(healthy(nodes), 1, settings=shown)
+    assert verdicts(_same("sysctl"), some, spec) == {}
+    assert "1 not readable here" in asked(_same("sysctl"), some, spec)["gpu1"][0].note
+    mute = with_facts(healthy(nodes), 1, settings={})
+    expected = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]  # nobody to compare with
+    assert verdicts(_same("sysctl"), mute, spec) == dict.fromkeys(expected, "inconclusive")
+    other = {**SETTINGS, setting: "1"}
+    odd = culprits(_same("sysctl"), with_facts(healthy(nodes), 1, settings=other), spec)
+    assert sorted(odd) == (["gpu1"] if nodes > 2 else ["gpu0", "gpu1"])  # no majority of two
+
+
+def test_room_and_limits(tmp_path: Path) -> None:
+    spec = spec_of(
+        tmp_path,
+        "{limits: {shm: 64 GiB, shm_free: 32 GiB, memlock: unlimited, open_files: 65536},"
+        " disk: [{path: /tmp, free: 10 GB}]}",
+    )
+    shm = directory(SHM, SHM, size_bytes=64 << 30, free_bytes=40 << 30)
+    survey = healthy(3)
+    for index in range(3):
+        survey = with_facts(survey, index, directories=(shm, directory("disk /tmp", "/tmp")))
+    questions = (system.shared_memory, system.locked_memory, system.open_files, system.disk)
+    for question in questions:
+        assert verdicts(question, survey, spec) == {}
+    bad = with_facts(
+        survey,
+        1,
+        directories=(
+            replace(shm, free_bytes=1 << 30),
+            directory("disk /tmp", "/tmp", free_bytes=10**9),
+        ),
+        limits=Limits(1 << 40, 1024),
+    )
+    for question in questions:
+        assert verdicts(question, bad, spec) == {"gpu1": "fail"}
+    lost = with_facts(
+        survey,
+        1,
+        directories=(directory(SHM, SHM, problem="not there", size_bytes=None, free_bytes=None),),
+    )
+    assert verdicts(system.shared_memory, lost, spec) == {"gpu1": "inconclusive"}
