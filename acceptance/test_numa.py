@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mnode import measuring as bench
 from pytest_mnode.criteria.placement.copies import copies_table, judge_copies
-from pytest_mnode.criteria.placement.facts import Question
+from pytest_mnode.criteria.placement.rank_placement import Question
 
 if TYPE_CHECKING:
     import torch

@@ -56,7 +56,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NcclTestsRow:
     """One size. in_place is None where the table has one block only."""
 
     size_bytes: int
@@ -85,7 +85,7 @@ class NcclTest:
     hosts: tuple[str, ...] = ()
     separate_runs: bool = False
     validated: bool | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[NcclTestsRow, ...] = ()
     out_of_bounds: int | None = None
     failed: bool = False
     closed: bool = False
@@ -158,7 +158,7 @@ class _Reader:
 
     def _begin(self) -> None:
         self._test = NcclTest()
-        self._rows: dict[Row, None] = {}
+        self._rows: dict[NcclTestsRow, None] = {}
         self._columns: tuple[str, ...] = ()
         self._devices: dict[tuple[str, ...], None] = {}
         self._faults: dict[str, None] = {}
@@ -247,7 +247,7 @@ def _heading(line: str) -> tuple[str, ...]:
     return tuple(names) if names[:1] == ["size"] and {*names} >= _NEEDED_COLUMNS and timed else ()
 
 
-def _row_of(line: str, columns: Sequence[str]) -> Row | None:
+def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
     """A row of the table with these columns; None for a line that is no whole row of it.
 
     Its cells are the last of the line, because schedulers and collectors put words before them.
@@ -273,7 +273,7 @@ def _row_of(line: str, columns: Sequence[str]) -> Row | None:
     blocks = list(_blocks(columns, cells))
     if not blocks or blocks[0] is None:
         return None
-    return Row(int(cells[0]), blocks[0], blocks[1] if len(blocks) > 1 else None)
+    return NcclTestsRow(int(cells[0]), blocks[0], blocks[1] if len(blocks) > 1 else None)
 
 
 def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | None]:

@@ -11,9 +11,15 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.facts import PARTS, SOURCES, Question, RankFacts, over_ranks
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
+from pytest_mnode.criteria.placement.rank_placement import (
+    PARTS,
+    SOURCES,
+    Question,
+    RankPlacement,
+    over_ranks,
+)
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import bytes_by_node, read_process
@@ -112,8 +118,8 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
     question: Question,
     promise: Any,
     machine: Machine,
-    facts: RankFacts,
-    here: Sequence[RankFacts],
+    facts: RankPlacement,
+    here: Sequence[RankPlacement],
     spec: Spec,
 ) -> Measurement:
     """This rank's answer. promise: the spec's value. here: all ranks of its node."""
@@ -148,7 +154,7 @@ def _facts(
     bound: Binding,
     nics: Sequence[str] | None,
     why: str,
-) -> RankFacts:
+) -> RankPlacement:
     process = read_process()
     memory = None if process is None else process.memory
     if memory is not None:
@@ -162,7 +168,7 @@ def _facts(
             if device.type == "cpu"
             else f"torch has no PCI address of {device}"
         )
-    return RankFacts(
+    return RankPlacement(
         rank=world.rank,
         node=world.node,
         accelerator=accelerator,

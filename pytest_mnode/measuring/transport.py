@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.criteria.transport.facts import PARTS, Facts, NodeFacts, rank_now
+from pytest_mnode.criteria.transport.evidence import PARTS, Evidence, NodeTraffic, rank_now
 from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
@@ -57,7 +57,7 @@ def _facts(  # noqa: PLR0917  the world's, then what is sent and where it is rea
     send: Callable[[], None],
     device: torch.device,
     root: Path,
-) -> Facts:
+) -> Evidence:
     """Facts of all nodes and ranks around `send`; the same on every rank."""
     barrier(device)
     before = Machine.read(root, PARTS)
@@ -67,9 +67,9 @@ def _facts(  # noqa: PLR0917  the world's, then what is sent and where it is rea
     time.sleep(_SETTLE_S)
     after = Machine.read(root, PARTS)
     # The counters of a node are read by its first rank.
-    node = NodeFacts.between(world.node, before, after) if world.local_rank == 0 else None
+    node = NodeTraffic.between(world.node, before, after) if world.local_rank == 0 else None
     every = gathered((node, rank_now(world, backend, os.environ, root)))
-    return Facts(
+    return Evidence(
         backend=backend,
         size_bytes=promise.size_bytes // 4 * 4,
         calls=promise.calls,

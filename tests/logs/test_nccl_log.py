@@ -10,15 +10,15 @@ import pytest
 from pytest_mnode.logs.nccl_log import (
     Absence,
     NcclLog,
-    Network,
-    Process,
+    NcclProcess,
+    NetworkKind,
     RankLog,
     read_nccl_log,
 )
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 BOTH_RAILS = ("mlx5_0", "mlx5_3")
-RDMA, SOCKETS, UNKNOWN = {Network.RDMA}, {Network.SOCKETS}, {Network.UNKNOWN}
+RDMA, SOCKETS, UNKNOWN = {NetworkKind.RDMA}, {NetworkKind.SOCKETS}, {NetworkKind.UNKNOWN}
 
 
 def log_of(name: str) -> NcclLog:
@@ -30,7 +30,7 @@ def rank(log: NcclLog, number: int) -> RankLog:
     return found
 
 
-def kinds(log: NcclLog, host: str | None = None) -> set[Network]:
+def kinds(log: NcclLog, host: str | None = None) -> set[NetworkKind]:
     channels = [c for r in log.ranks for c in r.net_channels if host in (None, c.process.host)]
     return {kind for c in channels if (kind := log.kind_of(c)) is not None}
 
@@ -46,7 +46,7 @@ def gdr(log: NcclLog) -> set[bool | None]:
 @dataclass(frozen=True)
 class Expected:
     version: str
-    kinds: set[Network]
+    kinds: set[NetworkKind]
     adapters: tuple[str, ...]
     complete: bool = True
     gdr: tuple[bool | None, ...] = (True,)
@@ -191,7 +191,7 @@ def test_one_node_alone_on_tcp() -> None:
 def test_a_connection_that_died_after_a_good_start() -> None:
     log = log_of("ib-aborted-2.29.log")
     (warning,) = log.warnings
-    assert warning.process == Process("larch02", 42101)
+    assert warning.process == NcclProcess("larch02", 42101)
     (gid,) = log.gids
     assert (gid.device, gid.error) == ("mlx5_3", "status=12 opcode=1 len=0 vendor err 129")
 

@@ -9,8 +9,8 @@ from pytest_mnode.logs.nccl_log import (
     Channel,
     Direction,
     NcclLog,
-    Network,
-    Process,
+    NcclProcess,
+    NetworkKind,
     Transport,
     network_of,
     provider_network,
@@ -111,7 +111,7 @@ def test_channel_lines(message: str, expected: tuple[object, ...]) -> None:
     log = read(message)
     (channel,) = log.channels
     assert shown(channel) == expected
-    assert channel.process == Process(host="birch7", pid=311)
+    assert channel.process == NcclProcess(host="birch7", pid=311)
     assert channel.detail == message.partition(" via ")[2].partition(" comm ")[0]
     assert log.unknown_lines == ()
 
@@ -358,33 +358,35 @@ def test_providers(message: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "providers", "expected"),
     [
-        ("IB", (), Network.RDMA),
-        ("IBext_v10", (), Network.RDMA),
-        ("IBext", (), Network.RDMA),
-        ("gIB", (), Network.RDMA),
-        ("SHARP", (), Network.RDMA),
-        ("UCX", (), Network.RDMA),
-        ("SPCX", (), Network.RDMA),
-        ("AWS Libfabric", ("efa",), Network.RDMA),
-        ("Libfabric", ("verbs;ofi_rxm",), Network.RDMA),
-        ("AWS Libfabric", ("tcp;ofi_rxm",), Network.SOCKETS),
-        ("AWS Libfabric", (), Network.UNKNOWN),
-        ("AWS Libfabric", ("efa", "tcp"), Network.UNKNOWN),
-        ("Socket", (), Network.SOCKETS),
-        ("FastSocket", (), Network.SOCKETS),
-        ("GPUDirectTCPX_v7", (), Network.GPUDIRECT_TCP),
-        ("FasTrak", (), Network.GPUDIRECT_TCP),
-        ("Quillon", (), Network.UNKNOWN),
-        ("NotIB", (), Network.UNKNOWN),
-        ("", (), Network.UNKNOWN),
+        ("IB", (), NetworkKind.RDMA),
+        ("IBext_v10", (), NetworkKind.RDMA),
+        ("IBext", (), NetworkKind.RDMA),
+        ("gIB", (), NetworkKind.RDMA),
+        ("SHARP", (), NetworkKind.RDMA),
+        ("UCX", (), NetworkKind.RDMA),
+        ("SPCX", (), NetworkKind.RDMA),
+        ("AWS Libfabric", ("efa",), NetworkKind.RDMA),
+        ("Libfabric", ("verbs;ofi_rxm",), NetworkKind.RDMA),
+        ("AWS Libfabric", ("tcp;ofi_rxm",), NetworkKind.SOCKETS),
+        ("AWS Libfabric", (), NetworkKind.UNKNOWN),
+        ("AWS Libfabric", ("efa", "tcp"), NetworkKind.UNKNOWN),
+        ("Socket", (), NetworkKind.SOCKETS),
+        ("FastSocket", (), NetworkKind.SOCKETS),
+        ("GPUDirectTCPX_v7", (), NetworkKind.GPUDIRECT_TCP),
+        ("FasTrak", (), NetworkKind.GPUDIRECT_TCP),
+        ("Quillon", (), NetworkKind.UNKNOWN),
+        ("NotIB", (), NetworkKind.UNKNOWN),
+        ("", (), NetworkKind.UNKNOWN),
     ],
 )
-def test_what_carries_a_network(name: str, providers: tuple[str, ...], expected: Network) -> None:
+def test_what_carries_a_network(
+    name: str, providers: tuple[str, ...], expected: NetworkKind
+) -> None:
     assert network_of(name, providers) is expected
 
 
 def test_an_unknown_provider_is_unknown() -> None:
-    assert provider_network("carrier-pigeon") is Network.UNKNOWN
+    assert provider_network("carrier-pigeon") is NetworkKind.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.logs.nccl_log import Process, read_nccl_log
+from pytest_mnode.logs.nccl_log import NcclProcess, read_nccl_log
 
 WHO = "birch7:311:340 [1] NCCL INFO "
 WARN = "fir1:7:8 [0] misc/socket.cc:9 NCCL WARN Connect failed\n"
@@ -105,15 +105,15 @@ def test_channels_connected_later_belong_to_the_only_communicator_they_fit() -> 
 @pytest.mark.parametrize(
     ("line", "process"),
     [
-        ("node [3] NCCL INFO Using network Socket", Process("node", None)),
-        ("08:11:12 NCCL INFO Using network IB", Process(None, None)),
+        ("node [3] NCCL INFO Using network Socket", NcclProcess("node", None)),
+        ("08:11:12 NCCL INFO Using network IB", NcclProcess(None, None)),
         *(
-            (f"birch7:{pid} [2] NCCL INFO Using network IB", Process("birch7", None))
+            (f"birch7:{pid} [2] NCCL INFO Using network IB", NcclProcess("birch7", None))
             for pid in ("XXXXXX", "***", "xxx:xxx", "####:####")
         ),
     ],
 )
-def test_who_printed_a_line(line: str, process: Process) -> None:
+def test_who_printed_a_line(line: str, process: NcclProcess) -> None:
     assert [use.process for use in read_nccl_log(line + "\n").networks] == [process]
 
 
@@ -167,7 +167,7 @@ def test_equal_warnings_are_one(text: str) -> None:
 def test_the_place_in_the_source_is_no_part_of_a_warning(before: str) -> None:
     (warning,) = read_nccl_log(f"{before}something is amiss\n").warnings
     assert warning.text == "something is amiss"
-    assert warning.process == Process(host="birch7", pid=311)
+    assert warning.process == NcclProcess(host="birch7", pid=311)
     assert warning.recovered is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.logs.nccl_tests import NcclTest, Row, Timing, read_nccl_tests
+from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, Timing, read_nccl_tests
 
 DEVICES = "\n".join(
     f"#  Rank {rank:2d} Group  0 Pid  {4100 + rank} on  hall3-{rank // 2} device  {rank % 2} [0x1b]"
@@ -69,7 +69,7 @@ def test_a_current_table() -> None:
     assert (found.program, found.ranks, found.groups) == ("all_reduce_perf", 4, 1)
     assert found.hosts == ("hall3-0", "hall3-1")
     assert (found.validated, found.out_of_bounds, found.wrong) == (True, 0, 0)
-    assert found.rows[1] == Row(8388608, Timing(88.8, 0), Timing(89.86, 0))
+    assert found.rows[1] == NcclTestsRow(8388608, Timing(88.8, 0), Timing(89.86, 0))
 
 
 def test_an_older_table_counts_errors_as_deviations() -> None:

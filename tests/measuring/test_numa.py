@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.placement.facts import PARTS, RankFacts
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics
+from pytest_mnode.criteria.placement.rank_placement import PARTS, RankPlacement
 from pytest_mnode.launchers.rack import Layout
 from pytest_mnode.launchers.rack.sockets import board
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
@@ -45,7 +45,7 @@ def test_one_nic_for_two_sockets_is_near_to_somebody_or_to_nobody(tmp_path: Path
     assert fabric == ("fab0",)  # mgmt0 is nearer to some, and not for them
 
     def found(accelerator: str, beside: list[str | None]) -> Verdict | None:
-        rank = RankFacts(rank=0, node="node0", accelerator=accelerator, nics=("fab0",))
+        rank = RankPlacement(rank=0, node="node0", accelerator=accelerator, nics=("fab0",))
         assert judge_nics(node, rank, fabric).verdict is Verdict.PASS
         return judge_nics(node, rank, fabric, beside).verdict
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_mnode.criteria.placement.facts import Question, RankFacts
-from pytest_mnode.criteria.placement.near import Near, near
+from pytest_mnode.criteria.placement.near import Locality, near
+from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread
@@ -16,7 +16,7 @@ _MOST_NAMED = 4
 """Groups of stray threads that are named; a process can have hundreds."""
 
 
-def judge_cpus(machine: Machine, rank: RankFacts) -> Measurement:
+def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
     """How many CPUs a rank's process and threads may run on that are not local to its accelerator.
 
     CPUs that are offline do not count: an affinity may name them. On a machine that shows one NUMA
@@ -43,7 +43,9 @@ def judge_cpus(machine: Machine, rank: RankFacts) -> Measurement:
     return _cpus_answer(rank, 0, local, cpus, why, _remarks(machine, cpus))
 
 
-def judge_cores(machine: Machine, rank: RankFacts, ranks: Iterable[RankFacts]) -> Measurement:
+def judge_cores(
+    machine: Machine, rank: RankPlacement, ranks: Iterable[RankPlacement]
+) -> Measurement:
     """How many other ranks of the node (among `ranks`) may run on a core that this one may run on.
 
     Threads of a process count with it, and CPUs that are threads of one core are that core.
@@ -89,14 +91,14 @@ def _of_thread(machine: Machine, thread: Thread, process: frozenset[int]) -> fro
     return online(machine, thread.cpus_allowed) or process
 
 
-def _with_threads(machine: Machine, rank: RankFacts) -> frozenset[int] | None:
+def _with_threads(machine: Machine, rank: RankPlacement) -> frozenset[int] | None:
     cpus = online(machine, rank.cpus)
     if not cpus:
         return None
     return cpus.union(*(_of_thread(machine, thread, cpus) for thread in rank.threads or ()))
 
 
-def _how_bound(machine: Machine, cpus: frozenset[int], local: Near) -> str:
+def _how_bound(machine: Machine, cpus: frozenset[int], local: Locality) -> str:
     listed = f"CPUs {format_cpulist(cpus)}"
     every = (machine.cpus.online or frozenset()) - (machine.cpus.isolated or frozenset())
     if every and cpus >= every and len(machine.numa.with_cpus) > 1:
@@ -136,9 +138,9 @@ def _remarks(machine: Machine, cpus: frozenset[int]) -> str:
 
 
 def _cpus_answer(  # noqa: PLR0917  the answer, then what it rests on
-    rank: RankFacts,
+    rank: RankPlacement,
     out: int | None,
-    local: Near | None,
+    local: Locality | None,
     cpus: frozenset[int] | None,
     why: str,
     note: str = "",
@@ -164,7 +166,7 @@ def _cpus_answer(  # noqa: PLR0917  the answer, then what it rests on
 
 
 def _cores_answer(
-    rank: RankFacts, sharing: int | None, cpus: frozenset[int] | None, what: str
+    rank: RankPlacement, sharing: int | None, cpus: frozenset[int] | None, what: str
 ) -> Measurement:
     found = f"CPUs {format_cpulist(cpus)}" if cpus else "not known"
     why = f"may run on {found}, {what}" if cpus else what

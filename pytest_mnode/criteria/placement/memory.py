@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_mnode.criteria.placement.facts import Question, RankFacts
 from pytest_mnode.criteria.placement.near import near
+from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement, at_least
@@ -13,7 +13,7 @@ from pytest_mnode.measurement import Measurement, at_least
 _MIB = 1 << 20
 
 
-def judge_memory(machine: Machine, rank: RankFacts, least_fraction: float) -> Measurement:
+def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -> Measurement:
     """The share of a rank's own pages (heap, stacks, anonymous) that are near its accelerator.
 
     Files and shared memory do not count: they lie where the first process touched them.

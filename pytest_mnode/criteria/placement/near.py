@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.placement.facts import RankFacts
+from pytest_mnode.criteria.placement.rank_placement import RankPlacement
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.numa import NumaNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Near:
+class Locality:
     """What is near an accelerator.
 
     place: the accelerator in words. numa_node: its own, which may be without CPUs.
@@ -29,7 +29,7 @@ class Near:
         return f"CPUs {format_cpulist(self.cpus)}, local to {self.place}"
 
 
-def near(machine: Machine, rank: RankFacts) -> Near | str:
+def near(machine: Machine, rank: RankPlacement) -> Locality | str:
     """What is near a rank's accelerator; or the reason, in words, why it is not known.
 
     For an accelerator on a node without CPUs, or without memory, the nearest node that has some
@@ -66,7 +66,7 @@ def near(machine: Machine, rank: RankFacts) -> Near | str:
     around = {number, *(other.number for other in memory)}
     bare = {n.number for n in machine.numa.nodes if n.cpus == frozenset()}
     beside = {n for n in bare if _attached_to(machine, n) in around}
-    return Near(
+    return Locality(
         place=f"{what} on NUMA node {number}",
         numa_node=number,
         cpus=cpus,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.placement.facts import Question, RankFacts
+from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.pci import Distance
@@ -32,7 +32,7 @@ class _Far:
 
 def judge_nics(
     machine: Machine,
-    rank: RankFacts,
+    rank: RankPlacement,
     candidates: Sequence[str],
     beside: Sequence[str | None] = (),
 ) -> Measurement:
@@ -65,7 +65,7 @@ def judge_nics(
     return _answer(rank, 0, used=used, could=could)
 
 
-def _why_unknown(rank: RankFacts, candidates: Sequence[str]) -> str | None:
+def _why_unknown(rank: RankPlacement, candidates: Sequence[str]) -> str | None:
     if rank.nics is None:
         return rank.unknown.get("nics") or "it is not known which NIC it uses"
     if rank.accelerator is None and rank.numa_node is None:
@@ -79,7 +79,7 @@ def _device(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _far(machine: Machine, rank: RankFacts, name: str) -> _Far:
+def _far(machine: Machine, rank: RankPlacement, name: str) -> _Far:
     places = _places(machine, name)
     bounds = [_bounds(machine, rank, address, node) for address, node in places]
     if not bounds:
@@ -103,7 +103,7 @@ def _places(machine: Machine, name: str) -> list[tuple[str | None, int | None]]:
 
 
 def _bounds(
-    machine: Machine, rank: RankFacts, address: str | None, node: int | None
+    machine: Machine, rank: RankPlacement, address: str | None, node: int | None
 ) -> tuple[_Key, _Key, str]:
     function = machine.pci.function(rank.accelerator)
     distance = machine.pci.distance(rank.accelerator, address)
@@ -122,7 +122,7 @@ def _bounds(
 
 
 def _answer(
-    rank: RankFacts,
+    rank: RankPlacement,
     value: int | None,
     *,
     used: Sequence[_Far] = (),

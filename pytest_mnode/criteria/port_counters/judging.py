@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, Reading
+from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
 from pytest_mnode.machine.counters import Means, counts_the_link, meaning, rise
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
 
-Readings = Mapping[str, Reading | str]
+PortReadings = Mapping[str, PortReading | str]
 """By node; a text says why a node could not be read."""
 FEWEST_PACKETS = 10_000
 """With fewer packets a share means nothing: losses are then judged as if there were this many."""
@@ -34,8 +34,8 @@ class _Port:
 
 
 def judge(
-    before: Readings,
-    after: Readings,
+    before: PortReadings,
+    after: PortReadings,
     fabric: Fabric,
     *,
     kills: bool = False,
@@ -113,7 +113,7 @@ def _tcp_path(ports: Sequence[_Port]) -> str:
 
 
 def _ports(
-    node: str, before: Reading | str, after: Reading | str, fabric: Fabric
+    node: str, before: PortReading | str, after: PortReading | str, fabric: Fabric
 ) -> list[_Port] | str:
     """What the counters of each port of a node did; or why that is not known."""
     if isinstance(before, str) or isinstance(after, str):

@@ -25,7 +25,7 @@ _PARTS = ("interfaces", "rdma", "boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PortReading:
     """Counters of one node by port: an interface (fab0) or an RDMA port (mlx5_0:1), and `TCP`.
 
     boot: changes when the node is started anew.
@@ -35,7 +35,7 @@ class Reading:
     ports: dict[str, Counters]
 
 
-def read(patterns: Sequence[str], root: Path = Path("/")) -> Reading:
+def read(patterns: Sequence[str], root: Path = Path("/")) -> PortReading:
     """Counters of the interfaces and RDMA devices that a pattern names, and of what they rest on.
 
     An interface stands for the RDMA device that it belongs to, and the device for its interfaces.
@@ -45,7 +45,7 @@ def read(patterns: Sequence[str], root: Path = Path("/")) -> Reading:
     ports = counters_of(machine, patterns)
     if tcp := _tcp(root):
         ports[TCP] = tcp
-    return Reading(boot, ports)
+    return PortReading(boot, ports)
 
 
 def counters_of(machine: Machine, patterns: Sequence[str]) -> dict[str, Counters]:

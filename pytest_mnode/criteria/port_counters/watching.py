@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import Readings, judge
-from pytest_mnode.criteria.port_counters.reading import Reading
+from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
+from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.machine.encoding import decode
@@ -34,7 +34,7 @@ class PortWatch:
         # With pytest-xdist criteria run at the same time, and their kills with them.
         self._shared = hasattr(session.config, "workerinput")
         self._since: Path | None = None
-        self._before: Readings = {}
+        self._before: PortReadings = {}
         self._just_read = False
 
     @pytest.hookimpl(wrapper=True)
@@ -60,7 +60,7 @@ class PortWatch:
             self._before, self._just_read = after, True
         return judge(before, after, fabric, kills=kills or self._shared, restarted=off)
 
-    def _read(self) -> Readings:
+    def _read(self) -> PortReadings:
         try:
             nodes = self._run.all_nodes()
             return read_ports(nodes, self._run.spec.fabric.interfaces)
@@ -68,18 +68,18 @@ class PortWatch:
             return dict.fromkeys(self._before or ("all nodes",), str(error).partition("\n")[0])
 
 
-def read_ports(nodes: Nodes, patterns: tuple[str, ...]) -> Readings:
+def read_ports(nodes: Nodes, patterns: tuple[str, ...]) -> PortReadings:
     """The counters of all nodes, read at the same time."""
     argv = [nodes.python, *PROGRAM, *patterns]
     results = nodes.run(argv, timeout=LIMIT_S, env=search_path(nodes.python))
     return {result.node: _reading(result) for result in results}
 
 
-def _reading(result: CommandResult) -> Reading | str:
+def _reading(result: CommandResult) -> PortReading | str:
     if result.returncode is None:
         return f"its counters were not read within {LIMIT_S:g} s"
     try:  # a remote shell may greet first
-        return decode(Reading, result.stdout.strip().rpartition("\n")[2])
+        return decode(PortReading, result.stdout.strip().rpartition("\n")[2])
     except ValueError:
         last = result.stderr.strip().rpartition("\n")[2]
         return f"its counters cannot be read: {last or f'status {result.returncode}'}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pytest_mnode.criteria.transport.facts import NodeFacts, RankFacts
+from pytest_mnode.criteria.transport.evidence import NodeTraffic, RankTransport
 from pytest_mnode.criteria.transport.fallback import failure, why_fallen_back, wrong_gids
-from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import why_silent
 from pytest_mnode.logs.nccl_log import (
     Channel,
     NcclLog,
-    Network,
+    NetworkKind,
     RankLog,
     UcxConfig,
     Warn,
@@ -36,8 +36,8 @@ class RankChannels:
 
     spec: Spec
     roce_version: str
-    node: NodeFacts
-    rank: RankFacts
+    node: NodeTraffic
+    rank: RankTransport
     nccl_version: str | None = None
     own: RankLog | None = field(init=False)
     channels: tuple[Channel, ...] = field(init=False)
@@ -53,7 +53,7 @@ class RankChannels:
 
     @property
     def about(self) -> About:
-        return About(Fact.LOGGED, self.node.name, self.rank.rank)
+        return About(ProofFact.LOGGED, self.node.name, self.rank.rank)
 
     def _unreadable(self, text: str) -> Remark:
         return self.about.missing(Case.UNREADABLE, text)
@@ -109,12 +109,12 @@ class RankChannels:
     def _chosen(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         """The network that NCCL chose, where no channel is logged."""
         providers = log.providers_of(own.process)
-        promised = Network.SOCKETS if self.spec.fabric.kind == "ethernet" else Network.RDMA
+        promised = NetworkKind.SOCKETS if self.spec.fabric.kind == "ethernet" else NetworkKind.RDMA
         for name in log.networks_of(own.process):
             kind = network_of(name, providers)
-            if kind in (promised, Network.UNKNOWN):
+            if kind in (promised, NetworkKind.UNKNOWN):
                 continue
-            if kind is Network.SOCKETS:
+            if kind is NetworkKind.SOCKETS:
                 case, why = why_fallen_back(self.rank, self.node, log, self.spec)
                 text = f"NCCL uses network {name} instead of {self.spec.fabric.kind}: {why}"
                 yield self.about.against(case, text, fallback=True)
@@ -123,23 +123,23 @@ class RankChannels:
                 yield self.about.against(Case.OTHER_NETWORK, text)
 
     def _carried(self, log: NcclLog) -> Iterator[Remark]:
-        by_kind: dict[Network, list[Channel]] = {}
+        by_kind: dict[NetworkKind, list[Channel]] = {}
         for channel in self.channels:
-            kind = log.kind_of(channel) or Network.UNKNOWN
+            kind = log.kind_of(channel) or NetworkKind.UNKNOWN
             by_kind.setdefault(kind, []).append(channel)
-        if unknown := by_kind.get(Network.UNKNOWN):
+        if unknown := by_kind.get(NetworkKind.UNKNOWN):
             names = ", ".join(dict.fromkeys(c.network or c.detail for c in unknown))
             text = f"channels run over {names}: not known what carries its bytes"
             yield self.about.missing(Case.UNKNOWN_NETWORK, text)
-        sockets = by_kind.get(Network.SOCKETS, [])
+        sockets = by_kind.get(NetworkKind.SOCKETS, [])
         if self.spec.fabric.kind == "ethernet":
-            yield from self._other(by_kind.get(Network.RDMA, []), "RDMA")
+            yield from self._other(by_kind.get(NetworkKind.RDMA, []), "RDMA")
             yield from self._socket_interfaces(log, sockets)
             return
-        yield from self._other(by_kind.get(Network.GPUDIRECT_TCP, []), "TCP")
+        yield from self._other(by_kind.get(NetworkKind.GPUDIRECT_TCP, []), "TCP")
         if sockets:
             yield from self._fallen_back(log, sockets)
-        yield from self._rdma(log, by_kind.get(Network.RDMA, []))
+        yield from self._rdma(log, by_kind.get(NetworkKind.RDMA, []))
 
     def _other(self, channels: Sequence[Channel], what: str) -> Iterator[Remark]:
         if channels:
@@ -213,7 +213,7 @@ class RankChannels:
     def _gids(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         if self.spec.fabric.kind != "roce":
             return
-        runs_rdma = any(log.kind_of(c) is Network.RDMA for c in self.channels)
+        runs_rdma = any(log.kind_of(c) is NetworkKind.RDMA for c in self.channels)
         pinned = "NCCL_IB_GID_INDEX" in self.rank.environment  # judged by the first fact
         for text in wrong_gids(
             # The error of a connection is reported with NCCL's own warning.
@@ -252,9 +252,11 @@ def _networks(channels: Sequence[Channel]) -> str:
     return ", ".join(dict.fromkeys(f"NET/{channel.network}" for channel in channels))
 
 
-def ucx_off_fabric(configs: Sequence[UcxConfig], spec: Spec, rank: RankFacts) -> Iterator[Remark]:
+def ucx_off_fabric(
+    configs: Sequence[UcxConfig], spec: Spec, rank: RankTransport
+) -> Iterator[Remark]:
     """Where UCX reaches other nodes by something else than the fabric."""
-    about = About(Fact.LOGGED, rank.node, rank.rank)
+    about = About(ProofFact.LOGGED, rank.node, rank.rank)
     kind, fabric = spec.fabric.kind, ", ".join(spec.fabric.interfaces)
     for config in configs:
         if kind == "ethernet" and config.rdma:

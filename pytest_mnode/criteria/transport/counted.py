@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_mnode.criteria.transport.expected import Expected
-from pytest_mnode.criteria.transport.facts import Carrier, Facts, NodeFacts, is_rdma
-from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.criteria.transport.evidence import Carrier, Evidence, NodeTraffic, is_rdma
+from pytest_mnode.criteria.transport.expected import ExpectedBytes
+from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
@@ -15,7 +15,7 @@ _LOOPBACK = "lo"
 
 
 def counted(
-    facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+    facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> Iterator[Remark]:
     """Whether the NICs of the fabric sent what the algorithm must move, each its share."""
     for node in facts.nodes:
@@ -23,7 +23,7 @@ def counted(
 
 
 def quiet(
-    facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+    facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> Iterator[Remark]:
     """Whether every NIC outside the fabric carried next to nothing."""
     for node in facts.nodes:
@@ -31,7 +31,7 @@ def quiet(
 
 
 def measured_bytes(
-    facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+    facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> list[Measurement]:
     """Bytes on the fabric of the nodes that sent least and most, and past it on each node."""
     sent = {node.name: _sent_on_fabric(node, spec) for node in facts.nodes}
@@ -67,7 +67,7 @@ def measured_bytes(
     return found
 
 
-def _sent_on_fabric(node: NodeFacts, spec: Spec) -> int | None:
+def _sent_on_fabric(node: NodeTraffic, spec: Spec) -> int | None:
     """Bytes that the fabric's NICs of a node sent together; None where one is not known."""
     fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
     if fabric is None or any(nic.sent_bytes is None for nic in fabric):
@@ -75,13 +75,13 @@ def _sent_on_fabric(node: NodeFacts, spec: Spec) -> int | None:
     return sum(nic.sent_bytes or 0 for nic in fabric)
 
 
-def _busiest_elsewhere(node: NodeFacts, spec: Spec) -> Carrier | None:
+def _busiest_elsewhere(node: NodeTraffic, spec: Spec) -> Carrier | None:
     """Of the other NICs of a node, loopback included, the one that carried most."""
     return max(_others(node, spec), key=lambda nic: nic.carried_bytes, default=None)
 
 
 def _allowed_elsewhere(
-    nic: str, facts: Facts, promise: TransportPromise, expected: Expected
+    nic: str, facts: Evidence, promise: TransportPromise, expected: ExpectedBytes
 ) -> float:
     """Bytes that a NIC outside the fabric may carry.
 
@@ -94,9 +94,13 @@ def _allowed_elsewhere(
 
 
 def _counted_on(
-    node: NodeFacts, facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+    node: NodeTraffic,
+    facts: Evidence,
+    spec: Spec,
+    promise: TransportPromise,
+    expected: ExpectedBytes,
 ) -> Iterator[Remark]:
-    about = About(Fact.COUNTED, node.name)
+    about = About(ProofFact.COUNTED, node.name)
     names = ", ".join(spec.fabric.interfaces)
     what = "RDMA device" if is_rdma(spec) else "interface"
     fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
@@ -154,7 +158,7 @@ def _idle_rails(
         yield about.against(Case.STRAY_RAIL, text)
 
 
-def _instead(node: NodeFacts, spec: Spec, expected: Expected) -> str:
+def _instead(node: NodeTraffic, spec: Spec, expected: ExpectedBytes) -> str:
     """The NIC that carried the traffic instead, where there is one."""
     nic = _busiest_elsewhere(node, spec)
     if nic is None or nic.carried_bytes < 0.1 * expected.least_bytes:
@@ -163,9 +167,13 @@ def _instead(node: NodeFacts, spec: Spec, expected: Expected) -> str:
 
 
 def _quiet_on(
-    node: NodeFacts, facts: Facts, spec: Spec, promise: TransportPromise, expected: Expected
+    node: NodeTraffic,
+    facts: Evidence,
+    spec: Spec,
+    promise: TransportPromise,
+    expected: ExpectedBytes,
 ) -> Iterator[Remark]:
-    about = About(Fact.QUIET, node.name)
+    about = About(ProofFact.QUIET, node.name)
     if node.machine.interfaces is None:
         text = "interfaces could not be listed, so none is known to be quiet"
         yield about.missing(Case.NO_COUNTER, text)
@@ -193,7 +201,7 @@ def _quiet_on(
             yield about.against(case, text)
 
 
-def _others(node: NodeFacts, spec: Spec) -> list[Carrier]:
+def _others(node: NodeTraffic, spec: Spec) -> list[Carrier]:
     """NICs over which traffic could go elsewhere; not those that carry the fabric's own bytes."""
     interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
     ports = node.carriers(spec, rdma=True, of_fabric=False) or []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_mnode.criteria.transport.facts import Facts
+from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.spec import bandwidth
 from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.inventory import Fabric
@@ -24,7 +24,7 @@ _PROTOCOL_COST = {"LL": 2.0, "LL128": 128 / 120}
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedBytes:
     """The range that each node must send, tolerances included, and where the range comes from."""
 
     least_bytes: float
@@ -33,7 +33,7 @@ class Expected:
     source: str
 
 
-def expected_bytes(facts: Facts, fabric: Fabric, promise: TransportPromise) -> Expected:
+def expected_bytes(facts: Evidence, fabric: Fabric, promise: TransportPromise) -> ExpectedBytes:
     """The range for the NICs of the fabric of each node together, for two nodes or more.
 
     gloo runs a flat ring. NCCL chooses, unless a setting does, between rings, trees and reduction
@@ -63,7 +63,7 @@ def expected_bytes(facts: Facts, fabric: Fabric, promise: TransportPromise) -> E
         protocol = _only(environment, "NCCL_PROTO")
         most *= _PROTOCOL_COST.get(protocol or "LL128", 1.0)
     headers = header_share(fabric)
-    return Expected(
+    return ExpectedBytes(
         least * (1 - promise.under_fraction),
         most * (1 + headers) * (1 + promise.over_fraction),
         ring,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pytest_mnode.criteria.transport.facts import NodeFacts, RankFacts, gid_types
+from pytest_mnode.criteria.transport.evidence import NodeTraffic, RankTransport, gid_types
 from pytest_mnode.criteria.transport.remarks import Case
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import GID_CHOSEN_SINCE, is_on, version_numbers
 from pytest_mnode.logs.causes import causes
-from pytest_mnode.logs.nccl_log import Gid, NcclLog, Network, Warn, provider_network
+from pytest_mnode.logs.nccl_log import NcclGid, NcclLog, NetworkKind, Warn, provider_network
 from pytest_mnode.logs.nccl_log.gids import WRONG_GID
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.spec.models import Spec
@@ -18,13 +18,15 @@ from pytest_mnode.spec.models import Spec
 _SHOWN = 160
 
 
-def why_fallen_back(rank: RankFacts, node: NodeFacts, log: NcclLog, spec: Spec) -> tuple[Case, str]:
+def why_fallen_back(
+    rank: RankTransport, node: NodeTraffic, log: NcclLog, spec: Spec
+) -> tuple[Case, str]:
     """The cause of a fallback to sockets, as a case and in words."""
     return next(_reasons(rank, node, log, spec), (Case.SOCKETS, "the log does not show why"))
 
 
 def _reasons(
-    rank: RankFacts, node: NodeFacts, log: NcclLog, spec: Spec
+    rank: RankTransport, node: NodeTraffic, log: NcclLog, spec: Spec
 ) -> Iterator[tuple[Case, str]]:
     """Settings first, in the environment or in the log, then what the machine lacks."""
     settings = rank.logged_settings | dict(rank.environment)
@@ -47,7 +49,7 @@ def _reasons(
         yield Case.NO_DEVICE, f"no RDMA port is active ({states})"
     own = rank.own_log
     providers = log.providers_of(own.process) if own else ()
-    if providers and all(provider_network(p) is Network.SOCKETS for p in providers):
+    if providers and all(provider_network(p) is NetworkKind.SOCKETS for p in providers):
         yield Case.SOCKETS, f"libfabric took the provider {', '.join(providers)}"
     plugin = settings.get("NCCL_NET_PLUGIN", "")
     if efa and plugin.lower() == "none":
@@ -76,7 +78,7 @@ def failure(warn: Warn) -> tuple[Case, str] | None:
 
 
 def wrong_gids(
-    gids: Sequence[Gid], ports: Sequence[Port], roce_version: str, nccl_version: str | None
+    gids: Sequence[NcclGid], ports: Sequence[Port], roce_version: str, nccl_version: str | None
 ) -> Iterator[str]:
     """Contradictions to GIDs of `roce_version`, in words.
 
@@ -110,7 +112,7 @@ def wrong_gids(
         )
 
 
-def _used(gids: Sequence[Gid], ports: Sequence[Port]) -> dict[tuple[int, str], list[str]]:
+def _used(gids: Sequence[NcclGid], ports: Sequence[Port]) -> dict[tuple[int, str], list[str]]:
     """Ports by index and type of the GIDs that connections are logged with."""
     found: dict[tuple[int, str], dict[str, None]] = {}
     for gid in gids:

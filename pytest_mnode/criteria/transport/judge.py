@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from pytest_mnode.criteria.transport.counted import counted, measured_bytes, quiet
+from pytest_mnode.criteria.transport.evidence import Evidence
 from pytest_mnode.criteria.transport.expected import expected_bytes
-from pytest_mnode.criteria.transport.facts import Facts
 from pytest_mnode.criteria.transport.logged import logged
 from pytest_mnode.criteria.transport.pinned import pinned
-from pytest_mnode.criteria.transport.remarks import Fact, Remark, measured
+from pytest_mnode.criteria.transport.remarks import ProofFact, Remark, measured
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
 
 
-def judge(facts: Facts, spec: Spec, promise: TransportPromise) -> list[Measurement]:
+def judge(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Measurement]:
     """One measurement per fact, and the bytes on which two of them are judged."""
     remarks = remarks_on(facts, spec, promise)
     nodes = [node.name for node in facts.nodes]
     range_ = expected_bytes(facts, spec.fabric, promise)
     return [
-        *(measured(fact, remarks, nodes) for fact in Fact),
+        *(measured(fact, remarks, nodes) for fact in ProofFact),
         *measured_bytes(facts, spec, promise, range_),
     ]
 
 
-def remarks_on(facts: Facts, spec: Spec, promise: TransportPromise) -> list[Remark]:
+def remarks_on(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Remark]:
     """What each of the four facts shows of the fabric that `spec` promises.
 
     Raises ValueError for fewer than two nodes, because no traffic leaves them, and for no rank.

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pytest_mnode.criteria.transport.channels import RankChannels, ucx_off_fabric
-from pytest_mnode.criteria.transport.facts import (
+from pytest_mnode.criteria.transport.evidence import (
     Connection,
-    Facts,
-    NodeFacts,
-    RankFacts,
+    Evidence,
+    NodeTraffic,
+    RankTransport,
     is_rdma,
     state_of,
 )
-from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import why_silent
-from pytest_mnode.logs.nccl_log import Network
+from pytest_mnode.logs.nccl_log import NetworkKind
 from pytest_mnode.spec.models import Spec
 
 
-def logged(facts: Facts, spec: Spec, roce_version: str) -> list[Remark]:
+def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
     """What ranks run on: NCCL by its log, gloo by its connections, others by UCX's log."""
     if facts.backend == "gloo":
         return list(_connected(facts, spec))
@@ -38,10 +38,10 @@ def logged(facts: Facts, spec: Spec, roce_version: str) -> list[Remark]:
 
 
 def _of_node(
-    node: NodeFacts, ranks: Sequence[RankChannels], facts: Facts, spec: Spec
+    node: NodeTraffic, ranks: Sequence[RankChannels], facts: Evidence, spec: Spec
 ) -> Iterator[Remark]:
     """What only all ranks of a node show: that a channel leaves it, and over which rails."""
-    about = About(Fact.LOGGED, node.name)
+    about = About(ProofFact.LOGGED, node.name)
     if not ranks:
         yield about.missing(Case.NO_LOG, "no rank of this node reported what it runs on")
         return
@@ -60,22 +60,22 @@ def _of_node(
 
 
 def _rails(
-    node: NodeFacts,
+    node: NodeTraffic,
     ranks: Sequence[RankChannels],
-    facts: Facts,
+    facts: Evidence,
     spec: Spec,
     *,
     all_ranks: bool,
 ) -> Iterator[Remark]:
     """RDMA devices that channels of a node's ranks run on, against those of the fabric."""
-    about = About(Fact.LOGGED, node.name)
+    about = About(ProofFact.LOGGED, node.name)
     by_pci = {device.pci_address: device.name for device in node.machine.rdma or ()}
     used: dict[str, None] = {}
     unnamed = False
     for one in ranks:
         if one.log is None or one.own is None:
             continue
-        rdma = [c for c in one.channels if one.log.kind_of(c) is Network.RDMA]
+        rdma = [c for c in one.channels if one.log.kind_of(c) is NetworkKind.RDMA]
         names, all_named = one.log.adapters(rdma)
         devices = [by_pci.get(name, name) for name in names]
         used.update(dict.fromkeys(devices))
@@ -102,7 +102,7 @@ def _rails(
         yield about.against(Case.RAIL_DOWN, text)
 
 
-def _past_the_network(one: RankChannels, facts: Facts) -> Iterator[Remark]:
+def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
     """Channels to ranks of other nodes that no network carries: NVLink between nodes (MNNVL)."""
     if one.own is None:
         return
@@ -122,7 +122,7 @@ def _past_the_network(one: RankChannels, facts: Facts) -> Iterator[Remark]:
         yield one.about.against(Case.NOT_ON_FABRIC, text)
 
 
-def _beside_others(found: Sequence[Remark], facts: Facts) -> list[Remark]:
+def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
     """The remarks; those of a fallback name the nodes that did not fall back."""
     fallen = {remark.node for remark in found if remark.fallback}
     others = [node.name for node in facts.nodes if node.name not in fallen]
@@ -137,7 +137,7 @@ def _beside_others(found: Sequence[Remark], facts: Facts) -> list[Remark]:
     ]
 
 
-def _connected(facts: Facts, spec: Spec) -> Iterator[Remark]:
+def _connected(facts: Evidence, spec: Spec) -> Iterator[Remark]:
     """Whether connections between ranks of different nodes are bound to the fabric.
 
     A connection between ranks is one that both have, with its ends swapped: a rank's connection to
@@ -146,7 +146,7 @@ def _connected(facts: Facts, spec: Spec) -> Iterator[Remark]:
     """
     owners = {connection: rank for rank in facts.ranks for connection in rank.connections or ()}
     for rank in facts.ranks:
-        about = About(Fact.LOGGED, rank.node, rank.rank)
+        about = About(ProofFact.LOGGED, rank.node, rank.rank)
         if rank.connections is None:
             yield about.missing(Case.UNREADABLE, "no connections are known")
             continue
@@ -160,7 +160,7 @@ def _connected(facts: Facts, spec: Spec) -> Iterator[Remark]:
 
 
 def _bound(
-    about: About, node: NodeFacts, peers: dict[Connection, RankFacts], spec: Spec
+    about: About, node: NodeTraffic, peers: dict[Connection, RankTransport], spec: Spec
 ) -> Iterator[Remark]:
     wrong: dict[str, None] = {}
     for ((address, _), _), peer in peers.items():
@@ -179,7 +179,7 @@ def _bound(
 
 
 def _not_connected(
-    about: About, rank: RankFacts, peers: set[int], facts: Facts
+    about: About, rank: RankTransport, peers: set[int], facts: Evidence
 ) -> Iterator[Remark]:
     by_rank = {other.rank: other for other in facts.ranks}
     for step in (-1, 1):
@@ -196,7 +196,7 @@ def _not_connected(
             return
 
 
-def _over_ucx(facts: Facts, spec: Spec) -> Iterator[Remark]:
+def _over_ucx(facts: Evidence, spec: Spec) -> Iterator[Remark]:
     """What ranks of a backend over UCX (MPI, UCC) run on."""
     for rank in facts.ranks:
         configs = rank.log.ucx if rank.log is not None else ()
@@ -205,6 +205,6 @@ def _over_ucx(facts: Facts, spec: Spec) -> Iterator[Remark]:
                 f"not known what the {facts.backend} backend runs on; where that is UCX, set "
                 "UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
             )
-            about = About(Fact.LOGGED, rank.node, rank.rank)
+            about = About(ProofFact.LOGGED, rank.node, rank.rank)
             yield about.missing(Case.UNKNOWN_NETWORK, text)
         yield from ucx_off_fabric(configs, spec, rank)

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_mnode.criteria.transport.facts import (
-    Facts,
-    NodeFacts,
-    RankFacts,
+from pytest_mnode.criteria.transport.evidence import (
+    Evidence,
+    NodeTraffic,
+    RankTransport,
     gid_types,
     is_rdma,
     state_of,
 )
-from pytest_mnode.criteria.transport.remarks import About, Case, Fact, Remark
+from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import (
     GID_CHOSEN_SINCE,
@@ -36,13 +36,13 @@ class _Rank:
 
     spec: Spec
     roce_version: str
-    rank: RankFacts
-    node: NodeFacts
+    rank: RankTransport
+    node: NodeTraffic
     nccl_version: str | None
 
     @property
     def about(self) -> About:
-        return About(Fact.PINNED, self.rank.node, self.rank.rank)
+        return About(ProofFact.PINNED, self.rank.node, self.rank.rank)
 
     def value(self, name: str) -> str | None:
         """The value in the environment, else the one that NCCL logged."""
@@ -69,7 +69,7 @@ class _Rank:
         return self.about.note(Case.NOTED, text)
 
 
-def pinned(facts: Facts, spec: Spec, roce_version: str) -> list[Remark]:
+def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
     """Variables of each rank that send traffic elsewhere, and those in which ranks differ."""
     found: list[Remark] = []
     for rank in facts.ranks:
@@ -187,9 +187,9 @@ def _gids(one: _Rank) -> Iterator[Remark]:
         yield one.blame(Case.GID_TYPE, variable, text)
 
 
-def _ports(node: NodeFacts, spec: Spec, roce_version: str) -> Iterator[Remark]:
+def _ports(node: NodeTraffic, spec: Spec, roce_version: str) -> Iterator[Remark]:
     """Ports of the fabric with another protocol than promised, or without a GID of RoCE's."""
-    about, wanted = About(Fact.PINNED, node.name), spec.fabric.protocol
+    about, wanted = About(ProofFact.PINNED, node.name), spec.fabric.protocol
     others: dict[str | None, list[str]] = {}
     for port in node.fabric_ports(spec):
         if state_of(port):
@@ -270,10 +270,10 @@ def _fabric(spec: Spec) -> str:
     return f"the fabric ({', '.join(spec.fabric.interfaces)})"
 
 
-def _differing(ranks: Sequence[RankFacts]) -> Iterator[Remark]:
+def _differing(ranks: Sequence[RankTransport]) -> Iterator[Remark]:
     """Each rank that has another value than most ranks in what must be equal on all."""
     for name in MUST_BE_EQUAL:
-        holders: dict[str | None, list[RankFacts]] = {}
+        holders: dict[str | None, list[RankTransport]] = {}
         for rank in ranks:
             value = rank.environment.get(name)
             holders.setdefault(None if is_default(name, value) else value, []).append(rank)
@@ -282,6 +282,6 @@ def _differing(ranks: Sequence[RankFacts]) -> Iterator[Remark]:
         for value, group in holders.items():
             shown = "is not set" if value is None else f"is {value!r}"
             for rank in group if value != usual else ():
-                yield About(Fact.PINNED, rank.node, rank.rank).against(
+                yield About(ProofFact.PINNED, rank.node, rank.rank).against(
                     Case.DIFFERS, f"{name} {shown}, on other ranks {others}"
                 )

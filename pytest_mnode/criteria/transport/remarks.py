@@ -10,7 +10,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.measurement import Measurement, Verdict, equals
 
 
-class Fact(StrEnum):
+class ProofFact(StrEnum):
     """The four facts that must agree, in the order in which they are shown."""
 
     PINNED = "pinned"
@@ -20,10 +20,10 @@ class Fact(StrEnum):
 
 
 _QUESTIONS = {
-    Fact.PINNED: "settings of ranks that send traffic elsewhere",
-    Fact.LOGGED: "ranks or nodes that run on something else by their logs",
-    Fact.COUNTED: "nodes whose fabric did not carry the expected bytes",
-    Fact.QUIET: "other NICs that were not quiet",
+    ProofFact.PINNED: "settings of ranks that send traffic elsewhere",
+    ProofFact.LOGGED: "ranks or nodes that run on something else",
+    ProofFact.COUNTED: "nodes whose fabric did not carry the expected bytes",
+    ProofFact.QUIET: "other NICs that were not quiet",
 }
 
 
@@ -66,7 +66,7 @@ class Remark:
     fallback: the place uses sockets instead of RDMA.
     """
 
-    fact: Fact
+    fact: ProofFact
     verdict: Verdict
     case: Case
     text: str
@@ -79,7 +79,7 @@ class Remark:
 class About:
     """Makes remarks of one fact on one place."""
 
-    fact: Fact
+    fact: ProofFact
     node: str | None = None
     rank: int | None = None
 
@@ -96,7 +96,7 @@ class About:
         return Remark(self.fact, Verdict.PASS, case, text, self.node, self.rank)
 
 
-def measured(fact: Fact, remarks: Iterable[Remark], nodes: Sequence[str]) -> Measurement:
+def measured(fact: ProofFact, remarks: Iterable[Remark], nodes: Sequence[str]) -> Measurement:
     """The number of contradictions to one fact; None where it lacks something. nodes: all names."""
     own = [remark for remark in remarks if remark.fact is fact]
     against = [remark for remark in own if remark.verdict is Verdict.FAIL]

@@ -105,7 +105,7 @@ _ALL = _RDMA | {"ethernet"}
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CostRule:
     """A variable, and which of its values cost speed.
 
     costs: whether a value costs speed that is neither empty nor the default. kinds: of fabric.
@@ -127,33 +127,33 @@ _CHANNELS = _from_to(1, 31)
 
 SETTINGS = (
     # Another network
-    Setting("NCCL_IB_DISABLE", is_on, "no RDMA", _VERBS, _OFF),
-    Setting("NCCL_NET", _one_of("socket", "fastsocket"), "sockets instead of RDMA", _RDMA),
-    Setting("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", frozenset({"efa"})),
-    Setting("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", frozenset({"efa"})),
-    Setting("FI_PROVIDER", _lacks_efa, "another provider than EFA", frozenset({"efa"})),
-    Setting(
+    CostRule("NCCL_IB_DISABLE", is_on, "no RDMA", _VERBS, _OFF),
+    CostRule("NCCL_NET", _one_of("socket", "fastsocket"), "sockets instead of RDMA", _RDMA),
+    CostRule("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", frozenset({"efa"})),
+    CostRule("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", frozenset({"efa"})),
+    CostRule("FI_PROVIDER", _lacks_efa, "another provider than EFA", frozenset({"efa"})),
+    CostRule(
         "FI_EFA_USE_DEVICE_RDMA", _one_of("0", "no", "false", "off"), "no RDMA", frozenset({"efa"})
     ),
-    Setting("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
+    CostRule("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
     # Within a node
-    Setting(
+    CostRule(
         "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", defaults=_OFF
     ),
-    Setting("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
-    Setting("NCCL_P2P_LEVEL", _up_to(3), "direct copies only that near"),
-    Setting("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
-    Setting("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", since=(2, 17)),
-    Setting(
+    CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
+    CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only that near"),
+    CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
+    CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", since=(2, 17)),
+    CostRule(
         "NCCL_CUMEM_ENABLE",
         is_off,
         "no NVLink SHARP",
         since=(2, 18),
         defaults=(((2, 18), "0"), ((2, 19), "-2")),
     ),
-    Setting("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=_OFF, since=(2, 11)),
-    Setting("NCCL_PXN_DISABLE", is_on, "no NIC of another GPU", defaults=_OFF, since=(2, 12)),
-    Setting(
+    CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=_OFF, since=(2, 11)),
+    CostRule("NCCL_PXN_DISABLE", is_on, "no NIC of another GPU", defaults=_OFF, since=(2, 12)),
+    CostRule(
         "NCCL_PXN_C2C",
         is_off,
         "no NIC of another GPU over C2C",
@@ -161,16 +161,16 @@ SETTINGS = (
         defaults=(((2, 27), "0"), ((2, 28), "1")),
     ),
     # GPUDirect RDMA
-    Setting("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _RDMA),
-    Setting("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _VERBS),
-    Setting(
+    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _RDMA),
+    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _VERBS),
+    CostRule(
         "NCCL_NET_GDR_READ",
         is_off,
         "no GPUDirect reads",
         _RDMA,
         defaults=(((), "0"), ((2, 4, 2), "1")),
     ),
-    Setting(
+    CostRule(
         "NCCL_NET_GDR_C2C",
         is_off,
         "no GPUDirect over C2C",
@@ -178,18 +178,18 @@ SETTINGS = (
         since=(2, 26),
         defaults=(((2, 26), "0"), ((2, 27), "1")),
     ),
-    Setting("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, since=(2, 13)),
-    Setting("NCCL_IB_CUDA_SUPPORT", is_off, "no GPUDirect", _VERBS, before=(2, 4)),
+    CostRule("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, since=(2, 13)),
+    CostRule("NCCL_IB_CUDA_SUPPORT", is_off, "no GPUDirect", _VERBS, before=(2, 4)),
     # InfiniBand and RoCE
-    Setting("NCCL_IB_HCA", _is_set, "chosen RDMA devices only", _VERBS),
-    Setting(
+    CostRule("NCCL_IB_HCA", _is_set, "chosen RDMA devices only", _VERBS),
+    CostRule(
         "NCCL_IB_GID_INDEX",
         _is_set,
         "one GID for all devices",
         frozenset({"roce"}),
         defaults=(((), "0"), ((2, 21), "-1")),
     ),
-    Setting(
+    CostRule(
         "NCCL_IB_SPLIT_DATA_ON_QPS",
         _is_set,
         "another use of queue pairs than the default",
@@ -197,49 +197,49 @@ SETTINGS = (
         since=(2, 18),
         defaults=(((2, 18), "1"), ((2, 20), "0")),
     ),
-    Setting("NCCL_IB_PCI_RELAXED_ORDERING", is_off, "no relaxed ordering", _VERBS, since=(2, 12)),
-    Setting(
+    CostRule("NCCL_IB_PCI_RELAXED_ORDERING", is_off, "no relaxed ordering", _VERBS, since=(2, 12)),
+    CostRule(
         "NCCL_IB_ADAPTIVE_ROUTING",
         is_off,
         "no adaptive routing",
         frozenset({"infiniband"}),
         since=(2, 16),
     ),
-    Setting("NCCL_IB_MERGE_NICS", is_off, "ports of one card apart", _VERBS, since=(2, 20)),
+    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card apart", _VERBS, since=(2, 20)),
     # What NCCL would choose
-    Setting("NCCL_ALGO", _is_set, "one algorithm", since=(2, 5)),
-    Setting("NCCL_PROTO", _lacks_a_protocol, "one protocol", since=(2, 5)),
-    Setting("NCCL_MAX_NCHANNELS", _CHANNELS, "few channels"),
-    Setting("NCCL_MAX_NRINGS", _CHANNELS, "few channels"),
-    Setting("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", since=(2, 17)),
-    Setting("NCCL_MAX_P2P_NCHANNELS", _CHANNELS, "few channels"),
-    Setting("NCCL_MIN_NCHANNELS", _from_to(2, 1 << 20), "many channels"),
-    Setting("NCCL_MIN_NRINGS", _from_to(2, 1 << 20), "many channels"),
-    Setting("NCCL_MIN_CTAS", _from_to(2, 1 << 20), "many thread blocks", since=(2, 17)),
-    Setting("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
-    Setting("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
-    Setting("NCCL_CROSS_NIC", _is_set, "rails by hand", defaults=(((), "2"),)),
-    Setting("NCCL_COLLNET_ENABLE", is_on, "in-network reduction by hand", defaults=_OFF),
-    Setting("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
-    Setting("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
-    Setting("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - {"efa"}),
-    Setting("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", frozenset({"efa"})),
-    Setting("NCCL_HOSTID", _is_set, "hosts that NCCL takes for others"),
-    Setting("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
+    CostRule("NCCL_ALGO", _is_set, "one algorithm", since=(2, 5)),
+    CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", since=(2, 5)),
+    CostRule("NCCL_MAX_NCHANNELS", _CHANNELS, "few channels"),
+    CostRule("NCCL_MAX_NRINGS", _CHANNELS, "few channels"),
+    CostRule("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", since=(2, 17)),
+    CostRule("NCCL_MAX_P2P_NCHANNELS", _CHANNELS, "few channels"),
+    CostRule("NCCL_MIN_NCHANNELS", _from_to(2, 1 << 20), "many channels"),
+    CostRule("NCCL_MIN_NRINGS", _from_to(2, 1 << 20), "many channels"),
+    CostRule("NCCL_MIN_CTAS", _from_to(2, 1 << 20), "many thread blocks", since=(2, 17)),
+    CostRule("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
+    CostRule("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
+    CostRule("NCCL_CROSS_NIC", _is_set, "rails by hand", defaults=(((), "2"),)),
+    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction by hand", defaults=_OFF),
+    CostRule("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
+    CostRule("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
+    CostRule("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - {"efa"}),
+    CostRule("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", frozenset({"efa"})),
+    CostRule("NCCL_HOSTID", _is_set, "hosts that NCCL takes for others"),
+    CostRule("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
     # Checks and logs
-    Setting("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),
-    Setting(
+    CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),
+    CostRule(
         "NCCL_CHECK_MODE",
         _one_of("debug_local", "debug_global"),
         "checks in every call",
         since=(2, 29, 7),
     ),
-    Setting("NCCL_DEBUG", _one_of("trace"), "a log of every call"),
-    Setting("TORCH_NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
-    Setting("NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
-    Setting("TORCH_NCCL_NAN_CHECK", _is_on_for_torch, "a check of every input"),
-    Setting("TORCH_DISTRIBUTED_DEBUG", _one_of("detail"), "a check in every collective"),
-    Setting("CUDA_LAUNCH_BLOCKING", is_on, "a wait in every kernel"),
+    CostRule("NCCL_DEBUG", _one_of("trace"), "a log of every call"),
+    CostRule("TORCH_NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
+    CostRule("NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
+    CostRule("TORCH_NCCL_NAN_CHECK", _is_on_for_torch, "a check of every input"),
+    CostRule("TORCH_DISTRIBUTED_DEBUG", _one_of("detail"), "a check in every collective"),
+    CostRule("CUDA_LAUNCH_BLOCKING", is_on, "a wait in every kernel"),
 )
 """Settings that cost speed, or that override a choice of NCCL.
 

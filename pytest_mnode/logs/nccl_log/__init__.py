@@ -9,23 +9,23 @@ from pytest_mnode.logs.nccl_log.model import (
     Absence,
     Channel,
     Direction,
-    Gid,
-    Process,
+    NcclGid,
+    NcclProcess,
     Transport,
     UcxConfig,
     Warn,
 )
-from pytest_mnode.logs.nccl_log.networks import Network, network_of, provider_network
+from pytest_mnode.logs.nccl_log.networks import NetworkKind, network_of, provider_network
 from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 __all__ = [
     "Absence",
     "Channel",
     "Direction",
-    "Gid",
+    "NcclGid",
     "NcclLog",
-    "Network",
-    "Process",
+    "NcclProcess",
+    "NetworkKind",
     "RankLog",
     "Transport",
     "UcxConfig",

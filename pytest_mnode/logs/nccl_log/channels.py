@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pytest_mnode.logs.nccl_log.model import Channel, Direction, Transport
-from pytest_mnode.logs.nccl_log.text import Line
+from pytest_mnode.logs.nccl_log.text import Message
 
 _CHANNEL = re.compile(
     r"(?:Channel|Ring) (?P<number>\d{1,4})(?:/(?P<connection>\d{1,4}))? ?: "
@@ -42,7 +42,7 @@ _BEGINS_LIKE_A_CHANNEL = re.compile(r"(?:Channel|Coll(?:Net)?) \d{1,4}(?:/\d{1,4
 _TOPOLOGY = re.compile(r"(?:Channel|Ring|Tree) \d{1,4} ?: -?\d+ -> -?\d+ -> [-\d/]+$", re.ASCII)
 
 
-def read_channel(line: Line) -> Channel | None:
+def read_channel(line: Message) -> Channel | None:
     """The channel of `line`; None for other lines and for a channel that cannot be read."""
     found = _CHANNEL.match(line.message) or _COLLECTIVE.match(line.message)
     if found is None:

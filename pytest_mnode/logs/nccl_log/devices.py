@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from pytest_mnode.logs.nccl_log.model import (
     Absence,
-    Device,
     GpuDirect,
+    NcclDevice,
+    NcclProcess,
+    NcclSetting,
     NetworkUse,
     NoDevice,
-    Process,
     Provider,
-    Setting,
 )
 
 _USING = re.compile(r"NET/(?P<network>[\w -]{1,40}?) ?: ?Using ?(?=\[|;|$)", re.ASCII)
@@ -68,19 +68,21 @@ _ABSENCES = (
 )
 
 
-def read_devices(process: Process, message: str) -> Iterator[Device]:
+def read_devices(process: NcclProcess, message: str) -> Iterator[NcclDevice]:
     """Devices in a message; none in a message of another kind."""
     if found := _VIRTUAL.match(message):
-        yield Device(process, found["network"], int(found["index"]), found["name"])
+        yield NcclDevice(process, found["network"], int(found["index"]), found["name"])
     elif found := _SHARP.match(message):
-        yield Device(process, "SHARP", None, found["name"])
+        yield NcclDevice(process, "SHARP", None, found["name"])
     elif found := _OFI_GROUP.match(message):
-        yield Device(process, "OFI", int(found["index"]), found["name"])
+        yield NcclDevice(process, "OFI", int(found["index"]), found["name"])
     elif found := _USING.match(message):
         yield from _listed_devices(process, message, found)
 
 
-def _listed_devices(process: Process, message: str, using: re.Match[str]) -> Iterator[Device]:
+def _listed_devices(
+    process: NcclProcess, message: str, using: re.Match[str]
+) -> Iterator[NcclDevice]:
     listed = message[using.end() :].partition("; OOB")[0]
     is_cut = list_is_cut(message)
     if is_cut and "={" in listed[listed.rfind("}") + 1 :]:
@@ -123,19 +125,19 @@ def _certain_part(part: str, network: str) -> str:
     return f"{name}/" if "/" in part else ""
 
 
-def _device(process: Process, network: str, index: int, parts: list[str]) -> Device | None:
+def _device(process: NcclProcess, network: str, index: int, parts: list[str]) -> NcclDevice | None:
     if _is_socket(network):
         found = _INTERFACE.match(parts[0]) if parts else None
-        return Device(process, network, index, found["name"]) if found else None
+        return NcclDevice(process, network, index, found["name"]) if found else None
     words = [part.split("/") for part in parts]
     names = [word[0].partition(":")[0] for word in words]
     if not names or not all(names):
         return None
     layers = dict.fromkeys(word[1] for word in words if len(word) > 1 and word[1])
-    return Device(process, network, index, "+".join(names), "+".join(layers) or None)
+    return NcclDevice(process, network, index, "+".join(names), "+".join(layers) or None)
 
 
-def read_use(process: Process, message: str) -> NetworkUse | None:
+def read_use(process: NcclProcess, message: str) -> NetworkUse | None:
     """The network plugin that a process chose, or that failed."""
     for patterns, failed in ((_CHOSEN, False), (_FAILED, True)):
         for pattern in patterns:
@@ -144,13 +146,13 @@ def read_use(process: Process, message: str) -> NetworkUse | None:
     return None
 
 
-def read_provider(process: Process, message: str) -> Provider | None:
+def read_provider(process: NcclProcess, message: str) -> Provider | None:
     """The libfabric provider that the OFI plugin selected."""
     found = _PROVIDER.match(message)
     return Provider(process, found["name"]) if found else None
 
 
-def read_absence(process: Process, message: str) -> NoDevice | None:
+def read_absence(process: NcclProcess, message: str) -> NoDevice | None:
     """Why there is no device."""
     for pattern, absence in _ABSENCES:
         if pattern.search(message):
@@ -158,7 +160,7 @@ def read_absence(process: Process, message: str) -> NoDevice | None:
     return None
 
 
-def read_gpu_direct(process: Process, message: str) -> GpuDirect | None:
+def read_gpu_direct(process: NcclProcess, message: str) -> GpuDirect | None:
     """Whether GPUDirect RDMA is used for a GPU, a device, or both, and why not."""
     found = _GPU_DIRECT.match(message)
     if found is None:
@@ -176,11 +178,11 @@ def read_gpu_direct(process: Process, message: str) -> GpuDirect | None:
     )
 
 
-def read_setting(process: Process, message: str) -> Setting | None:
+def read_setting(process: NcclProcess, message: str) -> NcclSetting | None:
     """An override of a default; some versions print a full stop behind the value."""
     found = _SETTING.match(message)
     if found is None:
         return None
     value = found["value"].strip()
     value = value[:-1] if re.fullmatch(r"-?\w{1,80}\.", value, re.ASCII) else value
-    return Setting(process, found["name"], value)
+    return NcclSetting(process, found["name"], value)

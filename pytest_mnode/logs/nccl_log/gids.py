@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from pytest_mnode.logs.nccl_log.model import Gid, Process
+from pytest_mnode.logs.nccl_log.model import NcclGid, NcclProcess
 
 _MODIFY_QP = re.compile(r"ibv_modify_qp failed with (?:error )?(?P<error>[^,]{1,120})", re.ASCII)
 _COMPLETION = re.compile(
@@ -23,7 +23,7 @@ _IB_DEVICE = re.compile(r"\bI[bB]Dev (\d{1,4}) Port (\d{1,3})", re.ASCII)
 _ROCE = re.compile(r"\bRoCE ?(?:v|[Vv]er(?:sion)?(?:_num)?)[ =]?:? ?(\d)", re.ASCII)
 
 
-def read_gid(process: Process, message: str) -> Gid | None:
+def read_gid(process: NcclProcess, message: str) -> NcclGid | None:
     """The addresses of a connection in a message; None for any other message."""
     if "GID" not in message and "Gid" not in message and "ibv_modify_qp" not in message:
         return None
@@ -39,7 +39,7 @@ def read_gid(process: Process, message: str) -> Gid | None:
     named, numbered = _ON_DEVICE.search(message), _IB_DEVICE.search(message)
     port = named.group(2) if named else numbered.group(2) if numbered else None
     raw = _GID_RAW.search(message)
-    return Gid(
+    return NcclGid(
         process=process,
         device=named.group(1) if named else None,
         device_index=int(numbered.group(1)) if numbered and not named else None,
@@ -73,7 +73,7 @@ def _from_halves(found: re.Match[str] | None) -> str | None:
 WRONG_GID, NO_ROUTE = "wrong GID", "no route between RDMA ports"
 
 
-def connection_failure(gid: Gid) -> str | None:
+def connection_failure(gid: NcclGid) -> str | None:
     """Why a queue pair could not be connected; None where its addresses do not explain it.
 
     A wrong GID: addresses of two kinds, a link-local or an empty one. A missing route: a routing

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pytest_mnode.logs.nccl_log.model import (
     Channel,
     Comm,
-    Device,
-    Gid,
     GpuDirect,
+    NcclDevice,
+    NcclGid,
+    NcclProcess,
+    NcclSetting,
     NetworkUse,
     NoDevice,
-    Process,
     Provider,
-    Setting,
     Transport,
     UcxConfig,
     Warn,
 )
-from pytest_mnode.logs.nccl_log.networks import Network, family_of, network_of
+from pytest_mnode.logs.nccl_log.networks import NetworkKind, family_of, network_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RankLog:
     complete: whether every communicator that it began is complete; None without communicators.
     """
 
-    process: Process
+    process: NcclProcess
     cuda_device: int | None
     rank: int | None
     size: int | None
@@ -61,12 +61,12 @@ class NcclLog:
     ranks: tuple[RankLog, ...]
     networks: tuple[NetworkUse, ...]
     providers: tuple[Provider, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[NcclDevice, ...]
     channels: tuple[Channel, ...]
     gpu_direct: tuple[GpuDirect, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[NcclSetting, ...]
     no_device: tuple[NoDevice, ...]
-    gids: tuple[Gid, ...]
+    gids: tuple[NcclGid, ...]
     warnings: tuple[Warn, ...]
     truncated: tuple[str, ...]
     unknown_lines: tuple[str, ...]
@@ -77,25 +77,25 @@ class NcclLog:
         """The version, where the log shows exactly one."""
         return self.versions[0] if len(self.versions) == 1 else None
 
-    def providers_of(self, process: Process) -> tuple[str, ...]:
+    def providers_of(self, process: NcclProcess) -> tuple[str, ...]:
         """Libfabric providers that `process` selected."""
         return tuple(dict.fromkeys(p.name for p in self.providers if p.process == process))
 
-    def kind_of(self, channel: Channel) -> Network | None:
+    def kind_of(self, channel: Channel) -> NetworkKind | None:
         """What carries a channel's bytes; None within a node."""
         if not channel.crosses_network or channel.network is None:
             return None
         return network_of(channel.network, self.providers_of(channel.process))
 
-    def networks_of(self, process: Process) -> tuple[str, ...]:
+    def networks_of(self, process: NcclProcess) -> tuple[str, ...]:
         """Networks that `process` chose."""
         uses = (use for use in self.networks if use.process == process and not use.failed)
         return tuple(dict.fromkeys(use.name for use in uses))
 
-    def adapters(self, channels: Iterable[Channel]) -> tuple[dict[str, Device], bool]:
+    def adapters(self, channels: Iterable[Channel]) -> tuple[dict[str, NcclDevice], bool]:
         """Devices of these channels by adapter name, and whether the log names all of them."""
         places = {(d.process, family_of(d.network), d.index): d for d in self.devices}
-        found: dict[str, Device] = {}
+        found: dict[str, NcclDevice] = {}
         all_named = True
         for channel in channels:
             if channel.network is None or channel.device is None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Process:
+class NcclProcess:
     """The process that printed a line: `host:pid`. Both are None for a line without prefix."""
 
     host: str | None
@@ -17,7 +17,7 @@ class Process:
         return f"{self.host or 'unknown host'}:{'?' if self.pid is None else self.pid}"
 
 
-NOBODY = Process(host=None, pid=None)
+NOBODY = NcclProcess(host=None, pid=None)
 
 
 class Transport(StrEnum):
@@ -55,7 +55,7 @@ class Channel:
     detail: everything after `via`, as printed.
     """
 
-    process: Process
+    process: NcclProcess
     cuda_device: int | None
     comm: str | None
     number: int
@@ -88,7 +88,7 @@ class Comm:
     NCCL 2.15. complete: a line says `Init COMPLETE`.
     """
 
-    process: Process
+    process: NcclProcess
     address: str
     id: str | None = None
     rank: int | None = None
@@ -101,7 +101,7 @@ class Comm:
 class NetworkUse:
     """A network plugin that a process chose (`Using network IB`), or that failed to start."""
 
-    process: Process
+    process: NcclProcess
     name: str
     failed: bool
 
@@ -110,12 +110,12 @@ class NetworkUse:
 class Provider:
     """The libfabric provider of a process: `NET/OFI Selected Provider is efa (found 4 nics)`."""
 
-    process: Process
+    process: NcclProcess
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NcclDevice:
     """A network device from `NET/IB : Using …`, `NET/Socket : Using …` and similar lines.
 
     network: `IB`, `Socket`, or the plugin that printed the line. index: what `Channel.device`
@@ -123,7 +123,7 @@ class Device:
     adapters joins their names by `+`. link_layer: `IB`, `RoCE`, or as printed; None for sockets.
     """
 
-    process: Process
+    process: NcclProcess
     network: str
     index: int | None
     name: str
@@ -143,7 +143,7 @@ class GpuDirect:
     reason: the text in parentheses.
     """
 
-    process: Process
+    process: NcclProcess
     enabled: bool
     network: str | None
     device: int | None
@@ -152,10 +152,10 @@ class GpuDirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class NcclSetting:
     """`NCCL_IB_DISABLE set by environment to 1.`: an override, as NCCL read it."""
 
-    process: Process
+    process: NcclProcess
     name: str
     value: str
 
@@ -173,19 +173,19 @@ class Absence(StrEnum):
 class NoDevice:
     """`NET/IB : No device found.` and similar lines; a plugin that is not installed is none."""
 
-    process: Process
+    process: NcclProcess
     absence: Absence
 
 
 @dataclass(frozen=True, slots=True)
-class Gid:
+class NcclGid:
     """Addresses of an RDMA connection. IPv4-mapped ones belong to RoCE, `fe80::…` are link-local.
 
     device_index: where the line numbers the device only. index: of the GID in its port's table.
     error: why the connection failed, as printed; None where the line shows no failure.
     """
 
-    process: Process
+    process: NcclProcess
     device: str | None
     device_index: int | None
     port: int | None
@@ -204,7 +204,7 @@ class Warn:
     complete, channels connected), False where it gave up, None where the log shows neither.
     """
 
-    process: Process
+    process: NcclProcess
     cuda_device: int | None
     text: str
     recovered: bool | None
@@ -217,6 +217,6 @@ class UcxConfig:
     rdma: devices, such as mlx5_0:1. tcp: interfaces.
     """
 
-    process: Process
+    process: NcclProcess
     rdma: tuple[str, ...]
     tcp: tuple[str, ...]

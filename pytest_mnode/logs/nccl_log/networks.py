@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 
-class Network(StrEnum):
+class NetworkKind(StrEnum):
     """What carries the bytes of a network."""
 
     RDMA = "RDMA"
@@ -32,7 +32,7 @@ _RDMA_PROVIDERS = ("efa", "efa-direct", "verbs", "cxi", "opx", "psm2", "psm3", "
 _SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
 
 
-def network_of(name: str, providers: Sequence[str] = ()) -> Network:
+def network_of(name: str, providers: Sequence[str] = ()) -> NetworkKind:
     """What carries the bytes of a network called `name` in channel lines or `Using network …`.
 
     `providers`: those that libfabric selected (`efa`, `verbs;ofi_rxm`, `tcp` …). Libfabric
@@ -44,21 +44,21 @@ def network_of(name: str, providers: Sequence[str] = ()) -> Network:
     """
     name = name.strip()
     if _SOCKETS.fullmatch(name):
-        return Network.SOCKETS
+        return NetworkKind.SOCKETS
     if _GPUDIRECT_TCP.fullmatch(name):
-        return Network.GPUDIRECT_TCP
+        return NetworkKind.GPUDIRECT_TCP
     if _LIBFABRIC.fullmatch(name):
         kinds = {provider_network(provider) for provider in providers}
-        return kinds.pop() if len(kinds) == 1 else Network.UNKNOWN
-    return Network.RDMA if _RDMA.fullmatch(name) else Network.UNKNOWN
+        return kinds.pop() if len(kinds) == 1 else NetworkKind.UNKNOWN
+    return NetworkKind.RDMA if _RDMA.fullmatch(name) else NetworkKind.UNKNOWN
 
 
-def provider_network(provider: str) -> Network:
+def provider_network(provider: str) -> NetworkKind:
     """What carries the bytes of a libfabric provider; of `verbs;ofi_rxm`, the core decides."""
     core = provider.strip().lower().split(";")[0]
     if core in _RDMA_PROVIDERS:
-        return Network.RDMA
-    return Network.SOCKETS if core in _SOCKET_PROVIDERS else Network.UNKNOWN
+        return NetworkKind.RDMA
+    return NetworkKind.SOCKETS if core in _SOCKET_PROVIDERS else NetworkKind.UNKNOWN
 
 
 def family_of(name: str) -> str:

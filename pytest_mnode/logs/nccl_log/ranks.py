@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_mnode.logs.nccl_log.log import RankLog
-from pytest_mnode.logs.nccl_log.model import NOBODY, Channel, Comm, Process
-from pytest_mnode.logs.nccl_log.text import Line
+from pytest_mnode.logs.nccl_log.model import NOBODY, Channel, Comm, NcclProcess
+from pytest_mnode.logs.nccl_log.text import Message
 
 _COMM = re.compile(
     r"(?:nccl\w{1,40} )?comm (?P<address>0x[0-9a-fA-F]{1,16}) rank (?P<rank>\d{1,7}) "
@@ -23,11 +23,11 @@ class Comms:
     """Communicators read so far, and the one that each thread is creating."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[Process, str, str | None], Comm] = {}
-        self._current: dict[tuple[Process, str], tuple[Process, str, str | None]] = {}
-        self._creating: dict[tuple[Process, int | None], str] = {}
+        self._all: dict[tuple[NcclProcess, str, str | None], Comm] = {}
+        self._current: dict[tuple[NcclProcess, str], tuple[NcclProcess, str, str | None]] = {}
+        self._creating: dict[tuple[NcclProcess, int | None], str] = {}
 
-    def read(self, line: Line) -> str | None:
+    def read(self, line: Message) -> str | None:
         """Read a line about a communicator; returns the state it reports, such as `COMPLETE`.
 
         None for any other line; the empty string for a line that only describes a communicator.
@@ -63,8 +63,8 @@ class Comms:
         return ""
 
     def _key(
-        self, line: Line, address: str, comm_id: str | None
-    ) -> tuple[Process, str, str | None]:
+        self, line: Message, address: str, comm_id: str | None
+    ) -> tuple[NcclProcess, str, str | None]:
         """The communicator at `address`; a new one where the address is used again."""
         place = (line.process, address)
         current = self._current.get(place)
@@ -74,7 +74,7 @@ class Comms:
             self._current[place] = current
         return current
 
-    def created_by(self, line: Line) -> str | None:
+    def created_by(self, line: Message) -> str | None:
         """Address of the communicator that the thread of `line` is creating."""
         return self._creating.get((line.process, line.thread))
 
@@ -96,14 +96,14 @@ def fitting(channel: Channel, comms: Sequence[Comm]) -> str | None:
 
 
 def ranks_of(
-    comms: Sequence[Comm], channels: Sequence[Channel], processes: Sequence[Process]
+    comms: Sequence[Comm], channels: Sequence[Channel], processes: Sequence[NcclProcess]
 ) -> tuple[RankLog, ...]:
     """The ranks of `processes`, with their communicators and channels.
 
     A process is one rank, or several where its communicators are on several devices.
     """
-    comms_of: dict[Process, list[Comm]] = {process: [] for process in processes}
-    channels_of: dict[Process, list[Channel]] = {process: [] for process in processes}
+    comms_of: dict[NcclProcess, list[Comm]] = {process: [] for process in processes}
+    channels_of: dict[NcclProcess, list[Channel]] = {process: [] for process in processes}
     for comm in comms:
         comms_of.setdefault(comm.process, []).append(comm)
     for channel in channels:
@@ -116,7 +116,7 @@ def ranks_of(
 
 
 def _by_comms(
-    process: Process, comms: Sequence[Comm], channels: Sequence[Channel]
+    process: NcclProcess, comms: Sequence[Comm], channels: Sequence[Channel]
 ) -> list[RankLog]:
     """Ranks of a process that created communicators."""
     by_rank = process.pid is None or _same_name_twice(comms)
@@ -153,7 +153,7 @@ def _same_name_twice(comms: Sequence[Comm]) -> bool:
     )
 
 
-def _by_channels(process: Process, channels: Sequence[Channel]) -> list[RankLog]:
+def _by_channels(process: NcclProcess, channels: Sequence[Channel]) -> list[RankLog]:
     """Ranks of a process whose communicators were not logged, by the ranks in its channels."""
     by_number: dict[int | None, list[Channel]] = {}
     for channel in channels:
@@ -176,7 +176,7 @@ def _by_channels(process: Process, channels: Sequence[Channel]) -> list[RankLog]
 
 
 def _rank(
-    process: Process,
+    process: NcclProcess,
     device: int | None,
     comms: Sequence[Comm],
     channels: Sequence[Channel],

@@ -21,18 +21,18 @@ from pytest_mnode.logs.nccl_log.log import NcclLog
 from pytest_mnode.logs.nccl_log.model import (
     Channel,
     Comm,
-    Device,
-    Gid,
     GpuDirect,
+    NcclDevice,
+    NcclGid,
+    NcclProcess,
+    NcclSetting,
     NetworkUse,
     NoDevice,
-    Process,
     Provider,
-    Setting,
     UcxConfig,
 )
 from pytest_mnode.logs.nccl_log.ranks import Comms, fitting, ranks_of
-from pytest_mnode.logs.nccl_log.text import Line, Text, first_line_is_cut, messages, plain_text
+from pytest_mnode.logs.nccl_log.text import Message, Text, first_line_is_cut, messages, plain_text
 from pytest_mnode.logs.nccl_log.warnings import Warnings, is_warning
 
 _VERSION = re.compile(
@@ -71,18 +71,18 @@ class _Reader:
     """Facts in the order of the log; dictionaries, so that a line printed twice counts once."""
 
     versions: dict[str, None] = field(default_factory=dict)
-    processes: dict[Process, None] = field(default_factory=dict)
+    processes: dict[NcclProcess, None] = field(default_factory=dict)
     comms: Comms = field(default_factory=Comms)
     networks: dict[NetworkUse, None] = field(default_factory=dict)
     providers: dict[Provider, None] = field(default_factory=dict)
-    devices: dict[tuple[Process, str, int | None], Device] = field(default_factory=dict)
+    devices: dict[tuple[NcclProcess, str, int | None], NcclDevice] = field(default_factory=dict)
     channels: dict[Channel, None] = field(default_factory=dict)
     gpu_direct: dict[GpuDirect, None] = field(default_factory=dict)
-    settings: dict[Setting, None] = field(default_factory=dict)
+    settings: dict[NcclSetting, None] = field(default_factory=dict)
     no_device: dict[NoDevice, None] = field(default_factory=dict)
-    gids: dict[Gid, None] = field(default_factory=dict)
+    gids: dict[NcclGid, None] = field(default_factory=dict)
     warnings: Warnings = field(default_factory=Warnings)
-    cut: Line | None = None
+    cut: Message | None = None
     cut_lists: dict[str, None] = field(default_factory=dict)
     unknown: dict[str, None] = field(default_factory=dict)
     ucx: dict[UcxConfig, None] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class _Reader:
                 self.versions[version if name == "NCCL" else f"RCCL {version}"] = None
         _keep(self.ucx, _ucx_config(line))
 
-    def read(self, line: Line) -> None:
+    def read(self, line: Message) -> None:
         """Read one message into the facts that it contains."""
         self.processes[line.process] = None
         state = self.comms.read(line)
@@ -107,7 +107,7 @@ class _Reader:
         if not line.whole and state not in ("START", "COMPLETE", "DESTROYED"):
             self.cut = line
 
-    def _channel(self, line: Line, comm: str | None) -> bool:
+    def _channel(self, line: Message, comm: str | None) -> bool:
         channel = read_channel(line)
         if channel is not None:
             self.channels[channel if channel.comm else replace(channel, comm=comm)] = None
@@ -117,7 +117,7 @@ class _Reader:
             return True
         return False
 
-    def _others(self, line: Line) -> None:
+    def _others(self, line: Message) -> None:
         process, message = line.process, line.message
         _keep(self.gids, read_gid(process, message))
         _keep(self.no_device, read_absence(process, message))
@@ -132,7 +132,7 @@ class _Reader:
         _keep(self.gpu_direct, read_gpu_direct(process, message))
         _keep(self.settings, read_setting(process, message))
 
-    def _device(self, device: Device) -> None:
+    def _device(self, device: NcclDevice) -> None:
         key = (device.process, device.network, device.index)
         known = self.devices.setdefault(key, device)
         name = known.name
@@ -149,7 +149,7 @@ class _Reader:
             # Plugins that list no devices name them in these lines.
             if fact.network and fact.device is not None and fact.device_name:
                 key = (fact.process, fact.network, fact.device)
-                self.devices.setdefault(key, Device(*key, fact.device_name))
+                self.devices.setdefault(key, NcclDevice(*key, fact.device_name))
         return NcclLog(
             versions=tuple(self.versions),
             ranks=ranks_of(comms, channels, tuple(self.processes)),
@@ -168,7 +168,7 @@ class _Reader:
         )
 
     def _channels(self, comms: tuple[Comm, ...]) -> tuple[Channel, ...]:
-        of_process: dict[Process, list[Comm]] = {}
+        of_process: dict[NcclProcess, list[Comm]] = {}
         for comm in comms:
             of_process.setdefault(comm.process, []).append(comm)
         found: dict[Channel, None] = {}
@@ -193,7 +193,7 @@ class _Reader:
         self.cut = None
         return channels
 
-    def _with_device_name(self, gid: Gid) -> Gid:
+    def _with_device_name(self, gid: NcclGid) -> NcclGid:
         """The GID with the name of a device that its line only numbers."""
         device = self.devices.get((gid.process, "IB", gid.device_index))
         numbered = gid.device_index is not None and device is not None
@@ -223,7 +223,7 @@ def _ucx_config(line: str) -> UcxConfig | None:
         return None
     rdma = dict.fromkeys(device for name, device in lanes if _UCX_RDMA.fullmatch(name))
     tcp = dict.fromkeys(device for name, device in lanes if name == "tcp")
-    process = Process(host=found["host"], pid=int(found["pid"]))
+    process = NcclProcess(host=found["host"], pid=int(found["pid"]))
     return UcxConfig(process, tuple(rdma), tuple(tcp)) if rdma or tcp else None
 
 

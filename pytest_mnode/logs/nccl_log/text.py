@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pytest_mnode.logs.nccl_log.model import NOBODY, Process
+from pytest_mnode.logs.nccl_log.model import NOBODY, NcclProcess
 
 # NCCL's buffers hold 2 kB, so longer lines are not NCCL's; the limits keep the time linear.
 _LONGEST_MESSAGE = 8192
@@ -51,14 +51,14 @@ _MESSAGE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Message:
     """One message and who printed it.
 
     level: `INFO`, `WARN`, …; `INFO` where the line shows none. whole: False for a last line
     without a line end, which may be cut.
     """
 
-    process: Process
+    process: NcclProcess
     thread: int | None
     cuda_device: int | None
     level: str
@@ -106,9 +106,9 @@ def first_line_is_cut(text: Text) -> bool:
     return any(other.host and other.host != host and other.host.endswith(host) for other in others)
 
 
-def messages(text: Text, *, start: int = 0) -> Iterator[Line]:
+def messages(text: Text, *, start: int = 0) -> Iterator[Message]:
     """NCCL's messages from line `start` on, without immediate repetitions."""
-    before: Line | None = None
+    before: Message | None = None
     last = len(text.lines) - 1
     for number in range(start, len(text.lines)):
         for line in _messages_of(text.lines[number]):
@@ -119,7 +119,7 @@ def messages(text: Text, *, start: int = 0) -> Iterator[Line]:
             before = found
 
 
-def _messages_of(raw: str) -> Iterator[Line]:
+def _messages_of(raw: str) -> Iterator[Message]:
     """All messages in one line: several writers may share a line."""
     if raw.startswith("{") and "NCCL" in raw:
         raw = _from_json(raw)
@@ -127,7 +127,7 @@ def _messages_of(raw: str) -> Iterator[Line]:
     if not marks:
         found = _MESSAGE.search(raw[:_LONGEST_MESSAGE])
         if found is not None:
-            yield Line(NOBODY, None, None, "INFO", found["message"].strip())
+            yield Message(NOBODY, None, None, "INFO", found["message"].strip())
         return
     ends = [0, *(mark.end() for mark in marks)]
     heads = [_head(raw, end, mark.start()) for end, mark in zip(ends, marks, strict=False)]
@@ -137,7 +137,7 @@ def _messages_of(raw: str) -> Iterator[Line]:
         if head is not heads[-1]:
             tail = _BEFORE_NEXT.sub("", message[-_LONGEST_TAIL:])
             message = message[:-_LONGEST_TAIL] + tail
-        yield Line(head.process, head.thread, head.device, mark.group(1), message)
+        yield Message(head.process, head.thread, head.device, mark.group(1), message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Head:
     """Who printed a message, and at which character this begins."""
 
     start: int
-    process: Process
+    process: NcclProcess
     thread: int | None
     device: int | None
 
@@ -158,11 +158,11 @@ def _head(raw: str, start: int, stop: int) -> _Head:
     named = [found for found in _WHO.finditer(before) if not _is_time_of_day(found)]
     if named:
         who = named[-1]
-        process = Process(who["host"] or None, _number(who["pid"]))
+        process = NcclProcess(who["host"] or None, _number(who["pid"]))
         return _Head(start + who.start(), process, _number(who["tid"]), _number(who["device"]))
     host = _HOST_ONLY.search(before)
     if host is not None:
-        process = Process(host["host"], None)
+        process = NcclProcess(host["host"], None)
         return _Head(start + host.start(), process, None, int(host["device"]))
     device = _DEVICE_ONLY.search(before)
     return _Head(stop, NOBODY, None, int(device["device"]) if device else None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from pytest_mnode.logs.nccl_log.model import Process, Warn
-from pytest_mnode.logs.nccl_log.text import Line
+from pytest_mnode.logs.nccl_log.model import NcclProcess, Warn
+from pytest_mnode.logs.nccl_log.text import Message
 
 # Each function that an error passes on its way out prints `file:line -> code`, from 2.30 on
 # `file:line (function) -> code`. 0 is success and 7 means in progress.
@@ -28,12 +28,12 @@ _LONGEST = 2000
 class Warnings:
     """Warnings read so far; messages are counted to know which came later."""
 
-    last: dict[tuple[Process, int | None, str], int] = field(default_factory=dict)
-    progressed: dict[Process, int] = field(default_factory=dict)
-    gave_up: dict[Process, int] = field(default_factory=dict)
+    last: dict[tuple[NcclProcess, int | None, str], int] = field(default_factory=dict)
+    progressed: dict[NcclProcess, int] = field(default_factory=dict)
+    gave_up: dict[NcclProcess, int] = field(default_factory=dict)
     count: int = 0
 
-    def read(self, line: Line, *, progress: bool) -> None:
+    def read(self, line: Message, *, progress: bool) -> None:
         """Read `line`; progress: a communicator was created, connected or destroyed."""
         self.count += 1
         if is_warning(line):
@@ -49,7 +49,7 @@ class Warnings:
             for (process, device, text), when in self.last.items()
         )
 
-    def _recovered(self, process: Process, text: str, when: int) -> bool | None:
+    def _recovered(self, process: NcclProcess, text: str, when: int) -> bool | None:
         if self.progressed.get(process, 0) > when:
             return True
         if _RETRIES.search(text):
@@ -59,6 +59,6 @@ class Warnings:
         return None
 
 
-def is_warning(line: Line) -> bool:
+def is_warning(line: Message) -> bool:
     """Whether NCCL printed the line as something wrong."""
     return line.level in ("WARN", "ERROR")

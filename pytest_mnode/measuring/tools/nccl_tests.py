@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_mnode.logs.nccl_tests import NcclTest, Row, read_nccl_tests
+from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, read_nccl_tests
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.bandwidth import busbw_at_line_rate
 from pytest_mnode.spec.fabric import NcclTestsPromise
@@ -49,7 +49,7 @@ class NcclRun:
     test: NcclTest | None
     why: str
 
-    def row(self, size_bytes: int) -> Row | None:
+    def row(self, size_bytes: int) -> NcclTestsRow | None:
         """The row of the largest size up to `size_bytes`; None where there is none.
 
         Of several (`-N`) the median bandwidth, the lower of two. Sizes of all-gather and similar

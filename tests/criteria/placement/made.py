@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_mnode.criteria.placement.facts import PARTS, RankFacts
 from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.criteria.placement.rank_placement import PARTS, RankPlacement
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind
 from pytest_mnode.machine.process import Thread
@@ -20,7 +20,7 @@ def thread(name: str, cpus: frozenset[int] | None, tid: int = 100) -> Thread:
     return Thread(tid=tid, name=name, cpus_allowed=cpus, mems_allowed=None, last_cpu=None)
 
 
-def nearest_nic(machine: Machine, rank: RankFacts) -> Measurement:
+def nearest_nic(machine: Machine, rank: RankPlacement) -> Measurement:
     """Judged among all NICs that are up and of the kind that the rank uses."""
     devices = {device.name for device in machine.rdma or ()}
     used = rank.nics or ()

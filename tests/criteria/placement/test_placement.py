@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.facts import Question, RankFacts, over_ranks
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement, over_ranks
 from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread, bytes_by_node, parse_numa_maps
@@ -32,10 +32,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def rank(
     number: int = 0, cpus: str | None = "0-15,32-47", *, gpu: int | None = None, **more: object
-) -> RankFacts:
+) -> RankPlacement:
     """A rank of node0 that is well placed, but for what is given."""
     allowed = parse_cpulist(cpus)
-    facts = RankFacts(
+    facts = RankPlacement(
         rank=number,
         node="node0",
         accelerator=gpu_address(number if gpu is None else gpu),
@@ -47,7 +47,7 @@ def rank(
     return replace(facts, **more)  # type: ignore[arg-type]
 
 
-def cores(machine: Machine, *ranks: RankFacts) -> list[Measurement]:
+def cores(machine: Machine, *ranks: RankPlacement) -> list[Measurement]:
     return [judge_cores(machine, rank, ranks) for rank in ranks]
 
 
@@ -404,7 +404,7 @@ def test_cores_that_are_not_known(server: Machine, tmp_path: Path) -> None:
 
 def answer(rank: int, question: Question, value: float | None) -> Measurement:
     bound = at_least(0.9) if question is Question.MEMORY else None
-    return RankFacts(rank=rank, node="node0").answer(
+    return RankPlacement(rank=rank, node="node0").answer(
         question,
         value,
         found="CPUs 1",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
-from pytest_mnode.criteria.placement.facts import RankFacts
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
+from pytest_mnode.criteria.placement.rank_placement import RankPlacement
 from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread
@@ -38,9 +38,9 @@ def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory
     tree.write("sys/devices/system/node/online", ",".join(map(str, cpus)))
 
 
-def rank(machine: str, cpus: str, accelerator: str, **more: object) -> RankFacts:
+def rank(machine: str, cpus: str, accelerator: str, **more: object) -> RankPlacement:
     allowed = parse_cpulist(cpus)
-    facts = RankFacts(
+    facts = RankPlacement(
         rank=0,
         node=machine,
         accelerator=accelerator,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import Readings, judge
-from pytest_mnode.criteria.port_counters.reading import Counters, Reading
+from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
+from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.inventory import Fabric
 
@@ -38,7 +38,7 @@ def fabric(kind: str = "infiniband", **more: Any) -> Fabric:
     return Fabric.model_validate({**page, "nics_per_node": 1, "mtu": 4096, **more})
 
 
-def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "a") -> Reading:
+def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "a") -> PortReading:
     """After a million packets, with one counter higher by so much, or unreadable."""
     ports = {name: dict(counters) for name, counters in QUIET.items()}
     for counters in ports.values():
@@ -46,12 +46,14 @@ def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "
             counters[name] = (counters[name] or 0) + PACKETS
     if port:
         ports[port][counter] = None if by is None else (ports[port][counter] or 0) + by
-    return Reading(boot, ports)
+    return PortReading(boot, ports)
 
 
-def found(after: Reading | str, kind: str = "infiniband", **more: Any) -> dict[str, Measurement]:
+def found(
+    after: PortReading | str, kind: str = "infiniband", **more: Any
+) -> dict[str, Measurement]:
     """Of three nodes of which gpu1 reads `after`."""
-    quiet = Reading("a", QUIET)
+    quiet = PortReading("a", QUIET)
     before = {f"gpu{i}": quiet for i in range(3)}
     last = {"gpu0": reading(), "gpu1": after, "gpu2": reading()}
     options = {key: more.pop(key) for key in ("kills", "restarted") if key in more}
@@ -130,10 +132,10 @@ def test_lost_packets_are_judged_by_their_share(kind: str, port: str, counter: s
 def test_where_tcp_loses_is_found_by_who_sends_again_and_who_gets_out_of_order(
     sent_again: tuple[int, ...], out_of_order: tuple[int, ...], culprit: str
 ) -> None:
-    before = {f"gpu{i}": Reading("a", QUIET) for i in range(4)}
+    before = {f"gpu{i}": PortReading("a", QUIET) for i in range(4)}
     tcp = zip(sent_again, out_of_order, strict=True)
     after = {
-        f"gpu{i}": Reading(
+        f"gpu{i}": PortReading(
             "a",
             {
                 **QUIET,
@@ -154,16 +156,16 @@ def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) ->
     }
     more = {"tx_pkts": PACKETS, "retrans_pkts": again, "retrans_bytes": 8800 * again}
     after: Counters = {name: (n or 0) + more.get(name, 0) for name, n in before.items()}
-    first, last = (Reading("a", {"rdmap0s6:1": counters}) for counters in (before, after))
+    first, last = (PortReading("a", {"rdmap0s6:1": counters}) for counters in (before, after))
     [errors, lost] = judge({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
     assert (str(errors.verdict), str(lost.verdict)) == ("pass", verdict)
     assert lost.value == pytest.approx(100 * again / PACKETS)
 
 
 def test_of_few_packets_few_losses_say_nothing() -> None:
-    quiet = Reading("a", QUIET)
+    quiet = PortReading("a", QUIET)
     ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30
-    [*_, lost] = judge({"gpu0": quiet}, {"gpu0": Reading("a", ports)}, fabric("ethernet"))
+    [*_, lost] = judge({"gpu0": quiet}, {"gpu0": PortReading("a", ports)}, fabric("ethernet"))
     assert str(lost.verdict) == "pass"
 
 
@@ -178,7 +180,7 @@ def test_with_rdma_what_the_system_drops_by_itself_does_not_count() -> None:
 
 
 def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
-    quiet, flapped = Reading("a", QUIET), reading("fab0", "carrier_changes", 4)
+    quiet, flapped = PortReading("a", QUIET), reading("fab0", "carrier_changes", 4)
     victim = reading("TCP", "RetransSegs", PACKETS)
     measurements = judge(
         {"gpu0": quiet, "gpu1": quiet}, {"gpu0": victim, "gpu1": flapped}, fabric("ethernet")
@@ -194,10 +196,13 @@ def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
         (reading("fab0", "carrier_changes", -1), "gpu1 fab0 carrier_changes cannot be compared"),
         (reading("fab0", "carrier_changes", None), "gpu1 fab0 carrier_changes cannot be compared"),
         (reading(boot="b"), "gpu1: it was started anew, and its counters with it"),
-        (Reading("a", {"TCP": {"OutSegs": 10**6}}), "gpu1 fab0 carrier_changes cannot be compared"),
+        (
+            PortReading("a", {"TCP": {"OutSegs": 10**6}}),
+            "gpu1 fab0 carrier_changes cannot be compared",
+        ),
     ],
 )
-def test_what_cannot_be_compared_is_inconclusive(after: Reading | str, words: str) -> None:
+def test_what_cannot_be_compared_is_inconclusive(after: PortReading | str, words: str) -> None:
     carrier = found(after)[CARRIER]
     assert str(carrier.verdict) == "inconclusive"
     assert words in carrier.note
@@ -205,16 +210,16 @@ def test_what_cannot_be_compared_is_inconclusive(after: Reading | str, words: st
 
 
 def test_nodes_without_ports_or_counters_are_inconclusive() -> None:
-    nothing = Reading("a", {"TCP": {"OutSegs": 1, "RetransSegs": 0}})
-    for dumb in (nothing, Reading("a", {"mlx5_0:1": {"port_xmit_packets": 5}})):
+    nothing = PortReading("a", {"TCP": {"OutSegs": 1, "RetransSegs": 0}})
+    for dumb in (nothing, PortReading("a", {"mlx5_0:1": {"port_xmit_packets": 5}})):
         measurements = judge({"gpu0": dumb}, {"gpu0": dumb}, fabric())
         assert {str(m.verdict) for m in measurements} == {"inconclusive"}
     assert "no port of fab0" in judge({"a": nothing}, {"a": nothing}, fabric())[0].note
 
 
 def test_a_rise_fails_though_another_node_cannot_be_read() -> None:
-    quiet = Reading("a", QUIET)
-    after: Readings = {"gpu0": reading("fab0", "carrier_changes", 2), "gpu1": "gone"}
+    quiet = PortReading("a", QUIET)
+    after: PortReadings = {"gpu0": reading("fab0", "carrier_changes", 2), "gpu1": "gone"}
     carrier = judge({"gpu0": quiet, "gpu1": quiet}, after, fabric())[0]
     assert (str(carrier.verdict), carrier.culprit) == ("fail", "gpu0 fab0 carrier_changes +2")
 
@@ -232,6 +237,6 @@ def test_deliberate_kills_are_no_errors_and_do_not_hide_those_of_links() -> None
 
 def test_infiniband_without_interfaces_is_judged_by_its_own_counters() -> None:
     only = {"mlx5_0:1": QUIET["mlx5_0:1"]}
-    quiet = Reading("a", only)
+    quiet = PortReading("a", only)
     measurements = judge({"gpu0": quiet}, {"gpu0": quiet}, fabric())
     assert {m.name: str(m.verdict) for m in measurements} == {ERRORS: "pass", LOST: "pass"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.reading import Reading, read
+from pytest_mnode.criteria.port_counters.reading import PortReading, read
 from tests.trees import MELLANOX, NIC, Tree
 
 ON = "pci0000:10/0000:10:01.0"
@@ -31,7 +31,7 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def ports(reading: Reading) -> set[str]:
+def ports(reading: PortReading) -> set[str]:
     return reading.ports.keys() - {"TCP"}
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
+from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
 from pytest_mnode.criteria.transport.expected import expected_bytes
-from pytest_mnode.criteria.transport.facts import Facts, NodeFacts, RankFacts
 from pytest_mnode.criteria.transport.judge import judge, remarks_on
-from pytest_mnode.criteria.transport.remarks import Case, Fact, Remark, in_words
+from pytest_mnode.criteria.transport.remarks import Case, ProofFact, Remark, in_words
 from pytest_mnode.logs.nccl_log import NcclLog, read_nccl_log
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
@@ -112,11 +112,11 @@ def read_log(text: str) -> NcclLog:
     return read_nccl_log(text)
 
 
-def healthy(kind: str, nodes: int = 3) -> Facts:
+def healthy(kind: str, nodes: int = 3) -> Evidence:
     """All four facts agree."""
     spec = spec_of(kind)
     ranks = tuple(
-        RankFacts(
+        RankTransport(
             rank=rank,
             node=f"birch{rank // RAILS}",
             environment={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,GRAPH"},
@@ -124,11 +124,11 @@ def healthy(kind: str, nodes: int = 3) -> Facts:
         )
         for rank in range(nodes * RAILS)
     )
-    facts = Facts(
+    facts = Evidence(
         backend="nccl",
         size_bytes=PROMISE.size_bytes,
         calls=PROMISE.calls,
-        nodes=tuple(NodeFacts(name=f"birch{n}", machine=Machine()) for n in range(nodes)),
+        nodes=tuple(NodeTraffic(name=f"birch{n}", machine=Machine()) for n in range(nodes)),
         ranks=ranks,
     )
     each = int(expected_bytes(facts, spec.fabric, PROMISE).payload_bytes * 1.02 / RAILS)
@@ -174,7 +174,7 @@ def rdma(
     )
 
 
-def node(name: str, kind: str, each: int) -> NodeFacts:
+def node(name: str, kind: str, each: int) -> NodeTraffic:
     """Eight rails that carried `each` bytes in both directions; others are quiet."""
     names = [device(kind, rail) for rail in range(RAILS)]
     nics = [interface("lo", kind=Kind.LOOPBACK), interface("mgmt0")]
@@ -188,7 +188,7 @@ def node(name: str, kind: str, each: int) -> NodeFacts:
         devices.append(rdma(rail_name, kind, netdevs=netdevs))
     counts = {nic.name: 20_000 for nic in nics}
     counts |= {n if kind == "ethernet" else f"{n}:1": each for n in names}
-    return NodeFacts(
+    return NodeTraffic(
         name=name,
         machine=Machine(interfaces=tuple(nics), rdma=tuple(devices)),
         sent_bytes=counts,
@@ -208,7 +208,7 @@ class Judged:
     def verdict(self) -> Verdict:
         """Over all four facts."""
         remarks = {remark.verdict for remark in self.remarks}
-        measured = {one.verdict for one in self.measurements[: len(Fact)]}
+        measured = {one.verdict for one in self.measurements[: len(ProofFact)]}
         order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
         verdict = next(verdict for verdict in order if verdict in measured)
         assert verdict is next((one for one in order if one in remarks), Verdict.PASS)
@@ -217,7 +217,9 @@ class Judged:
     @property
     def answers(self) -> dict[str, str]:
         """The verdict of each fact."""
-        return {fact: str(one.verdict) for fact, one in zip(Fact, self.measurements, strict=False)}
+        return {
+            fact: str(one.verdict) for fact, one in zip(ProofFact, self.measurements, strict=False)
+        }
 
     @property
     def culprit(self) -> str:
@@ -229,33 +231,35 @@ class Judged:
         """Of what is wrong or missing."""
         return {remark.case for remark in self.remarks if remark.verdict is not Verdict.PASS}
 
-    def text(self, verdict: Verdict, *facts: Fact) -> str:
+    def text(self, verdict: Verdict, *facts: ProofFact) -> str:
         """Remarks of these facts, or of all, in words."""
         return in_words(
-            (r for r in self.remarks if r.verdict is verdict and r.fact in (facts or Fact)),
+            (r for r in self.remarks if r.verdict is verdict and r.fact in (facts or ProofFact)),
             self.nodes,
         )
 
 
-def judged_by(facts: Facts, spec: Spec, promise: TransportPromise) -> Judged:
+def judged_by(facts: Evidence, spec: Spec, promise: TransportPromise) -> Judged:
     """These facts, judged."""
     names = [node.name for node in facts.nodes]
     return Judged(remarks_on(facts, spec, promise), judge(facts, spec, promise), names)
 
 
-def judged(kind: str, facts: Facts, **spec: Any) -> Judged:
+def judged(kind: str, facts: Evidence, **spec: Any) -> Judged:
     """These facts, judged by the page of this kind."""
     return judged_by(facts, spec_of(kind, **spec), PROMISE)
 
 
-def on_node(facts: Facts, name: str | None, change: Callable[[NodeFacts], NodeFacts]) -> Facts:
+def on_node(
+    facts: Evidence, name: str | None, change: Callable[[NodeTraffic], NodeTraffic]
+) -> Evidence:
     """With one node changed, or all."""
     return replace(
         facts, nodes=tuple(change(n) if name in (None, n.name) else n for n in facts.nodes)
     )
 
 
-def with_env(facts: Facts, node: str | None = None, **settings: str) -> Facts:
+def with_env(facts: Evidence, node: str | None = None, **settings: str) -> Evidence:
     """With variables set in the ranks of one node, or all."""
     return replace(
         facts,
@@ -266,7 +270,7 @@ def with_env(facts: Facts, node: str | None = None, **settings: str) -> Facts:
     )
 
 
-def with_logs(facts: Facts, kind: str, node: str | None = None, **how: Any) -> Facts:
+def with_logs(facts: Evidence, kind: str, node: str | None = None, **how: Any) -> Evidence:
     """With other logs of one node's ranks, or of all; `how` as log_text takes it."""
     count = len(facts.nodes)
     return replace(
@@ -280,10 +284,10 @@ def with_logs(facts: Facts, kind: str, node: str | None = None, **how: Any) -> F
     )
 
 
-def carried(facts: Facts, name: str | None, counts: Mapping[str, int | None]) -> Facts:
+def carried(facts: Evidence, name: str | None, counts: Mapping[str, int | None]) -> Evidence:
     """With what these NICs (interfaces or RDMA devices) carried in both directions."""
 
-    def change(one: NodeFacts) -> NodeFacts:
+    def change(one: NodeTraffic) -> NodeTraffic:
         known = dict(one.sent_bytes)
         for nic, count in counts.items():
             key = f"{nic}:1" if nic in one.devices else nic
@@ -294,10 +298,10 @@ def carried(facts: Facts, name: str | None, counts: Mapping[str, int | None]) ->
     return on_node(facts, name, change)
 
 
-def ports_of(facts: Facts, name: str | None, change: Callable[[Port], Port]) -> Facts:
+def ports_of(facts: Evidence, name: str | None, change: Callable[[Port], Port]) -> Evidence:
     """With the ports of one node changed, or of all."""
 
-    def changed(one: NodeFacts) -> NodeFacts:
+    def changed(one: NodeTraffic) -> NodeTraffic:
         devices = tuple(
             replace(device, ports=tuple(map(change, device.ports)))
             for device in one.machine.rdma or ()
@@ -308,13 +312,13 @@ def ports_of(facts: Facts, name: str | None, change: Callable[[Port], Port]) -> 
 
 
 def with_nics(
-    facts: Facts, name: str | None, *extra: Interface | RdmaDevice, without: str = ""
-) -> Facts:
+    facts: Evidence, name: str | None, *extra: Interface | RdmaDevice, without: str = ""
+) -> Evidence:
     """With more NICs on one node, or on all, and without one of this name."""
     nics = [one for one in extra if isinstance(one, Interface)]
     devices = [one for one in extra if isinstance(one, RdmaDevice)]
 
-    def changed(one: NodeFacts) -> NodeFacts:
+    def changed(one: NodeTraffic) -> NodeTraffic:
         machine = replace(
             one.machine,
             interfaces=tuple(
@@ -329,12 +333,12 @@ def with_nics(
     return on_node(facts, name, changed)
 
 
-def moved(kind: str, facts: Facts) -> int:
+def moved(kind: str, facts: Evidence) -> int:
     """What a node sends in all."""
     return int(expected_bytes(facts, spec_of(kind).fabric, PROMISE).payload_bytes)
 
 
-def fallen_back(kind: str, facts: Facts, node: str | None, over: str, **how: Any) -> Facts:
+def fallen_back(kind: str, facts: Evidence, node: str | None, over: str, **how: Any) -> Evidence:
     """NCCL on sockets over one interface: logs say so, and so do counters."""
     facts = with_logs(facts, kind, node, net="Socket", devices=[over], **how)
     names = {device(kind, rail): 0 for rail in range(RAILS)}

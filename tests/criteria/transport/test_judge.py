@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.transport.facts import NodeFacts
-from pytest_mnode.criteria.transport.remarks import Case, Fact
+from pytest_mnode.criteria.transport.evidence import NodeTraffic
+from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.logs.nccl_log import read_nccl_log
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import Port
@@ -33,7 +33,7 @@ from tests.criteria.transport.compose import (
 NODES = ("birch0", "birch1", "birch2")
 
 
-def no_devices(node: NodeFacts) -> NodeFacts:
+def no_devices(node: NodeTraffic) -> NodeTraffic:
     return replace(node, machine=replace(node.machine, rdma=()))
 
 
@@ -43,7 +43,7 @@ def test_all_four_agree(kind: str, nodes: int) -> None:
     proof = judged(kind, healthy(kind, nodes))
     assert proof.verdict is Verdict.PASS, proof.remarks
     assert proof.culprit == ""
-    assert proof.answers == dict.fromkeys(Fact, "pass")
+    assert proof.answers == dict.fromkeys(ProofFact, "pass")
     assert proof.remarks == []
 
 
@@ -55,12 +55,12 @@ def test_no_device(kind: str) -> None:
     assert proof.verdict is Verdict.FAIL
     assert Case.NO_DEVICE in proof.cases
     assert not proof.cases & {Case.IB_DISABLED, Case.IPOIB, Case.NET_CHOSEN, Case.WRONG_INTERFACE}
-    logged = proof.text(Verdict.FAIL, Fact.LOGGED)
+    logged = proof.text(Verdict.FAIL, ProofFact.LOGGED)
     assert logged.startswith(
         f"ranks 8-15 on birch1: alone, channels run over NET/Socket (mgmt0) instead of {kind}: "
         "the node has no RDMA device; not so birch0, birch2"
     )
-    counted = proof.text(Verdict.FAIL, Fact.COUNTED)
+    counted = proof.text(Verdict.FAIL, ProofFact.COUNTED)
     assert counted.startswith("birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ")
 
 
@@ -70,7 +70,7 @@ def test_a_cluster_without_any_device_fails_node_by_node_at_any_bandwidth() -> N
     proof = judged("infiniband", facts)
     assert proof.verdict is Verdict.FAIL
     for name in NODES:
-        cases = [r.case for r in proof.remarks if r.node == name and r.fact is Fact.COUNTED]
+        cases = [r.case for r in proof.remarks if r.node == name and r.fact is ProofFact.COUNTED]
         assert cases == [Case.NO_DEVICE]
     assert proof.culprit.startswith("all nodes: channels run over NET/Socket")
 
@@ -134,9 +134,9 @@ def test_sockets_chosen() -> None:
 def test_devices_chosen_by_a_variable(written: str, case: Case | None, words: str) -> None:
     facts = with_env(healthy("infiniband"), NCCL_IB_HCA=written)
     proof = judged("infiniband", with_nics(facts, None, rdma("mlx5_10", "infiniband")))
-    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is Fact.PINNED]
+    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is ProofFact.PINNED]
     assert {remark.case for remark in against} == ({case} if case else set())
-    assert words in proof.text(Verdict.FAIL, Fact.PINNED)
+    assert words in proof.text(Verdict.FAIL, ProofFact.PINNED)
 
 
 def test_wrong_interface() -> None:
@@ -247,9 +247,9 @@ def test_a_stray_rail() -> None:
     proof = judged("infiniband", facts)
     assert Case.STRAY_RAIL in proof.cases
     assert proof.answers["pinned"] == "pass"
-    logged = proof.text(Verdict.FAIL, Fact.LOGGED)
+    logged = proof.text(Verdict.FAIL, ProofFact.LOGGED)
     assert "birch1: channels run over mlx5_8, not of the fabric (mlx5_[0-7])" in logged
-    assert "birch1: mlx5_8 sent" in proof.text(Verdict.FAIL, Fact.QUIET)
+    assert "birch1: mlx5_8 sent" in proof.text(Verdict.FAIL, ProofFact.QUIET)
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
@@ -293,7 +293,7 @@ def test_a_warning_that_recovered_passes_and_is_noted() -> None:
     facts = with_logs(healthy("infiniband"), "infiniband", "birch0", before=warn)
     proof = judged("infiniband", facts)
     assert proof.verdict is Verdict.PASS
-    assert "NCCL warned" in proof.text(Verdict.PASS, Fact.LOGGED)
+    assert "NCCL warned" in proof.text(Verdict.PASS, ProofFact.LOGGED)
 
 
 def test_unknown_plugin_is_inconclusive() -> None:
@@ -375,7 +375,7 @@ def test_a_variable_that_a_version_does_not_read_changes_nothing(
     facts = with_logs(
         with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"), "roce", version=version
     )
-    words = judged("roce", facts).text(Verdict.FAIL, Fact.PINNED)
+    words = judged("roce", facts).text(Verdict.FAIL, ProofFact.PINNED)
     assert ("NCCL_IB_ROCE_VERSION_NUM=1 where RoCE v2" in words) is judged_it
 
 

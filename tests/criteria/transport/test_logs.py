@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.transport.facts import Facts, NodeFacts, RankFacts
+from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
 from pytest_mnode.criteria.transport.logged import logged
 from pytest_mnode.criteria.transport.remarks import Case, Remark, in_words
 from pytest_mnode.logs.nccl_log import read_nccl_log
@@ -45,13 +45,13 @@ def _remarks(
     log = read_nccl_log((LOGS / f"{name}.log").read_bytes())
     nodes = [f"larch0{1 + rank // 2}" for rank in range(ranks)]
     machine = Machine(interfaces=(), rdma=devices)
-    facts = Facts(
+    facts = Evidence(
         backend="nccl",
         size_bytes=1 << 30,
         calls=1,
-        nodes=tuple(NodeFacts(name=n, machine=machine) for n in dict.fromkeys(nodes)),
+        nodes=tuple(NodeTraffic(name=n, machine=machine) for n in dict.fromkeys(nodes)),
         ranks=tuple(
-            RankFacts(rank=rank, node=node, environment={"NCCL_DEBUG": "INFO"}, log=log)
+            RankTransport(rank=rank, node=node, environment={"NCCL_DEBUG": "INFO"}, log=log)
             for rank, node in enumerate(nodes)
         ),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.transport.facts import PARTS, NodeFacts, rank_now
+from pytest_mnode.criteria.transport.evidence import PARTS, NodeTraffic, rank_now
 from pytest_mnode.criteria.transport.remarks import Case
 from pytest_mnode.criteria.transport.settings import number
 from pytest_mnode.logs.nccl_files import log_of_process, settings_in
@@ -51,9 +51,9 @@ def _tree(root: Path, kind: str, words: int, *, drop: str = "") -> None:
         tree.rdma(name, on, None if name == drop else counters, gids=[gid])
 
 
-def _between(name: str, directory: Path) -> NodeFacts:
+def _between(name: str, directory: Path) -> NodeTraffic:
     before, after = (Machine.read(directory / when, PARTS) for when in ("before", "after"))
-    return NodeFacts.between(name, before, after)
+    return NodeTraffic.between(name, before, after)
 
 
 def _proof(tmp_path: Path, *, drop: str = "", silent: int | None = None) -> Judged:

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.transport.facts import Connection, Facts, NodeFacts, RankFacts
-from pytest_mnode.criteria.transport.remarks import Case, Fact
+from pytest_mnode.criteria.transport.evidence import (
+    Connection,
+    Evidence,
+    NodeTraffic,
+    RankTransport,
+)
+from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -19,7 +24,7 @@ PROMISE = TransportPromise.model_validate({"size": "4 MiB", "calls": 4})
 NODES = ("node0", "node1", "node2")
 
 
-def _facts(over: str = "fab0", each: int = 2) -> Facts:
+def _facts(over: str = "fab0", each: int = 2) -> Evidence:
     """Three nodes, every rank connected with every other over one interface, and to the store."""
     size = len(NODES) * each
     net = {"fab0": 78, "mgmt0": 77}
@@ -38,22 +43,22 @@ def _facts(over: str = "fab0", each: int = 2) -> Facts:
 
     ring = int(2 * (size - 1) / size * 16 * 2**20 * 1.01)
 
-    def node(index: int, name: str) -> NodeFacts:
+    def node(index: int, name: str) -> NodeTraffic:
         counts = {"lo": ring * (each - 1), "mgmt0": 4000, "fab0": 4000, over: ring}
         nics = tuple(
             interface(n, addresses=(f"10.{net[n]}.0.{index + 1}",) if n in net else ())
             for n in counts
         )
         machine = Machine(interfaces=nics, rdma=())
-        return NodeFacts(name=name, machine=machine, sent_bytes=counts, received_bytes=counts)
+        return NodeTraffic(name=name, machine=machine, sent_bytes=counts, received_bytes=counts)
 
-    return Facts(
+    return Evidence(
         backend="gloo",
         size_bytes=PROMISE.size_bytes,
         calls=PROMISE.calls,
         nodes=tuple(node(i, name) for i, name in enumerate(NODES)),
         ranks=tuple(
-            RankFacts(
+            RankTransport(
                 rank=r,
                 node=NODES[r // each],
                 environment={"GLOO_SOCKET_IFNAME": over},
@@ -64,11 +69,11 @@ def _facts(over: str = "fab0", each: int = 2) -> Facts:
     )
 
 
-def _judged(facts: Facts) -> Judged:
+def _judged(facts: Evidence) -> Judged:
     return judged_by(facts, SPEC, PROMISE)
 
 
-def _rank(facts: Facts, number: int, **changes: object) -> Facts:
+def _rank(facts: Evidence, number: int, **changes: object) -> Evidence:
     ranks = list(facts.ranks)
     ranks[number] = replace(ranks[number], **changes)  # type: ignore[arg-type]
     return replace(facts, ranks=tuple(ranks))
@@ -82,7 +87,7 @@ def test_the_fabric(each: int) -> None:
 
 def test_the_management_network() -> None:
     proof = _judged(_facts("mgmt0"))
-    assert proof.answers == dict.fromkeys(Fact, "fail")
+    assert proof.answers == dict.fromkeys(ProofFact, "fail")
     assert proof.cases == {Case.WRONG_INTERFACE, Case.NOT_ON_FABRIC, Case.NOT_QUIET}
     assert proof.culprit.startswith(
         "all nodes: GLOO_SOCKET_IFNAME=mgmt0 is not the fabric (fab0); "

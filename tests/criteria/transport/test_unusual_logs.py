@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.transport.facts import Facts
-from pytest_mnode.criteria.transport.remarks import Case, Fact
+from pytest_mnode.criteria.transport.evidence import Evidence
+from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.logs.nccl_log import read_nccl_log
 from pytest_mnode.measurement import Verdict
 from tests.criteria.transport.compose import (
@@ -27,7 +27,7 @@ from tests.criteria.transport.compose import (
 )
 
 
-def rewritten(kind: str, facts: Facts, change: Callable[[int, str], str]) -> Facts:
+def rewritten(kind: str, facts: Evidence, change: Callable[[int, str], str]) -> Evidence:
     """With the log of each rank as `change` makes it of the healthy one."""
     return replace(
         facts,
@@ -382,12 +382,12 @@ def test_what_ucx_runs_on(
     facts = with_env(healthy(kind, 2), UCX_TLS="tcp,sm")
     facts = replace(rewritten(kind, facts, with_ucx), backend=backend)
     proof = judged(kind, facts)
-    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is Fact.LOGGED]
+    against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is ProofFact.LOGGED]
     if backend == "nccl" and kind == "ethernet":
         case = None  # NCCL's channels run over sockets of its own: UCX carries something else
     assert proof.answers["logged"] == ("fail" if case else "pass")
     assert {remark.case for remark in against} == ({case} if case else set())
-    assert words in proof.text(Verdict.FAIL, Fact.LOGGED) or case is None
+    assert words in proof.text(Verdict.FAIL, ProofFact.LOGGED) or case is None
 
 
 def test_a_backend_that_tells_nothing() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.logs.nccl_tests import NcclTest, Row, Timing, read_nccl_tests
+from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, Timing, read_nccl_tests
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
 from pytest_mnode.measuring.tools.nccl_tests import NcclRun
@@ -264,8 +264,8 @@ def test_a_command_that_cannot_be_filled_in_is_refused(command: str, why: str) -
 
 
 def test_of_several_cycles_the_middle_row_counts() -> None:
-    def row(busbw: float) -> Row:
-        return Row(1 << 20, Timing(busbw, 0))
+    def row(busbw: float) -> NcclTestsRow:
+        return NcclTestsRow(1 << 20, Timing(busbw, 0))
 
     test = NcclTest(rows=tuple(row(busbw) for busbw in (90.0, 10.0, 50.0)))
     run = NcclRun("all_reduce", 2, 8, ("x",), "", test, "")
@@ -287,7 +287,7 @@ def test_of_several_cycles_the_middle_row_counts() -> None:
     ],
 )
 def test_a_row_of_another_size_is_none(there: int, asked: int, found: bool) -> None:
-    test = NcclTest(rows=(Row(there, Timing(1.0, 0)),))
+    test = NcclTest(rows=(NcclTestsRow(there, Timing(1.0, 0)),))
     run = NcclRun("all_gather", 3, 8, ("x",), "", test, "")
     assert (run.row(asked) is not None) is found
 

@@ -47,7 +47,7 @@ class Carrier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeTraffic:
     """A node: its machine after the traffic, and what each NIC carried meanwhile.
 
     sent_bytes, received_bytes: by interface (eth0) and RDMA port (mlx5_0:1); without those whose
@@ -60,7 +60,7 @@ class NodeFacts:
     received_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def between(cls, name: str, before: Machine, after: Machine) -> NodeFacts:
+    def between(cls, name: str, before: Machine, after: Machine) -> NodeTraffic:
         """What NICs carried between two readings; parts that one of them lacks are not known."""
         machine = replace(
             after,
@@ -138,7 +138,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
+class RankTransport:
     """A rank: its environment and what it runs on by its own log or connections.
 
     environment: variables that networks read, with those of nccl.conf that the environment does
@@ -177,7 +177,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Evidence:
     """Everything that is judged: nodes in the world's order, ranks by number.
 
     backend: of torch.distributed. size_bytes, calls: of the all-reduce that was sent meanwhile.
@@ -186,8 +186,8 @@ class Facts:
     backend: str
     size_bytes: int
     calls: int
-    nodes: tuple[NodeFacts, ...]
-    ranks: tuple[RankFacts, ...]
+    nodes: tuple[NodeTraffic, ...]
+    ranks: tuple[RankTransport, ...]
 
     @property
     def ranks_per_node(self) -> int:
@@ -200,7 +200,7 @@ class Facts:
         versions = {v for rank in self.ranks if rank.log for v in rank.log.versions}
         return versions.pop() if len(versions) == 1 else None
 
-    def node(self, name: str) -> NodeFacts:
+    def node(self, name: str) -> NodeTraffic:
         """The node of this name."""
         return next(node for node in self.nodes if node.name == name)
 
@@ -247,7 +247,9 @@ def _counts(machine: Machine, *, sent: bool) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def rank_now(world: World, backend: str, environment: Mapping[str, str], root: Path) -> RankFacts:
+def rank_now(
+    world: World, backend: str, environment: Mapping[str, str], root: Path
+) -> RankTransport:
     """This rank's environment, and its NCCL log or its connections."""
     files = nccl_files.settings_of_files(environment, root)
     settings = of_networks({**environment, **{name: value for name, (value, _) in files.items()}})
@@ -265,7 +267,7 @@ def rank_now(world: World, backend: str, environment: Mapping[str, str], root: P
             log = replace(log, ucx=log.ucx or ucx.ucx)
     elif ucx.ucx:
         log = ucx
-    return RankFacts(
+    return RankTransport(
         rank=world.rank,
         node=world.node,
         environment=settings,

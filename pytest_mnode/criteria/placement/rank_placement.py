@@ -45,7 +45,7 @@ _NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
+class RankPlacement:
     """A rank, as read in the rank itself while it works.
 
     accelerator: PCI address of its device; None where it has none or the address is not known.
