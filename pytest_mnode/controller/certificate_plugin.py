@@ -23,6 +23,7 @@ from pytest_mnode.certificate import (
     write_report,
 )
 from pytest_mnode.certificate.results import Outcome, curves_from_json, measurements_from_json
+from pytest_mnode.certificate.text import fit
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
@@ -74,7 +75,7 @@ class CertificatePlugin:
         case.facts = getattr(report, "mnode", case.facts)
         outcome = _outcome(report)
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
-            case.outcome, case.message = outcome, _message(report)
+            case.outcome, case.message = outcome, fit(_message(report))
             case.culprit = getattr(report, "mnode_culprit", None)
 
     @pytest.hookimpl(optionalhook=True)

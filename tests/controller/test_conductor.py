@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -299,3 +300,30 @@ def test_a_stop_of_the_controller_is_no_time_of_the_test() -> None:
     outcome = ran(Stopped(obedient, silent), timeout_s=0.5)
     assert not outcome.timed_out
     assert outcome.clean
+
+
+def calls_of_a_test(ranks: int) -> int:
+    """Python functions called while a test passes in so many ranks."""
+    nodes = tuple(f"node{number}" for number in range(ranks))
+    world = WorldInfo("w1", Shape(ranks, 1), nodes)
+    stage = Stage(*[obedient] * ranks)
+    counted = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    conductor = Conductor(cast(Client, stage), world, 60.0)
+    sys.setprofile(count)
+    try:
+        outcome = conductor.run_item("a.py::test_a", None, True)
+    finally:
+        sys.setprofile(None)
+    assert outcome.clean
+    return counted
+
+
+def test_a_test_of_more_ranks_costs_no_more_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("LOOK_S", "PONG_LIMIT_S"):
+        monkeypatch.setattr(conduct, limit, 60.0)  # no look at calls, which depends on the time
+    assert calls_of_a_test(512) / 512 < 1.1 * calls_of_a_test(64) / 64
