@@ -35,8 +35,9 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
     # Of every rank of this node, also of one that died.
     read = {rank: call_record.read(of.calls) for rank, of in files.items()}
     records = {rank: text for rank, text in read.items() if text is not None}
+    places = {rank: read_progress(files[rank].progress) for rank in pids}
     if order.look is not None:
-        return StackTexts(node, world.id, calls=records, look=order.look)
+        return StackTexts(node, world.id, places=places, calls=records, look=order.look)
     texts = _python_stacks(files, pids)
     return StackTexts(
         node,
@@ -44,7 +45,7 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
         texts,
         outputs={rank: _output(pid) for rank, pid in pids.items()},
         states={rank: processes.why_silent(pid) for rank, pid in pids.items() if not texts[rank]},
-        places={rank: read_progress(files[rank].progress) for rank in pids},
+        places=places,
         calls=records,
         kernel={rank: threads_text(pid) for rank, pid in pids.items()},
     )

@@ -95,11 +95,21 @@ class Hearing:
             state.output = message.outputs.get(rank, "")
             state.state = message.states.get(rank, "")
             state.kernel = message.kernel.get(rank, "")
-            progress = message.places.get(rank)
-            if state.stuck_in == "setup" and progress and progress.ordinal == self.ordinal:
-                # A process that is stopped does not even send the reports that it has made.
-                state.stuck_in = "call" if progress.phase == "call" else state.stuck_in
+        for rank, progress in message.places.items():
+            if progress.ordinal == self.ordinal and progress.phase != "setup":
+                self._passed_setup(states[rank])
         return {*message.texts, *message.native}
+
+    def _passed_setup(self, state: RankState) -> None:
+        """What no report has told yet."""
+        if state.past_setup or "setup" in state.reports:
+            return
+        state.past_setup = True
+        if state.stuck_in == "setup":
+            state.stuck_in = "call"
+        self._reported["setup"] += 1
+        if self._skipped["setup"]:
+            self._on_failure()
 
     def _report(self, state: RankState, report: PhaseReport, now: float) -> None:
         failed = report.outcome == "failed"
@@ -110,7 +120,7 @@ class Hearing:
             return
         state.reports[report.when], state.at[report.when] = report, now
         xfailed = report.outcome == "skipped" and "wasxfail" in report.data
-        self._reported[report.when] += 1
+        self._reported[report.when] += not (report.when == "setup" and state.past_setup)
         self._skipped[report.when] += report.outcome == "skipped" and not xfailed
         on_some = 0 < self._skipped[report.when] < self._reported[report.when]
         if failed or xfailed or on_some:

@@ -33,6 +33,8 @@ class RankState:
     failed_at: float | None = None
     at: dict[str, float] = field(default_factory=dict)
     """When its report of each phase came."""
+    past_setup: bool = False
+    """It is known to have passed setup: its report of that travels with that of the body."""
     body_done: bool = False
     torn: TornDown | None = None
     pong: bool = False
@@ -61,7 +63,9 @@ class RankState:
             return "teardown" if self.death.phase == "after" else self.death.phase
         if "teardown" in self.reports or self.body_done:
             return "teardown"
-        return "call" if "setup" in self.reports else "setup"
+        passed_setup = "setup" in self.reports or self.past_setup
+        # Whose node is lost is taken to be where most time goes.
+        return "call" if passed_setup or self.lost else "setup"
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ class StopWorld:
 
 @dataclass(frozen=True)
 class TakeStacks:
-    """`look` is for the answer, which then has only what the ranks recorded of their calls.
+    """`look` is for the answer, which then has only the places of ranks and their calls.
 
     native: ranks whose C stacks are asked for, and nothing else.
     """

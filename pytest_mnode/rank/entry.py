@@ -6,6 +6,7 @@ session serves instead of running them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -50,6 +51,36 @@ _NOT_IN_RANKS: dict[str, object] = {
 def prepare() -> None:
     """Before any test module is imported: those take what they import by name."""
     recorder.install()
+    _share_torch_handler()
+
+
+def _share_torch_handler() -> None:
+    """Have loggers below `torch` print through its handler in place of equal ones of their own.
+
+    torch has some forty loggers that do not propagate, and pytest attaches its handlers to each of
+    them, and removes them, six times per test. The lines that they print are the same.
+    """
+    top = logging.getLogger("torch")
+    if len(top.handlers) != 1:
+        return
+    shared = {top}
+    for log in map(logging.getLogger, sorted(logging.root.manager.loggerDict)):
+        ancestor = log.parent
+        while ancestor is not None and ancestor not in shared and ancestor.propagate:
+            ancestor = ancestor.parent
+        if ancestor not in shared or log.propagate or len(log.handlers) != 1:
+            continue
+        own, others = log.handlers[0], top.handlers[0]
+        if _look(own) == _look(others):
+            log.handlers.clear()
+            log.propagate = True
+            shared.add(log)
+
+
+def _look(handler: logging.Handler) -> tuple[object, ...]:
+    """What decides how a handler prints."""
+    stream = getattr(handler, "stream", None)
+    return type(handler), handler.level, stream, type(handler.formatter), tuple(handler.filters)
 
 
 def collect(

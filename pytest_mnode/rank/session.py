@@ -68,6 +68,8 @@ class RankSession:
         self._held: list[PhaseReport] = []
         self._reported: dict[str, str] = {}
         """Outcomes of the phases of a test that have been reported."""
+        self._keys: int | None = None
+        """How many keys the store of the world holds, as far as this rank has to know."""
         self._nccl_start = 0
         """Where NCCL's log of this test begins."""
 
@@ -138,13 +140,11 @@ class RankSession:
         following = self.items.get(order.next_nodeid) if order.next_nodeid else None
         self.order = order
         self._before = self._things()
-        self._keys = (
-            None
-            if "process_group" in getattr(item, "fixturenames", ())
-            else rank.groups.foreign_keys()
-            if rank.world.rank == 0
-            else None
-        )
+        looks = rank.world.rank == 0 and not grouped
+        if not looks:
+            self._keys = None
+        elif self._keys is None:  # else nobody wrote any since the end of the last test
+            self._keys = rank.groups.foreign_keys()
         problem = ""
         try:
             # Another test may come than was expected: of another pytest-xdist worker, or because
@@ -268,8 +268,10 @@ class RankSession:
         message = PhaseReport(*place, when, report.outcome, data, partial)
         if not partial:
             self._reported[when] = report.outcome
-        if partial or when == "setup":
-            self.rank.tell(message)  # the body may be long, and the others may wait for this rank
+        # The body may be long, and others may wait for a rank that failed or skipped. What one
+        # that hangs in the body has printed in its setup is to be seen too.
+        if partial or (when == "setup" and (report.sections or not report.passed)):
+            self.rank.tell(message)
         else:
             self._held.append(message)
 
@@ -281,6 +283,7 @@ class RankSession:
         keys = rank.groups.foreign_keys() if self._keys is not None else None
         # A group that a test makes from the environment leaves keys that the next would trip over.
         reusable = (keys is None or keys == self._keys) and rank.groups.intact
+        self._keys = keys
         return TornDown(
             rank.world.rank,
             self.order.ordinal,
