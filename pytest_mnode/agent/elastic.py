@@ -267,7 +267,7 @@ def main(
         rank_main(launch, elastic_pid, by_torch)
 
     spec = WorkerSpec(
-        role=defaults.role or "default",
+        role="default",  # as the torchrun command, and not as its API
         local_world_size=world.shape.procs_per_node,
         entrypoint=rank,
         rdzv_handler=Rendezvous(launch),
