@@ -16,7 +16,11 @@ Recorded = Callable[[str], Path]
 # every device most of the rest.
 _MORE_OF_THE_SAME = re.compile(
     r".*/(gids|gid_attrs/\w+)/\d{2,}"
-    r"|.*/(cm_[rt]x_\w+|power|queues|firmware|hugepages|memory\d+|cpuidle|cpufreq|vulnerabilities)/.*"
+    r"|.*/(cm_[rt]x_\w+|power|queues?|firmware|hugepages|memory\d+|cpuidle|cpufreq|vulnerabilities"
+    r"|sections|msi_irqs|hotplug|parameters|id)/.*"
+    r"|.*/(uevent|modalias|config|revision|subsystem_\w+|resource\d\w*|rom|irq|enable|remove|rescan"
+    r"|reset\w*|aer_\w+|ari_enabled|broken_parity_status|d3cold_allowed|\w*dma_mask_bits"
+    r"|driver_override|msi_bus|power_state|\w+_bus_number)"
 )
 _UNPACKED: dict[str, Path] = {}
 

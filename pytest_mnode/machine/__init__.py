@@ -13,6 +13,7 @@ of JSON; it imports neither torch nor pytest.
 A new reading is one field of `Machine` or of a part, and one line in its reader.
 
 Beside the model: `counters` (bytes and errors between two readings), `process`, `threads`,
-`waiting` and `cgroup` (what processes do and may do). Readers decide nothing and know of no test.
+`waiting` and `cgroup` (what processes do and may do), `namespaces`, `pidfd` and `open_files`
+(system calls that Python lacks, and limits of files). Readers decide nothing and know of no test.
 What cannot be read is None or absent, never zero; why a part is missing is in `Machine.unread`.
 """

@@ -55,7 +55,6 @@ class Interface:
     speed_mbits_s: int | None = None
     mtu_bytes: int | None = None
     address: str | None = None
-    index: int | None = None
     driver: str | None = None
     master: str | None = None
     slaves: tuple[str, ...] = ()
@@ -210,7 +209,6 @@ def _interface(path: Path, root: Path) -> Interface:
         speed_mbits_s=_speed(path / "speed"),
         mtu_bytes=sysfs.count(path / "mtu"),
         address=sysfs.text(path / "address") or None,
-        index=sysfs.count(path / "ifindex"),
         driver=sysfs.target_name(device / "driver"),
         master=sysfs.target_name(path / "master"),
         slaves=tuple(slaves),

@@ -114,7 +114,6 @@ class RdmaDevice:
     the same PCI function, or, without any of these, the one whose MAC address is in its GUID.
     virtual: it has no device of its own, as soft-RoCE and soft-iWARP have none. pci_address,
     numa_node: its own, or those of its first interface where it is virtual.
-    hw_counters: those of the device as a whole, beside those of its ports; None without.
     """
 
     name: str
@@ -127,8 +126,6 @@ class RdmaDevice:
     pci_address: str | None = None
     numa_node: int | None = None
     virtual: bool = False
-    hw_counters: Mapping[str, int] | None = None
-    unreadable: tuple[str, ...] = ()
 
 
 def parse_rate_gbits_s(text: str | None) -> float | None:
@@ -172,7 +169,6 @@ def _device(path: Path, root: Path) -> RdmaDevice:
         netdevs = _made_of(guid, root)
     below = root / "sys/class/net" / netdevs[0] / "device" if virtual and netdevs else device
     addresses = sysfs.pci_addresses(sysfs.place(below, root))
-    hw_counters, unreadable = _counters(path / "hw_counters")
     return RdmaDevice(
         name=path.name,
         ports=ports,
@@ -184,8 +180,6 @@ def _device(path: Path, root: Path) -> RdmaDevice:
         pci_address=addresses[-1] if addresses else None,
         numa_node=sysfs.numa_node(below, root),
         virtual=virtual,
-        hw_counters=hw_counters,
-        unreadable=unreadable,
     )
 
 
