@@ -92,11 +92,6 @@ class NcclTest:
     faults: tuple[str, ...] = ()
 
     @property
-    def complete(self) -> bool:
-        """Whether the test reached its closing lines, as one run, with rows and no fault."""
-        return self.why_incomplete is None
-
-    @property
     def wrong(self) -> int | None:
         """Wrong values over all rows, in and out of place; None where results were not checked.
 
