@@ -143,9 +143,9 @@ def test_one_dtype(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
     if world.rank == FAULTY:
         change(monkeypatch, "all_reduce", make)
-    for dtype in bench.DTYPES:
+    for dtype, other in zip(bench.DTYPES, (*bench.DTYPES[1:], bench.DTYPES[0]), strict=True):
         faulty = getattr(torch, dtype)
-        wrong = {name: bench.sums(world, name, CPU).wrong for name in bench.DTYPES}
+        wrong = {name: bench.sums(world, name, CPU).wrong for name in (dtype, other)}
         assert {name for name, count in wrong.items() if count} == {dtype}
 
 
