@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from pytest_mnode.criteria.scaling.judge import (
+    ScalingResult,
+    judge,
+    judge_efficiency,
+    judge_parts,
+)
+from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -174,3 +182,37 @@ def _changed(step: Step, more_s: float, missed_s: float, hidden: float, count: i
         hidden_s=moving * hidden,
         **parts,
     )
+
+
+def judged(
+    plan: Plan, job: JobTimings, *, on: Spec | None = None, **changes: object
+) -> ScalingResult:
+    """The job judged by the rack's spec, or by `on`."""
+    return judge(job, plan, on or spec(), promise(**changes))
+
+
+def measured(found: ScalingResult) -> dict[str, Measurement]:
+    """All measurements of a result, by name."""
+    network = judge_network(found.traffic, found.spec, found.promise)
+    every = (*judge_efficiency(found), *judge_parts(found), *network)
+    return {one.name: one for one in every}
+
+
+def last(found: ScalingResult) -> Measurement:
+    """The efficiency on all nodes."""
+    return measured(found)[f"efficiency, {found.plan.counts[-1]} nodes"]
+
+
+def slow_on(slow: str | Sequence[str], **parts: float) -> Own:
+    """Ranks of one node, or of some, have these parts; the others are healthy."""
+    names = [slow] if isinstance(slow, str) else slow
+
+    def own(node: str, count: int) -> Mapping[str, float]:
+        return HEALTHY | (parts if node in names else {})
+
+    return own
+
+
+def exposed_by(seconds: float) -> Callable[[int], float]:
+    """What collectives need that is not hidden, with two nodes or more."""
+    return lambda count: seconds if count > 1 else 0.0

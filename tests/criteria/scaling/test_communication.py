@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import CountResult, judge, judge_efficiency
+from pytest_mnode.criteria.scaling.judge import CountResult
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, JobTimings
 from pytest_mnode.measurement import Measurement, Verdict
@@ -16,14 +16,12 @@ PLAN = made.plan(2)
 
 
 def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
-    return made.timings(PLAN, needed_s=lambda count: seconds if count > 1 else 0.0, hidden=hidden)
+    return made.timings(PLAN, needed_s=made.exposed_by(seconds), hidden=hidden)
 
 
 def last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
-    found = judge(job, plan, made.spec(), made.promise(allowed_causes=list(allowed)))
-    return found.counts[-1], next(
-        one for one in judge_efficiency(found) if one.name == "efficiency, 2 nodes"
-    )
+    found = made.judged(plan, job, allowed_causes=list(allowed))
+    return found.counts[-1], made.last(found)
 
 
 def one_bucket(job: JobTimings) -> JobTimings:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import judge, judge_efficiency, judge_parts
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.errors import EnvironmentContractError
@@ -18,8 +17,7 @@ from tests.criteria.scaling import made
 
 
 def measured(plan: Plan, job: JobTimings, spec: Spec | None = None) -> dict[str, Measurement]:
-    found = judge(job, plan, spec or made.spec(), made.promise())
-    return {one.name: one for one in (*judge_efficiency(found), *judge_parts(found))}
+    return made.measured(made.judged(plan, job, on=spec))
 
 
 def only(job: JobTimings, keep: Callable[[GroupSteps], bool]) -> JobTimings:

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import judge
-from pytest_mnode.criteria.scaling.network import judge_network
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.measurement import Measurement, Verdict
@@ -17,9 +15,8 @@ from tests.criteria.scaling import made
 
 
 def network(plan: Plan, job: JobTimings, spec: Spec) -> Measurement:
-    found = judge(job, plan, spec, made.promise())
-    (one,) = judge_network(found.traffic, spec, found.promise)
-    return one
+    found = made.measured(made.judged(plan, job, on=spec))
+    return found["sent past the fabric during the steps"]
 
 
 def sent(job: JobTimings, of: Callable[[str, int], Mapping[str, int] | None]) -> JobTimings:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import CountResult, judge, judge_efficiency
+from pytest_mnode.criteria.scaling.judge import CountResult
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.measurement import Measurement, Verdict
 from tests.criteria.scaling import made
 
 
-def on(slow: Sequence[str], **parts: float) -> made.Own:
-    def own(node: str, count: int) -> dict[str, float]:
-        return made.HEALTHY | (parts if node in slow else {})
-
-    return own
-
-
 def last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
-    found = judge(job, plan, made.spec(), made.promise(allowed_causes=list(allowed)))
-    name = f"efficiency, {plan.counts[-1]} nodes"
-    return found.counts[-1], next(one for one in judge_efficiency(found) if one.name == name)
+    found = made.judged(plan, job, allowed_causes=list(allowed))
+    return found.counts[-1], made.last(found)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +38,7 @@ def test_all_that_are_slow_are_named(
     nodes: int, slow: Sequence[str], names: str, per_node: int, noise_s: float
 ) -> None:
     plan = made.plan(nodes, per_node)
-    job = made.uneven(made.timings(plan, on(slow, compute=0.28)), noise_s)
+    job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.28)), noise_s)
     judged, efficiency = last(plan, job, "skew", "compute")
     assert efficiency.verdict is Verdict.FAIL
     assert efficiency.culprit is not None
@@ -58,7 +51,7 @@ def test_all_that_are_slow_are_named(
 def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
     plan = made.plan(8)
     slow = ["node4", "node5", "node6"]
-    job = made.uneven(made.timings(plan, on(slow, compute=0.214)), 0.004)
+    job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.214)), 0.004)
     judged, efficiency = last(plan, job, "skew")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
@@ -84,7 +77,9 @@ def test_chance_in_few_steps_names_nobody(seed: int) -> None:
 
 def test_half_of_the_nodes_wait_for_input() -> None:
     plan = made.plan(4)
-    judged, efficiency = last(plan, made.timings(plan, on(["node2", "node3"], input=0.06)))
+    judged, efficiency = last(
+        plan, made.timings(plan, made.slow_on(["node2", "node3"], input=0.06))
+    )
     assert efficiency.culprit is not None
     assert efficiency.culprit.startswith(
         "node2 and node3 wait up to 60 ms a step for input, others 1.0 ms"
@@ -103,3 +98,89 @@ def test_what_all_nodes_do_names_none() -> None:
         "input": "all nodes",
         "compute": "all nodes",
     }
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_a_straggler_has_all_that_it_costs(nodes: int) -> None:
+    plan = made.plan(nodes)
+    found = made.judged(plan, made.timings(plan, made.slow_on("node1", compute=0.28))).counts[-1]
+    assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "node1")
+    assert found.causes[0].seconds == pytest.approx(0.08)
+    assert sum(cause.seconds for cause in found.causes) == pytest.approx(found.parts.lost_s)
+
+
+def local_rank_0(more_s: float) -> Callable[[int, int], float]:
+    """It computes so much longer on every node, also where that node trains alone."""
+    return lambda rank, count: more_s if rank % 8 == 0 else 0.0
+
+
+@pytest.mark.parametrize("more_s", [0.016, 0.08])
+@pytest.mark.parametrize(("allowed", "share"), [("straggler", 0.0), ("communication", 1.0)])
+def test_what_is_uneven_inside_one_node_too_is_no_cause(
+    more_s: float, allowed: str, share: float
+) -> None:
+    plan = made.plan(4, 8)
+    job = made.later(
+        made.timings(plan, needed_s=made.exposed_by(0.0165), line=0.15), local_rank_0(more_s)
+    )
+    found = made.judged(plan, job, allowed_causes=[allowed], fabric_fraction=0.1).counts[-1]
+    assert found.explained == pytest.approx(share, abs=0.02), found.causes
+    assert [c.culprit for c in found.causes if c.kind == "straggler"] == []
+    assert sum(c.seconds for c in found.causes) == pytest.approx(found.parts.lost_s)
+    assert min(c.seconds for c in found.causes) > -0.001
+
+
+@pytest.mark.parametrize(
+    ("nodes", "jitter", "least"), [(4, 0.03, 0.94), (4, 0.06, 0.9), (8, 0.04, 0.92)]
+)
+def test_ranks_that_differ_by_chance_explain_no_more_than_they_cost(
+    nodes: int, jitter: float, least: float
+) -> None:
+    plan = made.plan(nodes, 8)
+    job = made.uneven(made.timings(plan, needed_s=made.exposed_by(0.0165), line=0.15), 0.2 * jitter)
+    found = made.judged(plan, job, allowed_causes=["communication"], fabric_fraction=0.1).counts[-1]
+    assert found.explained > least, found.causes
+
+
+def test_a_straggler_beside_what_is_uneven_in_every_node_has_its_own_part() -> None:
+    plan = made.plan(4, 8)
+
+    def by(rank: int, count: int) -> float:
+        return (0.016 if rank % 8 == 0 else 0.0) + (0.08 if rank == 13 else 0.0)
+
+    found = made.judged(plan, made.later(made.timings(plan), by)).counts[-1]
+    assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "rank 13 on node1")
+    assert found.causes[0].seconds == pytest.approx(0.064)
+    assert all(cause.seconds == pytest.approx(0, abs=1e-3) for cause in found.causes[1:])
+
+
+def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
+    plan, chance = made.plan(4, 8), random.Random(3)
+
+    def by(rank: int, count: int) -> float:
+        often = rank == 24 and count > 1 and chance.random() < 0.7
+        return 0.03 if often else chance.uniform(0, 1e-4)
+
+    found = made.judged(plan, made.later(made.timings(plan), by)).counts[-1]
+    assert found.causes[0].kind == "skew"
+    assert found.causes[0].text.startswith(
+        "ranks compute unevenly: the slowest of a step, most often rank 24 on node3, takes 30"
+    )
+
+
+@pytest.mark.parametrize("part", ["rest", "input", "optimiser"])
+def test_one_rank_that_takes_longer_for_anything_is_named(part: str) -> None:
+    plan = made.plan(4, 8)
+    job = made.later(made.timings(plan), lambda rank, count: 0.04 if rank == 13 else 0.0, part)
+    found = made.judged(plan, job).counts[-1]
+    assert found.causes[0].kind == part
+    assert found.causes[0].culprit == "rank 13 on node1"
+    assert found.causes[0].seconds == pytest.approx(0.04)
+
+
+def test_a_rest_that_all_ranks_have_is_nobodys() -> None:
+    plan = made.plan(4, 8)
+    job = made.later(made.timings(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
+    found = made.judged(plan, job).counts[-1]
+    assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
+    assert found.causes[0].text == "unattributed: 40 ms a step, the bookkeeping of ranks"

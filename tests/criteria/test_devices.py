@@ -1,0 +1,140 @@
+"""Comparing ranks: the bound of the others, floors, clocks and PCIe links of GPUs under load."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_mnode.criteria.devices import judge_rates
+from pytest_mnode.machine.nvml import Load
+from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measuring.rank_rates import Comparison, RankRate
+from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
+
+CPU = torch.device("cpu")
+
+
+def recorded(*rates: float | None, floor: float | None = None) -> dict[str, Measurement]:
+    rows = [
+        RankRate(f"rank {i} on node{i}", r, "cold" if i == 1 else "") for i, r in enumerate(rates)
+    ]
+    promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",))
+    found = Comparison("matmul float32", "GFLOP/s", promise, floor, tuple(rows), "median of 3")
+    return {m.name: m for m in judge_rates(found)}
+
+
+def test_the_slow_rank_is_named_with_its_figure_the_median_and_the_cause() -> None:
+    found = recorded(100, 40, 98, 101)["matmul float32, slowest rank"]
+    assert found.verdict is Verdict.FAIL
+    assert found.value == 40
+    assert found.culprit == "rank 1 on node1 (40 GFLOP/s, median 100): cold"
+    assert found.source == "at_least_fraction 0.8 × 100, the median of 4 ranks"
+
+
+def test_healthy_ranks_pass_and_nobody_is_named() -> None:
+    found = recorded(100, 97, 98, 101)
+    assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
+    assert found["matmul float32, slowest rank"].culprit is None
+    assert found["matmul float32, median of ranks"].value == 100
+
+
+def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
+    found = recorded(30, 31, 100)["matmul float32, slowest rank"]
+    assert found.verdict is Verdict.FAIL
+    assert found.culprit == (
+        "rank 0 on node0 (30 GFLOP/s, fastest 100); rank 1 on node1 (31 GFLOP/s, fastest 100): cold"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "note"),
+    [((100, None, 100), "rank 1 on node1: cold"), ((100,), "one rank has no other to be compared")],
+)
+def test_what_cannot_be_compared_is_inconclusive(
+    rates: tuple[float | None, ...], note: str
+) -> None:
+    found = recorded(*rates)["matmul float32, slowest rank"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert note in found.note
+
+
+def test_a_floor_finds_them_all_slow() -> None:
+    found = recorded(50, 51, 49, floor=60)
+    assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
+    floor = found["matmul float32, slowest rank against its floor"]
+    assert floor.verdict is Verdict.FAIL
+    assert floor.culprit is not None
+    assert floor.culprit.count("rank") == 3
+    unknown = recorded(70, None, floor=60)["matmul float32, slowest rank against its floor"]
+    assert unknown.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("load", "verdicts", "told"),
+    [
+        (Load(50, (), 1700, 0.0), ("pass", "pass"), None),
+        (Load(50, (("HwThermalSlowdown", 2),), 1700, 0.04), ("pass", "pass"), None),
+        (
+            Load(50, (("HwThermalSlowdown", 20),), 1300, 0.4),
+            ("fail", "fail"),
+            "rank 1 on node1 (HwThermalSlowdown in 20 of 50 samples, at 1300 MHz)",
+        ),
+        (Load(0, (), None, None), ("inconclusive", "inconclusive"), None),
+    ],
+)
+def test_a_gpu_that_is_held_back_under_load_is_named(
+    load: Load, verdicts: tuple[str, str], told: str | None
+) -> None:
+    fine = Load(50, (), 1700, 0.0)
+    rows = [RankRate(f"rank {i} on node{i}", 100, "", load=fine) for i in range(3)]
+    rows[1] = RankRate("rank 1 on node1", 100, "", load=load)
+    promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
+    *_, slowed, clock = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, tuple(rows), ""))
+    assert (str(slowed.verdict), str(clock.verdict)) == verdicts
+    assert slowed.culprit == told
+    assert slowed.name == "matmul, samples under load with a clock held back"
+
+
+@pytest.mark.parametrize(
+    ("now", "full", "verdict", "culprit"),
+    [
+        (5, 5, "pass", None),
+        (4, 5, "fail", "rank 1 on node1 (PCIe 4 of 5)"),
+        (None, 5, "inconclusive", None),
+        (5, None, "inconclusive", None),
+    ],
+)
+def test_the_pcie_speed_of_a_gpu_is_judged_while_it_copies(
+    now: int | None, full: int | None, verdict: str, culprit: str | None
+) -> None:
+    loads = [Load(9, (), 1700, 0.0, 5, 5), Load(9, (), 1700, 0.0, now, full)]
+    rows = tuple(RankRate(f"rank {i} on node{i}", 50, "", load=x) for i, x in enumerate(loads))
+    promise = CopyPromise.model_validate({"at_least_fraction": 0.8})
+    *_, pcie = judge_rates(Comparison("host to device", "GB/s", promise, None, rows, ""))
+    assert (str(pcie.verdict), pcie.culprit) == (verdict, culprit)
+
+
+@pytest.mark.parametrize(
+    ("alone", "at_once", "verdicts"),
+    [
+        ((55, 54), (55, 54), ("pass", "pass")),
+        ((55, 54), (28, 27), ("fail", "pass")),  # two GPUs share a way to memory
+        ((55, 26), (55, 54), ("pass", "fail")),
+        ((55, None), (55, 54), ("pass", "inconclusive")),
+    ],
+)
+def test_copies_at_once_and_alone_have_bounds_of_their_own(
+    alone: tuple[float | None, ...], at_once: tuple[float, ...], verdicts: tuple[str, str]
+) -> None:
+    keys = {"at_least_fraction": 0.1, "at_least_gbytes_s": 40, "alone_at_least_gbytes_s": 50}
+    rows = tuple(
+        RankRate(f"rank {i} on n", at_once[i], "", None, rate) for i, rate in enumerate(alone)
+    )
+    how = "median of 3, all ranks at once"
+    promise = CopyPromise.model_validate(keys)
+    found = {m.name: m for m in judge_rates(Comparison("copy", "GB/s", promise, 40, rows, how))}
+    floor = found["copy, slowest rank against its floor"]
+    by_itself = found["copy alone, slowest rank against its floor"]
+    assert (str(floor.verdict), str(by_itself.verdict)) == verdicts
+    assert floor.source == f"what each rank is promised to reach, {how}"
+    assert by_itself.source == "what each rank is promised to reach, one rank of a node at a time"

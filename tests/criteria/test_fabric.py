@@ -1,0 +1,138 @@
+"""Judges of sweeps: bounds of the plateau, what NICs carry, what is not measured, the traffic."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.criteria.fabric import curves, judge_busbw
+from pytest_mnode.measurement import Verdict
+from pytest_mnode.measuring.algorithms import Algorithm
+from pytest_mnode.measuring.busbw import Busbw
+from pytest_mnode.measuring.sweep import Unmeasured
+from pytest_mnode.measuring.traffic import NodeTraffic
+from tests.measuring.sweeps import (
+    DEFAULT,
+    GLOO_RING,
+    KIB,
+    MIB,
+    PINNED,
+    SPEC,
+    WORLD,
+    judged,
+    recorded,
+    row,
+)
+
+
+def test_the_plateau_is_judged_and_says_how() -> None:
+    found = recorded(judged([row(64 * KIB, 0.5), row(MIB, 0.9)]))
+    assert {name: m.verdict for name, m in found.items()} == {
+        "all_reduce 64 KiB #wrong": Verdict.PASS,
+        "all_reduce 64 KiB busbw": None,
+        "all_reduce 1 MiB #wrong": Verdict.PASS,
+        "all_reduce 1 MiB busbw": Verdict.PASS,
+        "all_reduce 1 MiB busbw beside what NICs carry": Verdict.PASS,
+    }
+    busbw = found["all_reduce 1 MiB busbw"]
+    assert busbw.source == (
+        "fabric.line_rate 200 Mbit/s × at_least_fraction 0.8; "
+        "busbw = size/time × 2(n-1)/n (nccl-tests, PERFORMANCE.md)"
+    )
+    assert busbw.note.startswith("90.0% of the line, median of 5 × 3 calls, p99 ")
+    assert busbw.note.endswith("; gloo's all_reduce is a ring")
+
+
+def test_below_the_bound_names_the_culprit() -> None:
+    found = judged([row(64 * KIB, 0.9), row(MIB, 0.5)], culprit="node2 fab0")
+    assert found.sweeps[0].falls_short
+    busbw = recorded(found)["all_reduce 1 MiB busbw"]
+    assert (busbw.verdict, busbw.culprit) == (Verdict.FAIL, "node2 fab0")
+    assert not judged([row(64 * KIB, 0.1), row(MIB, 0.81)]).sweeps[0].falls_short
+
+
+def test_wrong_values_fail_at_any_rate_and_any_size() -> None:
+    found = recorded(judged([row(64 * KIB, 0.9, wrong=1), row(MIB, 0.9)]))
+    assert found["all_reduce 64 KiB #wrong"].verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "of_the_line", "verdict"),
+    [
+        (PINNED, 1.04, Verdict.PASS),
+        (PINNED, 1.06, Verdict.FAIL),
+        (PINNED, 1.875, Verdict.FAIL),
+        (GLOO_RING, 1.06, Verdict.FAIL),
+        (DEFAULT, 1.875, None),  # a hierarchy may, legally
+    ],
+)
+def test_a_ring_is_no_faster_than_its_nics(
+    algorithm: Algorithm, of_the_line: float, verdict: Verdict | None
+) -> None:
+    found = recorded(judged([row(MIB, of_the_line)], algorithm))
+    beside = [m for name, m in found.items() if name.endswith("beside what NICs carry")]
+    assert [m.verdict for m in beside] == ([verdict] if verdict else [])
+    promised = next(m for name, m in found.items() if "busbw" in name)
+    assert promised.verdict is Verdict.PASS
+    for measurement in beside:
+        told = "fabric.line_rate" in str(measurement.culprit)
+        assert told is (verdict is Verdict.FAIL)  # who passes is not to blame
+
+
+def test_ring_and_default_are_recorded_side_by_side() -> None:
+    found = {
+        **recorded(judged([row(MIB, 0.9)], PINNED)),
+        **recorded(judged([row(MIB, 1.5)], DEFAULT)),
+    }
+    assert set(found) == {
+        "all_reduce 1 MiB #wrong, ring pinned",
+        "all_reduce 1 MiB busbw, ring pinned",
+        "all_reduce 1 MiB busbw, ring pinned beside what NICs carry",
+        "all_reduce 1 MiB #wrong",
+        "all_reduce 1 MiB busbw",
+    }
+
+
+@pytest.mark.parametrize(("size_bytes", "verdict"), [(64 * KIB, None), (MIB, Verdict.INCONCLUSIVE)])
+def test_what_could_not_be_measured_is_inconclusive_where_it_counts(
+    size_bytes: int, verdict: Verdict | None
+) -> None:
+    left_out = Unmeasured(size_bytes, "needs 32 GiB on every rank")
+    found = judged([], unmeasured=[left_out])
+    assert not found.sweeps[0].falls_short
+    [measurement] = recorded(found).values()
+    assert (measurement.value, measurement.verdict) == (None, verdict)
+    assert measurement.note == "needs 32 GiB on every rank"
+
+
+def _busbw(*traffic: NodeTraffic) -> Busbw:
+    sweeps = judged([row(MIB, 0.9)], PINNED).sweeps + judged([row(MIB, 1.5)], DEFAULT).sweeps
+    return Busbw(SPEC, WORLD, "nccl", sweeps, traffic)
+
+
+def test_each_algorithm_has_its_curve() -> None:
+    assert [(c.algorithm, c.backend, len(c.points)) for c in curves(_busbw())] == [
+        ("ring", "nccl", 1),
+        ("default", "nccl", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("traffic", "value", "verdict"),
+    [
+        ([{"fab0": 99, "lo": 1}, {"fab0": 98, "mgmt0": 2}], 2.0, Verdict.PASS),
+        ([{"fab0": 99, "lo": 1}, {"fab0": 2, "mgmt0": 98}], 98.0, Verdict.FAIL),
+        ([{"fab0": 99}, {"fab0": 2}], None, Verdict.INCONCLUSIVE),
+        ([{"fab0": 100}, None], 0.0, Verdict.PASS),  # not the root of a broadcast
+        ([None, None], None, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_who_must_send_sends_over_the_fabric(
+    traffic: list[dict[str, int] | None], value: float | None, verdict: Verdict
+) -> None:
+    nodes = [
+        NodeTraffic(f"node{i}", sent or {"mgmt0": 3}, 90 if sent else 0)
+        for i, sent in enumerate(traffic)
+    ]
+    past = judge_busbw(_busbw(*nodes))[-1]
+    assert past.name.startswith("sent past the fabric")
+    assert (past.value, past.verdict) == (value and pytest.approx(value), verdict)

@@ -1,0 +1,55 @@
+"""Sweeps that never ran: rows at a part of the line rate, and what is recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pytest_mnode.criteria.fabric import judge_busbw
+from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
+from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
+from pytest_mnode.measuring.collectives import COLLECTIVES
+from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
+from pytest_mnode.measuring.traffic import NodeTraffic
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
+from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
+
+SPEC = load_spec(default_spec_path())
+CPU = torch.device("cpu")
+WORLD = World(0, 2, 0, 1, "node0", ("node0", "node1"))
+KIB, MIB = 1 << 10, 1 << 20
+PROMISE = BusbwPromise.model_validate(
+    {"at_least_fraction": 0.8, "sizes": ["64 KiB", "1 MiB"], "plateau_from": "1 MiB"}
+)
+GLOO_RING = algorithms_of(Collective.ALL_REDUCE, "gloo", 1)[0]
+PINNED, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 1)
+
+
+def row(size_bytes: int, of_the_line: float, wrong: int = 0) -> Row:
+    """A row of four ranks whose busbw is a part of the rack's 0.025 GB/s."""
+    time_s = size_bytes * bus_factor("all_reduce", 4) / (of_the_line * 0.025e9)
+    return Row("all_reduce", 4, size_bytes, size_bytes, size_bytes // 4, 3, (time_s,) * 5, wrong)
+
+
+def judged(
+    rows: Sequence[Row],
+    algorithm: Algorithm = GLOO_RING,
+    unmeasured: Sequence[Unmeasured] = (),
+    culprit: str | None = None,
+    *,
+    traffic: Sequence[NodeTraffic] = (),
+) -> Busbw:
+    line = busbw_at_line_rate("all_reduce", SPEC.fabric, 4, 1, "gloo")
+    found = Sweep(COLLECTIVES["all_reduce"], 4, tuple(rows), tuple(unmeasured))
+    swept = AlgorithmSweep(algorithm, found, PROMISE, line)
+    return Busbw(SPEC, WORLD, "gloo", (swept,), tuple(traffic), culprit)
+
+
+def recorded(found: Busbw) -> dict[str, Measurement]:
+    """What is recorded of the sweeps, and not of the traffic."""
+    kept = judge_busbw(found)[:-1]
+    assert len({m.name for m in kept}) == len(kept)
+    return {m.name: m for m in kept}
