@@ -66,7 +66,7 @@ class _LightRank:
 class _Cluster:
     def __init__(self, order: AgentOrder) -> None:
         self.order = order
-        self.keys = Keys.from_dict(order.keys)
+        self.keys = Keys(**order.keys)
         self.context = zmq.Context(io_threads=1)
         self.context.set(zmq.MAX_SOCKETS, 65_536)
         self.line = Line(order.peer, order.endpoint, self.keys, self.context)

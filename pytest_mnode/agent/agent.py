@@ -72,7 +72,7 @@ def main() -> None:
     try:
         Agent(
             order,
-            Line(order.peer, order.endpoint, Keys.from_dict(order.keys)),
+            Line(order.peer, order.endpoint, Keys(**order.keys)),
             server,
             pid,
         ).serve()

@@ -157,7 +157,7 @@ class Agents:
             agent=number,
             incarnation=incarnation,
             endpoint=place.endpoints.get(first, place.endpoint),
-            keys=self.keys.to_dict(),
+            keys=asdict(self.keys),
             run_dir="" if remote else place.run_dir,
             log_dir="" if own_logs else place.log_dir,
             nodes=tuple(self.entry(node) for node in self.nodes[number]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ _INPUT = "mnode"
 def join(run: Run, workerinput: dict[str, Any]) -> None:
     """In a worker: speak to the hub of the process that started it, where it has one."""
     if (given := workerinput.get(_INPUT)) is not None:
-        name, keys = given["client"], Keys.from_dict(given["keys"])
+        name, keys = given["client"], Keys(**given["keys"])
         run.client = Client(name, Line(name, given["endpoint"], keys))
         run.launcher, run.reason = given["launcher"], given["reason"]
 
@@ -39,7 +40,7 @@ class XdistController:
         pool = run.make_pool()
         node.workerinput[_INPUT] = {
             "endpoint": pool.address.endpoint,
-            "keys": pool.address.keys.to_dict(),
+            "keys": asdict(pool.address.keys),
             "client": f"client/{node.gateway.id}-{os.getpid()}",
             "launcher": run.launcher,
             "reason": run.reason,

@@ -11,8 +11,8 @@ import os
 import pickle
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -30,13 +30,6 @@ class Keys:
     server_public: str
     client_public: str
     client_secret: str
-
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, str]) -> Self:
-        return cls(data["server_public"], data["client_public"], data["client_secret"])
 
 
 def new_keys() -> tuple[bytes, Keys]:

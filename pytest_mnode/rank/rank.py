@@ -31,7 +31,7 @@ class Rank:
         self.pid = os.getpid()
         self.groups = GroupKeeper(world, launch.backend, launch.accelerators)
         name = f"rank/{launch.world.id}/{world.rank}"
-        self.line = Line(name, order.endpoint, Keys.from_dict(order.keys))
+        self.line = Line(name, order.endpoint, Keys(**order.keys))
         self.reply_to = HUB
         self.ordinal = -1
         self.files = RankFiles(launch.world, world.rank)
