@@ -8,7 +8,6 @@ processes below, has the fork server start each node's part of a world, and ends
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import shutil
@@ -16,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from pytest_mnode import processes
 from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.orders import read_order, settled, sys_path_here
 from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.agent.world_part import WorldPart
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.agent_messages import (
@@ -54,7 +54,6 @@ _BEAT_S = 1.0
 _SILENCE_S = 15.0
 """Without a message of a hub on another machine, which sends one every second."""
 _ENDING_TURN_S = 0.005
-_ENDING_LIMIT_S = 5.0
 
 
 def main() -> None:
@@ -101,45 +100,6 @@ def _fork_server(order: AgentOrder) -> tuple[Pipe, int]:
     return ours, pid
 
 
-@dataclass(slots=True)
-class _Part:
-    """A node's part of a world.
-
-    pid: of its first process; 0 until the fork server has reported it. enters: whether that process
-    only enters the namespaces of the node. end_by: when it is to have ended, once nobody wants it.
-    """
-
-    launch: Launch
-    pipe: Pipe
-    enters: bool
-    pid: int = 0
-    end_by: float = math.inf
-
-    def has_ended(self) -> bool:
-        """Kill what runs of it; whether nothing does any more. To be called until that is so.
-
-        The elastic launcher comes last: it adopts the processes that lose their parents meanwhile.
-        """
-        in_time = time.monotonic() < self.end_by
-        if self.pid == 0 and in_time:
-            return False
-        # In a node with namespaces the first process is the one that entered them.
-        launchers = [self.pid, *(processes.children(self.pid) if self.enters else [])]
-        below = [
-            pid
-            for pid in processes.descendants(self.pid)
-            if pid not in launchers and not processes.has_ended(pid)
-        ]
-        for pid in below:
-            processes.kill(pid)
-        if below and in_time:
-            return False
-        for pid in launchers:
-            processes.kill(pid)
-        self.pipe.close()
-        return True
-
-
 class Agent:
     """Serves the hub for the nodes of this kernel."""
 
@@ -151,8 +111,8 @@ class Agent:
         self.fork_server = fork_server
         self.fork_server_pid = fork_server_pid
         self.nodes = {entry.name: entry for entry in order.nodes}
-        self.parts: dict[tuple[str, str], _Part] = {}
-        self.ending: list[_Part] = []
+        self.parts: dict[tuple[str, str], WorldPart] = {}
+        self.ending: list[WorldPart] = []
         self._stores: dict[str, socket.socket] = {}
         self._ready = False
         self._fork_server_status: int | None = None
@@ -298,7 +258,7 @@ class Agent:
         except OSError as error:
             self._send(PartLost(launch.node, launch.world.id, f"no fork server: {error}"))
         else:
-            self.parts[launch.node, launch.world.id] = _Part(
+            self.parts[launch.node, launch.world.id] = WorldPart(
                 launch, ours, entry.namespace_pid is not None
             )
             self._poller.register(ours.fileno(), zmq.POLLIN)
@@ -307,7 +267,7 @@ class Agent:
             store.close()
             self._offer(entry)
 
-    def _from_part(self, part: _Part) -> None:
+    def _from_part(self, part: WorldPart) -> None:
         """Pass on what the elastic launcher of a part says, or its end."""
         node, world = part.launch.node, part.launch.world.id
         try:
@@ -322,9 +282,9 @@ class Agent:
             else:
                 self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 
-    def _end(self, part: _Part) -> None:
+    def _end(self, part: WorldPart) -> None:
         self._poller.unregister(part.pipe.fileno())
-        part.end_by = time.monotonic() + _ENDING_LIMIT_S
+        part.end()
         self.ending.append(part)
         self._end_processes()
 

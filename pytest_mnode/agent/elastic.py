@@ -47,14 +47,13 @@ from pytest_mnode.protocol.agent_messages import (
     TakeStacks,
 )
 from pytest_mnode.protocol.rank_files import (
-    CUT,
     RankFiles,
+    end_of_output,
     error_message,
     head,
     nccl_causes,
     read_progress,
     tail,
-    tail_of_fd,
 )
 
 RankMain = Callable[[Launch, int, bool], None]
@@ -190,7 +189,8 @@ class WatchfulAgent(LocalElasticAgent):
         assert ranks is not None
         files = RankFiles(world, rank)
         log = "".join(tail(Path(path)) for path in (ranks.stdouts[local], ranks.stderrs[local]))
-        output = "".join(self._output(files, fd) for fd in self._outputs.get(local, ()))
+        keep_in = None if self.order.logs_are_temporary else files.output
+        output = "".join(end_of_output(fd, keep_in) for fd in self._outputs.get(local, ()))
         progress = read_progress(files.progress)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
@@ -212,21 +212,6 @@ class WatchfulAgent(LocalElasticAgent):
                 phase=progress.phase,
             )
         )
-
-    def _output(self, files: RankFiles, fd: int) -> str:
-        """The end of what a dead rank's test printed; all of it is kept, for it dies with `fd`."""
-        text = tail_of_fd(fd)
-        if not text.startswith(CUT):
-            return text
-        if self.order.logs_are_temporary:
-            return text.replace(CUT, f"{CUT} (--mnode-log-dir=DIR keeps all of it)", 1)
-        with contextlib.suppress(OSError), files.output.open("ab") as kept:
-            offset = 0
-            while data := os.pread(fd, 2**20, offset):
-                kept.write(data)
-                offset += len(data)
-            return text.replace(CUT, f"{CUT} (all of it is in {files.output})", 1)
-        return text
 
 
 def main(

@@ -5,6 +5,7 @@ They are read where the rank itself cannot answer: it hangs, is stopped, or has 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -89,6 +90,22 @@ def tail_of_fd(fd: int) -> str:
         return text
     _, newline, lines = text.partition("\n")
     return f"{CUT}\n{lines if newline else text}"
+
+
+def end_of_output(fd: int, keep_in: Path | None) -> str:
+    """The end of what a dead rank's test printed; all of it is added to this file, if any."""
+    text = tail_of_fd(fd)
+    if not text.startswith(CUT):
+        return text
+    if keep_in is None:
+        return text.replace(CUT, f"{CUT} (--mnode-log-dir=DIR keeps all of it)", 1)
+    with contextlib.suppress(OSError), keep_in.open("ab") as kept:
+        offset = 0
+        while data := os.pread(fd, 2**20, offset):
+            kept.write(data)
+            offset += len(data)
+        return text.replace(CUT, f"{CUT} (all of it is in {keep_in})", 1)
+    return text
 
 
 def nccl_causes(path: Path, start: int = 0) -> str:

@@ -7,10 +7,8 @@ a test between its body and its teardown until the controller has heard from all
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import pickle
-import traceback
 import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -19,10 +17,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measure import curves_kept_by, kept_by
 from pytest_mnode.other_plugins import other_loops
-from pytest_mnode.outcome import stacks
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.protocol.rank_messages import (
@@ -33,19 +29,10 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import leaks
+from pytest_mnode.rank import leaks, reports
 from pytest_mnode.rank.rank import Rank
 
-OUTPUT_LIMIT_CHARS = 16 * 1024
-"""What of a test's output travels in a report; all of it is in the log directory."""
-
-
-_PHASE_WORDS = {
-    "collect": "collection",
-    "setup": "setup",
-    "call": "test",
-    "teardown": "teardown",
-}
+_PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
 
 
 class RankSession:
@@ -152,13 +139,13 @@ class RankSession:
             self.session._setupstate.teardown_exact(item)
             self._protocol()(item=item, nextitem=following)
         except BaseException as error:
-            problem = _problem(error)
+            problem = reports.problem(error)
         # Only now plugins have undone what they did around the test, such as setting an alarm.
         if problem := problem or self._unreported():
             done = TornDown(rank.world.rank, order.ordinal, problem=problem)
         else:
             done = self._finish()
-        # pytest tells of warnings last.
+        # Warnings come last from pytest.
         rank.tell(replace(done, warnings=tuple(self._warnings), reports=self._take_held()))
         rank.progress.write(order.ordinal, "after")
 
@@ -178,11 +165,9 @@ class RankSession:
 
     def _unreported(self) -> str:
         """Which phase of the test gave no report; "" where each did that had to."""
-        due = ["setup", "teardown"]
-        if self._reported.get("setup") == "passed" and not self.config.getoption(
-            "setuponly", False
-        ):
-            due.insert(1, "call")
+        runs_body = not self.config.getoption("setuponly", False)
+        has_body = runs_body and self._reported.get("setup") == "passed"
+        due = ["setup", *(["call"] if has_body else []), "teardown"]
         silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
         return f"no report of the {' and the '.join(silent)} came from pytest" if silent else ""
 
@@ -235,7 +220,7 @@ class RankSession:
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
         if self.rank is not None and call.excinfo is not None:
             self.rank.calls.stop()
-            _shorten(call.excinfo)
+            reports.shorten(call.excinfo)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -258,12 +243,13 @@ class RankSession:
         when = str(report.when)
         own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
         partial = not own or when in self._reported
-        report = _with_known_outcome(report)
+        report = reports.with_known_outcome(report)
         if report.failed and (causes := nccl_causes(self.rank.files.nccl, self._nccl_start)):
             report.sections.append((NCCL_SECTION, causes))
-        self._trim(report)
+        keep_in = None if self.logs_are_temporary else self.rank.files.directory
+        reports.trim(report, self.rank.world.rank, keep_in)
         hook = self.config.hook.pytest_report_to_serializable
-        data = plain(hook(config=self.config, report=report))
+        data = reports.plain(hook(config=self.config, report=report))
         place = (self.rank.world.rank, self.order.ordinal)
         message = PhaseReport(*place, when, report.outcome, data, partial)
         if not partial:
@@ -295,29 +281,6 @@ class RankSession:
             curves=tuple(curves_kept_by(self.items[self.order.nodeid])),
         )
 
-    def _trim(self, report: pytest.TestReport) -> None:
-        assert self.rank is not None
-        sections = []
-        for name, whole in report.sections:
-            text = whole
-            if len(text) > OUTPUT_LIMIT_CHARS:
-                cut = f"{len(text) - OUTPUT_LIMIT_CHARS:,} characters before this"
-                where = f"are in {self._keep(report, name, text)}"
-                if self.logs_are_temporary:
-                    where = "are not shown; --mnode-log-dir=DIR keeps them"
-                text = f"({cut} {where})\n{text[-OUTPUT_LIMIT_CHARS:]}"
-            sections.append((name, text))
-        report.sections = sections
-
-    def _keep(self, report: pytest.TestReport, section: str, text: str) -> Path:
-        assert self.rank is not None
-        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in report.nodeid)[-100:]
-        words = section.lower().replace(" ", "-")
-        folder = self.rank.files.directory
-        path = folder / f"{safe}.rank{self.rank.world.rank}.{words}.log"
-        path.write_text(text, errors="replace")
-        return path
-
     @pytest.hookimpl
     def pytest_warning_recorded(
         self,
@@ -334,61 +297,3 @@ class RankSession:
         text = f"{warning_message.category.__name__}: {warning_message.message}"
         place = (warning_message.filename, warning_message.lineno, when, nodeid, location)
         self._warnings.append((blob, text, *place))
-
-
-def _with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:
-    """What neither passed, failed nor was skipped did not pass."""
-    if report.outcome in ("passed", "failed", "skipped"):
-        return report
-    known = copy.copy(report)
-    known.outcome = "failed"
-    known.longrepr = (
-        f"a plugin reported the outcome {report.outcome!r} of {report.when}; accepted in ranks: "
-        f"passed, failed, skipped\n{report.longreprtext}"
-    ).rstrip()
-    return known
-
-
-def plain(value: Any) -> Any:
-    """`value` of types that any process can unpickle: a property may be of any class."""
-    if value is None or type(value) in (str, int, float, bool, bytes):
-        return value
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        items = [plain(v) for v in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    for base in (int, float):
-        if isinstance(value, base):
-            return base(value)
-    try:
-        return str(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
-def _shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Who lost a peer says so at once: half a second goes into showing the inside of torch."""
-    try:
-        is_victim = is_peer_lost(str(excinfo.value))
-    except Exception:  # whatever a user's class does when printed
-        is_victim = False
-    if not is_victim:
-        return
-    last, frame = None, excinfo.value.__traceback__
-    while frame is not None:
-        if "/torch/" not in frame.tb_frame.f_code.co_filename:
-            last = frame
-        frame = frame.tb_next
-    if last is not None:
-        last.tb_next = None
-        excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
-
-
-def _problem(error: BaseException) -> str:
-    """What left pytest's own protocol, such as pytest.exit, and where in the test it began."""
-    text = "".join(traceback.format_exception_only(error)).strip().removesuffix(":")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not stacks.is_hidden(frame.filename):
-            return f"{text}\n{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
-    return text

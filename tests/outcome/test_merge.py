@@ -14,7 +14,7 @@ from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.protocol.rank_messages import PhaseReport, TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
-from pytest_mnode.rank.session import plain
+from pytest_mnode.rank.reports import plain
 
 LOST = "RuntimeError: Connection closed by peer"
 NODES = ("node0", "node1", "node2", "node3")

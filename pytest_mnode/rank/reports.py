@@ -1,0 +1,92 @@
+"""Reports of a rank, made ready to travel: known outcomes, plain values, bounded output."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.logs.causes import is_peer_lost
+from pytest_mnode.outcome import stacks
+
+OUTPUT_LIMIT_CHARS = 16 * 1024
+"""How much of a test's output travels in a report."""
+
+
+def trim(report: pytest.TestReport, rank: int, keep_in: Path | None) -> None:
+    """Cut long output down to its end; all of it goes to a file of this directory, if any."""
+    sections = []
+    for name, whole in report.sections:
+        text = whole
+        if len(text) > OUTPUT_LIMIT_CHARS:
+            where = "are not shown; --mnode-log-dir=DIR keeps them"
+            if keep_in is not None:
+                safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in report.nodeid)[-100:]
+                path = keep_in / f"{safe}.rank{rank}.{name.lower().replace(' ', '-')}.log"
+                path.write_text(text, errors="replace")
+                where = f"are in {path}"
+            cut = f"{len(text) - OUTPUT_LIMIT_CHARS:,} characters before this"
+            text = f"({cut} {where})\n{text[-OUTPUT_LIMIT_CHARS:]}"
+        sections.append((name, text))
+    report.sections = sections
+
+
+def with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:
+    """What neither passed, failed nor was skipped did not pass."""
+    if report.outcome in ("passed", "failed", "skipped"):
+        return report
+    known = copy.copy(report)
+    known.outcome = "failed"
+    known.longrepr = (
+        f"a plugin reported the outcome {report.outcome!r} of {report.when}; accepted in ranks: "
+        f"passed, failed, skipped\n{report.longreprtext}"
+    ).rstrip()
+    return known
+
+
+def plain(value: Any) -> Any:
+    """`value` of types that any process can unpickle: a property may be of any class."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain(v) for v in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    for base in (int, float):
+        if isinstance(value, base):
+            return base(value)
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Leave the inside of torch out where a peer was lost: to show it takes half a second."""
+    try:
+        is_victim = is_peer_lost(str(excinfo.value))
+    except Exception:  # whatever a user's class does when printed
+        is_victim = False
+    if not is_victim:
+        return
+    last, frame = None, excinfo.value.__traceback__
+    while frame is not None:
+        if "/torch/" not in frame.tb_frame.f_code.co_filename:
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
+        excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
+
+
+def problem(error: BaseException) -> str:
+    """What left pytest's own protocol, such as pytest.exit, and where in the test it began."""
+    text = "".join(traceback.format_exception_only(error)).strip().removesuffix(":")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not stacks.is_hidden(frame.filename):
+            return f"{text}\n{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
+    return text
