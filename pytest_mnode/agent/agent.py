@@ -1,6 +1,6 @@
 """The agent: the program that a launcher starts on a node, or once for all nodes of one kernel.
 
-It is light (no torch) and waits for nobody, so it notices at once when the controller is gone (its
+It is light (no torch) and never blocks, so it notices at once when the controller is gone (its
 standard input ends) and ends everything below it. It carries messages between the hub and the
 processes below, has the fork server start each node's part of a world, and ends such parts.
 """

@@ -98,7 +98,7 @@ class ForkServer:
     def collect(self, collect: Collect) -> None:
         from pytest_mnode.rank import entry
 
-        if self.order.remote:  # temporary files of ranks go with the run, for nobody sees them
+        if self.order.remote:  # there, temporary files of ranks are removed with the run
             collect = replace(collect, basetemp=f"{self.order.run_dir}/tmp")
         os.chdir(collect.cwd)
         sys.path[:] = sys_path_here(collect.sys_path, self.order)

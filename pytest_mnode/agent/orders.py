@@ -70,7 +70,7 @@ def private_directory() -> str:
     if _locked(lock):
         _held.append(lock)
         unnamed.rename(unnamed.with_name(_HOLDER))  # from now on it may be asked who holds it
-    else:  # a file system without locks: nobody could ask
+    else:  # a file system without locks: the holder could not be found
         os.close(lock)
         unnamed.unlink()
     return made

@@ -19,7 +19,7 @@ class WorldPart:
     """A node's part of a world.
 
     pid: of its first process; 0 until the fork server has reported it. enters: whether that process
-    only enters the namespaces of the node. end_by: when it is to have ended, once nobody wants it.
+    only enters the namespaces of the node. end_by: when it is to have ended, once it is to end.
     """
 
     launch: Launch

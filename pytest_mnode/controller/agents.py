@@ -27,8 +27,6 @@ from pytest_mnode.protocol.world import RUN
 _STOP_LIMIT_S = 10.0
 _FIRST_WORD_S = 60.0
 """For an agent on another machine: an interpreter, and a way to this one."""
-_MARK = RUN
-"""Every process of a run inherits it: how those are found that lost their parents."""
 _MOST_CHARS = 300
 
 
@@ -79,7 +77,7 @@ class Agents:
         self.clock = ListeningClock()
         self.nodes: list[tuple[Node, ...]] = []
         self._agents: list[_Agent] = []
-        self._mark = uuid.uuid4().hex
+        self._own_id = uuid.uuid4().hex
 
     @property
     def run_dir(self) -> str:
@@ -112,7 +110,7 @@ class Agents:
         self._agents[number] = self._start(number, self._agents[number].incarnation + 1)
 
     def drop(self, number: int) -> None:
-        """End an agent that nobody hears of any more."""
+        """End an agent that is silent or whose node is lost."""
         program = self._agents[number].program
         if program.stdin is not None:
             with contextlib.suppress(OSError):
@@ -126,7 +124,7 @@ class Agents:
             command = self.launcher.agent_command(argv)
         else:
             [command] = self.launcher.commands(self.nodes[number], argv)
-        env = {**node_env(), "PYTHONUNBUFFERED": "1", _MARK: self._mark}
+        env = {**node_env(), "PYTHONUNBUFFERED": "1", RUN: self._own_id}
         # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.
@@ -143,7 +141,7 @@ class Agents:
                 start_new_session=True,  # Ctrl-C is for the controller alone
             )
         assert program.stdin is not None
-        with contextlib.suppress(OSError):  # it ended at once, and says so by its status
+        with contextlib.suppress(OSError):  # it ended at once; its status shows how
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
         return _Agent(program, log, self.clock.now(), order.peer, incarnation)
@@ -253,8 +251,8 @@ class Agents:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Kill what an agent left that could not clean up: it carries this run's mark."""
+        """Kill what an agent left that could not clean up, by the variable it was started with."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == self._mark:
+                if process.environ().get(RUN) == self._own_id:
                     process.kill()

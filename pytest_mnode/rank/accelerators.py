@@ -19,19 +19,19 @@ def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
     """
     if shown.accelerators:
         return [home_of(shown, accelerator_address(shown, rank)) for rank in range(local_size)]
-    told = read_nvml().found
-    if told is None:
+    devices = read_nvml().found
+    if devices is None:
         return [home_of(shown, _cuda_address(rank)) for rank in range(local_size)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    addresses = visible_addresses(told, visible)
+    addresses = visible_addresses(devices, visible)
     return [
         home_of(shown, addresses[rank]) if rank < len(addresses) else None
         for rank in range(local_size)
     ]
 
 
-def visible_addresses(told: Sequence[Accelerator], visible: str | None) -> list[str | None]:
-    """PCI addresses of CUDA devices 0, 1, …, of what NVML tells and CUDA_VISIBLE_DEVICES says.
+def visible_addresses(devices: Sequence[Accelerator], visible: str | None) -> list[str | None]:
+    """PCI addresses of CUDA devices 0, 1, …, from NVML's devices and CUDA_VISIBLE_DEVICES.
 
     CUDA numbers devices of one model as NVML does, by PCI address. Of different models the fastest
     comes first, so that their addresses are not known here. An entry that is no device ends the
@@ -39,16 +39,18 @@ def visible_addresses(told: Sequence[Accelerator], visible: str | None) -> list[
 
     Source: CUDA C++ Programming Guide, CUDA environment variables.
     """
-    addresses = [one.pci_address for one in told]
-    mixed = len({one.name for one in told}) > 1
+    addresses = [one.pci_address for one in devices]
+    mixed = len({one.name for one in devices}) > 1
     if mixed and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        addresses = [None for _ in told]
+        addresses = [None for _ in devices]
     if visible is None:
         return addresses
     found: list[str | None] = []
     for word in (part.strip() for part in visible.split(",")):
         named = [
-            one for one in told if word.startswith("GPU-") and (one.uuid or "")[: len(word)] == word
+            one
+            for one in devices
+            if word.startswith("GPU-") and (one.uuid or "")[: len(word)] == word
         ]
         if word.isascii() and word.isdigit() and int(word) < len(addresses):
             found.append(addresses[int(word)])

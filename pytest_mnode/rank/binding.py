@@ -4,7 +4,7 @@ A process forked later inherits the binding, a thread started earlier would not:
 itself right after the fork. How depends on the node:
 
 - a node of the rack binds each of its ranks to cores of its own, as a scheduler would have done;
-- elsewhere nobody binds unless asked to, since torchrun does not: what is certified is then what a
+- elsewhere ranks are bound only on request, as under torchrun: what is certified is then what a
   user's job gets. `node` and `exclusive` mean what torchrun's --numa-binding means by them, and are
   left to torch where it can do them (CUDA devices, one a rank).
 """
@@ -32,7 +32,7 @@ Core = tuple[int, ...]
 class Binding:
     """What was done to this rank.
 
-    by: "pytest-mnode", "torch", or "" where nobody bound it, and then `why` says why not.
+    by: "pytest-mnode", "torch", or "" where it was not bound, with the reason in `why`.
     usable: CPUs it could have had. cpus: those it got. numa_node: of its accelerator.
     shared_with: local ranks that got the same CPUs because there are not enough.
     """
@@ -153,7 +153,7 @@ def _areas() -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank gets. Without CPUs it is left as it is, and `why` says so.
+    """What one rank gets. Without CPUs it is left as it is; `why` is the reason.
 
     numa_node: of its accelerator; None where not known.
     shared_with: local ranks that get the same CPUs because there are not enough.

@@ -26,7 +26,7 @@ def prefer(numa_node: int) -> None:
 def only(numa_node: int) -> Iterator[None]:
     """What this thread touches first in this block is on this NUMA node, or nowhere.
 
-    Afterwards memory comes from where the thread runs, or from where `prefer` said.
+    Afterwards memory comes from where the thread runs, or from the node that was last preferred.
     """
     _set(_BIND, numa_node)
     try:
@@ -53,7 +53,7 @@ def _set(policy: int, numa_node: int | None) -> None:
     words = numa_node // bits + 1
     mask = (ctypes.c_ulong * words)()
     mask[numa_node // bits] = 1 << (numa_node % bits)
-    # The kernel reads one bit less than it is told of.
+    # The kernel reads one bit less than this number.
     _call(number, policy, mask, words * bits + 1, f"node {numa_node}")
 
 

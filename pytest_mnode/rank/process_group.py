@@ -116,7 +116,7 @@ class GroupKeeper:
             dist.destroy_process_group()
         old, self.made = [self.made], None
         if old[0] is not None and self.backend == "gloo":
-            # gloo's destructor waits some 20 ms for its threads: nobody has to wait with it.
+            # gloo's destructor waits some 20 ms for its threads: the next test need not.
             threading.Thread(target=old.clear, name=LAST_GROUP, daemon=True).start()
 
     def foreign_keys(self) -> int | None:

@@ -131,7 +131,7 @@ class Recorder:
         found = self._groups.get((id(group), name))
         if found is None:
             ranks = compact(dist.get_process_group_ranks(group))
-            # Without its ranks, nobody is missed in it.
+            # Without its ranks, no rank can be missing in it.
             text = f"{name} {ranks if len(ranks) <= _GROUP_CHARS else 'many'}"
             key = "" if group is dist.group.WORLD else text
             found = self._groups[id(group), name] = key, _timeout_s(group) < _SHORT_S

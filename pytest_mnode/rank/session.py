@@ -130,7 +130,7 @@ class RankSession:
         looks = rank.world.rank == 0 and not grouped
         if not looks:
             self._keys = None
-        elif self._keys is None:  # else nobody wrote any since the end of the last test
+        elif self._keys is None:  # else none were added since the end of the last test
             self._keys = rank.groups.foreign_keys()
         problem = ""
         try:

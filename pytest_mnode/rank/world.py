@@ -1,4 +1,4 @@
-"""What a rank is told by its environment, checked: the contract that torchrun keeps."""
+"""The environment that torchrun gives a rank, checked against the contract."""
 
 from __future__ import annotations
 
