@@ -72,15 +72,26 @@ def on_node(rack: Rack, node: Node, argv: Sequence[str], data: bytes = b"") -> s
     Raises ClusterError with the last line of its errors where it fails, or TimeLimitError.
     """
     (command,) = rack.commands([node], argv)
+    return _output(command, node.name, Path(argv[0]).name, data)
+
+
+def on_switch(rack: Rack, argv: Sequence[str], limit_s: float = LIMIT_S) -> str:
+    """Run a command at the switch; its output. Raises ClusterError or TimeLimitError."""
+    return _output(rack.agent_command(argv), "switch", Path(argv[0]).name, limit_s=limit_s)
+
+
+def _output(
+    command: Sequence[str], where: str, what: str, data: bytes = b"", limit_s: float = LIMIT_S
+) -> str:
     try:
         done = subprocess.run(
-            command, input=data, capture_output=True, check=False, timeout=LIMIT_S
+            command, input=data, capture_output=True, check=False, timeout=limit_s
         )
     except subprocess.TimeoutExpired:
-        raise TimeLimitError(f"{node.name}: {argv[0]} took more than {LIMIT_S:g} s") from None
+        raise TimeLimitError(f"{where}: {what} took more than {limit_s:g} s") from None
     if done.returncode != 0:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise ClusterError(f"{node.name}: {Path(argv[0]).name} failed: {last}")
+        raise ClusterError(f"{where}: {what} failed with status {done.returncode}: {last}")
     return done.stdout.decode(errors="replace")
 
 
@@ -133,10 +144,10 @@ def at_switch(rack: Rack, rules: Sequence[str]) -> Undo:
     nft = program("nft", "nftables")
     table = f"mnode{next(_tables)}"
     chain = "type filter hook forward priority 0; " + " ".join(f"{rule};" for rule in rules)
-    rack.switch([nft, f"table bridge {table} {{ chain forward {{ {chain} }}; }}"])
+    on_switch(rack, [nft, f"table bridge {table} {{ chain forward {{ {chain} }}; }}"])
 
     def undo() -> None:
-        rack.switch([nft, "delete", "table", "bridge", table])
+        on_switch(rack, [nft, "delete", "table", "bridge", table])
 
     return undone_once(rack, undo)
 

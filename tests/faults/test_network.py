@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mnode import faults
 from pytest_mnode.errors import NodeLostError, UsageError
+from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate
 from tests.faults.talk import (
@@ -53,20 +54,20 @@ def test_only_that_direction_is_slow(
 
 def test_a_slow_link_has_a_quarter_of_its_rate_and_is_the_fabric(rack: Rack) -> None:
     with injected(rack, "slow_link:node1"):
-        assert "rate 20Mbit" in rack.switch(["tc", "qdisc", "show", "dev", "fab0-node1"])
+        assert "rate 20Mbit" in on_switch(rack, ["tc", "qdisc", "show", "dev", "fab0-node1"])
     with injected(rack, "slow_rx:node1::mgmt0"):
-        assert "rate 4Mbit" in rack.switch(["tc", "qdisc", "show", "dev", "mgmt0-node1"])
-        assert "rate 80Mbit" in rack.switch(["tc", "qdisc", "show", "dev", "fab0-node1"])
+        assert "rate 4Mbit" in on_switch(rack, ["tc", "qdisc", "show", "dev", "mgmt0-node1"])
+        assert "rate 80Mbit" in on_switch(rack, ["tc", "qdisc", "show", "dev", "fab0-node1"])
 
 
 def test_a_slow_pair_outlives_a_reboot_and_is_no_trace_once_undone(rack: Rack) -> None:
     show = ["tc", "qdisc", "show", "dev", "fab0-node2"]
-    before = rack.switch(show)
+    before = on_switch(rack, show)
     with injected(rack, "slow_path:node1+node2:10"):
         rack.ask(PowerOff("node2"))
         rack.ask(PowerOn("node2"))
         assert rate_mbit_s(rack, 1, 2) < 11
-    assert rack.switch(show) == before
+    assert on_switch(rack, show) == before
 
 
 def test_packets_are_lost(rack: Rack) -> None:
@@ -117,7 +118,7 @@ def test_connections_to_a_port_vanish(rack: Rack) -> None:
 
 def test_packets_are_late(rack: Rack) -> None:
     ports = ["ls", "/sys/class/net"]
-    before = rack.switch(ports)
+    before = on_switch(rack, ports)
     with injected(rack, "delay:node1:40"):
         back, least_s = echoes(rack, 0, 1, count=5, wait_s=2)
         assert back == 5
@@ -125,7 +126,7 @@ def test_packets_are_late(rack: Rack) -> None:
         assert echoes(rack, 0, 2, count=5, wait_s=2)[1] < 0.08
         assert rate_mbit_s(rack, 0, 1) > 3  # large segments pass whole, after a start that is slow
     assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
-    assert rack.switch(ports) == before
+    assert on_switch(rack, ports) == before
 
 
 def test_a_delay_does_not_outlive_a_reboot(rack: Rack) -> None:
@@ -189,9 +190,9 @@ def test_without_nft_its_package_is_named(rack: Rack, monkeypatch: pytest.Monkey
 
 def test_a_fault_that_cannot_be_leaves_no_other(rack: Rack) -> None:
     need_nft()
-    before = rack.switch(["tc", "qdisc", "show"])
+    before = on_switch(rack, ["tc", "qdisc", "show"])
     with pytest.raises(UsageError, match="no link 'eth9'"):
         faults.inject(rack, "slow_link:node1:10,lossy_link:node2:10:eth9")
     with pytest.raises(UsageError, match="no node 'node3'; accepted: node0 to node2"):
         faults.inject(rack, "slow_link:node1:10,slow_link:node3")
-    assert rack.switch(["tc", "qdisc", "show"]) == before
+    assert on_switch(rack, ["tc", "qdisc", "show"]) == before

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 
@@ -43,7 +44,7 @@ def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> 
         subprocess.Popen(command) for command in rack.commands(rack.nodes[:2], ["sleep", "60"])
     ]
     deadline = time.monotonic() + 5
-    while rack.switch(["ps", "ax", "-o", "comm"]).split().count("sleep") < 2:
+    while on_switch(rack, ["ps", "ax", "-o", "comm"]).split().count("sleep") < 2:
         assert time.monotonic() < deadline
     rack.ask(PowerOff("node1"))
     assert sleepers[1].wait(5) == 137
@@ -119,9 +120,9 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
     if mode == "root":
         pytest.skip("its limits are the host's")
     limit = "/proc/sys/user/max_uts_namespaces"
-    before = rack.switch(["cat", limit]).strip()
+    before = on_switch(rack, ["cat", limit]).strip()
     rack.ask(PowerOff("node1"))
-    rack.switch(["sh", "-c", f"echo 0 > {limit}"])
+    on_switch(rack, ["sh", "-c", f"echo 0 > {limit}"])
     try:
         with pytest.raises(
             ClusterError,
@@ -129,7 +130,7 @@ def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:
         ):
             rack.ask(PowerOn("node1"))
     finally:
-        rack.switch(["sh", "-c", f"echo {before} > {limit}"])
+        on_switch(rack, ["sh", "-c", f"echo {before} > {limit}"])
     assert rack.commands([rack.nodes[0]], ["true"])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack, mounts, probe
 from pytest_mnode.machine import namespaces
 
@@ -101,7 +102,7 @@ from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.errors import ClusterError
 try:
     with Rack(1, mode="root") as rack:
-        print(rack.switch(["echo", "nested"]), end="")
+        print(on_switch(rack, ["echo", "nested"]), end="")
 except ClusterError as error:
     print(error)
 """
@@ -112,9 +113,9 @@ def test_a_start_that_is_refused_names_the_step() -> None:
     """A rack within a rack, whose limits can be lowered without harm to anybody."""
     nested = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{NESTED}"]
     with Rack(1, mode="rootless") as rack:
-        assert rack.switch(nested) == "nested\n"
-        rack.switch(["sh", "-c", "echo 0 > /proc/sys/user/max_uts_namespaces"])
-        assert rack.switch(nested) == (
+        assert on_switch(rack, nested) == "nested\n"
+        on_switch(rack, ["sh", "-c", "echo 0 > /proc/sys/user/max_uts_namespaces"])
+        assert on_switch(rack, nested) == (
             "rack: cannot start: node0 did not boot: failed at namespaces: [Errno 28]"
             " No space left on device: 'unshare(net+uts+ipc+mnt)'\n"
         )
@@ -153,7 +154,7 @@ with Rack(2) as rack:
     rack.ask(PowerOff("node1"))
     rack.ask(PowerOn("node1"))
     rack.ask(SetLinkRate("node1", "fab0", 50))
-    print(rack.switch(["cat", "/sys/class/net/fab0-node1/operstate"]), end="")
+    print(on_switch(rack, ["cat", "/sys/class/net/fab0-node1/operstate"]), end="")
 """
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.errors import ClusterError, TimeLimitError
+from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def test_names_resolve_both_ways_on_nodes_and_for_the_agent(rack: Rack, run_on: 
     expected = ["10.77.0.3", "10.78.0.3", "127.0.0.1", "node2", "node2", "node2-fab"]
     argv = [sys.executable, "-c", script]
     assert json.loads(output(run_on(rack, rack.nodes[0], argv))) == expected
-    assert json.loads(rack.switch(argv)) == expected
+    assert json.loads(on_switch(rack, argv)) == expected
 
 
 def test_an_unknown_name_fails_at_once(rack: Rack, run_on: RunOn) -> None:
@@ -74,7 +75,7 @@ def test_shared_memory_is_the_nodes_own_and_limited(rack: Rack, run_on: RunOn) -
     one, other, _ = rack.nodes
     output(run_on(rack, one, ["sh", "-c", "echo x > /dev/shm/mnode-test"]))
     assert output(run_on(rack, other, ["ls", "/dev/shm"])) == ""
-    assert rack.switch(["ls", "/dev/shm"]) == ""
+    assert on_switch(rack, ["ls", "/dev/shm"]) == ""
     assert not Path("/dev/shm/mnode-test").exists()
     full = run_on(rack, one, ["dd", "if=/dev/zero", "of=/dev/shm/big", "bs=1M", "count=9"])
     assert "No space left" in full.stderr
@@ -95,7 +96,7 @@ def test_network_counters_under_sys_are_the_nodes_own(rack: Rack, run_on: RunOn)
         "mgmt0",
     ]
     assert rack.switch_port(rack.nodes[1], "fab0") == "fab0-node1"
-    assert "fab0-node1" in rack.switch(["ls", "/sys/class/net"]).split()
+    assert "fab0-node1" in on_switch(rack, ["ls", "/sys/class/net"]).split()
 
 
 def test_cgroups_stay_where_they_were(rack: Rack, run_on: RunOn) -> None:
@@ -159,10 +160,10 @@ def test_an_agent_enters_nodes_by_their_pids_in_the_rack(rack: Rack) -> None:
 
 
 def test_a_command_at_the_switch_that_fails_says_why(rack: Rack) -> None:
-    with pytest.raises(ClusterError, match="switch: sh ended with status 3: no such port"):
-        rack.switch(["sh", "-c", "echo no such port >&2; exit 3"])
+    with pytest.raises(ClusterError, match="switch: sh failed with status 3: no such port"):
+        on_switch(rack, ["sh", "-c", "echo no such port >&2; exit 3"])
     with pytest.raises(TimeLimitError, match=r"switch: sleep took more than 0\.2 s"):
-        rack.switch(["sleep", "5"], timeout_s=0.2)
+        on_switch(rack, ["sleep", "5"], limit_s=0.2)
 
 
 def test_rootless_maps_root_alone_or_everybody(rack: Rack, mode: str, run_on: RunOn) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
+from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
 from pytest_mnode.launchers.rack import cgroups, probe
 from pytest_mnode.launchers.rack.channel import RackChannel
@@ -212,24 +211,6 @@ class Rack(Launcher):
         """Interface at the switch in which this node's link ends."""
         self._slot(node)
         return self.plan.port(node.index, self.plan.link(link_name).name)
-
-    def switch(self, argv: Sequence[str], timeout_s: float = 10.0) -> str:
-        """Run a command at the switch; its output. Raises ClusterError where it fails."""
-        try:
-            done = subprocess.run(
-                self.agent_command(argv),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeLimitError(f"switch: {argv[0]} took more than {timeout_s:g} s") from None
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ClusterError(f"switch: {argv[0]} ended with status {done.returncode}: {last}")
-        return done.stdout
 
     def close(self) -> None:
         """See Launcher. Nothing of the rack is left when this returns."""

@@ -11,7 +11,7 @@ import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_mnode.launchers.remote import remote_exec, wire
+from pytest_mnode.launchers.remote import command_process, remote_exec, wire
 from pytest_mnode.protocol import listening_clock
 
 BOOTSTRAP = 'f=open(0,"rb",0,closefd=False);exec(f.readline())'
@@ -28,8 +28,8 @@ the user's choice (XDG_CACHE_HOME)."""
 def source() -> bytes:
     """What BOOTSTRAP reads: a line that reads the program, and the program."""
     text = _FUTURE
-    for path in (listening_clock.__file__, wire.__file__, remote_exec.__file__):
-        text += Path(path or "").read_bytes().replace(_FUTURE, b"")
+    for module in (listening_clock, wire, command_process, remote_exec):
+        text += Path(module.__file__ or "").read_bytes().replace(_FUTURE, b"")
     read = (
         f"b=b''\nwhile len(b)<{len(text)}:\n c=f.read({len(text)}-len(b))\n"
         " if not c:raise SystemExit\n b+=c\nexec(compile(b,'remote_exec','exec'))"

@@ -9,7 +9,6 @@ command gets SIGTERM, and after GRACE_S all its descendants are killed.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -17,9 +16,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
 
 if __package__:  # on a node the texts of these files come first
+    from pytest_mnode.launchers.remote.command_process import become, descendants, kill
     from pytest_mnode.launchers.remote.wire import (
         BEAT,
         BEAT_S,
@@ -43,33 +42,6 @@ if __package__:  # on a node the texts of these files come first
 GRACE_S = 6.0
 """For a command to end by itself once its input ended; a supervisor takes a second."""
 DRAIN_S = 2.0
-OF_THE_STEP = (
-    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
-    "TMPDIR",
-)
-"""Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
-
-
-def descendants(pid: int) -> list[int]:
-    """Pids of all processes below `pid`."""
-    found = [pid]
-    for parent in found:
-        try:
-            tasks = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208  pathlib costs 10 ms
-        except OSError:
-            continue
-        for task in tasks:
-            try:
-                with open(f"/proc/{parent}/task/{task}/children") as file:  # noqa: PTH123
-                    found += [int(word) for word in file.read().split()]
-            except OSError:
-                continue
-    return found[1:]
-
-
-def kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 class RemoteExec:
@@ -261,72 +233,6 @@ class RemoteExec:
         self.input_over = True
         if self.child and self.status is None:
             kill(self.child, signal.SIGTERM)
-
-
-def node_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the one sent, except for what holds for this process alone."""
-    names = ["SSH_CONNECTION"] if "SSH_CONNECTION" in own else []
-    # srun was started in the environment sent, and Slurm has set what differs from it.
-    names += OF_THE_STEP if "SLURM_STEP_ID" in own else []
-    kept = {name: value for name, value in env.items() if name not in names}
-    return kept | {name: own[name] for name in names if name in own}
-
-
-def encoded(text: object) -> bytes:
-    """The bytes that the proxy had, whatever this machine's locale: it sends bytes as UTF-8."""
-    return str(text).encode("utf-8", "surrogateescape")
-
-
-def decoded(data: bytes) -> str:
-    """The inverse of `encoded`."""
-    return data.decode("utf-8", "surrogateescape")
-
-
-def become(order: dict[str, object], fds: list[int], parent: int) -> None:
-    """In the forked child: become the command, or print why not; never return."""
-    status, why = 125, ""
-    try:
-        for target, fd in enumerate(fds):
-            os.dup2(fd, target)
-        status, why = run(order, parent)
-    except BaseException as error:
-        why = f"cannot run it: {type(error).__name__}: {error}"
-    try:
-        os.write(2, f"{order.get('where')}: {why}\n".encode(errors="replace"))
-    finally:
-        os._exit(status)  # the rest of this program would end with 0
-
-
-def run(order: dict[str, object], parent: int) -> tuple[int, str]:
-    """Become the command; status and reason where that cannot be."""
-    words, sent = order["argv"], order["env"]
-    assert isinstance(words, list)
-    assert isinstance(sent, dict)
-    argv = [encoded(word) for word in words]
-    own = {decoded(name): decoded(value) for name, value in os.environb.items()}
-    env = {encoded(n): encoded(value) for n, value in node_env(sent, own).items()}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  as many as are open, not may be
-        with contextlib.suppress(OSError):
-            if int(name) > 2:
-                os.close(int(name))
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    os.setsid()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(125)
-    try:
-        os.chdir(encoded(order["cwd"]))
-    except OSError:
-        os.chdir("/")
-    try:
-        os.execvpe(argv[0], argv, env)
-    except FileNotFoundError:
-        return 127, f"no such command: {words[0]}"
-    except OSError as error:
-        return 126, f"cannot run {words[0]}: {error.strerror}"
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
-from pytest_mnode.launchers.remote.remote_exec import node_env
+from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from tests.launchers.remote.proxies import LIMIT_S
 
