@@ -1,4 +1,4 @@
-"""What can be injected: name, function and accepted form of every fault, and texts read to it."""
+"""All faults: name, function and accepted form; and how their texts are read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Function = TypeVar("Function", bound=Callable[..., Undo])
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A value of a fault, as a user writes it behind the node.
+    """A value of a fault, as a user writes it after the node.
 
     name: as shown in forms, with its unit, such as "MBIT_S".
     accepted: in words.
-    read: what the text means; raises ValueError for one that means nothing.
-    default: what a fault does without it, in words; None: it has to be given. The function gets
-        None then, and decides.
+    read: from text to value; raises ValueError.
+    default: of the fault, in words; None: the value is required. Without a value the function gets
+        None, and uses its default.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of thing that can go wrong.
+    """One kind of fault.
 
-    function: called with the rack, the nodes, and a value a parameter (None where not given);
-        returns the undo.
+    function: takes the rack, the nodes and a value per parameter (None where not given); returns
+        the undo.
     nodes: how many it takes, joined by "+".
     """
 
@@ -61,9 +61,9 @@ class Fault:
 
     @property
     def default(self) -> str:
-        """What counts where no value is given, in words; empty where there is nothing to give."""
-        said = [f"{p.name} {p.default}" for p in self.parameters if p.default is not None]
-        return ", ".join(said)
+        """The defaults of all parameters, in words."""
+        defaults = [f"{p.name} {p.default}" for p in self.parameters if p.default is not None]
+        return ", ".join(defaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def size(name: str, default: str | None) -> Parameter:
 
 
 def listing(faults: Sequence[Fault] = ()) -> list[str]:
-    """A line a fault: form, what it does, and what counts by default."""
+    """One line per fault: form, effect and defaults."""
     chosen = faults or [FAULTS[name] for name in sorted(FAULTS)]
     return [
         f"{f.form}: {f.about}" + (f" (default: {f.default})" if f.default else "") for f in chosen

@@ -218,10 +218,10 @@ class SlurmEngine:
         try:
             answer = self._submitter.run("sbatch", "--parsable", *options, text_in=text)
         except SlurmError as error:
-            if error.returncode in (None, 126, 127) or any(w in error.told for w in _NO_SERVER):
+            if error.returncode in (None, 126, 127) or any(w in error.text for w in _NO_SERVER):
                 raise
             self._unanswered = False
-            raise Refused(error.told) from None
+            raise Refused(error.text) from None
         self._unanswered = False
         job = answer.strip().partition(";")[0]
         if not job.isdigit():

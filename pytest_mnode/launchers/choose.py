@@ -19,10 +19,9 @@ from pytest_mnode.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """What the user said of nodes that are other machines.
+    """Options for nodes that are other machines.
 
-    root: of the tests, where a directory that all nodes see is looked for. The others: as in
-    Settings.
+    root: of the tests, where a directory that all nodes see is looked for. Others: see Settings.
     """
 
     root: Path
@@ -33,14 +32,14 @@ class RemoteOptions:
 
     @classmethod
     def of(cls, settings: Settings, root: Path) -> Self:
-        """The part of the settings that is of such nodes."""
+        """The part of the settings that concerns such nodes."""
         return cls(
             root, settings.hostfile, settings.slurm_args, settings.python, settings.shared_dir
         )
 
 
 def by_slurm(wanted: str) -> bool:
-    """Whether a run has its nodes of Slurm: inside of an allocation `auto` does."""
+    """Whether Slurm gives the run its nodes: inside of an allocation also with `auto`."""
     inside = bool(os.environ.get("SLURM_JOB_ID"))
     return wanted == "slurm" or (wanted == "auto" and inside)
 
@@ -60,7 +59,7 @@ def choose(
 ) -> tuple[Launcher, str]:
     """A launcher for `nodes` nodes, not started, and the reason for it in a few words.
 
-    Raises UsageError where the launcher that was asked for cannot work here.
+    Raises UsageError where the wanted launcher cannot work here.
     """
     elsewhere = elsewhere or RemoteOptions(Path.cwd())
     job = os.environ.get("SLURM_JOB_ID")
@@ -85,10 +84,10 @@ def choose(
 
 
 def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: RemoteOptions) -> str | None:
-    """Which option names nodes that would not be used, and the remedy: others would be certified
-    in their place. None where there is none.
+    """The option that names nodes which would not be used, with the remedy; None: there is none.
 
-    Inside of an allocation `auto` takes that, and a hostfile may stand in an ini file.
+    Other nodes would be certified in their place. Inside of an allocation `auto` uses that, because
+    a hostfile may be in an ini file.
     """
     file, args = elsewhere.hostfile, elsewhere.slurm_args
     if file is not None and wanted in ("rack", "local", "slurm"):

@@ -1,4 +1,4 @@
-"""What of this process's environment is not for what it runs on nodes."""
+"""The environment of programs on nodes: this process's, without what holds for it alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ OF_A_TASK = (
     *("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_"),
     *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Beginnings of variables that say which task of which job a process is. A job script is task 0 on
-the first node; ranks on all nodes that inherited as much would contradict themselves."""
+"""Prefixes of variables that describe a process's own task of a job. A job script is task 0 on the
+first node; ranks on other nodes must not inherit that."""
 OF_THE_MACHINE = ("HOSTNAME",)
-"""Slurm exports it to a batch script, where it is the first node's."""
+"""Slurm exports the first node's to a batch script."""
 OF_THE_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID")
 
 
 def node_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, or the one given, without what is true of it alone."""
+    """This environment, or the one given, for programs on nodes."""
     whole = os.environ if environ is None else environ
     return {
         name: value

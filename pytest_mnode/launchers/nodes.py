@@ -1,4 +1,4 @@
-"""Nodes by name, and commands on them, from the controller. Nodes are shared: nothing is leased."""
+"""Nodes by name, and commands on them, from the controller. Nodes need no lease."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ class Nodes:
         argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
         [found] = self.run(argv, node)
         if not found.ok:
-            said = found.stderr.strip().splitlines() or ["the command for it did not end in time"]
-            raise ClusterError(f"no free port was found on {node}: {said[-1]}")
+            lines = found.stderr.strip().splitlines() or ["the command for it did not end in time"]
+            raise ClusterError(f"no free port was found on {node}: {lines[-1]}")
         return int(found.stdout)
 
     def fabric_interface(self, node: str) -> str | None:

@@ -25,7 +25,7 @@ def argv(command: str, node: str) -> list[str]:
 
 
 def switch(power: Power | None, what: str, node: Node) -> Power:
-    """Run the command that switches a node "off" or "on", and wait for its end; the section.
+    """Run the spec's command that switches a node "off" or "on"; returns the spec's section.
 
     Raises ClusterError where the spec names none, it fails, or it does not end in time.
     """
@@ -36,7 +36,7 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
         )
     words = argv(power.switch_off if what == "off" else power.switch_on, node.name)
     try:
-        code, said = _run(words, power.command_within_s)
+        code, printed = _run(words, power.command_within_s)
     except OSError as error:
         raise ClusterError(f"power.switch_{what}: {words[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
@@ -45,7 +45,7 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
             f"power.switch_{what}: {words[0]} for {node.name} had not ended after {limit:g} s"
         ) from None
     if code != 0:
-        last = said[-1] if said else "it said nothing"
+        last = printed[-1] if printed else "it printed nothing"
         raise ClusterError(
             f"power.switch_{what}: {words[0]} for {node.name} ended with {code}: {last}"
         )
@@ -53,10 +53,10 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
 
 
 def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
-    """Status of a command, and the lines it printed, of its errors where there are some.
+    """Status of a command, and the lines it printed: its errors, else its output.
 
-    Into files, so that what it leaves in the background, such as a virtual machine, is not waited
-    for. Ended past its limit, with all that it started.
+    Output goes into files, so that what the command leaves in the background, such as a virtual
+    machine, is not waited for. Past its limit it is killed, with all that it started.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         program = subprocess.Popen(

@@ -35,7 +35,7 @@ def test_the_node_is_named_in_the_command(tmp_path: Path) -> None:
     [
         ("sh -c 'echo no such node {node} >&2; exit 3'",
          "power.switch_off: sh for n1 ended with 3: no such node n1"),
-        ("false {node}", "power.switch_off: false for n1 ended with 1: it said nothing"),
+        ("false {node}", "power.switch_off: false for n1 ended with 1: it printed nothing"),
         ("no-such-command {node}", "power.switch_off: no-such-command: No such file or directory"),
         ("sh -c 'sleep 60' {node}", "power.switch_off: sh for n1 had not ended after 0.2 s"),
     ],

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError
-from pytest_mnode.launchers.slurm.commands import said
+from pytest_mnode.launchers.slurm.commands import error_line
 from pytest_mnode.launchers.slurm.records import records, text_of
 
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
@@ -139,7 +139,7 @@ def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
     done = _run(script, env, "--parsable", *options)
     number = done.stdout.strip().partition(";")[0]
     if done.returncode or not number.isdigit():
-        raise SlurmError("sbatch", done.returncode, said(done.stderr, done.returncode))
+        raise SlurmError("sbatch", done.returncode, error_line(done.stderr, done.returncode))
     return int(number)
 
 

@@ -35,10 +35,10 @@ WATCHED = {
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Three processes: this one, for the caller to signal and wait for; the command; and its
-    guard, which is its parent and outlives this one just long enough to bury it.
+    guard, which is its parent and outlives this one just long enough to reap it.
 
-    Without the guard a kill of this process would leave the command's corpse to the host's init,
-    and a PID namespace cannot end before its last corpse is buried, however long that init takes.
+    Without the guard a kill of this process would leave a zombie to the host's init, and a PID
+    namespace cannot end before its last zombie is reaped, however long that init takes.
     """
     # Held back from here on, so that none is lost between a fork and the first wait.
     mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED))

@@ -1,7 +1,7 @@
-"""The first process of a node: makes the node's namespaces, then sleeps and buries the dead.
+"""The first process of a node: makes the node's namespaces, then sleeps and reaps orphans.
 
-A fork of the keeper rather than a program of its own: no interpreter to start, hardly a page of
-memory of its own. When it is killed, the kernel kills everything on the node.
+A fork of the rack's first process and no program of its own: it starts no interpreter and needs
+hardly a page of memory. When it is killed, the kernel kills everything on the node.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def run(plan: Plan, index: int, report: int) -> NoReturn:
         os.write(report, f"{READY}\n".encode())
         sleep_for_ever()
     except BaseException as error:
-        # Nothing above this frame is ours: it is the keeper's stack, copied by the fork.
+        # The frames above are a copy of the stack of the rack's first process.
         os.write(report, f"{FAILED}{step}: {error}\n".encode())
     os._exit(1)
 
 
 def show_sockets(plan: Plan, index: int) -> None:
-    """What the node shows of its sockets, where the plan gives it any."""
+    """Show the node's sockets, if the plan has any."""
     board = plan.board(index)
     if board is not None:
         mounts.mount_shown(plan.shown_at, tree(board, plan.fabric.name, plan.management.name))
@@ -64,7 +64,7 @@ def without_ipv6() -> None:
 
 
 def sleep_for_ever() -> NoReturn:
-    """Hold the node's namespaces; the kernel buries children of those who ignore SIGCHLD."""
+    """Hold the node's namespaces; the kernel reaps children of a process that ignores SIGCHLD."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

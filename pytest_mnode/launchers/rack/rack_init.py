@@ -1,6 +1,6 @@
-"""The first process of a rack: boots its nodes, buries its dead, and does what it is asked.
+"""The first process of a rack: boots its nodes, reaps orphans, and answers requests.
 
-It is PID 1 of the rack's PID namespace, so that its end is the end of everything in the rack.
+It is PID 1 of the rack's PID namespace: when it ends, everything in the rack ends.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RackInit:
             ready = {fd for fd, _ in poll.poll()}
             if self._wake in ready:
                 os.read(self._wake, 4096)
-                self._bury()
+                self._reap()
             if self._channel.fileno() in ready:
                 data = self._channel.recv(PACKET_BYTES)
                 if not data:
@@ -190,14 +190,14 @@ class RackInit:
         os.kill(pid, signal.SIGKILL)
         self._send(Lost(node, "powered off"))
         deadline = time.monotonic() + KILL_LIMIT_S
-        # A first process can be buried only when everything else on its node is dead.
+        # A first process can be reaped only when everything else on its node is dead.
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes still there {KILL_LIMIT_S:g} s after SIGKILL")
             time.sleep(0.001)
         self._switch.unplug(node)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -52,7 +52,7 @@ class RemoteProxy:
         self.greeting = b""
         self.greeted = False
         self.sent = bytearray(first)
-        self.said = bytearray()
+        self.printed_bytes = bytearray()
         self.shown: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
         self.input_open = True
         self.ahead = 0
@@ -117,8 +117,8 @@ class RemoteProxy:
 
     def read_errors(self) -> None:
         data = os.read(self.errors, wire.CHUNK_BYTES)
-        self.said += data
-        del self.said[:-8192]
+        self.printed_bytes += data
+        del self.printed_bytes[:-8192]
         if not data:
             self.errors = -1
 
@@ -141,7 +141,7 @@ class RemoteProxy:
                 return
             self.greeted = True
             self.read_all_errors()
-            self.said.clear()  # a login shell's words explain no later loss
+            self.printed_bytes.clear()  # a login shell's words explain no later loss
         for kind, payload in self.frames.feed(data):
             if kind == wire.OUT:
                 self.shown[1] += payload
@@ -202,8 +202,8 @@ class RemoteProxy:
 
     def printed(self) -> list[str]:
         """What ssh printed, and the node before remote_exec ran."""
-        said = b"" if self.greeted else self.greeting
-        return (said + b"\n" + bytes(self.said)).decode(errors="replace").splitlines()
+        first = b"" if self.greeted else self.greeting
+        return (first + b"\n" + bytes(self.printed_bytes)).decode(errors="replace").splitlines()
 
 
 def why_it_ended(code: int | None, printed: Sequence[str], greeted: bool) -> str:
@@ -219,7 +219,7 @@ def why_it_ended(code: int | None, printed: Sequence[str], greeted: bool) -> str
     if greeted:
         return f"the connection was lost{': ' * bool(last)}{last}"
     if code == 255:
-        return last or "ssh ended and said nothing"
+        return last or "ssh ended and printed nothing"
     how = f"status {code}" if code is not None else "no status"
     return f"no Python started there ({how}{': ' * bool(last)}{last})"
 

@@ -1,4 +1,4 @@
-"""The nodes a run has of Slurm: those it runs in, or those it asks for and holds until its end."""
+"""The run's allocation: the one that it runs in, or one that it asks for and holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_mnode.launchers.cleanup.client import ENDED, CleanupDaemon
 from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.slurm.command_lines import gpus_option, hopeless, queue_limit_s, salloc
-from pytest_mnode.launchers.slurm.commands import Slurm, said
+from pytest_mnode.launchers.slurm.commands import Slurm, error_line
 from pytest_mnode.launchers.slurm.nodes import NodeState
 
 _LOOK_S = 5.0
@@ -53,10 +53,10 @@ class Allocation(Protocol):
         """At least so many nodes; ClusterError that names what is missing."""
 
     def gone(self) -> str | None:
-        """Why nothing is allocated any more, as far as is known here; None while it is."""
+        """Why the allocation ended, if that is known here; None while it lasts."""
 
     def close(self) -> None:
-        """Give back what was asked for; what was there before is left alone."""
+        """Give the allocation back, if the run asked for it."""
 
 
 @dataclass(slots=True)
@@ -86,9 +86,9 @@ class Surrounding:
 
 
 class Held:
-    """An allocation of our own, asked for by salloc and given back however this process ends.
+    """The run's own allocation, held by salloc and given back however this process ends.
 
-    arguments: the user's, for salloc. gpus_per_node: asked for where the arguments do not speak of
+    arguments: the user's, for salloc. gpus_per_node: asked for where the arguments do not mention
     GPUs.
     """
 
@@ -101,13 +101,12 @@ class Held:
         self._events: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         self.daemon = CleanupDaemon(self._events.put)
         self._asked = False
-        self._said: list[str] = []
+        self._lines: list[str] = []
         self._job: int | None = None
         self._ended: str | None = None
 
     def get(self, nodes: int) -> Granted:
-        """See Allocation. Waits in Slurm's queue; what a whole cluster does not have is not
-        waited for."""
+        """See Allocation. Waits in the queue, unless even an empty cluster has too few nodes."""
         self._start(nodes)
         limit_s = queue_limit_s(self._arguments)
         deadline, look = time.monotonic() + limit_s, time.monotonic() + _LOOK_S
@@ -162,7 +161,7 @@ class Held:
         if event is None:
             self._ended = self._ended or ENDED
         elif "said" in event:
-            self._said.append(event["said"])
+            self._lines.append(event["said"])
         elif "job" in event:
             self._job = event["job"]
         elif "granted" in event:
@@ -170,7 +169,7 @@ class Held:
             self._job = granted.job_id
             return granted
         elif self._ended is None:
-            self._ended = said("\n".join(self._said), event["ended"] or 0)
+            self._ended = error_line("\n".join(self._lines), event["ended"] or 0)
         return None
 
     def _enough(self, granted: Granted, nodes: int) -> Granted:
@@ -182,13 +181,13 @@ class Held:
         return granted
 
     def _refuse_hopeless(self, nodes: int) -> None:
-        """Raises where even an empty cluster could not give so many."""
+        """Raise ClusterError if even an empty cluster has too few nodes."""
         if self._job is None:
             return
         try:
             missing = hopeless(self._slurm.job(self._job), self._slurm.nodes(), nodes)
         except ClusterError:
-            return  # a Slurm that does not answer is waited for, within the limit
+            return  # Slurm does not answer: wait, within the limit
         if missing is not None:
             raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
 
@@ -202,7 +201,7 @@ class Held:
             return None
 
     def _who_asked(self) -> str:
-        """Where an option comes from that the user did not write."""
+        """Why the request has an option that the user did not give."""
         if not self._gpus:
             return ""
         return (
@@ -211,11 +210,11 @@ class Held:
         )
 
     def _too_late(self, nodes: int, limit_s: float) -> str:
-        told = f"slurm: no {count(nodes)} within {limit_s:g} s"
+        text = f"slurm: no {count(nodes)} within {limit_s:g} s"
         try:
             job = self._slurm.job(self._job) if self._job is not None else None
             if job is not None:
-                told += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
+                text += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
         except ClusterError as error:
-            told += f"; {error}"
-        return told + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"
+            text += f"; {error}"
+        return text + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"

@@ -1,4 +1,4 @@
-"""Runs Slurm's own commands: with limits, and with one line where one fails."""
+"""Runs Slurm's own commands, with time limits and one-line errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_fro
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text
 
 COMMAND_LIMIT_S = 20.0
-"""How long a command that only asks or tells may take; Slurm's own limit a message is 10 s."""
+"""Limit of a command that asks or tells; Slurm's own limit per message is 10 s."""
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job array specification")
 _FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_JSON")
 
@@ -20,11 +20,11 @@ _FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT"
 class SlurmError(ClusterError):
     """A Slurm command failed. program: which; returncode: None where it reached its limit."""
 
-    def __init__(self, program: str, returncode: int | None, told: str) -> None:
-        super().__init__(f"{program}: {told}")
+    def __init__(self, program: str, returncode: int | None, text: str) -> None:
+        super().__init__(f"{program}: {text}")
         self.program = program
         self.returncode = returncode
-        self.told = told
+        self.text = text
 
 
 def run_slurm(
@@ -37,7 +37,7 @@ def run_slurm(
     """Standard output of a Slurm command.
 
     env: what is added to this process's environment; None takes a variable out. Raises
-    SlurmError, one line, with what the command said itself, where it fails, is not there, or is not
+    SlurmError, one line, with the command's own message, where it fails, does not exist, or is not
     over after `timeout_s` seconds.
     """
     program = argv[0]
@@ -61,29 +61,29 @@ def run_slurm(
     except subprocess.TimeoutExpired:
         raise SlurmError(program, None, f"no answer in {timeout_s:g} s") from None
     if done.returncode != 0:
-        raise SlurmError(program, done.returncode, said(done.stderr, done.returncode))
+        raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
     return done.stdout
 
 
 def plain_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what makes Slurm's commands print or leave out as somebody likes."""
+    """An environment without the variables that change what Slurm's commands print."""
     kept = {k: v for k, v in environ.items() if not k.startswith(_FORMATTING)}
     return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 
-def said(stderr: str, returncode: int) -> str:
-    """The line of a failed command's words that says most: its first error, else the last."""
+def error_line(stderr: str, returncode: int) -> str:
+    """The most useful line that a failed command printed: its first error, else the last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if " error: " in line or " fatal: " in line]
     last = [line for line in lines if not line.startswith("Try ")][-1:]
-    told = (errors or last or [f"ended with status {returncode} and no message"])[0]
+    line = (errors or last or [f"ended with status {returncode} and no message"])[0]
     for mark in (": error: ", ": fatal: "):
-        told = told.partition(mark)[2] or told
-    return told
+        line = line.partition(mark)[2] or line
+    return line
 
 
 class Slurm:
-    """The Slurm of this machine, or of `env` (SLURM_CONF): what it has queued, and its nodes."""
+    """The Slurm of this machine, or of `env` (SLURM_CONF): its jobs and nodes."""
 
     def __init__(
         self, env: Mapping[str, str | None] | None = None, timeout_s: float = COMMAND_LIMIT_S
@@ -94,7 +94,7 @@ class Slurm:
 
     @staticmethod
     def unavailable() -> str | None:
-        """Why there is no Slurm here, in one line; None where its commands are there."""
+        """Why Slurm cannot be used here, in one line; None where its commands exist."""
         missing = [p for p in ("srun", "salloc", "sbatch", "scontrol") if shutil.which(p) is None]
         return f"no Slurm here: {', '.join(missing)} not found in PATH" if missing else None
 
@@ -104,9 +104,9 @@ class Slurm:
         return run_slurm(argv, timeout_s=limit_s, env=self._env, text_in=text_in)
 
     def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
-        """All jobs that Slurm still knows, those that ended a while ago among them.
+        """All jobs that Slurm still knows, also those that ended a while ago.
 
-        name: those of this name only; Slurm sends no others, where it can be asked in JSON.
+        name: only those of this name; with JSON Slurm sends no others.
         """
         found = self._jobs([] if name is None else [f"--name={name}"])
         return tuple(job for job in found if name is None or job.name == name)
@@ -120,7 +120,7 @@ class Slurm:
                 if error.returncode is None:
                     raise
             except ClusterError:
-                pass  # a shape that is not known yet; the text has not changed for long
+                pass  # an unknown format; the text format is stable
             else:
                 self._reads_json = True
                 return found
@@ -128,12 +128,12 @@ class Slurm:
         return jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
 
     def job(self, job_id: int) -> JobState | None:
-        """One job; None where Slurm does not know it (any more). Raises ClusterError where it does
-        not answer, or says something else."""
+        """One job; None where Slurm does not know it (any more). Raises ClusterError where Slurm
+        does not answer, or prints something else."""
         try:
             text = self.run("scontrol", "--all", "--oneliner", "show", "job", str(job_id))
         except SlurmError as error:
-            if any(word in error.told for word in _UNKNOWN_JOB):
+            if any(word in error.text for word in _UNKNOWN_JOB):
                 return None
             raise
         for job in jobs_from_text(text):
@@ -148,10 +148,10 @@ class Slurm:
         return nodes_from_text(self.run(*command, *([which] if which else [])))
 
     def cancel(self, *job_ids: int) -> None:
-        """Cancel jobs; one that is over already is none to complain about."""
+        """Cancel jobs; jobs that are over already are no error."""
         if job_ids:
             try:
                 self.run("scancel", "--full", *map(str, job_ids))
             except SlurmError as error:
-                if not any(word in error.told for word in _UNKNOWN_JOB):
+                if not any(word in error.text for word in _UNKNOWN_JOB):
                     raise

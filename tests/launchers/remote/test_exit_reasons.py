@@ -16,7 +16,7 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
     ("code", "said", "greeted", "line"),
     [
         (255, ["x", "n1: Permission denied."], False, "n1: Permission denied."),
-        (255, [], False, "ssh ended and said nothing"),
+        (255, [], False, "ssh ended and printed nothing"),
         (1, ["No shell."], False, "no Python started there (status 1: No shell.)"),
         (None, [""], False, "no Python started there (no status)"),
         (255, ["Broken pipe", ""], True, "the connection was lost: Broken pipe"),

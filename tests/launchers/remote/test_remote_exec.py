@@ -79,7 +79,7 @@ def a_near_end() -> Any:
     """Of a command that runs, and writes nothing."""
     made = object.__new__(remote_proxy.RemoteProxy)
     made.greeted, made.status, made.lost = True, None, ""
-    made.sent, made.said, made.beaten = bytearray(), bytearray(), 0.0
+    made.sent, made.printed_bytes, made.beaten = bytearray(), bytearray(), 0.0
     return made
 
 

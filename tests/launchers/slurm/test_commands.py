@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import Slurm, SlurmError, run_slurm
-from pytest_mnode.launchers.slurm.commands import said
+from pytest_mnode.launchers.slurm.commands import error_line
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_failure_without_a_word(fake: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], told: str) -> None:
-    assert said("\n".join(lines), 3) == told
+    assert error_line("\n".join(lines), 3) == told
 
 
 def test_a_program_that_is_not_there(fake: Path) -> None:
