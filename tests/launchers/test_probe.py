@@ -98,6 +98,7 @@ def test_a_start_that_fails_gives_the_last_words(
 
 
 NESTED = """
+from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.errors import ClusterError
 try:
@@ -144,6 +145,7 @@ os.execv(sys.executable, [sys.executable, "-u", "-c", sys.argv[1]])
 """
 ORDINARY = """
 import os, subprocess
+from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate
 assert os.geteuid() == 65534
