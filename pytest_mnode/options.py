@@ -25,12 +25,11 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The text of an option, empty where there is none, and where it was given."""
+    """The text of an option and where it was given; a relative path starts from `directory`."""
 
     where: str
     text: str
     directory: Path
-    """What a relative path starts from."""
 
     @property
     def by_option(self) -> bool:
@@ -150,7 +149,7 @@ class Settings:
     faults: str = ""
 
 
-OPTIONS = {
+OPTIONS = {  # by field of Settings
     "nodes": _Option(
         "nodes", "N",
         "run tests that need ranks on N nodes (default: as many as the most demanding test needs)",
@@ -246,7 +245,6 @@ OPTIONS = {
         _text, see="faults.md",
     ),
 }  # fmt: skip
-"""By field of `Settings`."""
 
 _LOCATE = "measure every path between two nodes, also of more than 16 nodes"
 
