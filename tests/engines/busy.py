@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -24,6 +25,14 @@ TEXT = """
 
     def test_after(world): pass
 """
+
+
+class RunProcess(NamedTuple):
+    """A process as it was when it was seen."""
+
+    pid: int
+    name: str
+    command: list[str]
 
 
 class Busy:
@@ -78,25 +87,25 @@ class Busy:
             assert took < limit_s, f"not within {limit_s:g} s: {what}: {self.left()}"
             time.sleep(0.05)
 
-    def processes(self) -> list[psutil.Process]:
-        """All of the run, on all nodes, known by a variable in their environment."""
+    def processes(self) -> list[RunProcess]:
+        """All processes of the run, on all nodes, known by a variable in their environment."""
         found = []
         for process in psutil.process_iter():
             try:
                 if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
+                    found.append(RunProcess(process.pid, process.name(), process.cmdline()))
+            except psutil.Error:  # it ended meanwhile
                 continue
         return found
 
     def left(self) -> list[str]:
         """Processes and files of the run that are still there."""
         files = [*self.temporary.glob("*mnode-*"), *self.directory.glob(".mnode-*")]
-        return [*(f"{p.pid} {p.name()}" for p in self.processes()), *map(str, files)]
+        return [*(f"{p.pid} {p.name}" for p in self.processes()), *map(str, files)]
 
-    def controller(self) -> psutil.Process:
+    def controller(self) -> RunProcess:
         """pytest itself, seen from out here."""
-        [found] = [p for p in self.processes() if self._launcher in p.cmdline()[:6]]
+        [found] = [p for p in self.processes() if self._launcher in p.command[:6]]
         return found
 
     def end(self) -> None:

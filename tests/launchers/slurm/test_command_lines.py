@@ -1,4 +1,4 @@
-"""What is asked of salloc, and when waiting for it is hopeless."""
+"""Command lines of salloc and srun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import pytest
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.slurm import JobState, NodeState
-from pytest_mnode.launchers.slurm.command_lines import gpus_option, hopeless, queue_limit_s, salloc
+from pytest_mnode.launchers.slurm.command_lines import (
+    gpus_option,
+    hopeless,
+    queue_limit_s,
+    salloc,
+    step_command,
+)
 
 GPUS = (NodeState("login", "IDLE"), NodeState("n0", "IDLE", gpus=8))
 
@@ -61,3 +67,18 @@ def test_waiting_is_hopeless_only_while_slurm_lets_it_wait(
     waits = JobState(7, "x", "PENDING", partition="gpu")
     assert hopeless(replace(waits, **job), nodes, 2) == missing
     assert hopeless(None, nodes, 2) is None
+
+
+def test_a_step_has_the_whole_node_and_shares_it() -> None:
+    command = step_command(7, "n1", ["python", "-c", "x"])
+    at = command.index("srun")
+    assert command[0] == "env"
+    assert {"--jobid=7", "--nodelist=n1", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0"} <= set(
+        command[at:]
+    )
+    assert command[-4:] == ["--", "python", "-c", "x"]
+    # A job script's options would confine the step to a part of the node, or change its streams.
+    unset = [command[i + 1] for i in range(at) if command[i] == "-u"]
+    assert {"SLURM_CPUS_PER_TASK", "SLURM_EXACT", "SLURM_LABELIO"} <= set(unset)
+    assert {"SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_TASK"} <= set(unset)
+    assert "SLURM_CONF" not in unset

@@ -1,0 +1,234 @@
+"""Which nodes of an allocation a run still has, and how losses are noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node import Watchers
+from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
+from pytest_mnode.launchers.slurm import allocation_state as module
+from pytest_mnode.launchers.slurm.allocation import Granted, Surrounding
+from pytest_mnode.launchers.slurm.allocation_state import Watch, lost, present, too_few_gpus
+
+IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
+STATES = {"n0": IDLE, "n1": DOWN, "n2": NodeState("n2", "ALLOCATED")}
+NAMES = {"host0": "n0", "host2": "n2"}
+RUNS = JobState(7, "x", "RUNNING", nodes=("n0", "n1", "n2"))
+
+
+def test_takes_the_first_nodes_that_are_up() -> None:
+    granted = Granted(7, ("n0", "n1", "n2"))
+    assert present(granted, STATES, 1) == ("n0",)
+    assert present(granted, STATES, 2) == ("n0", "n2")
+
+
+def test_names_those_that_are_missing() -> None:
+    with pytest.raises(ClusterError) as error:
+        present(Granted(7, ("n0", "n1", "n9")), STATES, 3)
+    assert str(error.value) == (
+        "slurm: 3 nodes asked for, and allocation 7 has 1 that are up: n0; "
+        "missing: n1 (DOWN: Not responding), n9 (unknown to Slurm)"
+    )
+
+
+def test_nothing_is_lost() -> None:
+    assert lost(RUNS, 7, STATES, NAMES) == {}
+    silent = STATES | {"n2": NodeState("n2", "ALLOCATED", frozenset({"NOT_RESPONDING"}))}
+    assert lost(RUNS, 7, silent, NAMES) == {}
+
+
+def test_a_node_that_slurm_gave_up() -> None:
+    names = NAMES | {"host1": "n1"}
+    assert lost(RUNS, 7, STATES, names) == {"host1": "Slurm says DOWN: Not responding"}
+
+
+def test_a_node_that_was_taken_out_of_the_allocation() -> None:
+    job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
+    assert lost(job, 7, STATES, NAMES) == {"host2": "Slurm took it out of allocation 7"}
+
+
+@pytest.mark.parametrize(
+    ("job", "how"),
+    [
+        (None, "it is unknown to Slurm"),
+        (JobState(7, "x", "TIMEOUT"), "TIMEOUT"),
+        (JobState(7, "x", "COMPLETING", reason="TimeLimit"), "COMPLETING (TimeLimit)"),
+        (JobState(7, "x", "COMPLETING"), "COMPLETING"),
+        (JobState(7, "x", "NODE_FAIL"), "NODE_FAIL"),
+    ],
+)
+def test_an_allocation_that_ended(job: JobState | None, how: str) -> None:
+    why = f"allocation 7 ended: {how}"
+    assert lost(job, 7, STATES, NAMES) == {"host0": why, "host2": why}
+
+
+GPU_NODES = tuple(NodeState(name, "MIXED", gpus=8, counts_gpus=True) for name in ("n0", "n1"))
+
+
+def test_fewer_gpus_than_the_spec_promises() -> None:
+    job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"), gpus=8)
+    assert too_few_gpus(job, GPU_NODES, 8) == (
+        "slurm: allocation 7 has 8 GPUs on 2 nodes, and the spec promises 8 per node; "
+        "ask for them with --gpus-per-node=8"
+    )
+    assert too_few_gpus(job, GPU_NODES, 4) is None
+
+
+def test_nodes_of_the_allocation_that_the_run_does_not_use_may_have_fewer_gpus() -> None:
+    job = JobState(7, "x", "RUNNING", nodes=("cpu0", "n0", "n1"), gpus=16)
+    cpu, small = NodeState("cpu0", "MIXED"), NodeState("cpu0", "MIXED", gpus=4)
+    assert too_few_gpus(job, GPU_NODES, 8, [cpu]) is None
+    assert too_few_gpus(replace(job, gpus=20), GPU_NODES, 8, [small]) is None
+    told = too_few_gpus(job, GPU_NODES, 8, [small])
+    assert told is not None
+    assert told.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, and the spec promises 8")
+    # Half of what each has is half of what the run needs, wherever it runs.
+    third = replace(GPU_NODES[0], name="cpu0")
+    assert too_few_gpus(job, GPU_NODES, 8, [third]) is not None
+
+
+def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
+    none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
+    assert too_few_gpus(none, (IDLE,), 8) is None
+    # As without AccountingStorageTRES=gres/gpu: the nodes have them, no job is said to.
+    uncounted = [replace(node, counts_gpus=False) for node in GPU_NODES]
+    assert too_few_gpus(none, uncounted, 8) is None
+    assert too_few_gpus(none, [GPU_NODES[0], uncounted[1]], 8) is None
+    assert too_few_gpus(None, GPU_NODES, 8) is None
+
+
+def test_a_job_that_was_given_none_of_the_gpus_that_are_counted() -> None:
+    told = too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0", "n1")), GPU_NODES, 8)
+    assert told is not None
+    assert told.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, and the spec promises 8")
+
+
+NAMES_watch = {"host0": "n0", "host1": "n1"}
+
+
+class Told(Slurm):
+    """A Slurm that says what it is given, or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.answer: JobState | None = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
+        self.states = {name: NodeState(name, "ALLOCATED") for name in NAMES_watch.values()}
+        self.silent = False
+
+    def job(self, job_id: int) -> JobState | None:
+        self.asked += 1
+        if self.silent:
+            raise SlurmError("scontrol", None, "no answer in 20 s")
+        return self.answer
+
+    def nodes(self, names: object = ()) -> tuple[NodeState, ...]:
+        return tuple(self.states.values())
+
+
+class Ended(Surrounding):
+    why: str | None = None
+
+    def gone(self) -> str | None:
+        return self.why
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Told:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    return Told()
+
+
+@pytest.fixture
+def allocation() -> Ended:
+    return Ended({})
+
+
+Lost = list[tuple[str, str]]
+
+
+@pytest.fixture
+def watch(slurm: Told, allocation: Ended) -> Iterator[Watch]:
+    watch = Watch(slurm, allocation, 7, Watchers("watch"))
+    yield watch
+    watch.close()
+
+
+@pytest.fixture
+def losses(watch: Watch) -> Lost:
+    found: Lost = []
+    watch._watchers.add(lambda *loss: found.append(loss))
+    watch.start(NAMES_watch)
+    return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_loss_is_told_once(slurm: Told, watch: Watch, losses: Lost) -> None:
+    until(lambda: slurm.asked > 3)
+    assert losses == []
+    slurm.states["n1"] = NodeState("n1", "DOWN", reason="Not responding")
+    until(lambda: bool(losses))
+    asked = slurm.asked
+    until(lambda: slurm.asked > asked + 3)
+    assert losses == [("host1", "Slurm says DOWN: Not responding")]
+    assert watch.why_gone("host1") == "Slurm says DOWN: Not responding"
+    assert watch.why_gone("host0") is None
+
+
+def test_a_silent_slurm_says_nothing(slurm: Told, losses: Lost) -> None:
+    slurm.silent = True
+    asked = slurm.asked
+    until(lambda: slurm.asked > asked + 3)
+    assert losses == []
+    slurm.silent, slurm.answer = False, None
+    until(lambda: len(losses) == 2)
+    assert losses[0] == ("host0", "allocation 7 ended: it is unknown to Slurm")
+
+
+def test_a_node_that_was_switched_off_is_no_news(slurm: Told, watch: Watch, losses: Lost) -> None:
+    watch.note("host1", "powered off")
+    slurm.states["n1"] = NodeState("n1", "DOWN")
+    asked = slurm.asked
+    until(lambda: slurm.asked > asked + 3)
+    assert losses == []
+    assert watch.why_gone("host1") == "powered off"
+    slurm.states["n1"] = NodeState("n1", "ALLOCATED")
+    watch.note("host1", None)
+    assert watch.why_gone("host1") is None
+
+
+def test_an_allocation_that_ended_watch(allocation: Ended, losses: Lost) -> None:
+    allocation.why = "job has been revoked"
+    until(lambda: len(losses) == 2)
+    assert {why for _, why in losses} == {"allocation 7 ended: job has been revoked"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (JobState(7, "x", "TIMEOUT", reason="TimeLimit"), "TIMEOUT (TimeLimit)"),
+        (JobState(7, "x", "COMPLETING", reason="TimeLimit"), "COMPLETING (TimeLimit)"),
+        (JobState(7, "x", "COMPLETING"), "job has been revoked"),
+        (None, "job has been revoked"),
+    ],
+)
+def test_why_an_allocation_ended_is_slurms_to_say(
+    slurm: Told, allocation: Ended, watch: Watch, answer: JobState | None, why: str
+) -> None:
+    allocation.why = "job has been revoked"
+    slurm.answer = answer
+    watch._names = NAMES_watch
+    assert watch._found() == dict.fromkeys(NAMES_watch, f"allocation 7 ended: {why}")
+    slurm.silent = True
+    assert watch._found() == dict.fromkeys(NAMES_watch, "allocation 7 ended: job has been revoked")
