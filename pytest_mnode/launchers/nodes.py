@@ -116,7 +116,7 @@ class Nodes:
         return [
             CommandResult(node, done.returncode, done.stdout, done.stderr, done.duration_s)
             for (node, _), done in zip(
-                commands, run_all(commands, limit_s, self.mark, self._env(env)), strict=True
+                commands, run_all(commands, limit_s, self.run_id, self._env(env)), strict=True
             )
         ]
 
@@ -144,7 +144,7 @@ class Nodes:
         )
 
     def _env(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        return {**node_env(), **(env or {}), RUN: self.mark}
+        return {**node_env(), **(env or {}), RUN: self.run_id}
 
     def commands(
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
@@ -187,7 +187,7 @@ class Nodes:
         return Path(self._run_facts.scratch)
 
     @property
-    def mark(self) -> str:
+    def run_id(self) -> str:
         """Value of the variable RUN of processes that are to end with the run."""
         return self._run_facts.run_id
 

@@ -48,7 +48,7 @@ class Here(Nodes):
         ]
 
     @property
-    def mark(self) -> str:
+    def run_id(self) -> str:
         return str(self.directory)
 
 

@@ -18,7 +18,7 @@ EMPTY_LIMIT_S = 2.0
 
 
 def hierarchies(root: str = ROOT) -> list[Path]:
-    """Where groups can be: the version 1 hierarchies, and that of version 2."""
+    """All hierarchies: those of version 1, or that of version 2."""
     base = Path(root)
     if (base / "cgroup.controllers").exists():
         return [base]
@@ -28,7 +28,7 @@ def hierarchies(root: str = ROOT) -> list[Path]:
 
 
 def hierarchy_of(controller: str, root: str = ROOT) -> tuple[Path, int] | None:
-    """Directory of the hierarchy that has this controller, and its version; None: there is none."""
+    """Directory and version of the hierarchy with this controller; None: there is none."""
     for path in hierarchies(root):
         listed = path / "cgroup.controllers"
         if listed.exists():
@@ -40,12 +40,12 @@ def hierarchy_of(controller: str, root: str = ROOT) -> tuple[Path, int] | None:
 
 
 def group_of(hierarchy: Path, daemon_pid: int, node: str) -> Path:
-    """The directory of a node's group; there, or not yet."""
+    """The directory of a node's group, which may not exist yet."""
     return hierarchy / f"{GROUP_PREFIX}{daemon_pid}-{node}"
 
 
 def remove_all(daemon_pid: int, root: str = ROOT) -> None:
-    """Remove the groups of a rack whose processes are dead; what cannot be removed stays."""
+    """Remove the groups of a rack whose processes are dead; a group in use stays."""
     for hierarchy in hierarchies(root):
         with contextlib.suppress(OSError):
             for group in hierarchy.glob(f"{GROUP_PREFIX}{daemon_pid}-*"):
@@ -53,9 +53,9 @@ def remove_all(daemon_pid: int, root: str = ROOT) -> None:
 
 
 def remove(group: Path) -> None:
-    """Remove an empty group; waits a moment for the last of the dead to be gone.
+    """Remove an empty group; waits a moment for the last process to be gone.
 
-    Raises OSError where somebody stays in it.
+    Raises OSError where a process stays in it.
     """
     deadline = time.monotonic() + EMPTY_LIMIT_S
     while True:

@@ -1,9 +1,8 @@
-"""What differs in a node's file system from the host's: /proc, /sys, /dev/shm, and name look-up.
+"""What differs in a node's file system from the host's: /proc, /sys, /dev/shm and name look-up.
 
-And, in a place of its own, what the node shows of its sockets. All else is the host's, writable.
-Nothing is written to the host's disk: private files live in a tmpfs that only this mount namespace
-ever saw. A private file may be edited in place: an `echo … > /etc/hosts` on one node is a wrong
-hosts file on that node alone.
+A directory of its own shows the node's sockets. Everything else is the host's, and writable. These
+files are never written to the host's disk: they are in a tmpfs of this mount namespace. They may be
+edited in place: `echo … > /etc/hosts` changes the file on one node alone.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def mount_sys() -> None:
         cgroups = None
     namespaces.mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     if cgroups is not None:
-        # The directory just covered has no path any more, but its descriptor still has.
+        # The covered directory has no path any more; its descriptor still works.
         if Path(CGROUPS).is_dir():
             namespaces.mount(f"/proc/self/fd/{cgroups}", CGROUPS, flags=MS_BIND | MS_REC)
         os.close(cgroups)
@@ -47,12 +46,12 @@ def mount_names(hosts: str) -> None:
     files = {"/etc/hosts": hosts, "/etc/resolv.conf": RESOLV_CONF}
     switch = Path("/etc/nsswitch.conf")
     if switch.exists():
-        # systemd-resolved and the like answer on local sockets, which reach into every node.
+        # systemd-resolved and the like answer on local sockets, also on nodes.
         text = switch.read_text(encoding="utf-8", errors="replace")
         files[str(switch)] = re.sub(r"(?m)^hosts:.*$", "hosts: files", text)
     namespaces.mount("names", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     for target, text in files.items():
-        # Without a resolv.conf, resolvers ask 127.0.0.1: as dead an end as ours.
+        # Without a resolv.conf resolvers ask 127.0.0.1, which is no server either.
         if target == "/etc/hosts" or Path(target).exists():
             private = Path("/dev/shm", Path(target).name)
             private.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a rack consists of: names, addresses and links of every node, as values."""
+"""The parts of a rack, as values: names, addresses and links of every node."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Plan:
         return f"{link_name}-{self.node_name(index)}"
 
     def members(self) -> tuple[Node, ...]:
-        """The nodes as a launcher hands them out."""
+        """The nodes of the launcher."""
         return tuple(
             Node(
                 name=self.node_name(index),

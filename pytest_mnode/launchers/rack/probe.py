@@ -1,4 +1,4 @@
-"""Whether a rack can be had on this machine, and with which rights."""
+"""Whether this machine can have a rack, and with which rights."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def _may_as_root() -> bool:
 
 
 def unavailable(mode: str = "auto") -> str | None:
-    """Why this machine gives no rack, in one line; None where it does.
+    """Why this machine can have no rack, in one line; None where it can.
 
-    A forked child goes through all the steps that rights or limits can forbid. What only the
-    kernel's configuration can forbid (no veth, no tbf) shows when a rack is started.
+    A forked child tries all the steps that rights or limits can forbid. What only the kernel's
+    configuration can forbid (no veth, no tbf) shows when a rack is started.
     """
     rootless = is_rootless(mode)
     answer_read, answer_write = os.pipe()
     with warnings.catch_warnings():
-        # Python warns that other threads' locks stay locked in the child; it takes none.
+        # Python warns of other threads' locks, which the child does not take.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -99,7 +99,7 @@ def _try_inside(rootless: bool) -> str:
 
 
 def reason(error: OSError, rootless: bool) -> str:
-    """One line for a user who wonders why."""
+    """The error in one line, with a hint."""
     step = error.filename or "namespaces"
     who = "in a user namespace" if rootless else "as root"
     text = f"{step} {who}: {error.strerror}"

@@ -1,9 +1,9 @@
 """The sockets that each node of a rack shows, shared out of this machine's CPUs, as values.
 
-A machine of one socket has nothing to place wrongly. So every node shows a board of several: CPUs,
-memory, a place for each accelerator and both network links, each on one socket. CPU numbers are
-this machine's own, so that binding to them means what it says. Memory is shown where it is: a
-socket beyond this machine's own NUMA nodes has none.
+On a machine with one socket no placement can be wrong. So every node shows a board of several
+sockets: CPUs, memory, a slot for each accelerator and both network links, each on one socket. CPU
+numbers are this machine's own, so that ranks can be bound to them. A socket beyond this machine's
+own NUMA nodes has no memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pytest_mnode.machine.numa_cores import NumaCores
 
 MOST_SOCKETS = 8
 _OWN_CORES = 2
-"""Cores of each socket that a node must get before nodes are given cores of their own."""
+"""Nodes get cores of their own if each gets at least this many of every socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What is where on the board of node 0; sockets count from 0.
 
-    accelerators: the socket of each accelerator's place; local rank i sits beside place i, and
-        where there are more ranks than places they begin again.
-    take_turns: node i has everything i sockets further, so that nodes do not all crowd on the
-        same CPUs of the one machine.
+    accelerators: the socket of each accelerator's slot; local rank i is beside slot i, and further
+        ranks begin again with slot 0.
+    take_turns: node i has everything i sockets further, so that nodes use different CPUs of the
+        one machine.
     """
 
     sockets: int = 2
@@ -77,10 +77,10 @@ def why_not(machine: Sequence[NumaCores], layout: Layout) -> str | None:
 
 
 def board(machine: Sequence[NumaCores], layout: Layout, node: int, nodes: int) -> Board:
-    """What node `node` of `nodes` shows. Only for machines where `why_not` has nothing to say.
+    """What node `node` of `nodes` shows; only for machines where `why_not` is None.
 
-    Sockets are this machine's own NUMA nodes where it has enough with CPUs for us; else its CPUs
-    are shared out. Nodes get cores of their own where there are plenty; else each shows all.
+    Sockets are this machine's own NUMA nodes if enough of them have usable CPUs; else its CPUs are
+    distributed. Nodes get cores of their own if there are enough; else each shows all.
     """
     turn = node if layout.take_turns else 0
 
@@ -106,7 +106,7 @@ def _as_sockets(machine: Sequence[NumaCores], sockets: int) -> list[NumaCores]:
     if len(cores) < sockets:
         cores = [(cpu,) for core in cores for cpu in core]
     taken = {memory.number for memory in real}
-    # What memory there is belongs to the socket that bears its number; the others have none.
+    # Memory belongs to the socket of its NUMA node's number; the others have none.
     numbers = [memory.number for memory in real]
     numbers += [n for n in range(2 * MOST_SOCKETS) if n not in taken][: sockets - len(numbers)]
     sizes = {memory.number: memory.size_bytes for memory in real}

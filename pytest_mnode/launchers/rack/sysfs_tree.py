@@ -1,9 +1,9 @@
-"""A board as the files under /sys that the kernel would show of it: texts and links, by path.
+"""A board as the kernel would show it under /sys: texts and links, by path.
 
-Paths are below a root of the node's own, which readers of sysfs are given; nothing covers the
-node's real /sys. Buses are numbered 0x20 apart, a host bridge a socket. Below it every place for an
-accelerator has a root port; the fabric's NIC shares the port of the first accelerator of its
-socket, so that the two are one bridge apart.
+Paths are below a directory of the node's own, which readers of sysfs take as root; the node's real
+/sys is not covered. Every socket has a host bridge; their bus numbers are 0x20 apart. Below a host
+bridge every accelerator slot has a root port. The fabric's NIC shares the port of the first
+accelerator of its socket, so that one bridge connects the two.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _show_cpus(shown: Tree, board: Board) -> None:
             shown.files[f"{folder}/physical_package_id"] = str(socket.number)
             for name in ("core_siblings_list", "package_cpus_list"):
                 shown.files[f"{folder}/{name}"] = package
-            # Which threads share a core is this machine's own matter, and as the kernel has it.
+            # Which threads share a core is as on this machine.
             for name in ("core_id", "thread_siblings_list", "core_cpus_list"):
                 shown.links[f"{folder}/{name}"] = f"/{folder}/{name}"
             shown.links[f"{_CPUS}/cpu{cpu}/node{socket.number}"] = f"../../node/node{socket.number}"

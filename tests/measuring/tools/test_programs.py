@@ -77,7 +77,7 @@ class Local(Nodes):
         return "127.0.0.1"
 
     @property
-    def mark(self) -> str:
+    def run_id(self) -> str:
         return str(self.directory)
 
     @property
