@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.hosts import expand
-from pytest_mnode.launchers.slurm.records import moment, number, records, text_of
+from pytest_mnode.launchers.slurm.records import number, records, text_of
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
                      "RESV_DEL_HOLD", "SPECIAL_EXIT", "STAGE_OUT", "POWER_UP_NODE"})  # fmt: skip
@@ -23,15 +22,13 @@ OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """One job at one moment. Times are seconds since the epoch; None where Slurm does not say.
+    """One job at one moment; None where Slurm does not say.
 
     state: the base state, such as PENDING, RUNNING, COMPLETED; flags: what Slurm adds to it,
         such as COMPLETING, while processes of a job that has ended are still being ended.
     reason: why it is in this state, such as Resources; None where Slurm names none.
     nodes: what it holds, or held, by name.
     restarts: how often it was requeued.
-    starts_at: when it started, or, while it waits, is predicted to.
-    exit_status, exit_signal: of its batch script, once that has ended.
     gpus: that it holds, on all of its nodes together; None where none are counted: it has none,
         or Slurm does not account for GPUs.
     reservation: that it was submitted to.
@@ -43,16 +40,9 @@ class JobState:
     flags: frozenset[str] = frozenset()
     reason: str | None = None
     nodes: tuple[str, ...] = ()
-    nodes_wanted: int | None = None
     partition: str | None = None
     user: str | None = None
     restarts: int | None = None
-    submitted_at: float | None = None
-    starts_at: float | None = None
-    ends_at: float | None = None
-    exit_status: int | None = None
-    exit_signal: int | None = None
-    array_job_id: int | None = None
     gpus: int | None = None
     reservation: str | None = None
 
@@ -127,14 +117,9 @@ _JSON_KEYS = {
     "JobName": "name",
     "Reason": "state_reason",
     "NodeList": "nodes",
-    "NumNodes": "node_count",
     "Partition": "partition",
     "UserId": "user_name",
     "Restarts": "restart_cnt",
-    "SubmitTime": "submit_time",
-    "StartTime": "start_time",
-    "EndTime": "end_time",
-    "ArrayJobId": "array_job_id",
     "AllocTRES": "tres_alloc_str",
     "Reservation": "resv_name",
 }
@@ -147,7 +132,6 @@ def _record_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: entry.get(json_key) for key, json_key in _JSON_KEYS.items()},
         "JobState": states if isinstance(states, str) else "+".join(map(str, states)),
-        "ExitCode": _exit_of(entry.get("exit_code")),
     }
 
 
@@ -156,8 +140,6 @@ def _job(record: Mapping[str, Any]) -> JobState:
     job_id = number(record["JobId"])
     if job_id is None:
         raise ValueError(f"job_id {record['JobId']!r}")
-    exit_code = record.get("ExitCode") or ""
-    status, _, signal = exit_code.partition(":")
     user = str(record.get("UserId") or "").partition("(")[0]
     return JobState(
         job_id=job_id,
@@ -166,16 +148,9 @@ def _job(record: Mapping[str, Any]) -> JobState:
         flags=flags,
         reason=text_of(record.get("Reason")),
         nodes=expand(text_of(record.get("NodeList")) or ""),
-        nodes_wanted=number(record.get("NumNodes")),
         partition=text_of(record.get("Partition")),
         user=text_of(user),
         restarts=number(record.get("Restarts")),
-        submitted_at=moment(record.get("SubmitTime")),
-        starts_at=moment(record.get("StartTime")),
-        ends_at=moment(record.get("EndTime")),
-        exit_status=number(status) if base in OVER else None,
-        exit_signal=(number(signal) or None) if base in OVER else None,
-        array_job_id=number(record.get("ArrayJobId")) or None,
         gpus=None if base in WAITING else _gpus(record.get("AllocTRES", record.get("TRES"))),
         reservation=text_of(record.get("Reservation")),
     )
@@ -199,16 +174,3 @@ def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:
     flags = {"COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING", "SIGNALING", "STOPPED"}
     base = next((word for word in words if word not in flags), words[0])
     return base, frozenset(words) - {base}
-
-
-def _exit_of(value: Any) -> str:
-    """`status:signal`; older versions of squeue give wait's status, newer ones both by name."""
-    if isinstance(value, Mapping) and "return_code" in value:
-        signal = value.get("signal") or {}
-        at = number(signal.get("id", signal.get("signal_id")))
-        status = number(value["return_code"])
-        return f"{'' if status is None else status}:{at or ''}"
-    raw = number(value)
-    if raw is None:
-        return ""
-    return f"{os.WEXITSTATUS(raw)}:{os.WTERMSIG(raw) if os.WIFSIGNALED(raw) else ''}"

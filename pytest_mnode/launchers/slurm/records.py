@@ -1,10 +1,9 @@
-"""Values that Slurm prints: `Key=value` lines of scontrol, reservations, numbers and times."""
+"""Values that Slurm prints: `Key=value` lines of scontrol, reservations and numbers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
@@ -61,20 +60,6 @@ def number(value: Any) -> int | None:
         return None
     match = re.match(r"-?\d+", str(value).strip())
     return int(match[0]) if match else None
-
-
-def moment(value: Any) -> float | None:
-    """A time in seconds since the epoch; from text in local time, as Slurm writes it; 0 is none."""
-    seconds = number(value) if isinstance(value, Mapping) else None
-    text = str(value).strip() if value is not None and not isinstance(value, Mapping) else ""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text) or None
-    if seconds is None and text:
-        try:
-            return datetime.fromisoformat(text).timestamp()
-        except ValueError:
-            return None
-    return float(seconds) if seconds else None
 
 
 def reserved_nodes(text: str, name: str) -> tuple[str, ...]:

@@ -53,13 +53,9 @@ READ = JobState(
     name="gang a",
     state="RUNNING",
     nodes=("node0", "node1", "node2"),
-    nodes_wanted=3,
     partition="all",
     user="ada",
     restarts=1,
-    submitted_at=1700000000.0,
-    starts_at=1700000001.0,
-    ends_at=1700003601.0,
     gpus=24,
 )
 
@@ -89,14 +85,6 @@ def test_text_without_a_job_is_no_empty_queue(text: str) -> None:
         jobs_from_text(text)
     told = repr(text.strip()) if text.strip() else "it printed nothing"
     assert str(error.value) == f"scontrol show job: cannot be read: {told}"
-
-
-def test_reads_times_as_scontrol_writes_them_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    (job,) = jobs_from_text(
-        "JobId=1 JobState=PENDING SubmitTime=2026-11-21T10:00:00 EndTime=Unknown"
-    )
-    assert job.submitted_at is not None
-    assert job.ends_at is None
 
 
 @pytest.mark.parametrize(
@@ -147,24 +135,6 @@ def test_what_a_state_means(states: Any, waits: bool, runs: bool, over: bool) ->
     (job,) = jobs_from_json(as_json(OLD | {"job_state": states}))
     assert (job.waits, job.runs, job.over) == (waits, runs, over)
     assert job.known is (states != "SOMETHING_NEW")
-
-
-def test_how_a_job_ended() -> None:
-    failed = OLD | {"job_state": "FAILED"}
-    killed = {
-        "return_code": {"set": True, "number": 0},
-        "signal": {"id": {"set": True, "number": 9}},
-    }
-    jobs = jobs_from_json(
-        as_json(
-            failed | {"exit_code": 3 << 8},
-            failed | {"exit_code": 9},
-            failed | {"exit_code": killed},
-        )
-    )
-    assert [(job.exit_status, job.exit_signal) for job in jobs] == [(3, None), (0, 9), (0, 9)]
-    (job,) = jobs_from_text("JobId=1 JobState=FAILED ExitCode=3:0")
-    assert (job.exit_status, job.exit_signal) == (3, None)
 
 
 @pytest.mark.parametrize(
