@@ -211,7 +211,7 @@ class Agents:
         }
 
     def _how(self, number: int, code: int) -> str:
-        how = f"the process that guards the ranks there {returncode_text(code)}"
+        how = f"its agent {returncode_text(code)}"
         if self.launcher.shared_kernel:
             return how
         last = self.last_words(number)

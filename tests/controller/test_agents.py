@@ -88,11 +88,11 @@ def test_each_node_has_an_agent_of_its_own(opened: Agents) -> None:
         ),
         (
             {"n0": WELL, "n1": ["sh", "-c", "echo OSError: no room >&2; exit 1"]},
-            "the process that guards the ranks there exited with code 1: OSError: no room",
+            "its agent exited with code 1: OSError: no room",
         ),
         (
             {"n0": WELL, "n1": ["sh", "-c", "kill -9 $$"]},
-            "the process that guards the ranks there was killed by SIGKILL",
+            "its agent was killed by SIGKILL",
         ),
     ],
     indirect=["opened"],

@@ -208,7 +208,7 @@ def test_an_agent_is_replaced_and_a_closed_connection_made_anew(ssh: SshOnRack, 
     output, _ = busy.program.communicate(timeout=90)
     assert busy.program.returncode == pytest.ExitCode.TESTS_FAILED, output
     assert "node node1 is lost: the connection was lost" in output
-    assert "node node1 is lost: the process that guards the ranks there" in output
+    assert "node node1 is lost: its agent " in output
     outcomes = InnerRun(0, output, busy.directory / "junit.xml").outcomes()
     assert outcomes["test_agent_dies"] == "failure", output
     assert outcomes["test_after_agent"] == "passed", output
