@@ -9,8 +9,8 @@ from pytest_mnode.machine.threads import GDB_LIMIT_S
 from tests.inner import need_gdb
 from tests.scenario import Scenario, run_scenario
 
-LATE_S = 3.0
-"""How late a report may be on a busy machine; 0.1 s on a free one."""
+LATE_S = 15.0
+"""Far above what a report takes on a busy machine, and far below what a wait for nothing takes."""
 
 
 @pytest.fixture(scope="module")

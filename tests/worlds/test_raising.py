@@ -41,7 +41,7 @@ def test_assertion_while_others_wait(ran: Scenario) -> None:
     victims = case.part("ranks 0,2-3 of 4 on local0,local2,local3: because of it]")
     assert f"stopped {GRACE_S:g} s after the first failure: waits in barrier at test_" in victims
     assert victims.count("stack of ranks 0,2-3:") == 1
-    assert case.time_s < 4
+    assert case.time_s < 15, "it waited for its limit"
 
 
 def test_different_errors_each_once(ran: Scenario) -> None:
