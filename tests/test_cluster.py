@@ -141,7 +141,7 @@ TESTS = """
             job.wait(0.1)
         end = time.monotonic() + 60
         while "rank 1" not in job.output("node3") and time.monotonic() < end: time.sleep(0.1)
-        with pytest.raises(UsageError, match="node= or rank=, one of them"):
+        with pytest.raises(UsageError, match="kill needs either node= or rank="):
             job.kill()
         assert len(job.kill(rank=1)) == 1
         end = time.monotonic() + 30
