@@ -46,9 +46,9 @@ class RestartCriterion(Criterion):
     back_within_s: Seconds = Field(120.0, alias="back_within")
     """How long a job waits for its node to be booted again (node_loss: rebooted)."""
     steps: _Steps = 20
-    """Optimiser steps of the job, of which 10 are an epoch; 16 more where a node is lost. A
+    """Optimiser steps of the job, of which 10 are an epoch; 8 more where a node is lost. A
     checkpoint is saved at every 4th step. Kills come after step 6 (rank), while the checkpoint of
-    step 12 is written, after step 14 (preemption) and after step 26 (node)."""
+    step 12 is written, after step 14 (preemption) and after step 18 (node)."""
     pause_s: Seconds = Field(0.1, alias="pause")
     """Waited after each step of the runs that are killed, so that the kill falls between the first
     step and the last: as long as a command on a node takes, divided by a few."""

@@ -25,4 +25,4 @@ def test_every_part_is_documented(name: str) -> None:
 
 
 def test_the_status_is_documented() -> None:
-    assert f"| {EXIT_PREEMPTED} | told to stop by SIGTERM" in PAGE
+    assert f"| {EXIT_PREEMPTED} | stopped by SIGTERM" in PAGE

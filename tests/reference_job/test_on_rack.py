@@ -75,24 +75,24 @@ TESTS = """
 
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_runs(cluster, way):
-        told = {}
+        results = {}
         with cluster.world() as world:
             never = config(f"{way} again", way, checkpoint_every=0)
-            told["whole"] = world.run(train, config(f"{way} whole", way), group=True)
-            told["again"] = world.run(train, never, group=True)
+            results["whole"] = world.run(train, config(f"{way} whole", way), group=True)
+            results["again"] = world.run(train, never, group=True)
             world.run(train, config(f"{way} cut", way), 5, group=True)
             for ranks in (2, 8):
                 shutil.copytree(HERE / f"{way} cut", HERE / f"{way} to {ranks}")
-            told["cut"] = world.run(train, config(f"{way} cut", way), group=True)
+            results["cut"] = world.run(train, config(f"{way} cut", way), group=True)
             often = config(f"{way} damaged", way, checkpoint_every=2)
             world.run(train, often, 5, group=True)
             flip_a_bit(Store(often.checkpoints).newest().path)
-            told["damaged"] = world.run(train, often, group=True)
+            results["damaged"] = world.run(train, often, group=True)
         with cluster.world(nodes=2) as world:
             world.run(train, config(f"{way} to 2", way, reshard=True), group=True)
         with cluster.world(procs_per_node=2) as world:
             world.run(train, config(f"{way} to 8", way, reshard=True), group=True)
-        pathlib.Path(f"{way}.json").write_text(json.dumps(told))
+        pathlib.Path(f"{way}.json").write_text(json.dumps(results))
 
     def gradients(config, *, world):
         # Of the first step, over all ranks; and those of one process with all its samples.
@@ -125,8 +125,8 @@ TESTS = """
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_sums_are_those_of_one_process(cluster, way):
         with cluster.world() as world:
-            told = world.run(gradients, config(f"{way} exact", way), group=True)
-        for loss, mean, of_means, tokens in told:
+            results = world.run(gradients, config(f"{way} exact", way), group=True)
+        for loss, mean, of_means, tokens in results:
             assert loss == pytest.approx(mean, rel=1e-6) and tokens
             assert abs(of_means - mean) > 1e-5 * mean, "the test cannot tell"
 
@@ -139,14 +139,14 @@ TESTS = """
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_declared_time_and_bfloat16(cluster, way):
         with cluster.world(nodes=2) as world:
-            told = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
-            for record, _ in told:
+            results = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
+            for record, _ in results:
                 parts = record.parts
                 assert parts["forward"] > 0.15 and parts["backward"] > 0.05, parts
                 assert 0.595 < parts["forward"] + parts["backward"] < 3, parts
                 assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
             half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
-            for (whole, _), (rounded, kinds) in zip(told, half, strict=True):
+            for (whole, _), (rounded, kinds) in zip(results, half, strict=True):
                 assert whole.loss != rounded.loss == pytest.approx(whole.loss, rel=0.01)
                 assert kinds == {"torch.float32"}
 
@@ -169,8 +169,8 @@ TESTS = """
     @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
     def test_time_by_events_of_a_device(cluster, way):
         with cluster.world(nodes=2) as world:
-            told = world.run(by_events, config(f"{way} events", way, compute_s=0.3), group=True)
-        for record, waits in told:
+            results = world.run(by_events, config(f"{way} events", way, compute_s=0.3), group=True)
+        for record, waits in results:
             assert waits == 1
             assert sum(record.parts.values()) == pytest.approx(record.wall_s, abs=0.1)
             assert 0.295 < record.parts["forward"] + record.parts["backward"] < 3
@@ -203,7 +203,7 @@ def _steps(directory: Path, way: str, name: str) -> list[StepRecord]:
     return [one for one in records if isinstance(one, StepRecord)]
 
 
-def _told(steps: list[StepRecord]) -> dict[tuple[int, int], tuple[object, ...]]:
+def _exact_values(steps: list[StepRecord]) -> dict[tuple[int, int], tuple[object, ...]]:
     """What must be the same in two runs, bit by bit; the last account of a step counts."""
     return {
         (one.rank, one.step): (one.loss.hex(), one.lr.hex(), one.rng, one.samples, one.tokens)
@@ -214,7 +214,7 @@ def _told(steps: list[StepRecord]) -> dict[tuple[int, int], tuple[object, ...]]:
 @pytest.mark.parametrize("way", WAYS)
 def test_two_runs_are_the_same_bit_by_bit(inner: tuple[InnerRun, Path], way: str) -> None:
     _, directory = inner
-    whole, again = (_told(_steps(directory, way, name)) for name in ("whole", "again"))
+    whole, again = (_exact_values(_steps(directory, way, name)) for name in ("whole", "again"))
     assert len(whole) == 4 * STEPS
     assert whole == again
     ends = json.loads((directory / f"{way}.json").read_text())
@@ -228,7 +228,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(
 ) -> None:
     _, directory = inner
     steps = _steps(directory, way, "cut")
-    assert _told(steps) == _told(_steps(directory, way, "whole"))
+    assert _exact_values(steps) == _exact_values(_steps(directory, way, "whole"))
     ends = json.loads((directory / f"{way}.json").read_text())
     assert ends["cut"] == ends["whole"], "parameters, optimiser and learning rate"
     resumed = CUT - CUT % EVERY
@@ -237,7 +237,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(
     assert {step for (_, step), times in done.items() if times == 2} == {resumed + 1}
     starts = [r for r in read_records(directory / f"{way} cut") if isinstance(r, StartRecord)]
     assert [one.loaded for one in starts] == [None, resumed] * 4
-    twice = [_told([one for one in steps if one.step == resumed + 1][i::2]) for i in (0, 1)]
+    twice = [_exact_values([one for one in steps if one.step == resumed + 1][i::2]) for i in (0, 1)]
     assert twice[0] == twice[1]
 
 
@@ -252,7 +252,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
         [reason] = one.refused
         assert reason.startswith("step-00000004.1-")
         assert reason.endswith("is not what was written: its SHA-256 differs")
-    assert _told(_steps(directory, way, "damaged")) == _told(_steps(directory, way, "whole"))
+    assert _exact_values(_steps(directory, way, "damaged")) == _exact_values(
+        _steps(directory, way, "whole")
+    )
     ends = json.loads((directory / f"{way}.json").read_text())
     assert ends["damaged"] == ends["whole"], "parameters, optimiser and learning rate"
 

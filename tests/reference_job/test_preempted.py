@@ -1,4 +1,4 @@
-"""The program under the real torchrun: told to stop, it saves, and goes on when started again."""
+"""The program under torchrun: asked to stop, it saves, and it resumes when started again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TESTS = """
         until = time.monotonic() + 60
         while steps_done() < 2 and time.monotonic() < until:
             time.sleep(0.05)
-        first.kill(rank=1, signal=signal.SIGTERM)  # one of them is told, and all obey
+        first.kill(rank=1, signal=signal.SIGTERM)  # one rank gets the signal, and all stop
         result = first.wait(60)
         (HERE / "first.txt").write_text("".join(result.output.values()))
         second = cluster.launch(job(RUN, "second")).wait(120)
@@ -52,7 +52,7 @@ TESTS = """
 """
 
 
-def test_a_run_that_is_told_to_stop_saves_and_goes_on(
+def test_a_run_that_is_asked_to_stop_saves_and_resumes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     need_rack()
@@ -63,12 +63,12 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on(
     stopped, whole = (read_records(directory / name) for name in ("stopped", "whole"))
     ends = [one for one in stopped if isinstance(one, EndRecord)]
     assert [one.preempted for one in ends] == [True, False] * 2
-    told_at = ends[0].steps
-    assert 2 <= told_at < 12
-    assert ends[2].steps == told_at, "all ranks stop after the same step"
+    stopped_at = ends[0].steps
+    assert 2 <= stopped_at < 12
+    assert ends[2].steps == stopped_at, "all ranks stop after the same step"
     assert f"exitcode: {EXIT_PREEMPTED}" in _plain(directory / "first.txt")
     starts = [one for one in stopped if isinstance(one, StartRecord)]
-    assert [one.loaded for one in starts] == [None, told_at] * 2
+    assert [one.loaded for one in starts] == [None, stopped_at] * 2
     assert all(one.node == f"node{one.rank}" for one in starts)
 
     def losses(records: list[object]) -> list[tuple[int, int, str, str]]:

@@ -114,7 +114,7 @@ def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path, loss: float) -
     assert str(step.loss) == str(loss)
 
 
-def test_a_torn_line_is_told_and_the_next_life_begins_its_own(tmp_path: Path) -> None:
+def test_a_torn_line_is_reported_and_the_next_incarnation_begins_its_own(tmp_path: Path) -> None:
     path = tmp_path / "rank1.jsonl"
     path.write_text(f"{line_of(START)}\n{line_of(STEP)[:40]}")
     first, torn = read_records(tmp_path)
@@ -192,5 +192,5 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         ({"TORCHELASTIC_RESTART_COUNT": "0", "MNODE_REQUEUE": "1"}, "1.0"),
     ],
 )
-def test_lives_of_a_run_are_told_apart(env: dict[str, str], expected: str) -> None:
+def test_incarnations_of_a_run_have_different_names(env: dict[str, str], expected: str) -> None:
     assert incarnation(env) == expected

@@ -1,4 +1,4 @@
-"""Parts add up, and what is hidden is told from what is exposed."""
+"""Parts add up, and hidden and exposed time are separate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline,
 
 
 class SetClock:
-    """A clock that shows what it is told."""
+    """A clock that shows the given times."""
 
     now = 0.0
 

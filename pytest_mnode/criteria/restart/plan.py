@@ -17,12 +17,12 @@ from pytest_mnode.spec.restart import Kill, RestartCriterion
 
 EPOCH_STEPS = 10
 CHECKPOINT_EVERY = 4
-KILL_AFTER: Mapping[Kill, int] = {"rank": 6, "checkpoint": 12, "preemption": 14, "node": 26}
+KILL_AFTER: Mapping[Kill, int] = {"rank": 6, "checkpoint": 12, "preemption": 14, "node": 18}
 """The step after which each kill comes, in the order in which all of them fall on one run, because
 to start a job takes longer than all that it does then. Each is in the middle of an epoch, behind a
 checkpoint of the same epoch; "checkpoint" names the step whose checkpoint is held open while it is
 written, where the checkpoint before is of another epoch."""
-STEPS_FOR_NODE = 16
+STEPS_FOR_NODE = 8
 """How many more steps the job has where a node is lost."""
 RESTARTS = 3
 """Each kill costs every node one; others are for a rendezvous that fails on a busy machine."""

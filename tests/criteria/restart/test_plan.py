@@ -24,7 +24,7 @@ def test_a_spare_stands_by() -> None:
     assert all(planned.ranks_after(kill) == 6 for kill in KILLS)
     assert (planned.victim, planned.observer_node) == ("node1", "node0")
     config = planned.config
-    assert (config.global_batch, config.samples, config.steps) == (12, 120, 36)
+    assert (config.global_batch, config.samples, config.steps) == (12, 120, 28)
     assert config.local_batch(6) == 2
     assert planned.terms("node", _promise()).tolerance.exact
     job = planned.job("config.json", _promise())

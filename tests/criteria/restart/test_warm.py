@@ -1,4 +1,4 @@
-"""A part of the job in ranks that are there already: what they are told, and what they keep."""
+"""A part of the job in ranks that exist already: settings during the run, and after it."""
 
 from __future__ import annotations
 
