@@ -21,7 +21,7 @@ FLOORS = (
     {"agent", "outcome", "rank"},
     {"marks", "options", "other_plugins", "protocol", "skipping"},
     {"logs", "machine", "spec"},
-    {"measure", "table", "wrong"},
+    {"measure", "table"},
     {"errors", "measurement", "processes"},
 )
 """From the top. A package or module may import those of its own floor, but not in a circle."""
