@@ -1,6 +1,6 @@
 # make certify       certify the embedded cluster: four nodes on this machine
 # make test          formatting, lint, types, unit tests, tests on the rack
-# make test-engines  tests with a real Slurm and real sshd
+# make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
 # make bench         times against other ways to run distributed tests
 # make lint          put right what the tools can, then format
 # make clean         remove the environment and everything built
@@ -17,9 +17,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Links, limits and clocks are real, and so are others who use the cores: what failed is tried once
-# more by itself. What fails twice fails, and so does everything but failed tests.
-AGAIN = { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 ENGINES := tests/engines
 
 .DELETE_ON_ERROR:
@@ -32,10 +29,10 @@ test: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) --ignore=$(ENGINES) || $(AGAIN)
+	$(PYTEST) --ignore=$(ENGINES)
 
 test-engines: environment
-	$(PYTEST) $(ENGINES) || $(AGAIN)
+	$(PYTEST) $(ENGINES)
 
 lint: environment
 	$(BIN)/ruff check --fix .
