@@ -53,7 +53,7 @@ from pytest_mnode.protocol.world import BEAT, HUB, RUN
 _BEAT_S = 1.0
 _SILENCE_S = 15.0
 """Without a message of a hub on another machine, which sends one every second."""
-_ENDING_TURN_S = 0.005
+_ENDING_TURN_S = 0.02
 
 
 def main() -> None:
