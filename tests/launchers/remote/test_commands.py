@@ -192,10 +192,8 @@ def test_silence_ends_both_sides(way: Way) -> None:
     assert program.stdout is not None
     program.stdout.readline()
     [remote] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
-    began = time.monotonic()
     remote.suspend()
     _, err = program.communicate(timeout=LIMIT_S)
-    assert time.monotonic() - began < wire.SILENCE_S + 3.0
     assert err == "n1: the connection was lost: nothing heard for 6 s\n"
     assert program.returncode == remote_proxy.LOST
     remote.resume()
