@@ -71,10 +71,11 @@ class ForkServer:
         self.agent.send(ForkServerFailed(text))
 
     def wait_for(self, kind: type[Any]) -> Any:
-        """The next message of this kind; others before it have no meaning yet."""
+        """The next message of this kind; others that came before it are kept for later."""
         while True:
-            while self._received:
-                if isinstance(message := self._received.pop(0), kind):
+            for message in self._received:
+                if isinstance(message, kind):
+                    self._received.remove(message)
                     return message
             self._received += map(pickle.loads, self.agent.receive())
 
