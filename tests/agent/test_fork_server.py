@@ -16,7 +16,7 @@ MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), 
 
 @pytest.mark.parametrize("sent", permutations(MESSAGES))
 def test_it_starts_whatever_is_sent_first(sent: tuple[object, ...]) -> None:
-    """A run that first asks its launcher something sends what to collect before ranks are wanted."""
+    """A run that asks its launcher something first sends Collect before it wants ranks."""
     agent, theirs = Pipe.pair()
     server = ForkServer(AgentOrder(0, "", {}, "", ""), theirs)
     for message in sent:
