@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
-if "torch" in sys.modules:  # in the fork server, so that ranks need not import these
-    import pytest_mnode.reference_job.checkpoint.loading
-    import pytest_mnode.reference_job.checkpoint.saving
+if "torch" in sys.modules:  # in the fork server, so that ranks need not import it
     import pytest_mnode.reference_job.trainer  # noqa: F401
 
 pytestmark = pytest.mark.criterion

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import Loaded, Saved, Store
+from pytest_mnode.reference_job.checkpoint import Store
+from pytest_mnode.reference_job.checkpoint.loading import Loaded
+from pytest_mnode.reference_job.checkpoint.saving import Saved
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.data import IGNORED, Feed
 from pytest_mnode.reference_job.model import Transformer

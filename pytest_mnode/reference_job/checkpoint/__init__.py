@@ -13,12 +13,11 @@ A store is a directory that all ranks see, with one directory per checkpoint:
         COMPLETE                      SHA-256 of the manifest
     step-00000030.1-9a8b7c6d.partial  being written or removed, or left by a killed run
 
-COMPLETE is the last file, and the name without `.partial` comes after it: both by a rename. The
-next save removes what is partial. Everything else in the store is left alone.
+COMPLETE is the last file. One rename, to the name without `.partial`, comes after it and commits
+the checkpoint. The next save removes what is partial. Everything else in the store is left alone.
 """
 
 from pytest_mnode.reference_job.checkpoint.layout import Found
-from pytest_mnode.reference_job.checkpoint.results import Loaded, Refused, Saved
 from pytest_mnode.reference_job.checkpoint.store import Store
 
-__all__ = ["Found", "Loaded", "Refused", "Saved", "Store"]
+__all__ = ["Found", "Store"]

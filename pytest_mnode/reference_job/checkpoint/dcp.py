@@ -26,6 +26,8 @@ from pytest_mnode.reference_job.checkpoint.disk import sync_directory, write_err
 from pytest_mnode.reference_job.checkpoint.layout import FileEntry
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
 
+OWN = "own_by_rank"
+"""The key of a saved state under which each rank keeps its private part."""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -44,29 +46,23 @@ def one_line(error: BaseException) -> str:
 
 
 def write_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> dict[str, FileEntry]:
-    """Have each rank write its shard of a plain state into `path`; its own files by name.
+    """Have each rank write its shard of a plain state into `path`; the files of all, by name.
 
     What all ranks have alike is divided between them, tensor by tensor, so that each writes about
     as many bytes. Raises StageError on all ranks where it fails on any.
     """
-    files = _HashingFileSystem()
-    writer = _Writer(path, thread_count=1, sync_files=False)  # `files` syncs
-    writer.fs = files
+    writer = _Writer(path, thread_count=1, sync_files=False)  # _HashedFile syncs
+    writer.fs = files = _HashingFileSystem()
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=False)
     try:
-        with _quiet():
-            save(
-                state,
-                storage_writer=writer,
-                planner=planner,
-                process_group=ranks.group,
-                no_dist=ranks.alone,
-            )
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # one rank alone
+            save(state, storage_writer=writer, planner=planner, process_group=ranks.group)
     except CheckpointException as error:
         failure = error.failures.get(ranks.rank)
         texts = ranks.gather(failure and write_error(failure[0], path.parent))
         raise StageError({rank: text for rank, text in enumerate(texts) if text}) from None
-    return {name: file.entry() for name, file in files.written.items()}
+    by_rank = ranks.gather(files.written)
+    return {name: entry for of_rank in by_rank for name, entry in of_rank.items()}
 
 
 def read_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> None:
@@ -76,13 +72,8 @@ def read_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> None:
     RuntimeError where reading fails on any; the state is part new, part old then.
     """
     try:
-        with _quiet():
-            load(
-                state,
-                storage_reader=FileSystemReader(path),
-                process_group=ranks.group,
-                no_dist=ranks.alone,
-            )
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # one rank alone
+            load(state, storage_reader=FileSystemReader(path), process_group=ranks.group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         text = one_line(cause)
@@ -91,68 +82,39 @@ def read_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> None:
         raise RuntimeError(f"reading it failed on rank {rank} of {ranks.size}: {text}") from None
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warning that one process saves alone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
-
-
 class _Writer(FileSystemWriter):
     """Raises errors that can be pickled, or other ranks would wait for one that cannot be sent."""
-
-    fs: Any
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
             written = super().write_data(plan, planner)
             sync_directory(Path(self.path))
+        except OSError:
+            raise
         except Exception as error:
-            if isinstance(error, OSError):
-                raise
-            raise self.fs.error or RuntimeError(one_line(error)) from None
+            raise RuntimeError(one_line(error)) from None
         return written
 
 
 class _HashingFileSystem(FileSystem):
-    """Remembers the digest of every file that it writes and syncs, by its last name.
-
-    error: the first OSError of writing. torch's writer calls `write` from C++, which reports any
-    error as a RuntimeError without its cause.
-    """
+    """Remembers size and digest of every file that it writes, by name."""
 
     def __init__(self) -> None:
-        self.written: dict[str, _HashedFile] = {}
-        self.error: OSError | None = None
+        self.written: dict[str, FileEntry] = {}
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        if mode != "wb":
-            with super().create_stream(path, mode) as stream:
-                yield stream
-            return
-        raw: _HashedFile | None = None
+        file = _HashedFile(path, mode)
         try:
-            raw = _HashedFile(path, mode)
-            buffered = io.BufferedWriter(raw, _BUFFER_BYTES)
-            yield buffered
-            if not buffered.closed:
-                buffered.close()
-            if raw.error is not None:
-                raise raw.error
-        except Exception as error:
-            cause = raw.error if raw is not None else None
-            self.error = self.error or cause or (error if isinstance(error, OSError) else None)
-            raise
+            with io.BufferedWriter(file, _BUFFER_BYTES) as stream:
+                yield stream
         finally:
-            if raw is not None:
-                with contextlib.suppress(OSError):
-                    raw.close()
-        self.written[Path(path).name] = raw
+            if file.error is not None:
+                raise file.error
+        self.written[Path(path).name] = file.entry()
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        Path(path).replace(new_path)
+        super().rename(path, new_path)
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
@@ -160,7 +122,11 @@ class _HashingFileSystem(FileSystem):
 
 
 class _HashedFile(io.FileIO):
-    """A file that hashes what is written to it, and is on the disk when it has been closed."""
+    """A file that hashes what is written to it, and is on the disk when it has been closed.
+
+    error: the first of writing. torch calls `write` from C++, which reports any error as a
+    RuntimeError without its cause.
+    """
 
     def __init__(self, path: str | os.PathLike[str], mode: str) -> None:
         super().__init__(path, mode)

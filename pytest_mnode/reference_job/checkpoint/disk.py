@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_mnode.reference_job.checkpoint.layout import PARTIAL
@@ -43,8 +42,7 @@ def free_text(directory: Path) -> str:
     """ "1.5 MB free", or that the free room is not known."""
     for existing in (directory, *directory.parents):
         with contextlib.suppress(OSError):
-            found = os.statvfs(existing)
-            return f"{found.f_bavail * found.f_frsize / 1e6:.1f} MB free"
+            return f"{shutil.disk_usage(existing).free / 1e6:.1f} MB free"
     return "free room not known"
 
 
@@ -68,19 +66,12 @@ def make_directory(path: Path) -> None:
         sync_directory(one.parent)
 
 
-def put_all(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Files that get their names in this order, each with all of its content.
-
-    All that needs room is written before the first rename.
-    """
-    for name, data in files.items():
-        with _unfinished(directory, name).open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    for name in files:
-        _unfinished(directory, name).rename(directory / name)
-        sync_directory(directory)
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file that lasts; its name does when the directory is synced."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:
@@ -89,7 +80,3 @@ def remove(path: Path) -> None:
         path = path.rename(path.with_name(path.name + PARTIAL))
         sync_directory(path.parent)
     shutil.rmtree(path)
-
-
-def _unfinished(directory: Path, name: str) -> Path:
-    return directory / f".{name}.tmp"

@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +21,13 @@ CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
 STALE = "a file system that is stale, or not the one that all nodes share"
 PARTIAL = ".partial"
 """The end of the name of a directory that is being written or removed, or was left by a kill."""
-_NAME = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9})-[0-9a-f]{8}(?:\.partial)?)?", re.ASCII)
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})\.(\d{1,9})-[0-9a-f]{8}(\.partial)?", re.ASCII)
 _NFS_PLACEHOLDER = ".nfs"
 """NFS renames a file that is removed while open to a name that begins so, until it is closed."""
 
 
-class ManifestError(Exception):
-    """A manifest cannot be used; the text is the reason, one line."""
+class DamagedError(Exception):
+    """A checkpoint cannot be used; the text is the reason, one line."""
 
 
 class _Page(BaseModel):
@@ -72,31 +72,25 @@ class Manifest(_Page):
 
     @classmethod
     def read(cls, text: bytes) -> Manifest:
-        """The inverse of `text`. Raises ManifestError."""
+        """The inverse of `text`. Raises DamagedError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{part}: " for part in first["loc"])
             reason = " ".join(first["msg"].removeprefix("Value error, ").split())
-            raise ManifestError(f"{MANIFEST} is not readable: {where}{reason}") from None
-
-
-def fingerprint(manifest_text: bytes) -> str:
-    return hashlib.sha256(manifest_text).hexdigest()
+            raise DamagedError(f"{MANIFEST} is not readable: {where}{reason}") from None
 
 
 def seal(manifest_text: bytes) -> bytes:
     """The content of COMPLETE, byte for byte, beside a manifest of this text."""
-    return f"sha256 {fingerprint(manifest_text)} {MANIFEST}\n".encode()
+    return f"sha256 {hashlib.sha256(manifest_text).hexdigest()} {MANIFEST}\n".encode()
 
 
 def order(name: str) -> tuple[int, int, str] | None:
     """Sort key of a checkpoint's directory: step, attempt, name; None for any other name."""
     match = _NAME.fullmatch(name)
-    if match is None or f"{int(match[1]):08d}" != match[1]:
-        return None
-    return int(match[1]), int(match[2] or 0), name
+    return match and (int(match[1]), int(match[2]), name)
 
 
 def new_name(step: int, existing: Iterable[str]) -> str:
@@ -113,15 +107,13 @@ def new_name(step: int, existing: Iterable[str]) -> str:
 class Found:
     """A checkpoint, or what is left of one, as one process sees it.
 
-    reason: why it may not be used, in one line; None where it is complete. fingerprint: SHA-256
-    of its manifest, equal for equal checkpoints.
+    reason: why it may not be used, in one line; None where it is complete.
     """
 
     path: Path
     step: int
     reason: str | None
     manifest: Manifest | None = field(default=None, repr=False)
-    fingerprint: str | None = field(default=None, repr=False)
 
     @property
     def complete(self) -> bool:
@@ -141,27 +133,28 @@ def survey(directory: Path, verify: bool = False) -> list[Found]:
     Raises OSError where the directory cannot be listed.
     """
     try:
-        found = [examine(directory / name) for name in list_names(directory)]
+        names = list_names(directory)
     except FileNotFoundError:
         return []
-    return [_verified(one) for one in found] if verify else found
+    return [examine(directory / name, verify) for name in names]
 
 
-def examine(path: Path) -> Found:
-    """The checkpoint in this directory, by names, sizes, manifest and COMPLETE; never raises."""
+def examine(path: Path, verify: bool = False) -> Found:
+    """The checkpoint in this directory, as `survey` sees it; never raises."""
     key = order(path.name)
     assert key is not None, path
-    step = key[0]
-    if path.name.endswith(PARTIAL):
-        return Found(path, step, CUT_SHORT)
+    manifest: Manifest | None = None
+    wrong: list[str] = []
     try:
-        manifest, text = _sealed_manifest(path)
-        return Found(path, step, _reason(path, step, manifest), manifest, fingerprint(text))
-    except ManifestError as error:
-        return Found(path, step, str(error))
+        manifest = _sealed_manifest(path)
+        _check_names_and_sizes(path, key[0], manifest)
+        if verify:
+            wrong = wrong_files(path, manifest, manifest.files)
+    except DamagedError as error:
+        wrong = [str(error)]
     except OSError as error:
-        name = Path(str(error.filename or path)).name
-        return Found(path, step, f"{name} cannot be read: {error.strerror}")
+        wrong = [f"{Path(str(error.filename or path)).name} cannot be read: {error.strerror}"]
+    return Found(path, key[0], ", ".join(wrong) or None, manifest)
 
 
 def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
@@ -179,49 +172,43 @@ def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[st
     return wrong
 
 
-def _verified(found: Found) -> Found:
-    if found.manifest is None or not found.complete:
-        return found
-    wrong = wrong_files(found.path, found.manifest, found.manifest.files)
-    return replace(found, reason=", ".join(wrong)) if wrong else found
-
-
-def _sealed_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """The manifest that COMPLETE proves. Raises ManifestError, OSError."""
+def _sealed_manifest(path: Path) -> Manifest:
+    """The manifest that COMPLETE proves. Raises DamagedError, OSError."""
+    if path.name.endswith(PARTIAL):
+        raise DamagedError(CUT_SHORT)
     try:
         sealed = _read_regular(path / COMPLETE)
     except FileNotFoundError:
-        raise ManifestError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
+        raise DamagedError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
     try:
         text = _read_regular(path / MANIFEST)
     except FileNotFoundError:
-        raise ManifestError(f"{MANIFEST} is missing") from None
+        raise DamagedError(f"{MANIFEST} is missing") from None
     if sealed != seal(text):
-        raise ManifestError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
-    return Manifest.read(text), text
+        raise DamagedError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
+    return Manifest.read(text)
 
 
 def _read_regular(path: Path) -> bytes:
     """The content of a file; a link, pipe or device may lead elsewhere, or block."""
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise ManifestError(f"{path.name} is not a plain file")
+        raise DamagedError(f"{path.name} is not a plain file")
     return path.read_bytes()
 
 
-def _reason(path: Path, step: int, manifest: Manifest) -> str | None:
-    """Why a checkpoint with a good manifest may not be used, from names and sizes."""
+def _check_names_and_sizes(path: Path, step: int, manifest: Manifest) -> None:
+    """Raise DamagedError where names, kinds or sizes are not those of the manifest."""
     if manifest.step != step:
-        return f"it is of step {manifest.step}: moved or renamed"
+        raise DamagedError(f"it is of step {manifest.step}: moved or renamed")
     with os.scandir(path) as entries:
         there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     for name, entry in manifest.files.items():
         if name not in there:
-            return f"{name} is missing"
+            raise DamagedError(f"{name} is missing")
         if not stat.S_ISREG(there[name].st_mode):
-            return f"{name} is not a plain file"
+            raise DamagedError(f"{name} is not a plain file")
         if there[name].st_size != entry.bytes:
-            return f"{name} has {there[name].st_size} of {entry.bytes} bytes"
+            raise DamagedError(f"{name} has {there[name].st_size} of {entry.bytes} bytes")
     for name in sorted(there.keys() - manifest.files.keys() - {MANIFEST, COMPLETE}):
         if not name.startswith(_NFS_PLACEHOLDER):
-            return f"it holds {name}, which {MANIFEST} does not name"
-    return None
+            raise DamagedError(f"it holds {name}, which {MANIFEST} does not name")

@@ -31,14 +31,14 @@ class Ranks:
     """
 
     def __init__(self, group: Any, world: World) -> None:
-        self.alone = not (dist.is_available() and dist.is_initialized())
-        self.group = group
-        if self.alone and world.size > 1:
+        alone = not (dist.is_available() and dist.is_initialized())
+        if alone and world.size > 1:
             raise UsageError(
                 f"a checkpoint of {world.size} ranks needs a process group: init_process_group"
             )
-        self.rank = 0 if self.alone else dist.get_rank(group)
-        self.size = 1 if self.alone else dist.get_world_size(group)
+        self.group = group
+        self.rank = 0 if alone else dist.get_rank(group)
+        self.size = 1 if alone else dist.get_world_size(group)
         if self.rank < 0:
             raise UsageError(f"rank {world.rank} is not in the group that saves or loads")
         self.nodes: list[str] = self.gather(world.node)
@@ -71,12 +71,11 @@ class Ranks:
         return results[0]  # type: ignore[return-value]
 
     def by_rank(self, reasons: Mapping[int, str]) -> str:
-        """ "rank 2 of 4 on node2: WHY", equal reasons together, joined by "; "."""
+        """ "ranks 2-3 of 4 on node1: WHY", equal reasons together, joined by "; "."""
         together: dict[str, list[int]] = {}
         for rank, reason in sorted(reasons.items()):
             together.setdefault(reason, []).append(rank)
-        return "; ".join(f"{self.where(ranks)}: {why}" for why, ranks in together.items())
-
-    def where(self, ranks: list[int]) -> str:
-        """ "ranks 2-3 of 4 on node1"."""
-        return places(ranks, dict(enumerate(self.nodes)), self.size)
+        nodes = dict(enumerate(self.nodes))
+        return "; ".join(
+            f"{places(ranks, nodes, self.size)}: {why}" for why, ranks in together.items()
+        )

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_mnode.errors import CheckpointError
-from pytest_mnode.reference_job.checkpoint.dcp import plain, write_shards
+from pytest_mnode.reference_job.checkpoint.dcp import OWN, plain, write_shards
 from pytest_mnode.reference_job.checkpoint.disk import (
     free_text,
     make_directory,
-    put_all,
     remove,
     sync_directory,
     write_error,
+    write_synced,
 )
 from pytest_mnode.reference_job.checkpoint.layout import (
     COMPLETE,
@@ -32,131 +33,151 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     survey,
 )
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
-from pytest_mnode.reference_job.checkpoint.results import Saved
 
 SETTLE_S = 5.0
 """How long a directory that rank 0 made may take to be seen: NFS remembers absence."""
 _LOOK_AGAIN_S = 0.1
 
 
-class _NotSharedError(Exception):
-    """A rank does not see the directory that rank 0 made."""
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete checkpoint, the same on all ranks.
+
+    bytes: of all files of all ranks. seconds: of the slowest rank. notes: what failed afterwards
+    and does not matter to this checkpoint, such as the removal of an old one.
+    """
+
+    step: int
+    path: Path
+    bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
 
 
-class Saving:
-    """One checkpoint that is being written. has_own: this rank has a private part to save."""
+def save(
+    directory: Path,
+    state: dict[str, Any],
+    *,
+    step: int,
+    own: Any,
+    ranks: Ranks,
+    before_commit: Callable[[Path], object],
+    keep: int,
+    damaged: Collection[str],
+) -> Saved:
+    """See Store.save. damaged: names of older checkpoints that are known to be."""
 
-    def __init__(self, directory: Path, step: int, has_own: bool, ranks: Ranks) -> None:
-        self.directory = directory
-        self.step = step
-        self.has_own = has_own
-        self.ranks = ranks
-        self.path: Path | None = None
+    def error_text(error: Exception) -> str:
+        return str(error) if isinstance(error, CheckpointError) else write_error(error, directory)
 
-    def run(
-        self,
-        state: dict[str, Any],
-        before_commit: Callable[[Path], object],
-        keep: int,
-        damaged: Collection[str],
-    ) -> Saved:
-        """See Store.save. damaged: names of older checkpoints that are known to be."""
-        began = time.monotonic()
-        ranks = self.ranks
-        step = self.step
-        try:
-            name, step, notes = ranks.run_on_first(self._begin, self._error)
-            path = self.path = self.directory / name
-            plain_state = self._prepare(state, path)
-            by_rank = ranks.gather(write_shards(plain_state, path, ranks))
-            ranks.run(lambda: before_commit(path), self._error)
-            manifest = Manifest(
-                step=self.step,
-                world_size=ranks.size,
-                saved_at=time.time(),
-                torch=str(torch.__version__),
-                own=self.has_own,
-                nodes=tuple(ranks.nodes),
-                files={name: entry for files in by_rank for name, entry in files.items()},
-            )
-            text = manifest.text()
-            ranks.run_on_first(lambda: self._commit(path, text), self._error)
-            path = path.with_name(name.removesuffix(PARTIAL))
-        except StageError as error:
-            left = ranks.run_on_first(self._discard, str)
+    began = time.monotonic()
+    given = ranks.gather((step, own is not None))
+    step, has_own = given[0]
+    plain_state: dict[str, Any] = {}
+    written: list[Path] = []
+    try:
+        _check_alike(given)
+        name, notes = ranks.run_on_first(lambda: _begin(directory, step), error_text)
+        partial, path = directory / (name + PARTIAL), directory / name
+        written = [partial, path]
+        ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks)), error_text)
+        if has_own:
+            plain_state[OWN] = {str(ranks.rank): (own,)}
+        files = write_shards(plain_state, partial, ranks)
+        ranks.run(lambda: before_commit(partial), error_text)
+        manifest = Manifest(
+            step=step,
+            world_size=ranks.size,
+            saved_at=time.time(),
+            torch=str(torch.__version__),
+            own=has_own,
+            nodes=tuple(ranks.nodes),
+            files=files,
+        )
+        ranks.run_on_first(lambda: _commit(partial, path, manifest.text()), error_text)
+    except StageError as error:
+        left = ranks.run_on_first(lambda: _discard(directory, written), str)
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written: "
+            f"{ranks.by_rank(error.reasons)}. {left}"
+        ) from None
+    notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged), str)
+    seconds = max(ranks.gather(time.monotonic() - began))
+    return Saved(step, path, manifest.total_bytes, seconds, tuple(notes))
+
+
+def _check_alike(given: Sequence[tuple[int, bool]]) -> None:
+    """Raise StageError where a rank saves another step than rank 0, or only one has an own part."""
+    wrong = {
+        rank: f"saves {_described(*one)}, and rank 0 {_described(*given[0])}"
+        for rank, one in enumerate(given)
+        if one != given[0]
+    }
+    if wrong:
+        raise StageError(wrong)
+
+
+def _described(step: int, has_own: bool) -> str:
+    return f"step {step} {'with a part of its own' if has_own else 'without one'}"
+
+
+def _begin(directory: Path, step: int) -> tuple[str, list[str]]:
+    """On rank 0: remove what killed runs left, and make the directory of the new checkpoint.
+
+    Returns its name without `.partial`, and notes of what cannot be removed.
+    """
+    make_directory(directory)
+    names = list_names(directory)
+    notes = _removed(directory / name for name in names if name.endswith(PARTIAL))
+    name = new_name(step, names)
+    (directory / (name + PARTIAL)).mkdir()
+    return name, notes
+
+
+def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The plain state. Raises CheckpointError where this rank does not see the directory.
+
+    An object's own state_dict() may fail on one rank, and torch would leave the others waiting.
+    """
+    end = time.monotonic() + SETTLE_S
+    while not partial.is_dir():
+        if time.monotonic() > end:
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be written: "
-                f"{ranks.by_rank(error.reasons)}. {left}"
-            ) from None
-        notes += ranks.run_on_first(lambda: self._remove_old(path, keep, damaged), str)
-        seconds = max(ranks.gather(time.monotonic() - began))
-        return Saved(self.step, path, manifest.total_bytes, seconds, tuple(notes))
-
-    def _error(self, error: Exception) -> str:
-        if isinstance(error, _NotSharedError):
-            return str(error)
-        return write_error(error, self.directory)
-
-    def _begin(self) -> tuple[str, int, list[str]]:
-        """On rank 0: remove what killed runs left; name of the directory to write in, and step."""
-        make_directory(self.directory)
-        names = list_names(self.directory)
-        notes = _removed(self.directory / name for name in names if name.endswith(PARTIAL))
-        name = new_name(self.step, names) + PARTIAL
-        (self.directory / name).mkdir()
-        return name, self.step, notes
-
-    def _prepare(self, state: dict[str, Any], path: Path) -> dict[str, Any]:
-        """The plain state. Raises StageError where a rank sees no directory, or saves otherwise.
-
-        An object's own state_dict() may fail on one rank, and torch would leave the others waiting.
-        """
-        plain_state: dict[str, Any] = {}
-
-        def prepare() -> tuple[int, bool]:
-            if not _is_seen(path):
-                raise _NotSharedError(
-                    f"{self.directory} is not the directory that rank 0 sees on "
-                    f"{self.ranks.nodes[0]} ({free_text(self.directory)} in it); checkpoints need "
-                    "one that all nodes share"
-                )
-            plain_state.update(plain(state))
-            return self.step, self.has_own
-
-        first, *others = self.ranks.run(prepare, self._error)
-        wrong = {
-            rank: f"saves {_described(*other)}, and rank 0 {_described(*first)}"
-            for rank, other in enumerate(others, start=1)
-            if other != first
-        }
-        if wrong:
-            raise StageError(wrong)
-        return plain_state
-
-    def _commit(self, path: Path, text: bytes) -> None:
-        """On rank 0: manifest, COMPLETE, and last the name."""
-        put_all(path, {MANIFEST: text, COMPLETE: seal(text)})
-        self.path = path.rename(path.with_name(path.name.removesuffix(PARTIAL)))
-        sync_directory(self.directory)
-
-    def _discard(self) -> str:
-        """On rank 0: remove what was written; says which checkpoint is left."""
-        text = ""
-        if self.path is not None:
-            text = "".join(f"{note}. " for note in _removed([self.path]))
+                f"{partial.parent} is not the directory that rank 0 sees on {ranks.nodes[0]} "
+                f"({free_text(partial.parent)} in it); checkpoints need one that all nodes share"
+            )
         with contextlib.suppress(OSError):
-            for found in survey(self.directory):
-                if found.complete:
-                    return f"{text}The one before is kept: {found.path}"
-        return f"{text}There is no other"
+            list(partial.parent.iterdir())  # has a network file system look again
+        time.sleep(_LOOK_AGAIN_S)
+    return plain(state)
 
-    def _remove_old(self, saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
-        """On rank 0: remove checkpoints that are not needed any more; what cannot be removed."""
-        try:
-            found = survey(self.directory)
-        except OSError as error:
-            return [f"old checkpoints stay, {self.directory} cannot be listed: {error.strerror}"]
-        return _removed(outdated(found, saved, keep, damaged))
+
+def _commit(partial: Path, path: Path, text: bytes) -> None:
+    """On rank 0: manifest, COMPLETE, and last the name, when all else is on the disk."""
+    write_synced(partial / MANIFEST, text)
+    write_synced(partial / COMPLETE, seal(text))
+    sync_directory(partial)
+    partial.rename(path)
+    sync_directory(path.parent)
+
+
+def _discard(directory: Path, written: Sequence[Path]) -> str:
+    """On rank 0: remove what was written; says which checkpoint is left."""
+    text = "".join(f"{note}. " for note in _removed(written))
+    with contextlib.suppress(OSError):
+        for found in survey(directory):
+            if found.complete:
+                return f"{text}The one before is kept: {found.path}"
+    return f"{text}There is no other"
+
+
+def _remove_old(saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
+    """On rank 0: remove checkpoints that are not needed any more; what cannot be removed."""
+    try:
+        found = survey(saved.parent)
+    except OSError as error:
+        return [f"old checkpoints stay, {saved.parent} cannot be listed: {error.strerror}"]
+    return _removed(outdated(found, saved, keep, damaged))
 
 
 def outdated(
@@ -192,19 +213,3 @@ def _removed(paths: Iterable[Path]) -> list[str]:
         except OSError as error:
             notes.append(f"{path} cannot be removed: {error.strerror}")
     return notes
-
-
-def _is_seen(path: Path) -> bool:
-    """Whether a directory that rank 0 made is seen here within SETTLE_S."""
-    end = time.monotonic() + SETTLE_S
-    while not path.is_dir():
-        if time.monotonic() > end:
-            return False
-        with contextlib.suppress(OSError):
-            list(path.parent.iterdir())  # has a network file system look again
-        time.sleep(_LOOK_AGAIN_S)
-    return True
-
-
-def _described(step: int, has_own: bool) -> str:
-    return f"step {step} {'with a part of its own' if has_own else 'without one'}"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.checkpoint.layout import Found, survey
-from pytest_mnode.reference_job.checkpoint.results import OWN, Loaded, Refused, Saved
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
+    from pytest_mnode.reference_job.checkpoint.loading import Loaded, Refused
+    from pytest_mnode.reference_job.checkpoint.saving import Saved
 
 
 class Store:
@@ -58,19 +59,26 @@ class Store:
         written is removed, and all older checkpoints are there. A rank that dies has the others
         raise the error of their process group.
         """
+        from pytest_mnode.reference_job.checkpoint.dcp import OWN
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
-        from pytest_mnode.reference_job.checkpoint.saving import Saving
+        from pytest_mnode.reference_job.checkpoint.saving import save
 
         if step < 0:
             raise UsageError(f"step={step}: steps count from 0")
         if OWN in state:
             raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
         ranks = Ranks(group, world)
-        if own is not None:
-            state = {**state, OWN: {str(ranks.rank): (own,)}}
-        damaged = frozenset(r.path.name for r in self.refused if not r.usable)
-        saving = Saving(self.directory, step, own is not None, ranks)
-        return saving.run(state, before_commit, self.keep, damaged)
+        damaged = [r.path.name for r in self.refused if not r.usable]
+        return save(
+            self.directory,
+            state,
+            step=step,
+            own=own,
+            ranks=ranks,
+            before_commit=before_commit,
+            keep=self.keep,
+            damaged=damaged,
+        )
 
     def load(
         self,
@@ -91,12 +99,11 @@ class Store:
         where a whole checkpoint lacks what the state asks for, and where the only whole ones are
         of another world size or not seen by all: to start anew would lose them.
         """
-        from pytest_mnode.reference_job.checkpoint.loading import Loading
+        from pytest_mnode.reference_job.checkpoint.loading import load
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
 
-        loading = Loading(self.directory, Ranks(group, world), self.settle_s, reshard)
-        loaded = loading.run(state)
-        self.refused = tuple(loading.refused)
+        ranks = Ranks(group, world)
+        loaded, self.refused = load(self.directory, state, ranks, self.settle_s, reshard)
         return loaded
 
     def survey(self, verify: bool = False) -> Sequence[Found]:

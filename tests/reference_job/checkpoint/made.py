@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import Store
-from pytest_mnode.reference_job.checkpoint.disk import put_all
 from pytest_mnode.reference_job.checkpoint.layout import (
     COMPLETE,
     MANIFEST,
@@ -40,9 +39,14 @@ def manifest(step: int = 10, files: dict[str, bytes] | None = None, **changes: A
     return Manifest.model_validate(page | changes)
 
 
+def name_of(step: int) -> str:
+    """The name of the first checkpoint of a step."""
+    return f"step-{step:08d}.1-00000000"
+
+
 def checkpoint(directory: Path, step: int = 10) -> Path:
     """A complete one, with the files of FILES."""
-    path = directory / f"step-{step:08d}"
+    path = directory / name_of(step)
     path.mkdir(parents=True)
     for file, data in FILES.items():
         (path / file).write_bytes(data)
@@ -52,7 +56,8 @@ def checkpoint(directory: Path, step: int = 10) -> Path:
 
 def rewrite(path: Path, text: bytes) -> None:
     """Another manifest, and a COMPLETE that fits it."""
-    put_all(path, {MANIFEST: text, COMPLETE: seal(text)})
+    (path / MANIFEST).write_bytes(text)
+    (path / COMPLETE).write_bytes(seal(text))
 
 
 def replaced(old: bytes, new: bytes) -> Callable[[Path], None]:

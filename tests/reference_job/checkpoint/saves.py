@@ -10,7 +10,9 @@ import torch.distributed as dist
 
 from pytest_mnode.errors import CheckpointError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import Loaded, Saved, Store
+from pytest_mnode.reference_job.checkpoint import Store
+from pytest_mnode.reference_job.checkpoint.loading import Loaded
+from pytest_mnode.reference_job.checkpoint.saving import Saved
 
 T = TypeVar("T")
 

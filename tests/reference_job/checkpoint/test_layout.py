@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pytest_mnode.reference_job.checkpoint import Found, Store
 from pytest_mnode.reference_job.checkpoint.layout import (
     FORMAT,
+    DamagedError,
     FileEntry,
     Manifest,
-    ManifestError,
     new_name,
     order,
     seal,
@@ -34,6 +34,7 @@ from tests.reference_job.checkpoint.made import (
     flip,
     flipped,
     manifest,
+    name_of,
     removed,
     replaced,
     rewrite,
@@ -81,7 +82,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     ],
 )
 def test_a_wrong_manifest_is_refused_with_the_reason(text: bytes, reason: str) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(DamagedError) as caught:
         Manifest.read(text)
     assert str(caught.value).startswith(f"manifest.json is not readable: {reason}")
     assert "\n" not in str(caught.value)
@@ -93,7 +94,7 @@ def test_a_wrong_manifest_is_refused_with_the_reason(text: bytes, reason: str) -
     | st.dictionaries(st.sampled_from([*Manifest.model_fields, "x"]), inner, max_size=9),
 ).map(lambda page: json.dumps(page).encode()))  # fmt: skip
 def test_reading_a_manifest_raises_nothing_else(text: bytes) -> None:
-    with pytest.raises(ManifestError):
+    with pytest.raises(DamagedError):
         Manifest.read(text)
 
 
@@ -106,16 +107,16 @@ def test_the_seal_is_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("step-00000020", 20),
-        ("step-123456789", 123456789),
         ("step-00000020.1-0123abcd", 20),
+        ("step-123456789.1-0123abcd", 123456789),
         ("step-00000020.12-0123abcd.partial", 20),
-        ("step-20", None),
-        ("step-0000000020", None),  # not as it would be written
+        ("step-00000020", None),
+        ("step-20.1-0123abcd", None),
+        ("step-0000000020.1-0123abcd", None),  # not as it would be written
         ("step-00000020.partial", None),
         ("step-00000020.1-XYZ", None),
-        ("step-00000020 (copy)", None),
-        ("step-٠٠٠٠٠٠٢٠", None),
+        ("step-00000020.1-0123abcd (copy)", None),
+        ("step-٠٠٠٠٠٠٢٠.1-0123abcd", None),
         ("other", None),
     ],
 )
@@ -125,7 +126,7 @@ def test_only_names_of_checkpoints_are_read(name: str, step: int | None) -> None
 
 
 def test_a_new_name_sorts_after_all_of_its_step_and_before_later_steps() -> None:
-    names = ["step-00000010", "step-00000020"]
+    names = [name_of(10), name_of(20)]
     for _ in range(11):
         names.append(new_name(20, [*names, "other"]))
     names.append(new_name(100_000_000, names))
@@ -157,7 +158,7 @@ def test_newest_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
     ]
     newest = Store(tmp_path).newest()
     assert newest is not None
-    assert (newest.path, newest.manifest) == (tmp_path / "step-00000030", manifest(30))
+    assert (newest.path, newest.manifest) == (tmp_path / name_of(30), manifest(30))
 
 
 def test_a_survey_needs_no_torch(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_a_file_that_nfs_keeps_for_a_reader_is_no_damage(tmp_path: Path) -> None
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_none(tmp_path: Path) -> None:
-    (tmp_path / "step-00000010").touch()
+    (tmp_path / name_of(10)).touch()
     assert only(tmp_path).reason == "COMPLETE cannot be read: Not a directory"
 
 
@@ -267,7 +268,7 @@ def test_any_byte_changed_and_any_truncation_is_found(file: str, tmp_path: Path)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_other_content_is_found(data: st.DataObject, tmp_path: Path) -> None:
-    path = tmp_path / "step-00000010"
+    path = tmp_path / name_of(10)
     if not path.exists():
         checkpoint(tmp_path)
     file = path / data.draw(st.sampled_from(ALL_FILES))

@@ -128,7 +128,7 @@ def test_before_the_commit_all_shards_are_there_and_nothing_is_complete(tmp_path
 def test_every_byte_is_on_the_disk_before_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files, then their names, the manifest, COMPLETE, and last the name of the checkpoint."""
+    """The shards, the manifest, COMPLETE, their names, and last the name of the checkpoint."""
     done: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -150,35 +150,41 @@ def test_every_byte_is_on_the_disk_before_it_counts(
         f"sync NEW.partial/{SHARD} {sizes[SHARD]}",
         "sync NEW.partial",
         f"sync NEW.partial/.metadata.tmp {sizes['.metadata']}",
-        f"sync NEW.partial/.manifest.json.tmp {sizes['manifest.json']}",
-        f"sync NEW.partial/.COMPLETE.tmp {sizes['COMPLETE']}",
-        "NEW.partial/.manifest.json.tmp is NEW.partial/manifest.json",
-        "sync NEW.partial",
-        "NEW.partial/.COMPLETE.tmp is NEW.partial/COMPLETE",
+        "NEW.partial/.metadata.tmp is NEW.partial/.metadata",
+        f"sync NEW.partial/manifest.json {sizes['manifest.json']}",
+        f"sync NEW.partial/COMPLETE {sizes['COMPLETE']}",
         "sync NEW.partial",
         "NEW.partial is NEW",
         "sync .",
     ]
 
 
-@pytest.mark.parametrize("failing", range(3))
-def test_a_commit_that_fails_in_the_middle_is_undone(
+@pytest.mark.parametrize("failing", range(8))
+def test_a_step_of_saving_that_fails_is_undone(
     failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifest, COMPLETE, the name: each rename fails in turn."""
+    """Each sync and each rename fails in turn: of the shards, the manifest, COMPLETE, the name."""
     store = Store(tmp_path)
     before = save(store, 1, 2) / "COMPLETE"
     sealed = before.read_bytes()
-    rename, calls = Path.rename, 0
+    sync, rename, calls = os.fsync, Path.rename, 0
 
-    def fail(self: Path, target: Path) -> Path:
+    def fail_once(path: str) -> None:
         nonlocal calls
         calls += 1
         if calls - 1 == failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def synced(number: int) -> None:
+        fail_once(f"file {number}")
+        sync(number)
+
+    def renamed(self: Path, target: Path) -> Path:
+        fail_once(str(self))
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
     with pytest.raises(CheckpointError, match=r"Input/output error; the storage fails.*kept: "):
         store.save(state(5), step=2, world=ALONE)
     monkeypatch.undo()

@@ -15,13 +15,11 @@ from pytest_mnode.cluster import Cluster
 from pytest_mnode.errors import RankError
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import (
-    Loaded,
-    Saved,
     Store,
     dcp,
-    loading,  # noqa: F401  imported once, before ranks are forked
-    saving,  # noqa: F401
 )
+from pytest_mnode.reference_job.checkpoint.loading import Loaded
+from pytest_mnode.reference_job.checkpoint.saving import Saved
 from tests.reference_job.checkpoint.made import steps_in
 from tests.reference_job.checkpoint.saves import load, save
 

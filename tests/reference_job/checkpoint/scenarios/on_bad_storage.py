@@ -10,11 +10,7 @@ import torch.distributed as dist
 
 from pytest_mnode.errors import CheckpointError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import (
-    Store,
-    loading,  # noqa: F401  imported once, before ranks are forked
-    saving,
-)
+from pytest_mnode.reference_job.checkpoint import Store, saving
 from tests.reference_job.checkpoint.made import steps_in
 from tests.reference_job.checkpoint.saves import load, refused_on_all, save
 
