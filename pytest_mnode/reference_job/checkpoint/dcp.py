@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from pytest_mnode.reference_job.checkpoint.disk import sync_directory, write_error
 from pytest_mnode.reference_job.checkpoint.layout import FileEntry
-from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
+from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError, one_line
 
 OWN = "own_by_rank"
 """The key of a saved state under which each rank keeps its private part."""
@@ -38,11 +38,6 @@ class MisfitError(Exception):
 def plain(state: dict[str, Any]) -> dict[str, Any]:
     """A state with the state_dict() of those of its values that have one."""
     return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error, or its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def write_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> dict[str, FileEntry]:

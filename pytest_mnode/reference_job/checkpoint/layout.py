@@ -120,41 +120,48 @@ class Found:
         return self.reason is None
 
 
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(path.name.removeprefix("step-").partition(".")[0])
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Those that are names of checkpoints, complete or not."""
+    return [name for _, _, name in sorted(filter(None, map(order, names)), reverse=True)]
+
+
 def list_names(directory: Path) -> list[str]:
-    """Names of all checkpoints, complete or not, newest first. Raises OSError."""
-    keys = (order(path.name) for path in directory.iterdir())
-    return [name for _, _, name in sorted(filter(None, keys), reverse=True)]
+    """Names of all checkpoints, newest first; none where there is no directory. Raises OSError."""
+    try:
+        return newest_first(path.name for path in directory.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def survey(directory: Path, verify: bool = False) -> list[Found]:
-    """Every checkpoint, complete or not, newest first; none where there is no directory.
+    """Every checkpoint, complete or not, in the order of `list_names`.
 
     Compares names, sizes, manifest and COMPLETE; with `verify` also the digest of every file.
     Raises OSError where the directory cannot be listed.
     """
-    try:
-        names = list_names(directory)
-    except FileNotFoundError:
-        return []
-    return [examine(directory / name, verify) for name in names]
+    return [examine(directory / name, verify) for name in list_names(directory)]
 
 
 def examine(path: Path, verify: bool = False) -> Found:
     """The checkpoint in this directory, as `survey` sees it; never raises."""
-    key = order(path.name)
-    assert key is not None, path
+    step = step_of(path)
     manifest: Manifest | None = None
     wrong: list[str] = []
     try:
         manifest = _sealed_manifest(path)
-        _check_names_and_sizes(path, key[0], manifest)
+        _check_names_and_sizes(path, step, manifest)
         if verify:
             wrong = wrong_files(path, manifest, manifest.files)
     except DamagedError as error:
         wrong = [str(error)]
     except OSError as error:
         wrong = [f"{Path(str(error.filename or path)).name} cannot be read: {error.strerror}"]
-    return Found(path, key[0], ", ".join(wrong) or None, manifest)
+    return Found(path, step, ", ".join(wrong) or None, manifest)
 
 
 def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.stateful import Stateful
 
 from pytest_mnode.errors import CheckpointError
-from pytest_mnode.reference_job.checkpoint.dcp import (
-    OWN,
-    MisfitError,
-    one_line,
-    plain,
-    read_shards,
-)
+from pytest_mnode.reference_job.checkpoint.dcp import OWN, MisfitError, plain, read_shards
 from pytest_mnode.reference_job.checkpoint.layout import (
     STALE,
     Manifest,
     examine,
     list_names,
-    order,
+    newest_first,
     seal,
+    step_of,
     wrong_files,
 )
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
@@ -80,8 +74,7 @@ def load(
     """See Store.load. The second value: those that were refused, newest first."""
     refused: list[Refused] = []
     half_read = False
-    for step, name in _seen_by_any(directory, ranks):
-        path = directory / name
+    for path in _seen_by_any(directory, ranks):
         try:
             manifest = _agree_on(path, ranks, settle_s)
             if not reshard and manifest.world_size != ranks.size:
@@ -93,32 +86,30 @@ def load(
             _check_digests(path, manifest, ranks)
             own = _read(state, path, manifest, ranks)
         except _RefusedError as error:
-            refused.append(Refused(step, path, str(error), error.usable))
+            refused.append(Refused(step_of(path), path, str(error), error.usable))
             half_read = half_read or error.half_read
             continue
         newer = tuple(refused)
-        return Loaded(step, path, manifest.saved_at, manifest.world_size, newer, own), newer
+        return Loaded(
+            manifest.step, path, manifest.saved_at, manifest.world_size, newer, own
+        ), newer
     _check_nothing_is_lost(directory, refused, half_read)
     return None, tuple(refused)
 
 
-def _seen_by_any(directory: Path, ranks: Ranks) -> list[tuple[int, str]]:
-    """Step and name of the checkpoints that any rank sees, newest first."""
-
-    def names() -> list[str]:
-        try:
-            return list_names(directory)
-        except FileNotFoundError:
-            return []
-
+def _seen_by_any(directory: Path, ranks: Ranks) -> list[Path]:
+    """The checkpoints that any rank sees, newest first."""
     try:
-        seen = ranks.run(names, lambda e: f"cannot list {directory}: {getattr(e, 'strerror', e)}")
+        seen = ranks.run(
+            lambda: list_names(directory),
+            lambda error: f"cannot list {directory}: {getattr(error, 'strerror', error)}",
+        )
     except StageError as error:
         raise CheckpointError(
             f"no checkpoint can be looked for: {ranks.by_rank(error.reasons)}"
         ) from None
-    keys = filter(None, map(order, {name for of_rank in seen for name in of_rank}))
-    return [(step, name) for step, _, name in sorted(keys, reverse=True)]
+    names = {name for of_rank in seen for name in of_rank}
+    return [directory / name for name in newest_first(names)]
 
 
 def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
@@ -167,11 +158,11 @@ def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -
     rank = str(ranks.rank)
     asked: dict[str, Any] = {}
     try:
-        ranks.run(lambda: asked.update(plain(state)), one_line)
+        ranks.run(lambda: asked.update(plain(state)))
         if has_own:
             asked[OWN] = {rank: ()}
         read_shards(asked, path, ranks)
-        ranks.run(partial(_hand_over, state, asked), one_line)
+        ranks.run(lambda: _hand_over(state, asked))
     except MisfitError as error:
         raise CheckpointError(
             f"{path} is whole, and does not fit this job: {error}; it was written with "

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def one_line(error: BaseException) -> str:
+    """The message of an error, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class StageError(Exception):
     """A stage failed on some ranks; `reasons` by rank, the same on all ranks."""
 
@@ -51,7 +56,9 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def run(self, stage: Callable[[], T], error_text: Callable[[Exception], str]) -> list[T]:
+    def run(
+        self, stage: Callable[[], T], error_text: Callable[[Exception], str] = one_line
+    ) -> list[T]:
         """The stage's results by rank. Raises StageError on all ranks where it fails on any."""
         value: T | None = None
         reason: str | None = None
@@ -65,7 +72,9 @@ class Ranks:
             raise StageError(reasons)
         return [answer for answer, _ in answers]  # type: ignore[misc]
 
-    def run_on_first(self, stage: Callable[[], T], error_text: Callable[[Exception], str]) -> T:
+    def run_on_first(
+        self, stage: Callable[[], T], error_text: Callable[[Exception], str] = one_line
+    ) -> T:
         """The result of rank 0, which alone runs the stage, on all ranks."""
         results = self.run(lambda: stage() if self.rank == 0 else None, error_text)
         return results[0]  # type: ignore[return-value]

@@ -96,12 +96,12 @@ def save(
         )
         ranks.run_on_first(lambda: _commit(partial, path, manifest.text()), error_text)
     except StageError as error:
-        left = ranks.run_on_first(lambda: _discard(directory, written), str)
+        left = ranks.run_on_first(lambda: _discard(directory, written))
         raise CheckpointError(
             f"the checkpoint of step {step} could not be written: "
             f"{ranks.by_rank(error.reasons)}. {left}"
         ) from None
-    notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged), str)
+    notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged))
     seconds = max(ranks.gather(time.monotonic() - began))
     return Saved(step, path, manifest.total_bytes, seconds, tuple(notes))
 

@@ -84,8 +84,8 @@ def main() -> None:
             directory = base / f"{kill}-{step}-{number}"
             shutil.copytree(base / "old", directory)
             how = saved(directory, number, step, 9, kill)
-            left = [path.name for path in directory.iterdir() if ".partial-" in path.name]
-            assert how == "killed" or not left, left
+            left = [path.name for path in directory.iterdir() if path.name.endswith(".partial")]
+            assert how in ("killed", "ignored") or not left, left
             target = state(0)
             loaded = Store(directory).load(target, world=ALONE)
             assert loaded is not None
