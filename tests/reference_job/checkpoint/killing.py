@@ -1,12 +1,14 @@
-"""Has every single step of saving fail, or kill the process: `python killing.py DIRECTORY`.
+"""Has every single step of saving fail, or kill the process; run by test_killed.py.
 
-Steps are what the process asks of the file system, as told by audit events. Prints a line a step.
+The steps are the audit events of file operations below the directory in argv[1]. Prints one line
+of JSON per step.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -16,32 +18,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pytest_mnode.errors import CheckpointError
-from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import (
-    Store,
-    loading,  # noqa: F401  imports torch's part once
-    saving,  # noqa: F401
-)
+from pytest_mnode.reference_job.checkpoint import Store
+from tests.reference_job.checkpoint.made import ALONE, loaded_value, save, state
 
-ALONE = World(0, 1, 0, 1, "node0", ("node0",))
 LIMIT = 200
 
 
-def state(value: float) -> dict[str, Any]:
-    return {"weight": torch.full((8, 8), value)}
+def saved(directory: Path, number: int, step: int, kill: bool) -> str:
+    """Save in a child process; kill it at this event, or have the event fail.
 
-
-def save(directory: Path, step: int, value: float) -> None:
-    Store(directory, keep=2).save(state(value), step=step, world=ALONE)
-
-
-def saved(directory: Path, number: int, step: int, value: float, kill: bool) -> str:
-    """Fork, and save; kill it at that event, or have that fail. "ended" where it came not so far.
-
-    "ignored": it failed, and saving did not.
+    "ended": there is no such event. "ignored": the event failed, and saving did not.
     """
     pid = os.fork()
     if pid == 0:
@@ -58,7 +45,7 @@ def saved(directory: Path, number: int, step: int, value: float, kill: bool) -> 
 
         sys.addaudithook(hook)
         try:
-            save(directory, step, value)
+            Store(directory).save(state(9), step=step, world=ALONE)
         except CheckpointError as error:
             os._exit(3 if "Input/output error" in str(error) else 1)
         except BaseException:
@@ -76,24 +63,19 @@ def main() -> None:
     base = Path(sys.argv[1])
     # A killed process takes nothing with it that it wrote, synced or not.
     os.fsync = lambda fd: None
-    for old in (1, 2):
-        save(base / "old", old, old)
+    save(Store(base / "old"), 1, 2)
     # A later step, and the same step again, which takes the place of a complete one.
     for kill, step in itertools.product((True, False), (3, 2)):
         for number in range(1, LIMIT):
             directory = base / f"{kill}-{step}-{number}"
             shutil.copytree(base / "old", directory)
-            how = saved(directory, number, step, 9, kill)
+            how = saved(directory, number, step, kill)
             left = [path.name for path in directory.iterdir() if path.name.endswith(".partial")]
             assert how in ("killed", "ignored") or not left, left
-            target = state(0)
-            loaded = Store(directory).load(target, world=ALONE)
-            assert loaded is not None
-            value = float(target["weight"][0, 0])
-            assert torch.equal(target["weight"], state(value)["weight"])
-            save(directory, 4, 4)
+            loaded, value = loaded_value(Store(directory))
+            save(Store(directory), 4)
             names = sorted(path.name for path in directory.iterdir())
-            print(kill, step, number, how, loaded.step, value, " ".join(names), flush=True)
+            print(json.dumps([kill, step, how, loaded, value, names]), flush=True)
             if how == "ended":
                 break
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.inner import clean_env
 
-KILLING = Path(__file__).with_name("killing.py")
+ROOT = Path(__file__).parents[3]
+KILLING = "tests.reference_job.checkpoint.killing"
 
 
-@dataclass(frozen=True)
-class Line:
-    """What became of one step, and what was there after the next checkpoint."""
+class Line(NamedTuple):
+    """What became of one step, and the names that were there after the next checkpoint."""
 
     kill: bool
     step: int
@@ -26,15 +27,11 @@ class Line:
     names: list[str]
 
 
-def read(text: str) -> Line:
-    kill, step, _, how, loaded, value, *names = text.split()
-    return Line(kill == "True", int(step), how, int(loaded), float(value), names)
-
-
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
     done = subprocess.run(
-        [sys.executable, str(KILLING), str(tmp_path_factory.mktemp("stores"))],
+        [sys.executable, "-m", KILLING, str(tmp_path_factory.mktemp("stores"))],
+        cwd=ROOT,
         env=clean_env() | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -42,7 +39,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [read(line) for line in done.stdout.splitlines()]
+    return [Line(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 STEPS = pytest.mark.parametrize("step", [3, 2], ids=["later", "again"])
