@@ -45,60 +45,50 @@ def promise(spec: Spec) -> DataCriterion:
 def test_every_sample_reaches_one_rank(
     how: str, world: World, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Does every sample reach one rank, once, whether shards are padded or the rest is dropped?"""
-    from pytest_mnode.checks.data import checks
-
+    """Node software: does every sample reach one rank once, with shards padded or cut to size?"""
     workers = promise.workers if how == "by workers" else 0
     if how == "by workers" and not workers:
         not_promised("workers of a DataLoader")
-    measure.record(checks.shards(promise, world, drop_last=how == "dropped", workers=workers))
+    measure.record(data.checks.shards(promise, world, drop_last=how == "dropped", workers=workers))
 
 
 @needs_group
 def test_each_epoch_has_an_order_of_its_own(
     world: World, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Is every epoch shuffled otherwise, and the same way when it is begun anew?"""
-    from pytest_mnode.checks.data import checks
-
-    measure.record(checks.orders(promise, world))
+    """Node software: has each epoch its own order, and the same order when it begins again?"""
+    measure.record(data.checks.orders(promise, world))
 
 
 @needs_group
 def test_an_epoch_goes_on_where_it_was_cut(
     world: World, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Is no sample lost and none read twice when a run goes on, on as many ranks or on fewer?"""
-    from pytest_mnode.checks.data import checks
-
-    for ranks in checks.ranks_that_go_on(world):
-        measure.record(checks.resumed(promise, world, ranks))
+    """Node software: is no sample lost or read twice when a run goes on, on all ranks or fewer?"""
+    for ranks in data.checks.ranks_that_go_on(world):
+        measure.record(data.checks.resumed(promise, world, ranks))
 
 
 @needs_group
 def test_optimiser_sees_the_global_batch(
     world: World, device: torch.device, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Does each step of the optimiser take local batch × ranks × accumulation samples?"""
-    from pytest_mnode.checks.data import checks
-
-    measure.record(checks.global_batch(promise, world, device))
+    """Node software: does each optimiser step take local batch × ranks × accumulation samples?"""
+    measure.record(data.checks.global_batch(promise, world, device))
 
 
 @needs_group
 def test_metrics_are_reduced_exactly(
     world: World, device: torch.device, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Are sums and counts reduced, exactly, where ranks have unequally many samples?"""
-    from pytest_mnode.checks.data import checks
-
-    measure.record(checks.metrics(promise, world, device))
+    """Node software: are means and sums exact where ranks have unequally many samples?"""
+    measure.record(data.checks.metrics(promise, world, device))
 
 
 def test_seeds_differ_by_rank_and_come_again(
     cluster: Cluster, spec: Spec, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Does every rank draw random numbers of its own, and the same when the run is repeated?"""
+    """Node software: does each rank draw its own random numbers, and the same in a second run?"""
     on_accelerator = spec.accelerators.per_node > 0
     measure.record(
         data.seeds_of_two_runs(cluster, workers=promise.workers, on_accelerator=on_accelerator)
@@ -109,10 +99,8 @@ def test_seeds_differ_by_rank_and_come_again(
 def test_all_ranks_read_the_same_files(
     world: World, spec: Spec, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Does every rank read the same files of the data set, with the same content?"""
-    from pytest_mnode.checks.data import checks
-
-    measure.record(checks.files(promise, promised(spec, "storage.datasets"), world))
+    """Node software: does every rank read the same files of the data set, with the same content?"""
+    measure.record(data.checks.files(promise, promised(spec, "storage.datasets"), world))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

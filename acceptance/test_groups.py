@@ -45,7 +45,7 @@ def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
 def test_every_rank_is_in_the_right_groups(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
-    """Is every rank in the right group of each dimension, at the right place, and heard there?"""
+    """Node software: is each rank in the right group of each dimension, in its place, and heard?"""
     for layout in layouts:
         with groups.mesh_of(layout, device) as mesh:
             measure.record(groups.members(mesh, world, device))
@@ -55,7 +55,7 @@ def test_every_rank_is_in_the_right_groups(
 def test_collectives_inside_groups_are_right(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
-    """Do collectives inside the groups come right, and messages between stages, both ways?"""
+    """Node software: are collectives inside groups right, and messages between stages both ways?"""
     for layout in layouts:
         with groups.mesh_of(layout, device) as mesh:
             measure.record(groups.collectives(mesh, world, device))
@@ -65,7 +65,7 @@ def test_collectives_inside_groups_are_right(
 def test_groups_do_not_mix(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
-    """Do collectives come right while all other groups are busy, of two meshes at once?"""
+    """Node software: are collectives right while all other groups of two meshes are busy?"""
     hybrid = groups.Layout.of(replicate=len(world.nodes), shard=world.local_size)
     with groups.mesh_of(layouts[-1], device) as one, groups.mesh_of(hybrid, device) as other:
         meshes = {str(layouts[-1]): one, str(hybrid): other}
@@ -80,7 +80,7 @@ def test_tensor_parallel_groups_stay_inside_a_node(
     layouts: tuple[groups.Layout, ...],
     measure: Measure,
 ) -> None:
-    """Is every rank of a tensor parallel group on the same node as the others?"""
+    """Node software: is every rank of a tensor parallel group on the same node as the others?"""
     asked = promised(spec, "groups").inside_node
     having = [(one, names) for one in layouts if (names := one.wider_than_one(asked))]
     if not having:
@@ -94,7 +94,7 @@ def test_tensor_parallel_groups_stay_inside_a_node(
 def test_slices_of_a_mesh_are_right(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
-    """Have slices of a mesh, and what they are flattened to, the right ranks?"""
+    """Node software: do slices of a mesh, and their flattened groups, have the right ranks?"""
     layout = max(layouts, key=lambda one: len(one.names))
     if len(layout.names) < 2:
         not_promised("a mesh of two dimensions or more")

@@ -1,15 +1,27 @@
-"""What the judges of checks share: counts of which none is accepted, and who has what in common."""
+"""What the judges of checks share: counts of which none is accepted, and ranks unlike most."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_mnode.measurement import Measurement
 
 T = TypeVar("T", bound=Hashable)
 _SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Which rank reports, and on which node."""
+
+    rank: int
+    node: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}"
 
 
 def none_wrong(
@@ -40,19 +52,34 @@ def texts_by_who(given: Iterable[tuple[object, str]], ranks: int) -> list[str]:
     together: dict[str, dict[str, None]] = {}
     for who, text in given:
         together.setdefault(text, {}).setdefault(str(who))
-    return [f"{_names(list(who), ranks)}: {text}" for text, who in together.items()]
+    return [
+        f"{f'all {ranks} ranks' if 1 < len(who) == ranks else _first(list(who), _SHOWN)}: {text}"
+        for text, who in together.items()
+    ]
 
 
-def _names(who: list[str], ranks: int) -> str:
-    if 1 < len(who) == ranks:
-        return f"all {ranks} ranks"
-    more = f" and {len(who) - _SHOWN} more" if len(who) > _SHOWN else ""
-    return ", ".join(who[:_SHOWN]) + more
+def unlike_most(
+    values: Sequence[tuple[At, T]], others: str = ", most ranks {}"
+) -> list[tuple[At, T, str]]:
+    """Who has another value than most, that value, and what most have.
+
+    others: how to say what most have. Where no value is most's, all are returned, with "" for it.
+    """
+    counted = Counter(value for _, value in values).most_common(2)
+    if len(counted) < 2:
+        return []
+    (most, number), (_, second) = counted
+    if number == second:
+        return [(at, value, "") for at, value in values]
+    return [(at, value, others.format(most)) for at, value in values if value != most]
 
 
-def most_common(values: Iterable[T]) -> T | None:
-    """The value that most have; None where there is none, or two are equally frequent."""
-    counted = Counter(values).most_common(2)
-    if not counted or (len(counted) > 1 and counted[0][1] == counted[1][1]):
-        return None
-    return counted[0][0]
+def numbered(what: str, numbers: Iterable[int], most: int = 5) -> str:
+    """The first numbers of something, such as "sample 3" or "ranks 0, 1 and 7 more"."""
+    every = list(numbers)
+    return f"{what}{'' if len(every) == 1 else 's'} {_first(every, most)}"
+
+
+def _first(every: Sequence[object], most: int) -> str:
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(map(str, every[:most])) + more

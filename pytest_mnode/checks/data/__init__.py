@@ -11,20 +11,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.checks.data.batches import judge_batches
-from pytest_mnode.checks.data.facts import At, Draws, Reading, SamplerFacts
 from pytest_mnode.checks.data.files import judge_files, read_files
 from pytest_mnode.checks.data.metrics import judge_count, judge_mean
 from pytest_mnode.checks.data.orders import judge_again, judge_orders
 from pytest_mnode.checks.data.seeds import (
+    Draws,
     judge_depends,
     judge_distinct,
     judge_reproduced,
     seeds_of_two_runs,
 )
-from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
+from pytest_mnode.checks.data.shards import (
+    Reading,
+    SamplerFacts,
+    judge_resumed,
+    judge_shards,
+    padding_of,
+    tail_of,
+)
+from pytest_mnode.checks.judged import At
 
 if TYPE_CHECKING:
+    from pytest_mnode.checks.data import checks
+    from pytest_mnode.checks.data.batches import judge_batches
     from pytest_mnode.checks.data.in_ranks import (
         Indices,
         Ledger,
@@ -46,6 +55,7 @@ __all__ = [
     "Ledger",
     "Reading",
     "SamplerFacts",
+    "checks",
     "count",
     "draw",
     "gathered",
@@ -76,4 +86,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "checks":
+        return import_module(f"{__name__}.checks")
     return getattr(import_module(f"{__name__}.in_ranks"), name)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
-from pytest_mnode.checks.data.facts import At, Reading
 from pytest_mnode.checks.data.files import judge_files, read_files
 from pytest_mnode.checks.data.in_ranks import (
     Indices,
@@ -20,14 +19,20 @@ from pytest_mnode.checks.data.in_ranks import (
     mean,
     mean_over_ranks,
     read,
-    read_epochs,
     shard_of,
     sharded,
     sum_over_ranks,
 )
 from pytest_mnode.checks.data.orders import judge_again, judge_orders
-from pytest_mnode.checks.data.shards import judge_resumed, judge_shards, padding_of, tail_of
+from pytest_mnode.checks.data.shards import (
+    Reading,
+    judge_resumed,
+    judge_shards,
+    padding_of,
+    tail_of,
+)
 from pytest_mnode.checks.groups.layout import smallest_factor
+from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.rank.world import World
@@ -54,14 +59,12 @@ def shards(
     loader, sampler = sharded(
         samples, world, batch=promise.batch, workers=workers, drop_last=drop_last, seed=SEED
     )
+    how = "drop_last" if drop_last else "padded"
     found = []
     for epoch in range(2):
-        sampler.set_epoch(epoch)
-        readings = read(loader, world, epoch=epoch, sampler=sampler)
-        how = "drop_last" if drop_last else "padded"
         found += judge_shards(
             f"{how}, {workers} workers, epoch {epoch}",
-            readings,
+            _read_epoch(epoch, loader, sampler, world),
             samples,
             padding=0 if drop_last else padding_of(samples, world.size),
             left_out=tail_of(samples, world.size) if drop_last else 0,
@@ -73,21 +76,20 @@ def shards(
     return found
 
 
+def _read_epoch(
+    epoch: int, loader: DataLoader[Any], sampler: DistributedSampler[int], world: World
+) -> tuple[Reading, ...]:
+    sampler.set_epoch(epoch)
+    return read(loader, world, epoch=epoch, sampler=sampler)
+
+
 def orders(promise: DataCriterion, world: World) -> list[Measurement]:
     """Is each epoch in an order of its own, and the same when it is begun anew? All call this."""
-    samples = samples_of(promise, world)
-
-    def epochs() -> list[tuple[Reading, ...]]:
-        loader, sampler = sharded(samples, world, batch=promise.batch, seed=SEED)
-
-        def begin(epoch: int) -> DataLoader[Any]:
-            sampler.set_epoch(epoch)
-            return loader
-
-        return read_epochs(begin, EPOCHS, world, sampler=sampler)
-
-    first = epochs()
-    again = epochs()
+    first: list[tuple[Reading, ...]] = []
+    again: list[tuple[Reading, ...]] = []
+    for epochs in (first, again):
+        loader, sampler = sharded(samples_of(promise, world), world, batch=promise.batch, seed=SEED)
+        epochs += [_read_epoch(epoch, loader, sampler, world) for epoch in range(EPOCHS)]
     return [
         *judge_orders(f"{EPOCHS} epochs", first),
         *(judge_again(f"epoch {i} begun anew", first[i], again[i]) for i in range(EPOCHS)),
@@ -159,9 +161,8 @@ def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[
     mine = list(range(world.rank, samples, world.size))
     mine = mine[: len(mine) - world.rank * promise.samples_per_rank // (2 * world.size)]
     losses = [1.0 + (index * 7919 % 1009) / 1009 + world.rank for index in mine]
-    large = _MOST // world.size + world.rank
-    odd = (_MOST // world.size * world.size + world.size * (world.size - 1) // 2) % 2
-    large += int(world.rank == 0 and not odd)  # an odd sum is one that float64 does not have
+    # An odd sum, which float64 does not have: even counts, and one more on rank 0.
+    large = 2 * (_MOST // world.size // 2 + world.rank) + int(world.rank == 0)
     return [
         mean("loss", losses, mean_over_ranks(losses, device), world),
         count("samples", len(mine), sum_over_ranks(len(mine), device), world),

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from pytest_mnode.checks.data.facts import At, FilesRead
-from pytest_mnode.checks.judged import none_wrong
+from pytest_mnode.checks.judged import At, none_wrong, unlike_most
 from pytest_mnode.criteria.preflight.directories import visit
 from pytest_mnode.criteria.preflight.orders import Directory
 from pytest_mnode.measurement import Measurement
 
 _ABSENT = "not among the first"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesRead:
+    """Digests of the first files of a directory as one rank read them; or why it could not."""
+
+    at: At
+    digests: Mapping[str, str]
+    problem: str = ""
 
 
 def read_files(at: At, path: str, files: int, size_bytes: int) -> FilesRead:
@@ -27,15 +35,11 @@ def judge_files(label: str, read: Sequence[FilesRead]) -> list[Measurement]:
     unread = [f"{one.at}: {one.problem}" for one in read if one.problem]
     able = [one for one in read if not one.problem]
     names = sorted({name for one in able for name in one.digests})
-    texts = []
-    for name in names:
-        by_rank = {one.at: one.digests.get(name, _ABSENT) for one in able}
-        counted = Counter(by_rank.values()).most_common()
-        usual = counted[0][0]
-        tied = len(counted) > 1 and counted[1][1] == counted[0][1]
-        odd = {at: digest for at, digest in by_rank.items() if tied or digest != usual}
-        if len(counted) > 1:
-            texts += [f"{at} reads {name} as {digest}" for at, digest in odd.items()]
+    texts = [
+        f"{at} reads {name} as {digest}"
+        for name in names
+        for at, digest, _ in unlike_most([(one.at, one.digests.get(name, _ABSENT)) for one in able])
+    ]
     unsure = ""
     if not names or len(able) < 2:
         unsure = "one rank has nobody to compare with" if names else "there is no file to compare"

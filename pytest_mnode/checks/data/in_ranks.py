@@ -16,18 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from pytest_mnode.checks.data.batches import judge_batches
-from pytest_mnode.checks.data.facts import (
-    At,
-    Counted,
-    Draws,
-    Reading,
-    Reduced,
-    SamplerFacts,
-    StepSeen,
-    StepsSeen,
-)
-from pytest_mnode.checks.data.metrics import judge_count, judge_mean
+from pytest_mnode.checks.data.batches import Step, judge_batches
+from pytest_mnode.checks.data.metrics import Reduced, judge_count, judge_mean
+from pytest_mnode.checks.data.seeds import Draws
+from pytest_mnode.checks.data.shards import Reading, SamplerFacts
+from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import gathered
 from pytest_mnode.rank.world import World
@@ -158,7 +151,7 @@ def mean(label: str, values: Sequence[float], result: float | None, world: World
 
 def count(label: str, own: int, result: int | None, world: World) -> Measurement:
     """Is `result` on every rank the sum of all `own`, exactly? All ranks call this."""
-    return judge_count(label, gathered(Counted(At(world.rank, world.node), own, result)))
+    return judge_count(label, gathered(Reduced(At(world.rank, world.node), (own,), result)))
 
 
 def draw(
@@ -177,11 +170,11 @@ def draw(
         digests = _own(device)
         if workers:
             loader: DataLoader[Any] = DataLoader(
-                _Drawing(workers),
+                Indices(workers),
                 batch_size=1,
                 num_workers=workers,
                 worker_init_fn=worker_init,
-                collate_fn=_first,
+                collate_fn=_in_worker,
             )
             for number, drawn in enumerate(loader):
                 digests |= {f"worker {number}: {kind}": one for kind, one in drawn.items()}
@@ -204,21 +197,9 @@ def _own(device: torch.device) -> dict[str, str]:
     return {kind: hashlib.sha256(text.encode()).hexdigest()[:16] for kind, text in found.items()}
 
 
-class _Drawing(Dataset[dict[str, str]]):
-    """One sample a worker: what that worker draws."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> dict[str, str]:
-        return _own(torch.device("cpu"))
-
-
-def _first(samples: list[dict[str, str]]) -> dict[str, str]:
-    return samples[0]
+def _in_worker(_: list[int]) -> dict[str, str]:
+    """What a worker draws, in place of a batch."""
+    return _own(torch.device("cpu"))
 
 
 class Ledger(nn.Module):
@@ -232,7 +213,7 @@ class Ledger(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(samples, dtype=torch.float64, device=device))
         self._fed: list[int] = []
-        self._steps: list[StepSeen] = []
+        self._steps: list[Step] = []
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """Losses of samples, (batch,) of indices to (batch,) of float64."""
@@ -245,11 +226,11 @@ class Ledger(nn.Module):
 
     def _note(self, *_: Any) -> None:
         gradient = self.weight.grad
-        weights: tuple[tuple[int, float], ...] = ()
-        if gradient is not None:
-            samples = gradient.nonzero().flatten().tolist()
-            weights = tuple((sample, float(gradient[sample])) for sample in samples)
-        self._steps.append(StepSeen(weights, tuple(self._fed)))
+        weights = torch.zeros_like(self.weight) if gradient is None else gradient
+        samples = weights.nonzero().flatten()
+        self._steps.append(
+            Step(samples.cpu().numpy(), weights[samples].cpu().numpy(), np.array(self._fed, int))
+        )
         self._fed.clear()
 
     def global_batch(
@@ -259,5 +240,5 @@ class Ledger(nn.Module):
 
         local: samples of one rank's micro-batch. accumulation: micro-batches of a step.
         """
-        seen = StepsSeen(At(world.rank, world.node), tuple(self._steps))
-        return judge_batches(label, gathered(seen), local, accumulation)
+        seen = gathered((At(world.rank, world.node), self._steps))
+        return judge_batches(label, seen, local, accumulation)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lgamma, log
 
-from pytest_mnode.checks.data.facts import At, Reading
-from pytest_mnode.checks.judged import none_wrong, texts_by_who
+from pytest_mnode.checks.data.shards import Reading
+from pytest_mnode.checks.judged import At, none_wrong, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 NEGLIGIBLE = 1e-9
@@ -84,13 +84,19 @@ def _judged(  # noqa: PLR0917  what a finding has, and what it is judged by
     missing: Sequence[str],
     cause: str = "",
 ) -> Measurement:
-    if sure := _no_chance(odd, *size):
-        texts = _texts(sure, size[0], cause)
-        return Measurement.none_allowed(name, texts, source, count=len(sure))
+    """How often ranks read in odd orders; inconclusive where only chance may have made them so."""
+    sure = _no_chance(odd, *size)
+    by_rank: dict[At, list[str]] = {}
+    for one in sure or odd:
+        by_rank.setdefault(one.at, []).append(one.text)
+    named = [(at, f"{', '.join(texts)}{cause}") for at, texts in by_rank.items()]
+    texts = texts_by_who(named, size[0])
+    if sure:
+        return none_wrong(name, texts, source, count=len(sure))
     unsure = [listed(missing)] if missing else []
     if odd:
-        unsure.append(listed(_texts(odd, size[0], cause)))
-        unsure.append(f"shuffles of so few samples may be so, give each rank {ENOUGH}")
+        few = f"shuffles of so few samples may be so, give each rank {ENOUGH}"
+        unsure += [listed(texts), few]
     return none_wrong(name, [], source, unsure="; ".join(unsure))
 
 
@@ -115,32 +121,21 @@ def _unlikely(odd: Sequence[_Odd], places: int, times: int) -> bool:
     return bool(odd) and chance < log(NEGLIGIBLE)
 
 
-def _texts(odd: Iterable[_Odd], ranks: int, cause: str) -> list[str]:
-    """Who read in which orders."""
-    by_rank: dict[At, list[str]] = {}
-    for one in odd:
-        by_rank.setdefault(one.at, []).append(one.text)
-    return texts_by_who(
-        [(at, f"{', '.join(texts)}{cause}") for at, texts in by_rank.items()], ranks
-    )
-
-
 def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Measurement:
     """Did every rank read the same samples in the same order both times?"""
-    other = {one.at.rank: one.indices for one in again}
+    ats = {one.at.rank: one.at for one in (*first, *again)}
+    runs = [{one.at.rank: one.indices for one in run} for run in (first, again)]
     differing, nothing = [], []
-    for one in first:
-        then = other.get(one.at.rank)
-        if then is None:
-            differing.append(f"{one.at} did not read again")
-        elif then != one.indices:
-            differing.append(f"{one.at} read {_difference(one.indices, then)}")
+    for rank, at in ats.items():
+        before, then = (run.get(rank) for run in runs)
+        if before is None:
+            differing.append(f"{at} read the second time only")
+        elif then is None:
+            differing.append(f"{at} did not read again")
+        elif then != before:
+            differing.append(f"{at} read {_difference(before, then)}")
         elif not then:
-            nothing.append(f"{one.at} read nothing")
-    before = {one.at.rank for one in first}
-    differing += [
-        f"{one.at} read the second time only" for one in again if one.at.rank not in before
-    ]
+            nothing.append(f"{at} read nothing")
     return none_wrong(
         f"{label}: ranks that read otherwise",
         differing,

@@ -5,12 +5,13 @@ The judges are pure; `seeds_of_two_runs` is called by the controller.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_mnode.checks.data.facts import At, Draws
-from pytest_mnode.checks.judged import none_wrong, texts_by_who
+from pytest_mnode.checks.judged import At, none_wrong, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 if TYPE_CHECKING:
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 SEED = 20
 
 
-def kind_of(source: str) -> str:
-    """The generator that a source draws from: "numpy" of "worker 1: numpy"."""
-    return source.rpartition(": ")[2]
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What one rank drew, as a digest by source, such as "numpy" or "worker 0: torch"."""
+
+    at: At
+    digests: Mapping[str, str]
 
 
 def judge_distinct(label: str, draws: Sequence[Draws]) -> Measurement:
@@ -32,24 +36,24 @@ def judge_distinct(label: str, draws: Sequence[Draws]) -> Measurement:
     Two that draw the same from one kind of generator are wrong. Inconclusive where none are, and a
     rank did not draw what others drew.
     """
-    drawn: dict[tuple[str, str], list[tuple[At, str]]] = {}
-    for one in draws:
-        for source, digest in one.digests.items():
-            worker = source.rpartition(": ")[0]
-            drawn.setdefault((kind_of(source), digest), []).append((one.at, worker))
-    equal: dict[tuple[tuple[At, str], ...], list[str]] = {}
-    for (kind, _), who in drawn.items():
-        if len(who) > 1:
-            equal.setdefault(tuple(who), []).append(kind)
     name = f"{label}: generators that draw what another draws"
     source = "each rank and each worker has a seed of its own"
     if len(draws) < 2:
         return Measurement.unknown(name, "one rank has nobody to share with", source=source)
-    every = _kinds(draws)
+    drawn: defaultdict[tuple[str, str], list[tuple[At, str]]] = defaultdict(list)
+    for one in draws:
+        for generator, digest in one.digests.items():
+            worker, _, kind = generator.rpartition(": ")
+            drawn[kind, digest].append((one.at, worker))
+    equal: defaultdict[tuple[tuple[At, str], ...], list[str]] = defaultdict(list)
+    for (kind, _), who in drawn.items():
+        if len(who) > 1:
+            equal[tuple(who)].append(kind)
+    every = _generators(draws)
     missing = [
         (one.at, _undrawn(absent))
         for one in draws
-        if (absent := [source for source in every if source not in one.digests])
+        if (absent := [generator for generator in every if generator not in one.digests])
     ]
     return none_wrong(
         name,
@@ -62,88 +66,76 @@ def judge_distinct(label: str, draws: Sequence[Draws]) -> Measurement:
 
 
 def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> str:
-    """Who draws the same, such as "all 8 ranks, worker 0: the same from torch, dropout"."""
-    workers = {worker for _, worker in who}
+    """Who draws the same, such as "all 8 ranks: worker 0, the same from torch, dropout"."""
     what = f"the same from {', '.join(kinds)}"
-    if len(workers) == 1:
-        worker = f"{min(workers)}, " if any(workers) else ""
-        [text] = texts_by_who([(at, f"{worker}{what}") for at, _ in who], ranks)
-        return text
-    places = [f"{at}, {worker}" if worker else str(at) for at, worker in who]
-    return f"{listed(places)}: {what}"
+    [worker, *others] = {worker for _, worker in who}
+    if others:
+        places = [f"{at}, {worker}" if worker else str(at) for at, worker in who]
+        return f"{listed(places)}: {what}"
+    text = f"{worker}, {what}" if worker else what
+    return "".join(texts_by_who([(at, text) for at, _ in who], ranks))
 
 
 def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws]) -> Measurement:
     """Does every rank draw the same numbers in a second run with the same seed?"""
-    return _between(
-        f"{label}: generators that draw otherwise in a second run",
-        "numbers follow from the seed and the rank",
-        (first, again),
-        "others from",
-        lambda one, other: one != other,
-    )
+    name = f"{label}: generators that draw otherwise in a second run"
+    source = "numbers follow from the seed and the rank"
+    return _between(name, source, first, again, operator.ne, "others from")
 
 
 def judge_depends(label: str, one: Sequence[Draws], other: Sequence[Draws]) -> Measurement:
     """Does another seed give every rank other numbers?"""
-    return _between(
-        f"{label}: generators that the seed does not reach",
-        "another seed gives other numbers",
-        (one, other),
-        "the same from",
-        lambda one, other: one == other,
-    )
+    name = f"{label}: generators that the seed does not reach"
+    source = "another seed gives other numbers"
+    return _between(name, source, one, other, operator.eq, "the same from")
 
 
-def _between(
+def _between(  # noqa: PLR0917  what is judged, and by what
     name: str,
     source: str,
-    runs: tuple[Sequence[Draws], Sequence[Draws]],
-    what: str,
+    first: Sequence[Draws],
+    again: Sequence[Draws],
     wrong: Callable[[str, str], bool],
+    what: str,
 ) -> Measurement:
     """Generators whose digests of two runs are wrong; inconclusive where some did not draw."""
-    first, second = ({draws.at.rank: draws for draws in run} for run in runs)
-    kinds = _kinds(itertools.chain(*runs))
+    every = _generators([*first, *again])
+    runs = [{one.at.rank: one.digests for one in run} for run in (first, again)]
+    ats = {one.at.rank: one.at for one in (*first, *again)}
     texts, missing = [], []
     count = 0
-    for rank, draws in (first | second).items():
-        if rank not in first or rank not in second:
-            missing.append((draws.at, "not in both runs"))
+    for rank, at in ats.items():
+        if not all(rank in run for run in runs):
+            missing.append((at, "not in both runs"))
             continue
-        one, other = first[rank].digests, second[rank].digests
-        if absent := [kind for kind in kinds if kind not in one or kind not in other]:
-            missing.append((draws.at, _undrawn(absent)))
+        one, other = (run[rank] for run in runs)
+        if absent := [kind for kind in every if kind not in one or kind not in other]:
+            missing.append((at, _undrawn(absent)))
         if bad := [kind for kind in one if kind in other and wrong(one[kind], other[kind])]:
             count += len(bad)
-            texts.append((draws.at, f"{what} {', '.join(_shown(bad))}"))
-    ranks = len(first | second)
+            texts.append((at, f"{what} {listed(bad, separator=', ')}"))
     return none_wrong(
         name,
-        texts_by_who(texts, ranks),
+        texts_by_who(texts, len(ats)),
         source,
         count=count,
-        unsure=_unsure(missing, ranks, kinds),
-        note=", ".join(kinds),
+        unsure=_unsure(missing, len(ats), every),
+        note=", ".join(every),
     )
 
 
-def _unsure(missing: Iterable[tuple[At, str]], ranks: int, kinds: Sequence[str]) -> str:
-    """What some ranks did not draw; "" where all drew the same kinds."""
-    return listed(texts_by_who(missing, ranks)) if kinds else "no rank drew anything"
+def _unsure(missing: Iterable[tuple[At, str]], ranks: int, generators: Sequence[str]) -> str:
+    """What some ranks did not draw; "" where all drew from the same generators."""
+    return listed(texts_by_who(missing, ranks)) if generators else "no rank drew anything"
 
 
-def _undrawn(kinds: Sequence[str]) -> str:
-    return f"drew nothing from {', '.join(_shown(kinds))}"
+def _undrawn(generators: Sequence[str]) -> str:
+    return f"drew nothing from {listed(generators, separator=', ')}"
 
 
-def _shown(kinds: Sequence[str], most: int = 4) -> list[str]:
-    return [*kinds[:most], *([f"{len(kinds) - most} more"] if len(kinds) > most else [])]
-
-
-def _kinds(draws: Iterable[Draws]) -> list[str]:
+def _generators(draws: Iterable[Draws]) -> list[str]:
     """All that any rank drew from."""
-    return list(dict.fromkeys(source for one in draws for source in one.digests))
+    return list(dict.fromkeys(generator for one in draws for generator in one.digests))
 
 
 def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -> list[Measurement]:

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from pytest_mnode.checks.data.facts import Reading
-from pytest_mnode.checks.judged import most_common, none_wrong
+from pytest_mnode.checks.judged import At, none_wrong, numbered, unlike_most
 from pytest_mnode.measurement import Measurement, listed
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFacts:
+    """What a sampler says of itself; None where it has no such thing."""
+
+    rank: int | None = None
+    replicas: int | None = None
+    seed: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Samples that one rank read in one epoch: indices of the data set, as they came."""
+
+    at: At
+    epoch: int
+    indices: tuple[int, ...]
+    sampler: SamplerFacts = SamplerFacts()
 
 
 def padding_of(samples: int, ranks: int) -> int:
@@ -38,23 +58,21 @@ def judge_shards(
     """
     counts = Counter(itertools.chain.from_iterable(one.indices for one in readings))
     missing = [index for index in range(samples) if not counts[index]]
-    extra = sum(count - 1 for count in counts.values())
-    foreign = [f"{one.at} read {index}" for one in readings for index in _foreign(one, samples)]
-    lengths = [len(one.indices) for one in readings]
+    extra = counts.total() - len(counts)
     uneven = [
-        f"{one.at} read {length}{others}"
-        for one, length, others in _unlike(readings, lengths, ", most ranks {}")
+        f"{at} read {length}{others}"
+        for at, length, others in unlike_most([(one.at, len(one.indices)) for one in readings])
     ]
     causes = list(itertools.chain(_causes(readings), uneven, _strayed(readings, expected)))
-    absent = max(0, len(missing) - left_out)
+    absent = max(0, len(missing) - left_out) if readings else 0
     twice = max(0, extra - padding)
     nothing = "" if counts else "no rank read anything"
     return [
         none_wrong(
             f"{label}: samples that reached no rank",
-            [*causes, f"{_some(missing)} reached nobody"] if absent and readings else [],
+            [*causes, f"{numbered('sample', missing)} reached nobody"] if absent else [],
             f"{samples} samples, of which {left_out} may be left out",
-            count=absent if readings else 0,
+            count=absent,
             unsure=nothing or ("" if samples else "there is no sample that could be missing"),
             note=f"{len(missing)} left out, to have equal shards" if missing and not absent else "",
         ),
@@ -71,15 +89,16 @@ def judge_shards(
         ),
         none_wrong(
             f"{label}: samples that there are not",
-            foreign,
+            [
+                f"{one.at} read {index}"
+                for one in readings
+                for index in one.indices
+                if not 0 <= index < samples
+            ],
             f"indices 0 to {samples - 1}",
             unsure=nothing,
         ),
     ]
-
-
-def _foreign(reading: Reading, samples: int) -> list[int]:
-    return [index for index in reading.indices if not 0 <= index < samples]
 
 
 def _causes(readings: Sequence[Reading]) -> Iterator[str]:
@@ -91,21 +110,10 @@ def _causes(readings: Sequence[Reading]) -> Iterator[str]:
             yield f"{one.at} has the sampler of rank {own.rank}"
         if own.replicas is not None and own.replicas != ranks:
             yield f"{one.at} shards for {own.replicas} ranks, and there are {ranks}"
-    seeds = [one.sampler.seed for one in readings]
-    epochs = [one.sampler.epoch for one in readings]
-    for what, values in (("seed", seeds), ("epoch", epochs)):
-        for one, value, others in _unlike(readings, values, ", most ranks by {}"):
-            yield f"{one.at} shuffles by {what} {value}{others}"
-
-
-def _unlike(
-    readings: Sequence[Reading], values: Sequence[int | None], others: str
-) -> Iterator[tuple[Reading, int | None, str]]:
-    """Ranks whose value is not that of most, and what most have; all where none is most's."""
-    most = most_common(values)
-    others_text = "" if most is None else others.format(most)
-    if len(set(values)) > 1:
-        yield from ((r, v, others_text) for r, v in zip(readings, values, strict=True) if v != most)
+    for what in ("seed", "epoch"):
+        values = [(one.at, getattr(one.sampler, what)) for one in readings]
+        for at, value, others in unlike_most(values, ", most ranks by {}"):
+            yield f"{at} shuffles by {what} {value}{others}"
 
 
 def _strayed(
@@ -118,32 +126,28 @@ def _strayed(
         own = Counter(expected[one.at.rank]) if one.at.rank < len(expected) else Counter()
         got = Counter(one.indices)
         if lacks := list((own - got).elements()):
-            yield f"{one.at} lacks {len(lacks)} of its {own.total()} samples, {_some(lacks)}"
+            which = numbered("sample", lacks)
+            yield f"{one.at} lacks {len(lacks)} of its {own.total()} samples, {which}"
         elif more := list((got - own).elements()):
-            yield f"{one.at} read {len(more)} that are not its own, {_some(more)}"
+            yield f"{one.at} read {len(more)} that are not its own, {numbered('sample', more)}"
 
 
 def _overlaps(readings: Sequence[Reading]) -> list[str]:
     """Pairs of ranks that read the same samples, those with most first."""
-    pairs = []
-    for one, other in itertools.combinations(readings, 2):
-        if both := sorted(set(one.indices) & set(other.indices)):
-            pairs.append((len(both), f"{one.at} and {other.at} both read {_some(both)}"))
-    alone = [
-        (len(one.indices) - len(set(one.indices)), f"{one.at} read samples more than once")
-        for one in readings
-        if len(set(one.indices)) < len(one.indices)
+    sets = [set(one.indices) for one in readings]
+    overlaps = [
+        (len(both), f"{one.at} and {other.at} both read {numbered('sample', sorted(both))}")
+        for (one, mine), (other, its) in itertools.combinations(zip(readings, sets, strict=True), 2)
+        if (both := mine & its)
     ]
-    every = sorted([*pairs, *alone], reverse=True)
+    overlaps += [
+        (len(one.indices) - len(mine), f"{one.at} read samples more than once")
+        for one, mine in zip(readings, sets, strict=True)
+        if len(one.indices) > len(mine)
+    ]
+    overlaps.sort(reverse=True)
     # What was padded is shared by two each; it says nothing of who is wrong.
-    return [text for size, text in every if 2 * size >= every[0][0]]
-
-
-def _some(indices: Iterable[int], most: int = 5) -> str:
-    every = list(indices)
-    shown = ", ".join(str(index) for index in every[:most])
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return f"{'sample' if len(every) == 1 else 'samples'} {shown}{more}"
+    return [text for size, text in overlaps if 2 * size >= overlaps[0][0]]
 
 
 def judge_resumed(
@@ -162,9 +166,11 @@ def judge_resumed(
     lost, twice = list((want - got).elements()), list((got - want).elements())
     name = f"{label}: samples lost or read again"
     source = "each sample of the epoch once, across the cut"
-    texts = [f"{_some(lost)} lost"] if lost else []
+    texts = [f"{numbered('sample', lost)} lost"] if lost else []
     if twice:
-        texts.append(f"{_some(twice)} read again by {listed(_readers(after, set(twice)))}")
+        readers = [str(one.at) for one in after if not set(twice).isdisjoint(one.indices)]
+        who = listed(readers) or "nobody after it"
+        texts.append(f"{numbered('sample', twice)} read again by {who}")
     sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
     nothing = [
         f"nothing was read {side}" for side, read in sides if not any(one.indices for one in read)
@@ -175,7 +181,3 @@ def judge_resumed(
         return Measurement.unknown(name, f"{unsure}; {note}", source=source)
     count = len(lost) + len(twice)
     return none_wrong(name, texts, source, count=count, unsure=unsure, note=note)
-
-
-def _readers(readings: Sequence[Reading], samples: set[int]) -> list[str]:
-    return [str(one.at) for one in readings if samples & set(one.indices)] or ["nobody after it"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from pytest_mnode.checks.groups.judge import (
     judge_inside_node,
     judge_members,
 )
-from pytest_mnode.checks.groups.layout import Layout
+from pytest_mnode.checks.groups.layout import Layout, shown_sizes
+from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import boot_id, gathered
 from pytest_mnode.rank.world import World
@@ -83,8 +84,7 @@ def inside_node(
         name: max(len(one.groups[name].declared) for one in facts if name in one.groups)
         for name in _all_names(facts)
     }
-    text = " × ".join(f"{name} {size}" for name, size in sizes.items())
-    return judge_inside_node(label or text, facts, names)
+    return judge_inside_node(label or shown_sizes(sizes), facts, names)
 
 
 def collectives(
@@ -101,9 +101,8 @@ def collectives(
     the next and to the one before, as between pipeline stages.
     """
     right = expected_in(groups, expected)
-    able, refused = _able(named(groups), right, world)
-    done = run_one_by_one(able, right, world.rank, device)
-    return _judged(f"{label or _label(right)}: wrong values inside groups", done, refused, world)
+    name = f"{label or _label(right)}: wrong values inside groups"
+    return _exchanged(name, run_one_by_one, named(groups), right, world=world, device=device)
 
 
 def together(
@@ -124,10 +123,8 @@ def together(
         for dimension, expect in expected_in(mesh, (expected or {}).get(name)).items():
             right[f"{name} {dimension}"] = expect
         groups |= {f"{name} {dimension}": group for dimension, group in named(mesh).items()}
-    able, refused = _able(groups, right, world)
-    done = run_at_once(able, right, world.rank, device)
     name = f"{label or ', '.join(meshes)}: wrong values with all groups busy at once"
-    return _judged(name, done, refused, world)
+    return _exchanged(name, run_at_once, groups, right, world=world, device=device)
 
 
 def slices(
@@ -163,9 +160,8 @@ def slices(
 
 
 def _label(expected: Expected) -> str:
-    """Names with the sizes of their groups, such as "dp 4 × tp 2"."""
-    sizes = ((name, max(map(len, groups), default=0)) for name, groups in expected.items())
-    return " × ".join(f"{name} {size}" for name, size in sizes)
+    """Names with the sizes of their largest groups."""
+    return shown_sizes({name: max(map(len, of), default=0) for name, of in expected.items()})
 
 
 def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ...]:
@@ -176,28 +172,26 @@ def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ..
         places = dict(zip(groups.mesh_dim_names or (), groups.get_coordinate() or (), strict=False))
     mine = {
         name: Membership(
-            tuple(dist.get_process_group_ranks(group)),
-            dist.get_rank(group),
-            places.get(name),
+            tuple(dist.get_process_group_ranks(group)), dist.get_rank(group), places.get(name)
         )
         for name, group in named(groups).items()
     }
-    return gathered(RankGroups(world.rank, world.node, socket.gethostname(), mine, boot_id()))
+    at = At(world.rank, world.node)
+    return gathered(RankGroups(at, socket.gethostname(), mine, boot_id()))
 
 
 def _heard(
     facts: Sequence[RankGroups], groups: Groups, device: torch.device
 ) -> tuple[RankGroups, ...]:
     """The same with who answered in each group, where its ranks agree on who is in it."""
-    mine = next(f for f in facts if f.rank == dist.get_rank())
+    mine = facts[dist.get_rank()]
     heard = dict(mine.groups)
     for name in _all_names(facts):
         if name in groups and agreed(facts, name):
-            spoken = torch.tensor([mine.rank], device=device)
+            spoken = torch.tensor([mine.at.rank], device=device)
             every = [torch.full_like(spoken, -1) for _ in mine.groups[name].declared]
             dist.all_gather(every, spoken, group=groups[name])
-            answers = tuple(int(one) for one in every)
-            heard[name] = replace(heard[name], heard=answers)
+            heard[name] = replace(heard[name], heard=tuple(map(int, every)))
     return gathered(replace(mine, groups=heard))
 
 
@@ -206,34 +200,34 @@ def _all_names(facts: Sequence[RankGroups]) -> list[str]:
     return list(dict.fromkeys(name for one in facts for name in one.groups))
 
 
-def _able(
-    groups: Groups, expected: Expected, world: World
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """This rank's groups that collectives can be run in, and why not in others."""
+def _exchanged(
+    name: str,
+    run: Callable[[Groups, Expected, int, torch.device], list[CollectiveResult]],
+    groups: Groups,
+    expected: Expected,
+    *,
+    world: World,
+    device: torch.device,
+) -> Measurement:
+    """Run collectives in the groups that they can be run in, and judge what came."""
     facts = _declared(groups, world)
     able: dict[str, Any] = {}
     refused: dict[str, str] = {}
-    for name, right in expected.items():
-        if not agreed(facts, name):
-            refused[name] = NOT_TRIED
-        elif not all(_has_its_ranks(one, name, right) for one in facts):
-            refused[name] = "it has wrong ranks"
-        elif name in groups:
-            able[name] = groups[name]
-    return able, refused
+    for group, right in expected.items():
+        if not agreed(facts, group):
+            refused[group] = NOT_TRIED
+        elif not all(_has_its_ranks(one, group, right) for one in facts):
+            refused[group] = "it has wrong ranks"
+        elif group in groups:
+            able[group] = groups[group]
+    done = run(able, expected, world.rank, device)
+    return judge_collectives(name, gathered((At(world.rank, world.node), done)), refused)
 
 
 def _has_its_ranks(facts: RankGroups, name: str, right: Sequence[Sequence[int]]) -> bool:
     has = facts.groups.get(name)
-    ours = next((group for group in right if facts.rank in group), ())
+    ours = next((group for group in right if facts.at.rank in group), ())
     return sorted(ours) == sorted(has.declared if has else ())
-
-
-def _judged(
-    name: str, done: Sequence[CollectiveResult], refused: Mapping[str, str], world: World
-) -> Measurement:
-    where = f"rank {world.rank} on {world.node}"
-    return judge_collectives(name, gathered((where, tuple(done))), refused)
 
 
 def layout_of(mesh: DeviceMesh) -> Layout:

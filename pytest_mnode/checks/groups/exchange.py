@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,17 +132,8 @@ def _all_to_all(call: Call) -> Pending:
     return Pending(work, mine, torch.cat(call.sent_here()), parts)
 
 
-def _to_next(call: Call) -> Pending:
-    """Each rank to the next, as activations go from stage to stage; nobody sends to the first."""
-    return _along(call, 1)
-
-
-def _to_previous(call: Call) -> Pending:
-    """Each rank to the one before, as gradients go."""
-    return _along(call, -1)
-
-
 def _along(call: Call, step: int) -> Pending:
+    """Each rank to the one that is `step` places on; nobody sends to those at the beginning."""
     here, mine = call.empty(), call.sent_by(call.me)
     right = here.clone()
     operations = []
@@ -161,8 +153,8 @@ COLLECTIVES: Mapping[str, Callable[[Call], Pending]] = {
     "reduce_scatter": _reduce_scatter,
     "broadcast": _broadcast,
     "all_to_all": _all_to_all,
-    "send to the next": _to_next,
-    "send to the one before": _to_previous,
+    "send to the next": partial(_along, step=1),  # as activations go from stage to stage
+    "send to the one before": partial(_along, step=-1),  # as gradients go
 }
 _AT_ONCE = ("all_reduce", "all_gather", "broadcast")
 
@@ -172,51 +164,43 @@ def run_one_by_one(
 ) -> list[CollectiveResult]:
     """Every collective in every group, one after the other.
 
-    groups: those of this rank, by name. expected: the groups of all ranks, the same on each; calls
-    are numbered by it, because the members of one group may be in unequally many others.
+    groups: those of this rank, by name. expected: the groups of all ranks, the same on each.
     """
-    results = []
-    widest = _widest(expected)
-    for number, name, ranks in _own(groups, expected, me):
-        for place, (collective, start) in enumerate(COLLECTIVES.items()):
-            salt = (number * len(COLLECTIVES) + place) * widest
-            pending = start(Call(groups[name], ranks, me, salt, device))
-            results.append(pending.result(name, collective))
-    return results
+    started = _started(COLLECTIVES, groups, expected, me, device)
+    return [pending.result(name, collective) for name, collective, pending in started]
 
 
 def run_at_once(
+    groups: Mapping[str, Any], expected: Expected, me: int, device: torch.device
+) -> list[CollectiveResult]:
+    """Collectives in all groups, twice, under way together, and waited for from last to first.
+
+    groups, expected: as in `run_one_by_one`.
+    """
+    under_way = list(_started(_AT_ONCE * 2, groups, expected, me, device))
+    return [pending.result(name, collective) for name, collective, pending in reversed(under_way)]
+
+
+def _started(
+    collectives: Iterable[str],
     groups: Mapping[str, Any],
     expected: Expected,
     me: int,
     device: torch.device,
-    rounds: int = 2,
-) -> list[CollectiveResult]:
-    """Collectives in all groups, under way together, and waited for from last to first.
+) -> Iterator[tuple[str, str, Pending]]:
+    """Start each collective in each group; all ranks in one order, which NCCL requires.
 
-    All ranks start them in the same order, as NCCL requires of communicators that run at once.
-    groups, expected: as in `run_one_by_one`.
+    Calls are numbered by `expected`, because the members of one group may be in unequally many
+    others.
     """
-    under_way = []
-    widest = _widest(expected)
-    for call, collective in enumerate(_AT_ONCE * rounds):
-        for number, name, ranks in _own(groups, expected, me):
-            salt = (call * len(expected) + number) * widest
-            pending = COLLECTIVES[collective](Call(groups[name], ranks, me, salt, device))
-            under_way.append((name, collective, pending))
-    return [pending.result(name, collective) for name, collective, pending in reversed(under_way)]
-
-
-def _own(
-    groups: Mapping[str, Any], expected: Expected, me: int
-) -> Iterator[tuple[int, str, Sequence[int]]]:
-    """Number, name and ranks of each group this rank is in; numbers are the same on all ranks."""
-    for number, (name, every) in enumerate(expected.items()):
-        ours = next((ranks for ranks in every if me in ranks), None)
-        if ours is not None and name in groups:
-            yield number, name, ours
-
-
-def _widest(expected: Expected) -> int:
-    """Ranks of the largest group: as many salts as any call uses."""
-    return max((len(ranks) for every in expected.values() for ranks in every), default=1)
+    widest = max((len(ranks) for every in expected.values() for ranks in every), default=1)
+    for call, collective in enumerate(collectives):
+        for number, (name, every) in enumerate(expected.items(), call * len(expected)):
+            ranks = next((ranks for ranks in every if me in ranks), None)
+            if ranks is not None and name in groups:
+                start = COLLECTIVES[collective]
+                yield (
+                    name,
+                    collective,
+                    start(Call(groups[name], ranks, me, number * widest, device)),
+                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.checks.judged import none_wrong, texts_by_who
+from pytest_mnode.checks.judged import At, none_wrong, numbered, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 Expected = Mapping[str, Sequence[Sequence[int]]]
@@ -36,15 +36,10 @@ class RankGroups:
     they have the same name.
     """
 
-    rank: int
-    node: str
+    at: At
     host: str
     groups: Mapping[str, Membership]
     machine: str = ""
-
-    @property
-    def where(self) -> str:
-        return f"rank {self.rank} on {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +57,13 @@ def agreed(gathered: Sequence[RankGroups], name: str) -> bool:
 
     Where they do not, a collective in it would wait for ranks that never come.
     """
-    by_rank = {facts.rank: facts.groups.get(name) for facts in gathered}
-    for rank, mine in by_rank.items():
-        if mine is None:
-            continue
-        if not 0 <= mine.place < len(mine.declared) or mine.declared[mine.place] != rank:
-            return False
-        others = (by_rank.get(other) for other in mine.declared)
-        if any(other is None or other.declared != mine.declared for other in others):
-            return False
-    return True
+    has = {one.at.rank: one.groups[name] for one in gathered if name in one.groups}
+    declared = {rank: mine.declared for rank, mine in has.items()}
+    return all(
+        mine.declared[mine.place : mine.place + 1] == (rank,)
+        and all(declared.get(other) == mine.declared for other in mine.declared)
+        for rank, mine in has.items()
+    )
 
 
 def judge_members(
@@ -86,11 +78,11 @@ def judge_members(
     for name, groups in expected.items():
         right = {rank: tuple(group) for group in groups for rank in group}
         for facts in gathered:
-            ours, has = right.get(facts.rank), facts.groups.get(name)
+            ours, has = right.get(facts.at.rank), facts.groups.get(name)
             if text := _wrong_members(name, ours, has):
-                strangers.append(f"{facts.where} {text}")
+                strangers.append(f"{facts.at} {text}")
             elif ours is not None and has is not None and (text := _wrong_place(name, ours, has)):
-                misplaced.append(f"{facts.where} {text}")
+                misplaced.append(f"{facts.at} {text}")
     unsure = "; ".join(_not_asked(gathered, expected))
     return [
         none_wrong(
@@ -111,20 +103,19 @@ def judge_members(
 
 def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[str]:
     """What is not known: of ranks that reported nothing, or that heard nobody."""
-    ranks = sorted({rank for groups in expected.values() for group in groups for rank in group})
+    ranks = {rank for groups in expected.values() for group in groups for rank in group}
     if not ranks:
         yield "no group is expected"
-    reported = {facts.rank for facts in gathered}
-    if silent := [rank for rank in ranks if rank not in reported]:
-        yield f"{_named(silent)} did not say which groups they are in"
+    if silent := ranks - {facts.at.rank for facts in gathered}:
+        yield f"{numbered('rank', sorted(silent), 8)} did not say which groups they are in"
     unlike = [name for name in expected if not agreed(gathered, name)]
     if unlike:
         yield f"nobody was heard in {', '.join(unlike)}: {NOT_TRIED}"
     deaf = []
     for facts in gathered:
-        asked = ((name, facts.groups.get(name)) for name in expected if name not in unlike)
-        if names := [name for name, has in asked if has is not None and has.heard is None]:
-            deaf.append((facts.where, f"nobody was heard in {', '.join(names)}"))
+        asked = {name: facts.groups.get(name) for name in expected if name not in unlike}
+        if names := [name for name, has in asked.items() if has and has.heard is None]:
+            deaf.append((facts.at, f"nobody was heard in {', '.join(names)}"))
     if deaf:
         yield listed(texts_by_who(deaf, len(gathered)))
 
@@ -162,33 +153,31 @@ def judge_inside_node(
     Inconclusive where there is no group of one of the names, or a rank's host is not known.
     """
     asked = tuple(names)
-    hosts = {facts.rank: _host(facts, gathered) for facts in gathered}
-    broken: list[str] = []
-    unknown: set[int] = set()
-    absent: list[str] = []
-    count = 0
-    for name in asked:
-        declared = {f.groups[name].declared for f in gathered if name in f.groups}
-        count += len(declared)
-        absent += [name] if not declared else []
-        for group in sorted(declared):
-            of_group = [hosts.get(rank) for rank in group]
-            spanned = [host for host in dict.fromkeys(of_group) if host is not None]
-            unknown.update(rank for rank in group if hosts.get(rank) is None)
-            if len(spanned) > 1:
-                broken.append(f"{name} {_shown(group)} spans {', '.join(spanned)}")
+    hosts = {facts.at.rank: _host(facts, gathered) for facts in gathered}
+    groups = {
+        name: sorted({one.groups[name].declared for one in gathered if name in one.groups})
+        for name in asked
+    }
+    every = [(name, group) for name, of_name in groups.items() for group in of_name]
+    broken = []
+    for name, group in every:
+        spanned = list(dict.fromkeys(filter(None, map(hosts.get, group))))
+        if len(spanned) > 1:
+            broken.append(f"{name} {_shown(group)} spans {', '.join(spanned)}")
+    absent = [name for name in asked if not groups[name]]
+    unknown = {rank for _, group in every for rank in group if hosts.get(rank) is None}
     unsure = []
     if absent or not asked:
         unsure.append(f"there is no group of {' and '.join(absent) or 'any name'}")
     if unknown:
         which = "host of {} is" if len(unknown) == 1 else "hosts of {} are"
-        unsure.append(f"the {which.format(_named(sorted(unknown)))} not known")
+        unsure.append(f"the {which.format(numbered('rank', sorted(unknown), 8))} not known")
     return none_wrong(
         f"{label}: {' and '.join(asked)} groups over more than one node",
         broken,
         "the hosts that their ranks read their own names on",
         unsure="; ".join(unsure),
-        note=f"{count} groups over {len(set(hosts.values()) - {None})} hosts",
+        note=f"{len(every)} groups over {len(set(hosts.values()) - {None})} hosts",
     )
 
 
@@ -199,46 +188,34 @@ def _host(facts: RankGroups, gathered: Sequence[RankGroups]) -> str | None:
     """
     namesakes = [one for one in gathered if one.host == facts.host]
     machines = {one.machine for one in namesakes}
-    if "" in machines and len({one.node for one in namesakes}) > 1:
+    if "" in machines and len({one.at.node for one in namesakes}) > 1:
         return None
     return facts.host if len(machines) < 2 else f"{facts.host} ({facts.machine})"
 
 
 def judge_collectives(
     name: str,
-    gathered: Sequence[tuple[str, Sequence[CollectiveResult]]],
+    gathered: Sequence[tuple[At, Sequence[CollectiveResult]]],
     not_tried: Mapping[str, str],
 ) -> Measurement:
     """Wrong values of collectives inside groups.
 
-    gathered: each rank in words, and its results. not_tried: by name, why no collective was run in
-    a group.
+    gathered: the results of each rank. not_tried: by name, why no collective was run in a group.
     """
-    results = [(where, one) for where, of_rank in gathered for one in of_rank]
-    bad = [
-        f"{where}: {one.collective} in {one.group}: {one.first}"
-        for where, one in results
-        if one.wrong
-    ]
-    unsure = "; ".join(f"{group} not tried: {why}" for group, why in not_tried.items())
+    results = [(at, one) for at, of_rank in gathered for one in of_rank]
+    unsure = [f"{group} not tried: {why}" for group, why in not_tried.items()]
     if not results:
-        unsure = "; ".join(filter(None, [unsure, "no collective was run"]))
+        unsure.append("no collective was run")
     return none_wrong(
         name,
-        bad,
+        [f"{at}: {one.collective} in {one.group}: {one.first}" for at, one in results if one.wrong],
         "sums of whole numbers are exact, and copies are equal",
         count=sum(one.wrong for _, one in results),
-        unsure=unsure,
+        unsure="; ".join(unsure),
         note=", ".join(dict.fromkeys(one.collective for _, one in results)),
     )
 
 
-def _named(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:most])
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
-
-
 def _shown(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:most])
+    shown = ", ".join(map(str, ranks[:most]))
     return f"[{shown}{', …' if len(ranks) > most else ''}]"

@@ -62,8 +62,7 @@ class Layout:
         return next(group for group in self.groups(*names) if rank in group)
 
     def __str__(self) -> str:
-        pairs = zip(self.names, self.sizes, strict=True)
-        return " × ".join(f"{name} {size}" for name, size in pairs)
+        return shown_sizes(dict(zip(self.names, self.sizes, strict=True)))
 
 
 def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
@@ -117,3 +116,8 @@ def asked_layout(sizes: Mapping[str, int | str], ranks: int) -> Layout:
 def smallest_factor(number: int) -> int:
     """The smallest prime that divides a number; 1 of 1."""
     return next((f for f in range(2, number + 1) if number % f == 0), 1)
+
+
+def shown_sizes(sizes: Mapping[str, int]) -> str:
+    """Names with the sizes of their groups, such as "dp 4 × tp 2"."""
+    return " × ".join(f"{name} {size}" for name, size in sizes.items())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from pytest_mnode.checks.data import At, judge_batches
-from pytest_mnode.checks.data.facts import StepSeen, StepsSeen
+from pytest_mnode.checks.data.batches import Step
 from pytest_mnode.measurement import Measurement, Verdict, equals
 
 SIZE = "samples in a step of the optimiser"
@@ -18,17 +19,19 @@ SAME = "gradients unlike those of most ranks"
 STEPS = "ranks with more or fewer steps"
 
 
-def step(weights: dict[int, float], *fed: int) -> StepSeen:
-    return StepSeen(tuple(weights.items()), fed)
+def step(weights: dict[int, float], *fed: int) -> Step:
+    return Step(
+        np.array(list(weights), int), np.array(list(weights.values()), float), np.array(fed, int)
+    )
 
 
-def right(fed: Sequence[int], of_all: Sequence[int], weight: float | None = None) -> StepSeen:
+def right(fed: Sequence[int], of_all: Sequence[int], weight: float | None = None) -> Step:
     each = 1 / len(of_all) if weight is None else weight
     return step(dict.fromkeys(sorted(of_all), each), *fed)
 
 
-def seen(*ranks: Sequence[StepSeen]) -> list[StepsSeen]:
-    return [StepsSeen(At(rank, f"node{rank}"), tuple(steps)) for rank, steps in enumerate(ranks)]
+def seen(*ranks: Sequence[Step]) -> list[tuple[At, Sequence[Step]]]:
+    return [(At(rank, f"node{rank}"), steps) for rank, steps in enumerate(ranks)]
 
 
 def named(batch: Sequence[Measurement]) -> dict[str, Measurement]:
@@ -130,7 +133,7 @@ def test_the_rank_that_is_unlike_most_is_blamed() -> None:
 
 
 def test_gradients_that_are_not_set_to_zero() -> None:
-    def kept(rank: int) -> list[StepSeen]:
+    def kept(rank: int) -> list[Step]:
         return [
             right(range(16 * n + rank * 8, 16 * n + rank * 8 + 8), range(16 * (n + 1)), 1 / 16)
             for n in range(3)

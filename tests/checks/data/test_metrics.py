@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.checks.data import At, judge_count, judge_mean
-from pytest_mnode.checks.data.facts import Counted, Reduced
+from pytest_mnode.checks.data.metrics import Reduced
 
 VALUES = [[1.0, 2.0, 3.0], [10.0]]
 MEAN = 4.0
@@ -71,11 +71,11 @@ def test_what_cannot_be_judged(
 @pytest.mark.parametrize(
     ("values", "result", "note"),
     [
-        ([[inf, 1.0], [2.0]], 5.0, "rank 0 on node0 has inf, and a mean of that says nothing"),
-        ([[inf, 1.0], [2.0]], inf, "rank 0 on node0 has inf, and a mean of that says nothing"),
-        ([[inf], [1.0, -inf]], inf, "rank 0 on node0 has inf; rank 1 on node1 has -inf, and a "),
-        ([[1.0, 2.0], [nan]], nan, "rank 1 on node1 has nan, and a mean of that says nothing"),
-        ([[1e308, 1e308], [1.0]], inf, "rank 0 on node0 has 1e+308, and the sum is too large for "),
+        ([[inf, 1.0], [2.0]], 5.0, "rank 0 on node0 has inf, and the sum of all values is "),
+        ([[inf, 1.0], [2.0]], inf, "rank 0 on node0 has inf, and the sum of all values is "),
+        ([[inf], [1.0, -inf]], inf, "rank 0 on node0 has inf; rank 1 on node1 has -inf, and "),
+        ([[1.0, 2.0], [nan]], nan, "rank 1 on node1 has nan, and the sum of all values is "),
+        ([[1e308, 1e308], [1.0]], inf, "rank 0 on node0 has 1e+308, and the sum of all values is "),
         ([[1.0], [1e308], [1e308, 2.0]], 1.0, "rank 1 on node1 has 1e+308; rank 2 on node2 has "),
     ],
 )
@@ -97,9 +97,9 @@ def test_float64_is_exact_enough_and_float32_is_not_taken_for_it(
     assert judge_mean("", reduced([off] * len(values), values)).value != 0
 
 
-def counted(*pairs: tuple[int, int | None]) -> list[Counted]:
+def counted(*pairs: tuple[int, int | None]) -> list[Reduced]:
     return [
-        Counted(At(rank, f"node{rank}"), own, result) for rank, (own, result) in enumerate(pairs)
+        Reduced(At(rank, f"node{rank}"), (own,), result) for rank, (own, result) in enumerate(pairs)
     ]
 
 

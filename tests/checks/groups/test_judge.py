@@ -18,6 +18,7 @@ from pytest_mnode.checks.groups.judge import (
     judge_members,
 )
 from pytest_mnode.checks.groups.layout import Layout
+from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
 
 LAYOUT = Layout.of(dp=2, tp=2)
@@ -28,8 +29,7 @@ def told(hosts: Sequence[str] = ("a", "a", "b", "b")) -> list[RankGroups]:
     """Four ranks of which all is right."""
     return [
         RankGroups(
-            rank,
-            f"node{rank // 2}",
+            At(rank, f"node{rank // 2}"),
             hosts[rank],
             {
                 name: Membership(
@@ -151,7 +151,7 @@ def test_groups_over_hosts() -> None:
 
 
 def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
-    ranks = [replace(one, host="localhost", machine=f"m{one.rank}") for one in told()]
+    ranks = [replace(one, host="localhost", machine=f"m{one.at.rank}") for one in told()]
     wrong = judge_inside_node("mesh", ranks, ["tp"])
     assert wrong.culprit == (
         "tp [0, 1] spans localhost (m0), localhost (m1); "
@@ -175,16 +175,16 @@ def test_a_rank_whose_host_is_not_known_is_inconclusive() -> None:
     assert found.note == "the host of rank 3 is not known; 2 groups over 2 hosts"
     # Two nodes whose hosts are called alike, and nothing to tell their machines apart by.
     alike = [replace(one, host="localhost", machine="") for one in told(("a", "b", "c", "c"))]
-    alike[1] = replace(alike[1], node="node9")
+    alike[1] = replace(alike[1], at=At(1, "node9"))
     found = judge_inside_node("mesh", alike, ["tp"])
     assert found.value is None
     assert found.note.startswith("the hosts of ranks 0, 1, 2, 3 are not known; ")
 
 
 def test_wrong_values_and_what_was_not_tried() -> None:
-    right = ("rank 0 on node0", [CollectiveResult("dp", "all_reduce", 0)])
+    right = (At(0, "node0"), [CollectiveResult("dp", "all_reduce", 0)])
     bad = (
-        "rank 1 on node0",
+        At(1, "node0"),
         [CollectiveResult("dp", "all_reduce", 3, "position 2 is 7, expected 8")],
     )
     wrong = judge_collectives("mesh", [right, bad], {})
@@ -196,7 +196,7 @@ def test_wrong_values_and_what_was_not_tried() -> None:
     untried = judge_collectives("mesh", [right], {"tp": "it has wrong ranks"})
     assert (untried.value, untried.note) == (None, "tp not tried: it has wrong ranks; all_reduce")
     assert judge_collectives("mesh", [right, bad], {"tp": "it has wrong ranks"}).value == 3
-    nothing = judge_collectives("mesh", [("rank 0 on node0", [])], {})
+    nothing = judge_collectives("mesh", [(At(0, "node0"), [])], {})
     assert (nothing.value, nothing.note) == (None, "no collective was run")
 
 
