@@ -35,7 +35,7 @@ BUILT_WRONG = """
                 if ranks.ndim == 2 else torch.arange(4).reshape(ranks.shape[::-1]).permute(2, 1, 0))
             monkeypatch.setattr(check, "init_device_mesh", by_column)
 """
-TOLD_WRONG = """
+BEHAVES_WRONG = """
     import pytest
 
     @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_meshes_numbered_otherwise_are_found(tmp_path: Path) -> None:
 
 
 def test_one_wrong_thing_is_named_with_its_rank(tmp_path: Path) -> None:
-    done = _with(tmp_path, TOLD_WRONG)
+    done = _with(tmp_path, BEHAVES_WRONG)
     assert set(done.run.outcomes().values()) == {"failure", "passed"}
     assert done.run.outcomes()["test_tensor_parallel_groups_stay_inside_a_node"] == "passed"
     failed = _failed(done)

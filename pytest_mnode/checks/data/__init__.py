@@ -1,9 +1,10 @@
-"""Data in ranks: who reads which samples, what the optimiser sees of them, what is drawn at random.
+"""Data in ranks: which samples they read, what the optimiser gets of them, their random numbers.
 
-`in_ranks` finds out in ranks what happens, with torch's classes or a test's own. `shards`,
-`orders`, `batches`, `metrics`, `seeds` and `files` judge what all ranks reported, pure and without
-torch. `checks` are the questions of the certificate; they judge the software of the nodes.
-`scaling` measures how fast data comes, and `preflight` checks paths.
+`in_ranks` runs in ranks, with torch's classes or a test's own, and gathers what each rank reports.
+`shards`, `orders`, `batches`, `metrics` and `digests` judge these reports, without torch; each has
+the type of the reports it judges. `seeds` starts ranks twice and compares their random numbers.
+`checks` has the questions of the certificate, which judge the software of the nodes. How fast data
+comes is measured by the scaling criterion.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.checks.data.files import judge_files, read_files
-from pytest_mnode.checks.data.metrics import judge_count, judge_mean
-from pytest_mnode.checks.data.orders import judge_again, judge_orders
-from pytest_mnode.checks.data.seeds import (
+from pytest_mnode.checks.data.digests import (
     Draws,
     judge_depends,
     judge_distinct,
+    judge_files,
     judge_reproduced,
-    seeds_of_two_runs,
+    read_files,
 )
+from pytest_mnode.checks.data.metrics import judge_count, judge_mean
+from pytest_mnode.checks.data.orders import judge_again, judge_orders
+from pytest_mnode.checks.data.seeds import seeds_of_two_runs
 from pytest_mnode.checks.data.shards import (
     Reading,
     SamplerFacts,

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pytest_mnode.checks.data.files import judge_files, read_files
+from pytest_mnode.checks.data.digests import judge_files, read_files
 from pytest_mnode.checks.data.in_ranks import (
     Indices,
     Ledger,

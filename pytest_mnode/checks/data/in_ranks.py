@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from pytest_mnode.checks.data.batches import Step, judge_batches
+from pytest_mnode.checks.data.digests import Draws
 from pytest_mnode.checks.data.metrics import Reduced, judge_count, judge_mean
-from pytest_mnode.checks.data.seeds import Draws
 from pytest_mnode.checks.data.shards import Reading, SamplerFacts
 from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement

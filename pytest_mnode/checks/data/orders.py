@@ -1,4 +1,4 @@
-"""Judging orders: each epoch shuffled, otherwise than before, and the same again. Pure."""
+"""Judging orders: each epoch is shuffled differently, and the same way when read again. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_mnode.checks.judged import At, none_wrong, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 NEGLIGIBLE = 1e-9
-"""What honest shuffles come to with less than this chance is taken for no shuffle."""
+"""An order that correct shuffles give with less than this probability is no shuffle."""
 ENOUGH = 16
-"""Samples of a rank whose order says so by itself: an honest one ascends once in 16!, or 2e13."""
+"""So many samples of one rank are enough to judge: a correct shuffle ascends once in 16!, 2e13."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Odd:
-    """An order that one rank should not have read in; honest shuffles come to it by chance."""
+    """An order that one rank should not have read in, and its probability in a correct shuffle."""
 
     at: At
     epoch: int
@@ -28,9 +28,9 @@ class _Odd:
 
 
 def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measurement]:
-    """Is every epoch shuffled, and otherwise than those before? epochs: readings of all ranks.
+    """Is every epoch shuffled, and differently from those before? epochs: readings of all ranks.
 
-    Inconclusive where honest shuffles of so few samples may well look as these do.
+    Inconclusive where correct shuffles of so few samples may give the same orders.
     """
     by_rank: dict[At, list[Reading]] = {}
     for one in itertools.chain.from_iterable(epochs):
@@ -84,7 +84,7 @@ def _judged(  # noqa: PLR0917  what a finding has, and what it is judged by
     missing: Sequence[str],
     cause: str = "",
 ) -> Measurement:
-    """How often ranks read in odd orders; inconclusive where only chance may have made them so."""
+    """How often ranks read in odd orders; inconclusive where these may be chance."""
     sure = _no_chance(odd, *size)
     by_rank: dict[At, list[str]] = {}
     for one in sure or odd:
@@ -101,7 +101,7 @@ def _judged(  # noqa: PLR0917  what a finding has, and what it is judged by
 
 
 def _no_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> list[_Odd]:
-    """Those that are no chance: of one rank or one epoch, else all of them together."""
+    """Odd orders that are not chance: of one rank or one epoch, else all of them together."""
     found = [
         one
         for one in odd
@@ -112,9 +112,9 @@ def _no_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> list[_Odd]:
 
 
 def _unlikely(odd: Sequence[_Odd], places: int, times: int) -> bool:
-    """Whether honest shuffles are hardly ever so odd, at so many of the places, in any of times.
+    """Whether correct shuffles are hardly ever so odd at so many of the places, in any of `times`.
 
-    By the union bound: times × C(places, odd) × the chance of these.
+    By the union bound: times × C(places, odd) × the probability of these.
     """
     ways = lgamma(places + 1) - lgamma(len(odd) + 1) - lgamma(places - len(odd) + 1)
     chance = log(times) + ways + sum(one.log_chance for one in odd)

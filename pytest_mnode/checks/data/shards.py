@@ -13,7 +13,7 @@ from pytest_mnode.measurement import Measurement, listed
 
 @dataclass(frozen=True, slots=True)
 class SamplerFacts:
-    """What a sampler says of itself; None where it has no such thing."""
+    """A sampler's attributes; None where it has no such attribute."""
 
     rank: int | None = None
     replicas: int | None = None
@@ -52,9 +52,9 @@ def judge_shards(
 ) -> list[Measurement]:
     """Did every sample of 0 … samples-1 reach one rank, once, in this epoch?
 
-    readings: of all ranks. padding: how many may come twice; left_out: how many may reach nobody.
-    expected: which samples each rank should have had, where that is known: it serves to name ranks.
-    Inconclusive where there is no sample, or nobody read any.
+    readings: of all ranks. padding: how many samples may come twice. left_out: how many may reach
+    no rank. expected: the samples that each rank should have had, to name ranks; may be unknown.
+    Inconclusive where there is no sample, or no rank read any.
     """
     counts = Counter(itertools.chain.from_iterable(one.indices for one in readings))
     missing = [index for index in range(samples) if not counts[index]]
@@ -102,7 +102,7 @@ def judge_shards(
 
 
 def _causes(readings: Sequence[Reading]) -> Iterator[str]:
-    """What a rank's sampler says of itself that cannot be."""
+    """Samplers that have another rank, number of ranks, seed or epoch than they should."""
     ranks = len(readings)
     for one in readings:
         own = one.sampler

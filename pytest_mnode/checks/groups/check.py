@@ -1,4 +1,4 @@
-"""Asking all ranks of their groups. Every function is called by all ranks of the world."""
+"""What ranks report about their groups. All ranks of the world call these functions together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pytest_mnode.checks.groups.exchange import run_at_once, run_one_by_one
 from pytest_mnode.checks.groups.judge import (
-    NOT_TRIED,
     CollectiveResult,
     Expected,
     Membership,
@@ -24,6 +23,7 @@ from pytest_mnode.checks.groups.judge import (
     judge_collectives,
     judge_inside_node,
     judge_members,
+    refusals,
 )
 from pytest_mnode.checks.groups.layout import Layout, shown_sizes
 from pytest_mnode.checks.judged import At
@@ -37,7 +37,7 @@ Groups = Mapping[str, Any]
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Process groups that this rank makes inside, by meshes or one by one, end with it."""
+    """Destroy the process groups that this rank makes inside, by meshes or one by one."""
     before = _groups_there()
     try:
         yield
@@ -48,7 +48,7 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def mesh_of(layout: Layout, device: torch.device) -> Iterator[DeviceMesh]:
-    """A DeviceMesh over all ranks, by init_device_mesh; its groups and its slices' end with it.
+    """A DeviceMesh over all ranks, by init_device_mesh; its groups and those of slices end with it.
 
     All ranks call this.
     """
@@ -120,8 +120,8 @@ def together(
     groups: dict[str, Any] = {}
     right: dict[str, Sequence[Sequence[int]]] = {}
     for name, mesh in meshes.items():
-        for dimension, expect in expected_in(mesh, (expected or {}).get(name)).items():
-            right[f"{name} {dimension}"] = expect
+        there = expected_in(mesh, (expected or {}).get(name))
+        right |= {f"{name} {dimension}": every for dimension, every in there.items()}
         groups |= {f"{name} {dimension}": group for dimension, group in named(mesh).items()}
     name = f"{label or ', '.join(meshes)}: wrong values with all groups busy at once"
     return _exchanged(name, run_at_once, groups, right, world=world, device=device)
@@ -183,7 +183,7 @@ def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ..
 def _heard(
     facts: Sequence[RankGroups], groups: Groups, device: torch.device
 ) -> tuple[RankGroups, ...]:
-    """The same with who answered in each group, where its ranks agree on who is in it."""
+    """The same facts with the ranks that answered in each group whose members agree on it."""
     mine = facts[dist.get_rank()]
     heard = dict(mine.groups)
     for name in _all_names(facts):
@@ -209,25 +209,12 @@ def _exchanged(
     world: World,
     device: torch.device,
 ) -> Measurement:
-    """Run collectives in the groups that they can be run in, and judge what came."""
+    """Run collectives in the groups where all ranks will join, and judge the values received."""
     facts = _declared(groups, world)
-    able: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    for group, right in expected.items():
-        if not agreed(facts, group):
-            refused[group] = NOT_TRIED
-        elif not all(_has_its_ranks(one, group, right) for one in facts):
-            refused[group] = "it has wrong ranks"
-        elif group in groups:
-            able[group] = groups[group]
+    refused = refusals(facts, expected)
+    able = {group: groups[group] for group in expected if group in groups.keys() - refused.keys()}
     done = run(able, expected, world.rank, device)
     return judge_collectives(name, gathered((At(world.rank, world.node), done)), refused)
-
-
-def _has_its_ranks(facts: RankGroups, name: str, right: Sequence[Sequence[int]]) -> bool:
-    has = facts.groups.get(name)
-    ours = next((group for group in right if facts.at.rank in group), ())
-    return sorted(ours) == sorted(has.declared if has else ())
 
 
 def layout_of(mesh: DeviceMesh) -> Layout:
@@ -249,7 +236,7 @@ def named(groups: DeviceMesh | Groups) -> dict[str, Any]:
 
 
 def expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
-    """The groups there should be: as right, else those of the mesh's names and sizes.
+    """The groups there should be: those given, else those of the mesh's names and sizes.
 
     Raises TypeError for groups of no mesh without `expected`.
     """

@@ -15,10 +15,10 @@ NOT_TRIED = "ranks disagree on who is in it, so that a collective in it would no
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """One group as one of its ranks knows it.
+    """One group as one of its ranks reports it.
 
     declared: ranks of the world in the order of the group, as torch says. place: this rank's.
-    coordinate: the same as the mesh says it; None for a group of no mesh. heard: which rank
+    coordinate: this rank's coordinate in the mesh; None for a group of no mesh. heard: which rank
     answered at each place; None where nobody was asked.
     """
 
@@ -32,8 +32,8 @@ class Membership:
 class RankGroups:
     """One rank's groups, by name.
 
-    host: the name that its host has for itself. machine: what no two machines share, also where
-    they have the same name.
+    host: the name that its host has for itself. machine: an identifier that no two machines share,
+    "" where it could not be read.
     """
 
     at: At
@@ -66,23 +66,40 @@ def agreed(gathered: Sequence[RankGroups], name: str) -> bool:
     )
 
 
-def judge_members(
-    label: str, gathered: Sequence[RankGroups], expected: Expected
-) -> list[Measurement]:
-    """Who is in a wrong group, and who is at a wrong place in the right one.
+def refusals(gathered: Sequence[RankGroups], expected: Expected) -> dict[str, str]:
+    """Why no collective is run in a group, by the name of the group."""
+    wrong = {
+        name: "it has wrong ranks"
+        for name, _, ours, has in _compared(gathered, expected)
+        if _wrong_members(name, ours, has)
+    }
+    return wrong | {name: NOT_TRIED for name in expected if not agreed(gathered, name)}
 
-    Judged are what torch declares and who answered inside the group. Inconclusive where nothing is
-    wrong and somebody was not asked.
-    """
-    strangers, misplaced = [], []
+
+def _compared(
+    gathered: Sequence[RankGroups], expected: Expected
+) -> Iterator[tuple[str, RankGroups, tuple[int, ...] | None, Membership | None]]:
+    """Each expected name with each rank: the group it should be in and the one it is in."""
     for name, groups in expected.items():
         right = {rank: tuple(group) for group in groups for rank in group}
         for facts in gathered:
-            ours, has = right.get(facts.at.rank), facts.groups.get(name)
-            if text := _wrong_members(name, ours, has):
-                strangers.append(f"{facts.at} {text}")
-            elif ours is not None and has is not None and (text := _wrong_place(name, ours, has)):
-                misplaced.append(f"{facts.at} {text}")
+            yield name, facts, right.get(facts.at.rank), facts.groups.get(name)
+
+
+def judge_members(
+    label: str, gathered: Sequence[RankGroups], expected: Expected
+) -> list[Measurement]:
+    """Which ranks are in a wrong group, and which are at a wrong place in the right one.
+
+    By the ranks that torch declares and those that answered inside the group. Inconclusive where
+    nothing is wrong and some rank was not asked.
+    """
+    strangers, misplaced = [], []
+    for name, facts, ours, has in _compared(gathered, expected):
+        if text := _wrong_members(name, ours, has):
+            strangers.append(f"{facts.at} {text}")
+        elif ours is not None and has is not None and (text := _wrong_place(name, ours, has)):
+            misplaced.append(f"{facts.at} {text}")
     unsure = "; ".join(_not_asked(gathered, expected))
     return [
         none_wrong(
@@ -102,7 +119,7 @@ def judge_members(
 
 
 def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[str]:
-    """What is not known: of ranks that reported nothing, or that heard nobody."""
+    """Ranks that reported nothing, and groups in which a rank heard no answers."""
     ranks = {rank for groups in expected.values() for group in groups for rank in group}
     if not ranks:
         yield "no group is expected"

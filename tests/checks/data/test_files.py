@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_mnode.checks.data import At, judge_files, read_files
-from pytest_mnode.checks.data.files import FilesRead
+from pytest_mnode.checks.data.digests import FilesRead
 
 
 def read(*ranks: dict[str, str]) -> list[FilesRead]:

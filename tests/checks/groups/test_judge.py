@@ -1,4 +1,4 @@
-"""Who is in a wrong group, at a wrong place, on another host; by what ranks said."""
+"""Ranks in a wrong group, at a wrong place or on another host, by what ranks reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYOUT = Layout.of(dp=2, tp=2)
 EXPECTED = {name: LAYOUT.groups(name) for name in LAYOUT.names}
 
 
-def told(hosts: Sequence[str] = ("a", "a", "b", "b")) -> list[RankGroups]:
+def reported(hosts: Sequence[str] = ("a", "a", "b", "b")) -> list[RankGroups]:
     """Four ranks of which all is right."""
     return [
         RankGroups(
@@ -44,7 +44,7 @@ def told(hosts: Sequence[str] = ("a", "a", "b", "b")) -> list[RankGroups]:
 
 
 def changed(rank: int, name: str, membership: Membership | None) -> list[RankGroups]:
-    ranks = told()
+    ranks = reported()
     groups = {k: v for k, v in ranks[rank].groups.items() if k != name}
     if membership is not None:
         groups[name] = membership
@@ -58,7 +58,7 @@ def judged(ranks: Sequence[RankGroups]) -> tuple[Measurement, Measurement]:
 
 
 def test_all_is_right() -> None:
-    members, order = judged(told())
+    members, order = judged(reported())
     assert members.passed
     assert order.passed
     assert members.name == "mesh: ranks in a wrong group"
@@ -88,7 +88,7 @@ def test_a_rank_that_is_left_out_and_one_too_many() -> None:
 
 
 def test_what_was_heard_counts_not_only_what_torch_says() -> None:
-    right = told()[0].groups["dp"]
+    right = reported()[0].groups["dp"]
     members, order = judged(changed(0, "dp", replace(right, heard=(0, 3))))
     assert members.culprit == "rank 0 on node0 heard [0, 3] in dp, expected [0, 2]"
     members, order = judged(changed(0, "dp", replace(right, heard=(2, 0))))
@@ -103,7 +103,7 @@ def test_wrong_orders() -> None:
         1,
         "rank 2 on node1 has tp in the order [3, 2], expected [2, 3]",
     )
-    right = told()[2].groups["tp"]
+    right = reported()[2].groups["tp"]
     _, order = judged(changed(2, "tp", replace(right, coordinate=1)))
     assert order.culprit == "rank 2 on node1 is at place 0 of tp [2, 3], and 1 in the mesh"
 
@@ -112,9 +112,9 @@ def test_wrong_orders() -> None:
     ("ranks", "expected", "note"),
     [
         ([], EXPECTED, "ranks 0, 1, 2, 3 did not say which groups they are in"),
-        (told()[:1], EXPECTED, "ranks 1, 2, 3 did not say which groups they are in"),
-        (told(), {}, "no group is expected"),
-        (told(), {"cp": []}, "no group is expected"),
+        (reported()[:1], EXPECTED, "ranks 1, 2, 3 did not say which groups they are in"),
+        (reported(), {}, "no group is expected"),
+        (reported(), {"cp": []}, "no group is expected"),
     ],
 )
 def test_nothing_compared_is_no_pass(
@@ -131,10 +131,10 @@ def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
             one, groups={name: replace(has, heard=None) for name, has in one.groups.items()}
         )
 
-    for found in judged([unheard(one) for one in told()]):
+    for found in judged([unheard(one) for one in reported()]):
         assert found.value is None
         assert found.note == "all 4 ranks: nobody was heard in dp, tp"
-    one_deaf = told()
+    one_deaf = reported()
     one_deaf[2] = unheard(one_deaf[2])
     for found in judged(one_deaf):
         assert (found.value, found.note) == (None, "rank 2 on node1: nobody was heard in dp, tp")
@@ -143,15 +143,15 @@ def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
 
 
 def test_groups_over_hosts() -> None:
-    wrong = judge_inside_node("mesh", told(("a", "b", "c", "c")), ["tp"])
+    wrong = judge_inside_node("mesh", reported(("a", "b", "c", "c")), ["tp"])
     assert (wrong.value, wrong.culprit) == (1, "tp [0, 1] spans a, b")
     assert wrong.name == "mesh: tp groups over more than one node"
-    assert judge_inside_node("mesh", told(), ["tp"]).note == "2 groups over 2 hosts"
-    assert judge_inside_node("mesh", told(), ["dp"]).value == 2
+    assert judge_inside_node("mesh", reported(), ["tp"]).note == "2 groups over 2 hosts"
+    assert judge_inside_node("mesh", reported(), ["dp"]).value == 2
 
 
 def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
-    ranks = [replace(one, host="localhost", machine=f"m{one.at.rank}") for one in told()]
+    ranks = [replace(one, host="localhost", machine=f"m{one.at.rank}") for one in reported()]
     wrong = judge_inside_node("mesh", ranks, ["tp"])
     assert wrong.culprit == (
         "tp [0, 1] spans localhost (m0), localhost (m1); "
@@ -160,28 +160,28 @@ def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
 
 
 def test_no_group_of_the_name_is_inconclusive() -> None:
-    assert judge_inside_node("mesh", told(), ["cp"]).value is None
-    found = judge_inside_node("mesh", told(), iter(["tp", "cp"]))
+    assert judge_inside_node("mesh", reported(), ["cp"]).value is None
+    found = judge_inside_node("mesh", reported(), iter(["tp", "cp"]))
     assert (found.name, found.value) == ("mesh: tp and cp groups over more than one node", None)
     assert found.note == "there is no group of cp; 2 groups over 2 hosts"
-    assert judge_inside_node("mesh", told(), []).value is None
-    broken = judge_inside_node("mesh", told(), ["dp", "cp"])
+    assert judge_inside_node("mesh", reported(), []).value is None
+    broken = judge_inside_node("mesh", reported(), ["dp", "cp"])
     assert (broken.value, broken.note) == (2, "there is no group of cp; 2 groups over 2 hosts")
 
 
 def test_a_rank_whose_host_is_not_known_is_inconclusive() -> None:
-    found = judge_inside_node("mesh", told()[:3], ["tp"])
+    found = judge_inside_node("mesh", reported()[:3], ["tp"])
     assert (found.value, found.culprit) == (None, None)
     assert found.note == "the host of rank 3 is not known; 2 groups over 2 hosts"
     # Two nodes whose hosts are called alike, and nothing to tell their machines apart by.
-    alike = [replace(one, host="localhost", machine="") for one in told(("a", "b", "c", "c"))]
+    alike = [replace(one, host="localhost", machine="") for one in reported(("a", "b", "c", "c"))]
     alike[1] = replace(alike[1], at=At(1, "node9"))
     found = judge_inside_node("mesh", alike, ["tp"])
     assert found.value is None
     assert found.note.startswith("the hosts of ranks 0, 1, 2, 3 are not known; ")
 
 
-def test_wrong_values_and_what_was_not_tried() -> None:
+def test_wrong_values_and_groups_that_were_not_tried() -> None:
     right = (At(0, "node0"), [CollectiveResult("dp", "all_reduce", 0)])
     bad = (
         At(1, "node0"),
@@ -201,8 +201,8 @@ def test_wrong_values_and_what_was_not_tried() -> None:
 
 
 def test_ranks_agree_only_where_all_say_the_same() -> None:
-    assert agreed(told(), "tp")
-    assert agreed(told(), "nowhere")
+    assert agreed(reported(), "tp")
+    assert agreed(reported(), "nowhere")
     assert not agreed(changed(1, "tp", Membership((0, 1), 0)), "tp")
     assert not agreed(changed(1, "tp", Membership((1, 0), 0)), "tp")
     assert not agreed(changed(1, "tp", None), "tp")
