@@ -124,15 +124,15 @@ def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[s
     if not ranks:
         yield "no group is expected"
     if silent := ranks - {facts.at.rank for facts in gathered}:
-        yield f"{numbered('rank', sorted(silent), 8)} did not say which groups they are in"
+        yield f"{numbered('rank', sorted(silent), 8)} reported no groups"
     unlike = [name for name in expected if not agreed(gathered, name)]
     if unlike:
-        yield f"nobody was heard in {', '.join(unlike)}: {NOT_TRIED}"
+        yield f"no rank answered in {', '.join(unlike)}: {NOT_TRIED}"
     deaf = []
     for facts in gathered:
         asked = {name: facts.groups.get(name) for name in expected if name not in unlike}
         if names := [name for name, has in asked.items() if has and has.heard is None]:
-            deaf.append((facts.at, f"nobody was heard in {', '.join(names)}"))
+            deaf.append((facts.at, f"no rank answered in {', '.join(names)}"))
     if deaf:
         yield listed(texts_by_who(deaf, len(gathered)))
 

@@ -74,7 +74,7 @@ def test_a_wrong_member_is_named_and_nothing_is_said_of_the_order() -> None:
         "rank 3 on node1 is in tp [1, 3], expected [2, 3]",
     )
     assert order.value is None
-    assert order.note.startswith("nobody was heard in tp: ranks disagree on who is in it")
+    assert order.note.startswith("no rank answered in tp: ranks disagree on who is in it")
 
 
 def test_a_rank_that_is_left_out_and_one_too_many() -> None:
@@ -111,8 +111,8 @@ def test_wrong_orders() -> None:
 @pytest.mark.parametrize(
     ("ranks", "expected", "note"),
     [
-        ([], EXPECTED, "ranks 0, 1, 2, 3 did not say which groups they are in"),
-        (reported()[:1], EXPECTED, "ranks 1, 2, 3 did not say which groups they are in"),
+        ([], EXPECTED, "ranks 0, 1, 2, 3 reported no groups"),
+        (reported()[:1], EXPECTED, "ranks 1, 2, 3 reported no groups"),
         (reported(), {}, "no group is expected"),
         (reported(), {"cp": []}, "no group is expected"),
     ],
@@ -133,11 +133,11 @@ def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
 
     for found in judged([unheard(one) for one in reported()]):
         assert found.value is None
-        assert found.note == "all 4 ranks: nobody was heard in dp, tp"
+        assert found.note == "all 4 ranks: no rank answered in dp, tp"
     one_deaf = reported()
     one_deaf[2] = unheard(one_deaf[2])
     for found in judged(one_deaf):
-        assert (found.value, found.note) == (None, "rank 2 on node1: nobody was heard in dp, tp")
+        assert (found.value, found.note) == (None, "rank 2 on node1: no rank answered in dp, tp")
     # What is wrong by what torch declares is wrong, whoever was heard.
     assert judged(changed(3, "tp", Membership((1, 3), 1)))[0].value == 1
 
