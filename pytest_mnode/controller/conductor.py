@@ -156,6 +156,11 @@ class Conductor:
         for state in open_ranks:
             state.stuck_in = state.phase
         self._collect_stacks(open_ranks)
+        if any(state.phase != "setup" for state in self.states.values()):
+            for state in open_ranks:
+                if state.stuck_in == "setup" and state.stack is None:
+                    # It gave no answer: it is taken to be as far as the others are.
+                    state.stuck_in = "call"
 
     def _wait_for(self, waiting: set[int], settled: Settled, limit_s: float) -> None:
         """Until these ranks are settled or gone, or the limit is over."""

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING
 
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.spec import Spec
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec import Spec
 
 # Runs on the node, by its Python with its site-packages: argv is a file to look for, and a
 # directory. Prints one line, behind whatever else the node prints.
@@ -99,9 +100,6 @@ class NodeReport:
             return None
 
 
-_REPORT = TypeAdapter(NodeReport)
-
-
 @dataclass(frozen=True, slots=True)
 class Here:
     """What nodes must have as the controller has it."""
@@ -144,10 +142,12 @@ def here() -> Here:
 
 def read(output: str) -> NodeReport | None:
     """The report among what PROGRAM's command printed; None where there is none."""
+    from pydantic import TypeAdapter, ValidationError  # not where jobs run on nodes
+
     for line in reversed(output.splitlines()):
         if line.startswith(_PREFIX):
             try:
-                return _REPORT.validate_json(line.removeprefix(_PREFIX))
+                return TypeAdapter(NodeReport).validate_json(line.removeprefix(_PREFIX))
             except ValidationError:
                 return None
     return None

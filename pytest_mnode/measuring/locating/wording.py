@@ -62,7 +62,8 @@ class Names:
     def rate(self, mbits_s: float) -> str:
         """With a word where it is what the management network does."""
         line = self.management_mbits_s
-        fallen_back = line and 0.75 <= mbits_s / line <= 1.05
+        # Above the line by a burst: shapers let short transfers go faster.
+        fallen_back = line and 0.75 <= mbits_s / line <= 1.2
         return f"{mbits_s:.0f} Mbit/s" + (
             ", the rate of the management network" if fallen_back else ""
         )
