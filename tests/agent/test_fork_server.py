@@ -14,7 +14,7 @@ from pytest_mnode.protocol.hub_messages import Collect
 MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), "/tmp"))
 
 
-@pytest.mark.parametrize("sent", permutations(MESSAGES))
+@pytest.mark.parametrize("sent", list(permutations(MESSAGES)))
 def test_it_starts_whatever_is_sent_first(sent: tuple[object, ...]) -> None:
     """A run that asks its launcher something first sends Collect before it wants ranks."""
     agent, theirs = Pipe.pair()
