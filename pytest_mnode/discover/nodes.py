@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.criteria.preflight import survey
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.nodes import CommandResult
 from pytest_mnode.machine.encoding import decode
@@ -113,11 +113,8 @@ def machine_of(node: FoundNode) -> Machine:
     return node.machine
 
 
-class Nodes(Protocol):
+class Nodes(survey.Nodes, Protocol):
     """What is needed of the nodes of a run."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]: ...
 
     def run(
         self,
@@ -127,15 +124,6 @@ class Nodes(Protocol):
         timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]: ...
-
-    def commands(
-        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
-    ) -> list[list[str]]: ...
-
-    def address(self, node: str) -> str: ...
-
-    @property
-    def python(self) -> str: ...
 
 
 def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
@@ -153,7 +141,9 @@ def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
     able = [name for name in nodes.nodes if name not in off]
     found = {
         result.node: node_of(result, _address(nodes, result.node))
-        for result in nodes.run(argv, able, timeout=LOOK_LIMIT_S, env=search_path(nodes.python))
+        for result in nodes.run(
+            argv, able, timeout=LOOK_LIMIT_S, env=survey.search_path(nodes.python)
+        )
     }
     return FoundCluster(
         nodes=tuple(found[name] if name in found else off[name] for name in nodes.nodes),

@@ -56,6 +56,15 @@ def barrier(device: torch.device) -> None:
     by_rank([0.0], device)
 
 
+def backend_on(device: torch.device) -> str:
+    """The default group's backend for tensors on `device`: a group may have one per device type."""
+    group: Any = dist.group.WORLD
+    try:
+        return str(group._get_backend(device).name()).lower()
+    except (RuntimeError, AttributeError):
+        return str(dist.get_backend()).lower()
+
+
 def boot_id() -> str:
     """The running kernel's id, "" where unknown. Any rank may call this alone."""
     return sysfs.boot_id() or ""

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from pytest_mnode.criteria.transport.evidence import PARTS, Evidence, NodeTraffi
 from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
-from pytest_mnode.measuring.ranks import barrier, finish, gathered
+from pytest_mnode.measuring.ranks import backend_on, barrier, finish, gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.fabric import TransportPromise
@@ -37,7 +36,7 @@ def prove_transport(
     With the default group in place, over two nodes or more. root: where sys lies, for tests.
     The measurements are the same on every rank.
     """
-    backend = _backend(device)
+    backend = backend_on(device)
     buffer = torch.zeros(max(1, promise.size_bytes // 4), dtype=torch.float32, device=device)
     if backend != "gloo":  # gloo is connected by now, others connect at their first call
         dist.all_reduce(buffer)
@@ -76,12 +75,3 @@ def _facts(  # noqa: PLR0917  the world's, then what is sent and where it is rea
         nodes=tuple(node for node, _ in every if node is not None),
         ranks=tuple(rank for _, rank in every),
     )
-
-
-def _backend(device: torch.device) -> str:
-    """The default group's backend for tensors on `device`: a group may have one per device type."""
-    group: Any = dist.group.WORLD
-    try:
-        return str(group._get_backend(device).name()).lower()
-    except (RuntimeError, AttributeError):
-        return str(dist.get_backend()).lower()

@@ -208,6 +208,23 @@ def test_an_answer_to_an_older_look_is_not_heard() -> None:
     assert not ran(stage, timeout_s=0.5).hopeless
 
 
+class NoStacks(Stage):
+    """Nodes are too busy to answer where their ranks are."""
+
+    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+        self.stacks_taken += look is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "other", "phase"),
+    [(NoStacks, obedient, "call"), (Stage, obedient, "setup"), (NoStacks, silent, "setup")],
+)
+def test_a_rank_without_an_answer_is_in_the_phase_of_the_others(
+    stage: type[Stage], other: Answer, phase: str
+) -> None:
+    assert ran(stage(other, silent)).states[1].stuck_in == phase
+
+
 def record(number: int, shape: str) -> str:
     """Of a rank that is inside its `number`th call."""
     return SEPARATOR.join(

@@ -24,7 +24,7 @@ from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.counters import grown_by, sent_so_far
-from pytest_mnode.measuring.ranks import elapsed_s, finish
+from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
 from pytest_mnode.measuring.traffic import lower_devices_here
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
@@ -49,7 +49,7 @@ class Program:
         self._control: Any = dist.new_group(backend="gloo", timeout=self._limit)
         self._groups: dict[Group, Any] = {}
         self._timings = JobTimings(
-            plan.ranks_per_node, _backend(device), device.type, 0, 0, (), (), ()
+            plan.ranks_per_node, backend_on(device), device.type, 0, 0, (), (), ()
         )
 
     def run(self) -> JobTimings | None:
@@ -226,15 +226,6 @@ def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
         cpu_wait_s=tuple(one.cpu_wait_s[0] for one in ranks),
         lower_devices=tuple(one.lower_devices[0] for one in ranks[:: plan.ranks_per_node]),
     )
-
-
-def _backend(device: torch.device) -> str:
-    """Of the default group for tensors on `device`: a group may have one for each kind."""
-    group: Any = dist.group.WORLD
-    try:
-        return str(group._get_backend(device).name()).lower()
-    except (RuntimeError, AttributeError):
-        return str(dist.get_backend()).lower()
 
 
 def train(plan: Plan, world: World) -> JobTimings | None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,16 +91,17 @@ class CleanupDaemon:
             os.close(self._errors)
 
     def _listen(self) -> None:
-        while True:
-            try:
-                data = self._channel.recv(PACKET_BYTES)
-            except OSError:
-                data = b""
-            if not data:
-                break
+        for data in packets(self._channel, PACKET_BYTES):
             self._on_event(json.loads(data))
         if not self._closing:
             self._on_event(None)
+
+
+def packets(channel: socket.socket, most_bytes: int) -> Iterator[bytes]:
+    """What comes over a socket of packets, until either end closes it."""
+    with contextlib.suppress(OSError):
+        while data := channel.recv(most_bytes):
+            yield data
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

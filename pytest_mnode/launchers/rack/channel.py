@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from pytest_mnode.errors import ClusterError, TimeLimitError
-from pytest_mnode.launchers.cleanup.client import CleanupDaemon
+from pytest_mnode.launchers.cleanup.client import CleanupDaemon, packets
 from pytest_mnode.launchers.rack.protocol import (
     PACKET_BYTES,
     Booted,
@@ -93,13 +93,7 @@ class RackChannel:
                 raise ClusterError(f"{what}: the rack is gone{self._daemon.last_words()}")
 
     def _listen(self) -> None:
-        while True:
-            try:
-                data = self._channel.recv(PACKET_BYTES)
-            except OSError:
-                data = b""
-            if not data:
-                break
+        for data in packets(self._channel, PACKET_BYTES):
             packet = pickle.loads(data)
             if isinstance(packet, Reply):
                 self._replies.put(packet)
