@@ -15,6 +15,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Written last: an environment without it is half made, and is made anew.
 READY := $(VENV)/.ready
+# Of the plugins that tests run beside ours: their list may change, and the environment stays.
+PLUGINS := $(VENV)/plugins
+PLUGINS_READY := $(PLUGINS)/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ENGINES := tests/engines
@@ -41,15 +44,19 @@ lint: environment
 bench: environment
 	$(BIN)/python -m benchmarks
 
-environment: $(READY)
+environment: $(READY) $(PLUGINS_READY)
 
 # torch first and alone: its version is fixed here, and what follows takes the one that is there.
-$(READY): pyproject.toml tests/plugins.txt
+$(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "pytest-mnode needs Python 3.11 or later, and %s is %d.%d; name another: make PYTHON=/path/to/python3.12" % (sys.executable, v[0], v[1]))'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/plugins -r tests/plugins.txt
+	@touch $@
+
+$(PLUGINS_READY): $(READY) tests/plugins.txt
+	rm -rf $(PLUGINS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(PLUGINS) -r tests/plugins.txt
 	@touch $@
 
 clean:
