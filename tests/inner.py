@@ -33,6 +33,15 @@ def need_gdb() -> None:
         report("gdb is not installed")
 
 
+def released_plugins() -> Path:
+    """Where released plugins are, for PYTHONPATH; skip where they are not, in CI a failure."""
+    plugins = Path(sys.prefix, "plugins")
+    if not plugins.is_dir():
+        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        report(f"no {plugins}: make environment")
+    return plugins
+
+
 @dataclass(frozen=True)
 class InnerRun:
     """What a run of pytest printed, and its junit."""

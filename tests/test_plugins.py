@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.controller.rank_tests import _is_used
-from tests.inner import InnerRun, run_pytest, write_files
+from tests.inner import InnerRun, released_plugins, run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
 WIDE = {"COLUMNS": "200"}
@@ -331,13 +329,9 @@ RELEASED = """
 )
 def test_released_plugins(tmp_path: Path, args: tuple[str, ...]) -> None:
     """pytest-randomly, -rerunfailures, -timeout and -subtests, all at once."""
-    plugins = Path(sys.prefix, "plugins")
-    if not plugins.is_dir():
-        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        report(f"no {plugins}: pip install --no-deps --target {plugins} -r tests/plugins.txt")
     write_files(tmp_path, test_it=RELEASED)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 90\nreruns = 2\n")
-    env = {"PYTHONPATH": str(plugins), **WIDE}
+    env = {"PYTHONPATH": str(released_plugins()), **WIDE}
     run = run_pytest(tmp_path, *LOCAL, "--strict-markers", *args, env=env, limit_s=100)
     failed = ("fails", "marked_flaky", "too_long", "body_too_long", "subtest")
     assert run.outcomes() == {

@@ -28,6 +28,8 @@ _STOP_LIMIT_S = 10.0
 _FIRST_WORD_S = 60.0
 """For an agent on another machine: an interpreter, and a way to this one."""
 _MOST_CHARS = 300
+_OF_COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+"""Have coverage.py measure any Python: agents are none of the user's, and ranks start it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ class Agents:
         else:
             [command] = self.launcher.commands(self.nodes[number], argv)
         env = {**node_env(), "PYTHONUNBUFFERED": "1", RUN: self._own_id}
+        for name in _OF_COVERAGE:
+            env.pop(name, None)
         # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
         # Asking CUDA itself how many devices there are would spoil it for forked ranks.

@@ -14,7 +14,9 @@ import pytest
 from pytest_mnode.protocol.hub_messages import Collect
 
 
-def collect_order(config: pytest.Config, items: Sequence[pytest.Item]) -> Collect:
+def collect_order(
+    config: pytest.Config, items: Sequence[pytest.Item], coverage: str = ""
+) -> Collect:
     """The order to collect the files of these tests as this process did."""
     files = dict.fromkeys(item.path for item in items)
     root, asked = config.rootpath, items[0].session._initialpaths
@@ -30,6 +32,7 @@ def collect_order(config: pytest.Config, items: Sequence[pytest.Item]) -> Collec
         sys_path=tuple(sys.path),
         markers=tuple(config.getini("markers")),
         basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
+        coverage=coverage,
     )
 
 

@@ -41,6 +41,8 @@ class ItemRunner:
             return [error_report(item, str(error))]
         except pytest.fail.Exception as error:  # another plugin's limit was reached in this process
             return [error_report(item, str(error))]
+        if self._run.coverage:
+            self._run.coverage.take(item.nodeid, outcome)
         reports = self._reports.merged(item, outcome)
         for state in outcome.states.values():
             for warning in state.torn.warnings if state.torn else ():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.cluster import Cluster
+from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.collect_order import collect_order
 from pytest_mnode.controller.conductor import Conductor
@@ -70,6 +71,7 @@ class Run:
         self.backend = backend_of(settings, self.spec)
         self.procs_per_node = procs_per_node_of(settings, self.spec)
         self._collect_sent = False
+        self.coverage: coverage_plugin.RanksCoverage | None = None
         self._postponed: list[pytest.Item] = []
         self._pool_error = ""
         self._gone: dict[str, str] = {}
@@ -145,7 +147,9 @@ class Run:
         assert self.client is not None
         if not self._collect_sent:
             self._collect_sent = True
-            self.client.tell(collect_order(self.config, items))
+            self.coverage = coverage_plugin.make(self.config)
+            measured_as = self.coverage.config_data if self.coverage else ""
+            self.client.tell(collect_order(self.config, items, measured_as))
 
     def header(self) -> str:
         """What a reader must know to judge the results that follow."""
@@ -268,7 +272,10 @@ class Run:
             raise ClusterError("the run is over")
         conductor = Conductor(self.client, world, timeout_s)
         call = CallFunction(conductor.ordinal, self.client.name, blob, group)
-        return conductor.run_function(call)
+        outcome = conductor.run_function(call)
+        if self.coverage:
+            self.coverage.take("", outcome)
+        return outcome
 
 
 def _shown(path: Path, config: pytest.Config) -> str:

@@ -18,7 +18,8 @@ class StartPool:
 class Collect:
     """How the controller's pytest was configured, so that fork servers collect the same items.
 
-    args: what to collect from, of which only `files` are wanted.
+    args: what to collect from, of which only `files` are wanted. coverage: configuration of
+    coverage.py that ranks measure with; "" where they do not.
     """
 
     args: tuple[str, ...]
@@ -30,6 +31,7 @@ class Collect:
     sys_path: tuple[str, ...]
     basetemp: str
     markers: tuple[str, ...] = ()
+    coverage: str = ""
 
 
 @dataclass(frozen=True)

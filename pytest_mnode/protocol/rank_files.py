@@ -39,7 +39,7 @@ class RankFiles:
 
     stacks: where faulthandler writes when it is asked for stacks; fault: where it writes in a
     crash. progress: the test and phase that the rank is in. calls: the collectives that it called.
-    nccl: the log of NCCL.
+    nccl: the log of NCCL. coverage: a directory for what coverage.py measures.
     """
 
     def __init__(self, world: WorldInfo, rank: int) -> None:
@@ -50,6 +50,7 @@ class RankFiles:
         self.calls = self.directory / f"rank{rank}.calls"
         self.nccl = self.directory / f"rank{rank}.nccl.log"
         self.output = self.directory / f"rank{rank}.output.log"
+        self.coverage = self.directory / f"rank{rank}.coverage"
 
 
 def size(path: Path) -> int:

@@ -53,6 +53,18 @@ class BodyDone:
 
 
 @dataclass(frozen=True)
+class CoverageData:
+    """What was measured in a rank since the last time, as coverage.py dumps its data.
+
+    site: where Python's packages are installed there. problem: why nothing was measured.
+    """
+
+    dumps: tuple[bytes, ...] = ()
+    site: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class TornDown:
     """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
 
@@ -69,6 +81,7 @@ class TornDown:
     entered: int | None = None
     reports: tuple[PhaseReport, ...] = ()
     curves: tuple[Curve, ...] = ()
+    coverage: CoverageData | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,7 @@ class Returned:
     value: bytes | None
     error: str = ""
     summary: str = ""
+    coverage: CoverageData | None = None
 
 
 @dataclass(frozen=True)

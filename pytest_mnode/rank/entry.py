@@ -41,7 +41,7 @@ _NOT_IN_RANKS: dict[str, object] = {
     "numprocesses": None,
     "maxprocesses": None,
     "looponfail": False,
-    "no_cov": True,
+    "cov_source": [],
     "htmlpath": None,
     "json_report": False,
     "force_sugar": False,

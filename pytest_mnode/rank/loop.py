@@ -8,6 +8,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
 from pytest_mnode.protocol.rank_messages import CallFunction, Hello, Returned, RunItem
 from pytest_mnode.protocol.world import HUB
-from pytest_mnode.rank import binding
+from pytest_mnode.rank import binding, coverage_plugin
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.session import RankSession
 from pytest_mnode.rank.world import World
@@ -48,6 +49,7 @@ def main(
     faulthandler.enable(fault, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     session.become(rank)
+    coverage_plugin.start(session.config, rank.files, session.collect.coverage)
     os.write(captured, bytes([world.local_rank]))
     os.close(captured)
     serve(rank, session)
@@ -74,7 +76,8 @@ def serve(rank: Rank, session: RankSession) -> None:
                 session.run(message)
             case CallFunction():
                 rank.begin(message, "call")
-                rank.tell(_call(rank, message))
+                returned = _call(rank, message)
+                rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
 
 
 def _call(rank: Rank, message: CallFunction) -> Returned:

@@ -29,7 +29,7 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import leaks, reports
+from pytest_mnode.rank import coverage_plugin, leaks, reports
 from pytest_mnode.rank.rank import Rank
 
 _PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
@@ -146,7 +146,8 @@ class RankSession:
         else:
             done = self._finish()
         # Warnings come last from pytest.
-        rank.tell(replace(done, warnings=tuple(self._warnings), reports=self._take_held()))
+        told, ran = tuple(self._warnings), coverage_plugin.measured(self.config)
+        rank.tell(replace(done, warnings=told, reports=self._take_held(), coverage=ran))
         rank.progress.write(order.ordinal, "after")
 
     def _protocol(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -14,7 +15,7 @@ import pytest
 from tests.engines.busy import Busy
 from tests.engines.inside import run_pytest, spec_for
 from tests.engines.ssh import SshOnRack
-from tests.inner import InnerRun, write_files
+from tests.inner import InnerRun, released_plugins, write_files
 
 ONE = "def test_it(world, process_group): assert world.size == 2"
 DYING = """
@@ -139,7 +140,10 @@ def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: P
 
 
 def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> None:
-    """What is temporary lies on file systems of the nodes' own, and no directory is shared."""
+    """What is temporary lies on file systems of the nodes' own, and no directory is shared.
+
+    What ranks there ran is in the controller's coverage all the same.
+    """
     write_files(tmp_path, test_it=APART)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -153,10 +157,14 @@ def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> 
         ssh.hostfile(tmp_path, "node[0-1] slots=1"),
         spec_for(ssh, tmp_path, "ssh"),
         *("--rootdir=/sys", "-p", "no:cacheprovider"),  # where nothing can be written
+        *("-p", "no:randomly", "--cov=.", "--cov-report=json"),
         str(tmp_path / "test_it.py"),
-        env={"TMPDIR": str(temporary)},
+        env={"TMPDIR": str(temporary), "PYTHONPATH": str(released_plugins())},
     )
     assert set(run.outcomes().values()) == {"passed"}, run.output
+    ran = json.loads((tmp_path / "coverage.json").read_text())["files"]["test_it.py"]
+    body = 1 + APART.splitlines().index('        tmp_path.joinpath("file").write_text("x")')
+    assert body in ran["executed_lines"], run.output
     assert f"launcher ssh (hostfile {tmp_path}/hosts), 2 nodes" in run.output
     assert not list(temporary.glob("mnode-*"))
     for node in ssh.names[:2]:

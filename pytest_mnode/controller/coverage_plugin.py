@@ -1,0 +1,107 @@
+"""What ranks ran, added to what coverage.py measures in this process.
+
+This process's coverage may be pytest-cov's, also that of a pytest-xdist worker, or `coverage run`:
+it decides what is measured, and combines, maps and reports ours with its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller.rank_reports import Warner
+from pytest_mnode.outcome.describe import places
+from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.protocol.rank_messages import CoverageData
+
+_TOO_OLD = "coverage of ranks is not measured: it needs coverage 7.10.6 or later, and this is {}"
+
+
+class RanksCoverage:
+    """pytest plugin of a process with tests in ranks whose own coverage is measured."""
+
+    def __init__(self, cov: Any, config: pytest.Config) -> None:
+        from coverage import CoverageData as Data  # type: ignore[import-not-found]
+
+        self._cov, self._warner, self._root = cov, Warner(config), str(config.rootpath)
+        self._data = Data(no_disk=True)
+        self._taken: set[bytes] = set()
+
+    @property
+    def config_data(self) -> str:
+        """The configuration, as ranks read it; "" where this coverage cannot hand it over."""
+        if not hasattr(self._cov.config, "serialize"):
+            import coverage
+
+            self._warn(_TOO_OLD.format(coverage.__version__), "")
+            return ""
+        return str(self._cov.config.serialize())
+
+    def take(self, nodeid: str, outcome: Outcome) -> None:
+        """Keep what the ranks of a test measured, and say of which ranks that is lost."""
+        sent = {rank: _of(state) for rank, state in outcome.states.items()}
+        lost = [rank for rank, data in sent.items() if data is None]
+        if lost:
+            nodes = {rank: state.node for rank, state in outcome.states.items()}
+            who = places(lost, nodes, len(nodes))
+            self._warn(f"coverage lacks what {who} ran in this test: not all ended it", nodeid)
+        have = [data for data in sent.values() if data is not None]
+        problems = [data.problem for data in have if data.problem]
+        try:
+            self._add(have)
+        except Exception as error:  # of another release of coverage, or of other measurements
+            problems.append(str(error))
+        for problem in dict.fromkeys(problems):
+            self._warn(f"coverage lacks what ranks ran in this test: {problem}", nodeid)
+
+    def _add(self, sent: Iterable[CoverageData]) -> None:
+        from coverage import CoverageData as Data
+
+        for data in sent:
+            for dump in data.dumps:
+                if dump in self._taken:  # most ranks run the same
+                    continue
+                self._taken.add(dump)
+                one = Data(no_disk=True)
+                one.loads(dump)
+                self._data.update(one, map_path=lambda path, site=data.site: mapped(path, site))
+        self._taken.clear()
+
+    def _warn(self, text: str, nodeid: str) -> None:
+        self._warner.warn(b"", text, self._root, 0, "runtest", nodeid, None)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside of pytest-cov's, which then reports
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            self._cov.get_data().update(self._data)
+
+
+def make(config: pytest.Config) -> RanksCoverage | None:
+    """Registered with pytest where coverage measures this process, else None."""
+    coverage: Any = sys.modules.get("coverage")
+    cov = coverage.Coverage.current() if coverage is not None else None
+    if cov is None:
+        return None
+    made = RanksCoverage(cov, config)
+    config.pluginmanager.register(made, "mnode-coverage")
+    return made
+
+
+def mapped(path: str, site: str) -> str:
+    """The path here of a file there; `site`: where Python's packages are installed there."""
+    here = sysconfig.get_path("purelib")
+    if site == here or not Path(path).is_relative_to(site):
+        return path
+    return str(Path(here, Path(path).relative_to(site)))
+
+
+def _of(state: RankState) -> CoverageData | None:
+    last = state.torn or state.returned
+    return last.coverage if last is not None else None

@@ -1,0 +1,209 @@
+"""Coverage of what ranks run: pytest-cov's, also under pytest-xdist, and that of `coverage run`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller.coverage_plugin import mapped
+from tests.inner import (
+    InnerRun,
+    clean_env,
+    junit_command,
+    released_plugins,
+    run_to_end,
+    write_files,
+)
+
+LIB = """\
+def by_rank(rank):
+    if rank == 0:
+        return "first"
+    return "other"
+
+
+def crashes():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails():
+    raise ValueError
+
+
+def hidden():
+    return 1
+
+
+def sent(*, world):
+    return world.rank
+
+
+def forked():
+    return 2
+
+
+def never():
+    return 3
+"""
+START = """\
+import coverage, runpy
+
+coverage.process_startup()  # what its .pth file does where it is installed
+runpy.run_path("program.py", run_name="__main__")
+"""
+PROGRAM = """\
+def program():
+    return 4
+
+
+if __name__ == "__main__":
+    program()
+"""
+TESTS = """
+    import os, subprocess, sys
+    import lib, pytest
+
+    def test_by_rank(rank):
+        lib.by_rank(rank)
+
+    def test_one_fails(rank):
+        if rank == 1:
+            lib.fails()
+
+    def test_crashes(rank):
+        if rank == 1:
+            lib.crashes()
+
+    @pytest.mark.no_cover
+    def test_hidden(rank):
+        lib.hidden()
+
+    def test_program(rank):
+        if rank == 0:
+            subprocess.run([sys.executable, "start.py"], check=True)
+
+    def test_fork(rank):
+        if rank == 1:
+            pid = os.fork()
+            if pid == 0:
+                lib.forked()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+
+    def test_sent(cluster):
+        assert cluster.world().run(lib.sent) == [0, 1]
+"""
+RC = """\
+[run]
+source = .
+branch = true
+patch =
+    subprocess
+    fork
+    _exit
+"""
+RAN = {"by_rank": {3, 4}, "fails": {13}, "sent": {21}, "forked": {25}}
+"""Lines of LIB that only ranks reach, and what they forked."""
+
+
+@pytest.fixture(scope="module", params=["alone", "xdist", "coverage run"])
+def covered(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, InnerRun, dict[str, Any]]:
+    """How it was measured, the run, and coverage's JSON report."""
+    how, directory = request.param, tmp_path_factory.mktemp("covered")
+    write_files(directory, test_it=TESTS)
+    (directory / "lib.py").write_text(LIB)
+    (directory / "program.py").write_text(PROGRAM)
+    (directory / "start.py").write_text(START)
+    (directory / ".coveragerc").write_text(RC)
+    env = {**clean_env(), "PYTHONPATH": str(released_plugins()), "COLUMNS": "200"}
+    args = ["--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly"]
+    cov = ["--cov", "--cov-context=test", "--cov-report=json", "--cov-fail-under=99"]
+    argv = junit_command(
+        directory, *args, *{"alone": cov, "xdist": [*cov, "-n1"], "coverage run": []}[how]
+    )
+    if how == "coverage run":  # with `patch`, its data is to be combined
+        argv = [argv[0], "-m", "coverage", "run", *argv[1:]]
+    run = run_to_end(argv, directory, env, limit_s=120)
+    if how == "coverage run":
+        for words in (["combine"], ["json", "--show-contexts"]):
+            command = [argv[0], "-m", "coverage", *words]
+            subprocess.run(command, cwd=directory, env=env, timeout=60, check=False)
+    report = directory / "coverage.json"
+    assert report.exists(), run.output
+    return how, run, json.loads(report.read_text())
+
+
+def test_lines_that_only_ranks_run_are_covered(
+    covered: tuple[str, InnerRun, dict[str, Any]],
+) -> None:
+    _, run, report = covered
+    lib = report["files"]["lib.py"]
+    ran = set(lib["executed_lines"])
+    assert {name for name, lines in RAN.items() if not lines <= ran} == set(), run.output
+    assert {9, 17, 29} <= set(lib["missing_lines"])
+    assert [2, 3] in lib["executed_branches"]
+    assert [2, 4] in lib["executed_branches"]
+    assert report["files"]["program.py"]["missing_lines"] == []
+    assert run.outcomes() == {
+        "test_by_rank": "passed",
+        "test_one_fails": "failure",
+        "test_crashes": "failure",
+        "test_hidden": "passed",
+        "test_program": "passed",
+        "test_fork": "passed",
+        "test_sent": "passed",
+    }, run.output
+
+
+def test_a_rank_that_died_is_named(covered: tuple[str, InnerRun, dict[str, Any]]) -> None:
+    _, run, _ = covered
+    assert "coverage lacks what rank 1 of 2 on local1 ran in this test" in run.output, run.output
+    assert run.output.count("coverage lacks") == 1, run.output
+
+
+def test_the_bound_counts_ranks(covered: tuple[str, InnerRun, dict[str, Any]]) -> None:
+    how, run, report = covered
+    if how != "coverage run":
+        total = f"{report['totals']['percent_covered']:.2f}%"
+        assert f"Required test coverage of 99% not reached. Total coverage: {total}" in run.output
+
+
+def test_nothing_is_left(covered: tuple[str, InnerRun, dict[str, Any]]) -> None:
+    _, run, _ = covered
+    directory = run.junit.parent
+    left = {path.name for path in directory.glob(".coverage*")} - {".coveragerc"}
+    assert left == {".coverage"}, left
+
+
+def contexts_of(data: Path) -> set[str]:
+    sys.path.append(str(released_plugins()))
+    try:
+        from coverage import CoverageData  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop()
+    measured = CoverageData(str(data))
+    measured.read()
+    return set(measured.measured_contexts())
+
+
+def test_contexts_name_tests(covered: tuple[str, InnerRun, dict[str, Any]]) -> None:
+    how, run, _ = covered
+    if how != "coverage run":
+        found = contexts_of(run.junit.parent / ".coverage")
+        assert "test_it.py::test_by_rank|run" in found
+
+
+def test_a_file_of_another_python_is_that_of_this_one() -> None:
+    here = sysconfig.get_path("purelib")
+    assert mapped("/node/lib/site/numpy/a.py", "/node/lib/site") == f"{here}/numpy/a.py"
+    assert mapped("/work/lib.py", "/node/lib/site") == "/work/lib.py"
+    assert mapped(f"{here}/a.py", here) == f"{here}/a.py"
