@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.options import REUSE, Settings
+from pytest_mnode.options import REUSE, Settings, may_leave_of
 
 if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
@@ -25,9 +25,9 @@ FEWEST_NODES = 2
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
     "reuse='warm'|'group'|'fresh', timeout=SECONDS or a function of (spec, settings, nodes, "
-    "ranks_per_node) that returns them, exclusive=True): run the test's body in every "
-    "rank of a world of N nodes × G ranks; a list of nodes parametrises the test. Without nodes "
-    "the test gets all nodes."
+    "ranks_per_node) that returns them, exclusive=True, may_leave=PATTERN or [PATTERN, …]): "
+    "run the test's body in every rank of a world of N nodes × G ranks; a list of nodes "
+    "parametrises the test. Without nodes the test gets all nodes."
 )
 CRITERION = (
     "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
@@ -36,7 +36,7 @@ CRITERION = (
 )
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),
-    *("reuse", "timeout", "exclusive"),
+    *("reuse", "timeout", "exclusive", "may_leave"),
 )
 
 
@@ -128,6 +128,15 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
     )
 
 
+def may_leave(item: pytest.Item) -> list[str]:
+    """Patterns of what a test may leave behind in its rank, of its marks and of the run."""
+    found = list(may_leave_of(item.config))
+    for mark in item.iter_markers("mnode"):
+        given = mark.kwargs.get("may_leave", ())
+        found += [given] if isinstance(given, str) else given
+    return found
+
+
 def _check(nodeid: str, mark: pytest.Mark) -> None:
     def wrong(what: str, accepted: str) -> pytest.UsageError:
         return pytest.UsageError(f"{nodeid}: @pytest.mark.mnode({what}): accepted: {accepted}")
@@ -150,8 +159,15 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
             or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0)
         ):
             raise wrong(text, "seconds, more than 0, or a function that returns them")
+        elif name == "may_leave" and not _is_patterns(value):
+            raise wrong(text, "a pattern, or a list of them, such as 'courier-*'")
         elif name == "exclusive" and not isinstance(value, bool):
             raise wrong(text, "True or False")
+
+
+def _is_patterns(value: object) -> bool:
+    given = [value] if isinstance(value, str) else value
+    return isinstance(given, list | tuple) and all(isinstance(p, str) and p for p in given)
 
 
 def _is_count(value: object) -> bool:

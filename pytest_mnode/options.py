@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pytest_mnode import option_texts
+from pytest_mnode.option_texts import Given
 
 RUN: pytest.StashKey[Any] = pytest.StashKey()
 """Where a config keeps its run (controller.session.Run), once there is one."""
@@ -24,92 +26,13 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The text of an option and where it was given; a relative path starts from `directory`."""
-
-    where: str
-    text: str
-    directory: Path
-
-    @property
-    def by_option(self) -> bool:
-        return self.where.startswith("--")
-
-    def wrong(self, accepted: str, text: str | None = None) -> pytest.UsageError:
-        value = self.text if text is None else text
-        return pytest.UsageError(f"{self.where}={value}: accepted: {accepted}")
-
-
-def _count(given: _Given) -> int | None:
-    text = given.text
-    if not text and not given.by_option:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise given.wrong("a whole number of 1 or more")
-    return int(text)
-
-
-def _choice(accepted: tuple[str, ...]) -> Callable[[_Given], str]:
-    def read(given: _Given) -> str:
-        if given.text not in accepted:
-            raise given.wrong(", ".join(accepted))
-        return given.text
-
-    return read
-
-
-def _seconds(given: _Given) -> float:
-    try:
-        value = float(given.text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e7:
-        raise given.wrong("seconds, more than 0")
-    return value
-
-
-_text = attrgetter("text")
-
-
-def _words(given: _Given) -> tuple[str, ...]:
-    import shlex
-
-    try:
-        return tuple(shlex.split(given.text))
-    except ValueError as error:
-        raise given.wrong(f"arguments as for a shell ({error})") from None
-
-
-def _path(given: _Given) -> Path | None:
-    if not given.text:
-        if given.by_option:
-            raise given.wrong("the path of a file")
-        return None
-    try:
-        return given.directory / Path(given.text).expanduser()
-    except RuntimeError as error:  # of "~name", where nobody has the name
-        raise given.wrong(f"a path ({error})") from None
-
-
-def _directory(given: _Given) -> Path | None:
-    path = _path(given)
-    accepted = "a directory, or a new name"
-    try:
-        if path is not None and path.exists() and not path.is_dir():
-            raise given.wrong(accepted, str(path))
-    except OSError as error:  # the name is too long, or what is above it may not be read
-        raise given.wrong(f"{accepted} ({error.strerror})") from None
-    return path
-
-
-@dataclass(frozen=True, slots=True)
 class _Option:
     """`initial` is the text where nobody gives one; see: the page of docs/ that has more."""
 
     name: str
     metavar: str
     help: str
-    read: Callable[[_Given], Any]
+    read: Callable[[Given], Any]
     initial: str = ""
     see: str = ""
 
@@ -147,102 +70,109 @@ class Settings:
     locate_budget_s: float = 20.0
     numa_bind: str = "auto"
     faults: str = ""
+    may_leave: tuple[str, ...] = ()
 
 
 OPTIONS = {  # by field of Settings
     "nodes": _Option(
         "nodes", "N",
         "run tests that need ranks on N nodes (default: as many as the most demanding test needs)",
-        _count,
+        option_texts.count,
     ),
     "procs_per_node": _Option(
         "procs-per-node", "G",
         "ranks per node (default: one per accelerator, else 1)",
-        _count,
+        option_texts.count,
     ),
     "launcher": _Option(
         "launcher", "auto|local|rack|ssh|slurm",
         "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, else "
         "the rack, or plain processes (local) where namespaces are not allowed",
-        _choice(LAUNCHERS), initial="auto",
+        option_texts.choice(LAUNCHERS), initial="auto",
     ),
     "hostfile": _Option(
         "hostfile", "FILE",
         "nodes to reach by ssh: one 'host slots=8' per line, ranges node[01-16]",
-        _path, see="ssh.md",
+        option_texts.path, see="ssh.md",
     ),
     "slurm_args": _Option(
         "slurm-args", "ARGS",
         "extra arguments of the allocation that the run asks Slurm for, such as '--partition=gpu'; "
         "used only outside an allocation",
-        _words, see="slurm.md",
+        option_texts.words, see="slurm.md",
     ),
     "python": _Option(
         "python", "PATH",
         "the Python on the nodes of ssh and slurm (default: this one)",
-        _text,
+        option_texts.text,
     ),
     "shared_dir": _Option(
         "shared-dir", "DIR",
         "a directory that all nodes see (default: a hidden temporary one below the root of the "
         "tests)",
-        _directory,
+        option_texts.directory,
     ),
     "discover": _Option(
         "discover", "FILE",
         "run no test: read what the nodes have, and write a first spec into FILE",
-        _path, see="spec.md",
+        option_texts.path, see="spec.md",
     ),
     "spec": _Option(
         "spec", "FILE",
         "YAML page of what the cluster promises (default: the rack's own)",
-        _path, see="spec.md",
+        option_texts.path, see="spec.md",
     ),
     "backend": _Option(
         "backend", "auto|gloo|nccl|…",
         f"of process groups: {', '.join(BACKENDS)}; auto: nccl where the spec promises "
         "accelerators, else gloo",
-        _choice(BACKENDS), initial="auto",
+        option_texts.choice(BACKENDS), initial="auto",
     ),
     "reuse": _Option(
         "reuse", "warm|group|fresh",
         "what tests share: ranks and process group (warm), ranks with a new group (group), or "
         "nothing (fresh)",
-        _choice(REUSE), initial="warm",
+        option_texts.choice(REUSE), initial="warm",
     ),
     "timeout_s": _Option(
         "timeout", "SECONDS",
         "limit of a test that runs in ranks; tests of the fabric have less, as follows from the "
         "spec",
-        _seconds, initial="300",
+        option_texts.seconds, initial="300",
     ),
     "report_dir": _Option(
         "report", "DIR",
         "write certificate.json and certificate.xml into DIR, and fail a run that is not certified",
-        _directory, see="certificate.md",
+        option_texts.directory, see="certificate.md",
     ),
     "log_dir": _Option(
         "log-dir", "DIR",
         "keep the logs of all ranks, in a new directory in DIR for each run; the header names it",
-        _directory,
+        option_texts.directory,
     ),
     "locate_budget_s": _Option(
         "locate-budget", "SECONDS",
         "how long to look for what slows the fabric",
-        _seconds, initial="20", see="locating.md",
+        option_texts.seconds, initial="20", see="locating.md",
     ),
     "numa_bind": _Option(
         "numa-bind", "auto|none|node|exclusive",
         "which CPUs ranks are bound to: none; node (all beside the accelerator) or exclusive "
         "(cores of their own there), as torchrun's --numa-binding; auto: exclusive on the rack, "
         "elsewhere none, as torchrun",
-        _choice(NUMA_BIND), initial="auto", see="placement.md",
+        option_texts.choice(NUMA_BIND), initial="auto", see="placement.md",
     ),
     "faults": _Option(
         "fault", "NAME:NODE[:VALUE][,…]",
         "inject faults on the rack before the first test; such a run never certifies (an unknown "
         "name lists all)",
-        _text, see="faults.md",
+        option_texts.text, see="faults.md",
+    ),
+    "may_leave": _Option(
+        "may-leave", "PATTERN[,…]",
+        "what tests in ranks may leave behind: threads by name, child processes by command, such "
+        "as 'courier-*'; memory; alarm",
+        option_texts.patterns, see="#what-a-test-leaves-behind",
     ),
 }  # fmt: skip
 
@@ -269,7 +199,14 @@ def read_settings(config: pytest.Config) -> Settings:
 
 def locate_budget_s(config: pytest.Config) -> float:
     """How long to look for what slows the fabric; in ranks as in the controller."""
-    return _seconds(_given(config, OPTIONS["locate_budget_s"]))
+    return option_texts.seconds(_given(config, OPTIONS["locate_budget_s"]))
+
+
+def may_leave_of(config: pytest.Config) -> tuple[str, ...]:
+    """Patterns of what every test may leave behind in its rank."""
+    option = OPTIONS["may_leave"]
+    found: tuple[str, ...] = option.read(_given(config, option))
+    return found
 
 
 def faults_given_by(config: pytest.Config) -> str:
@@ -277,13 +214,13 @@ def faults_given_by(config: pytest.Config) -> str:
     return _given(config, OPTIONS["faults"]).where
 
 
-def _given(config: pytest.Config, option: _Option) -> _Given:
+def _given(config: pytest.Config, option: _Option) -> Given:
     text: Any = config.getoption(option.ini_key)
     if text is not None:
-        return _Given(option.flag, str(text), config.invocation_params.dir)
+        return Given(option.flag, str(text), config.invocation_params.dir)
     file = f" in {config.inipath.name}" if config.inipath else ""
     text = str(config.getini(option.ini_key)).strip()
-    return _Given(f"{option.ini_key}{file}", text, config.rootpath)
+    return Given(f"{option.ini_key}{file}", text, config.rootpath)
 
 
 def documentation() -> str:

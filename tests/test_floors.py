@@ -19,7 +19,7 @@ FLOORS = (
     },
     {"launchers"},
     {"agent", "outcome", "rank"},
-    {"marks", "options", "other_plugins", "protocol", "skipping"},
+    {"marks", "option_texts", "options", "other_plugins", "protocol", "skipping"},
     {"logs", "machine", "spec"},
     {"measure", "table"},
     {"errors", "measurement", "processes"},

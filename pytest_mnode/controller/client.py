@@ -106,8 +106,8 @@ class Client:
             self.tell(Withdraw(seq))
             raise
 
-    def close_world(self, world: WorldInfo, reusable: bool) -> None:
-        self.tell(CloseWorld(world.id, reusable))
+    def close_world(self, world: WorldInfo, reusable: bool, new_group: bool = False) -> None:
+        self.tell(CloseWorld(world.id, reusable, new_group))
 
     def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
         """Ask all ranks for stacks and calls, for a look the calls alone: a StackTexts per node."""

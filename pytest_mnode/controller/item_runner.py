@@ -57,9 +57,9 @@ class ItemRunner:
             for _ in range(_BEGIN_AGAIN):
                 world = client.open_world(lease, run.procs_of(need), fresh)
                 conductor = Conductor(client, world, run.limit_s_of(need))
-                keep_group = need.reuse == "warm" and not world.fresh
+                keep_group = need.reuse == "warm" and not world.new_group
                 outcome = conductor.run_item(item.nodeid, following, keep_group)
-                client.close_world(world, outcome.clean and not fresh)
+                client.close_world(world, outcome.clean and not fresh, outcome.new_group)
                 if not outcome.stillborn:
                     break
                 self._warn_of_late_deaths(outcome.stillborn, world)

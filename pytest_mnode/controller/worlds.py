@@ -172,7 +172,7 @@ class Worlds:
             return
         if message.reusable and not world.broken:
             world.lease = None
-            world.info = replace(world.info, fresh=False)
+            world.info = replace(world.info, new_group=message.new_group)
         else:
             self.stop(message.world)
 

@@ -185,6 +185,22 @@ def _unequal_skips(outcome: Outcome, reports: Reports) -> list[Failure]:
     return []
 
 
+_REMEDIES = {
+    "child process": ("end it and wait for it", "its command"),
+    "thread": ("join it", "its name"),
+    "an alarm": ("cancel it", "'alarm'"),
+}
+
+
+def _remedy(leak: str) -> str:
+    kinds = (both for kind, both in _REMEDIES.items() if leak.startswith(kind))
+    do, pattern = next(kinds, ("let go of what holds it", "'memory'"))
+    return (
+        f"{do} before the test ends, or allow it: @pytest.mark.mnode(may_leave=PATTERN) or the ini "
+        f"key mnode_may_leave, with a pattern of {pattern}"
+    )
+
+
 def _leaks(outcome: Outcome) -> list[Failure]:
     by_leak: dict[str, dict[str, list[int]]] = {}
     for rank, state in outcome.states.items():
@@ -201,7 +217,8 @@ def _leaks(outcome: Outcome) -> list[Failure]:
                 (f"{on_nodes(ranks, nodes)} left {leak} behind" for leak, ranks in alike.items()),
                 most=MOST_SHOWN,
                 separator="\n",
-            ),
+            )
+            + f"\n{_remedy(next(iter(alike)))}",
             in_phase=True,
         )
         for alike in by_leak.values()

@@ -108,6 +108,11 @@ class Outcome:
         )
 
     @property
+    def new_group(self) -> bool:
+        """The next test in this world is to get a new process group."""
+        return any(s.torn is not None and s.torn.new_group for s in self.states.values())
+
+    @property
     def calls(self) -> dict[int, list[Call]]:
         """The collectives of each rank whose record is known, oldest first."""
         read = {r: s.calls for r, s in self.states.items() if s.calls is not None}

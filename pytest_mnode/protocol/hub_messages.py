@@ -62,8 +62,11 @@ class OpenWorld:
 
 @dataclass(frozen=True)
 class CloseWorld:
+    """Give a world back. new_group: as WorldInfo has it."""
+
     world: str
     reusable: bool
+    new_group: bool = False
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class TornDown:
     """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
 
     entered: how many operations of the default process group this rank has entered so far.
+    new_group: keys of groups that were ended are in its store, where the next would meet them.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class TornDown:
     measurements: tuple[Measurement, ...] = ()
     warnings: tuple[tuple[Any, ...], ...] = ()
     reusable: bool = True
+    new_group: bool = False
     problem: str = ""
     entered: int | None = None
     reports: tuple[PhaseReport, ...] = ()

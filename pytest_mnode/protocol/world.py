@@ -28,12 +28,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class WorldInfo:
-    """A world as the controller knows it. `nodes` holds one name a group rank."""
+    """A world as the controller knows it. `nodes` holds one name a group rank.
+
+    new_group: the next test in it shares no process group with one before.
+    """
 
     id: str
     shape: Shape
     nodes: tuple[str, ...]
-    fresh: bool = True
+    new_group: bool = True
     log_dir: str = ""
 
     def node_of(self, rank: int) -> str:

@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,15 @@ from pytest_mnode.rank.process_group import LAST_GROUP
 HOST_MEMORY_LIMIT_BYTES = 256 * 2**20
 DEVICE_MEMORY_LIMIT_BYTES = 32 * 2**20
 _SETTLE_S = 0.2
+_SHOWN = 80
+"""Characters of a command."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_HELPER_THREADS = frozenset({LAST_GROUP, "tqdm_monitor", "InductorSubproc", "fsspecIO"})
+_HELPER_PROCESSES = (
+    *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
+    "torch/_inductor/compile_worker",
+)
+"""What libraries start once and keep for the life of their process: the next test uses it too."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -29,6 +39,7 @@ class Things:
     children: frozenset[int] = frozenset()
     threads: frozenset[int] = frozenset()
     groups: frozenset[str] = frozenset()
+    """Process groups; a world can be rid of those itself."""
     timers: frozenset[int] = frozenset()
     host_bytes: int = 0
     device_bytes: int = 0
@@ -71,29 +82,46 @@ def things(own_group: object) -> Things:
     )
 
 
-def leaks_since(allowed: Things, own_group: object) -> list[str]:
-    """Lines for the user, one for each thing that is here and is not allowed."""
-    now = _settled(allowed, own_group)
-    left = now - allowed
+def left_since(allowed: Things, own_group: object, may_leave: Sequence[str]) -> Things:
+    """What is here and is not allowed, after what is about to end had a moment to do so.
+
+    may_leave: patterns of names of threads and of commands of child processes, "memory", "alarm".
+    """
+    end = time.monotonic() + _SETTLE_S
+    while True:
+        left = things(own_group) - allowed
+        if may_leave:
+            left = _less(left, may_leave)
+        if not (left.children or left.threads) or time.monotonic() > end:
+            return left
+        time.sleep(0.01)
+
+
+def _less(left: Things, may_leave: Sequence[str]) -> Things:
+    names = _threads()
+    return replace(
+        left,
+        children=frozenset(p for p in left.children if not _is_one_of(_command(p), may_leave)),
+        threads=frozenset(t for t in left.threads if not _is_one_of(names.get(t, ""), may_leave)),
+        timers=frozenset() if "alarm" in may_leave else left.timers,
+        host_bytes=0 if "memory" in may_leave else left.host_bytes,
+        device_bytes=0 if "memory" in may_leave else left.device_bytes,
+    )
+
+
+def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def lines(left: Things, allowed: Things) -> list[str]:
+    """Lines for the user, one for each thing; process groups are none of the user's concern."""
     names = _threads()
     return [
-        *(f"child process {pid} ({_command(pid)})" for pid in sorted(left.children)),
+        *(f"child process {pid} ({_command(pid)[:_SHOWN]})" for pid in sorted(left.children)),
         *(f"thread {names.get(ident, 'ended by now')!r}" for ident in sorted(left.threads)),
-        *(f"process group {name!r}" for name in sorted(left.groups)),
         *(f"an alarm due in {signal.getitimer(t)[0]:.1f} s" for t in sorted(left.timers)),
         *_memory(allowed, left),
     ]
-
-
-def _settled(allowed: Things, own_group: object) -> Things:
-    """What is here after what is about to end had a moment to do so."""
-    end = time.monotonic() + _SETTLE_S
-    while True:
-        now = things(own_group)
-        left = now - allowed
-        if not (left.children or left.threads) or time.monotonic() > end:
-            return now
-        time.sleep(0.01)
 
 
 def _children() -> list[int]:
@@ -102,14 +130,15 @@ def _children() -> list[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []
-    return [pid for pid in processes.children(os.getpid()) if not processes.has_ended(pid)]
+    running = [pid for pid in processes.children(os.getpid()) if not processes.has_ended(pid)]
+    return [p for p in running if not any(helper in _command(p) for helper in _HELPER_PROCESSES)]
 
 
 def _threads() -> dict[int, str]:
-    """Names of the threads that run Python, however they were started, by ident."""
+    """Names of the threads that run Python, however they were started, by ident; no helpers."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {ident: names.get(ident, f"{ident:#x}") for ident in sys._current_frames()}
-    return {ident: name for ident, name in found.items() if name != LAST_GROUP}
+    return {ident: name for ident, name in found.items() if name not in _HELPER_THREADS}
 
 
 def _groups(own_group: object) -> list[str]:
@@ -156,4 +185,4 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return "gone"
-    return b" ".join(words).decode(errors="replace").strip()[:80] or "unnamed"
+    return b" ".join(words).decode(errors="replace").strip() or "unnamed"

@@ -119,6 +119,15 @@ class GroupKeeper:
             # gloo's destructor waits some 20 ms for its threads: the next test need not.
             threading.Thread(target=old.clear, name=LAST_GROUP, daemon=True).start()
 
+    def end(self, names: frozenset[str]) -> bool:
+        """End groups beside the default one that was made; False where that is not there."""
+        if self.made is None or not self.intact:
+            return False
+        for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+            if name in names:
+                dist.destroy_process_group(group)
+        return True
+
     def foreign_keys(self) -> int | None:
         """How many keys the store holds; None where it cannot be asked."""
         with contextlib.suppress(RuntimeError, OSError):

@@ -29,10 +29,12 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import coverage_plugin, leaks, reports
+from pytest_mnode.rank import coverage_plugin, reports
+from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
 
 _PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
+_FINE = {"passed", "skipped"}
 
 
 class RankSession:
@@ -50,7 +52,6 @@ class RankSession:
         self.rank: Rank | None = None
         self.items: dict[str, pytest.Item] = {}
         self.broken: list[str] = []
-        self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
         self.session: pytest.Session
         self._held: list[PhaseReport] = []
         self._reported: dict[str, str] = {}
@@ -104,6 +105,8 @@ class RankSession:
     def become(self, rank: Rank) -> None:
         """Called once after the fork: from now on this session is `rank`'s."""
         self.rank = rank
+        self._leak_check = LeakCheck(rank.groups)
+        self.config.pluginmanager.register(self._leak_check)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +129,7 @@ class RankSession:
             rank.groups.renew()  # a test that does not ask for a group may make its own
         following = self.items.get(order.next_nodeid) if order.next_nodeid else None
         self.order = order
-        self._before = self._things()
+        self._leak_check.begin()
         looks = rank.world.rank == 0 and not grouped
         if not looks:
             self._keys = None
@@ -183,28 +186,6 @@ class RankSession:
             broken if self.broken else "; are the parameters the same in every process?"
         )
         return TornDown(self.rank.world.rank, order.ordinal, problem=text)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(
-        self, fixturedef: pytest.FixtureDef[Any]
-    ) -> Generator[None, object, object]:
-        """What a fixture of wide scope holds is its own until it is torn down."""
-        if self.rank is None or fixturedef.scope == "function":
-            return (yield)
-        before = self._things()
-        try:
-            return (yield)
-        finally:
-            self._of_fixtures[fixturedef] = self._things() - before
-
-    @pytest.hookimpl
-    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
-            self._before = self._before.without(its_own)
-
-    def _things(self) -> leaks.Things:
-        assert self.rank is not None
-        return leaks.things(self.rank.groups.made)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
@@ -265,21 +246,22 @@ class RankSession:
     def _finish(self) -> TornDown:
         assert self.rank is not None
         rank = self.rank
-        allowed = sum(self._of_fixtures.values(), self._before)
-        found = leaks.leaks_since(allowed, rank.groups.made)
+        item = self.items[self.order.nodeid]
+        left = self._leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
         # A group that a test makes from the environment leaves keys that the next would trip over.
-        reusable = (keys is None or keys == self._keys) and rank.groups.intact
+        reusable = (keys is None or keys == self._keys) and rank.groups.intact and left.reusable
         self._keys = keys
         return TornDown(
             rank.world.rank,
             self.order.ordinal,
-            tuple(found),
-            tuple(kept_by(self.items[self.order.nodeid])),
+            left.lines,
+            tuple(kept_by(item)),
             reusable=reusable,
+            new_group=left.new_group,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
-            curves=tuple(curves_kept_by(self.items[self.order.nodeid])),
+            curves=tuple(curves_kept_by(item)),
         )
 
     @pytest.hookimpl

@@ -11,7 +11,11 @@ from tests.scenario import Scenario, run_scenario
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
-    return run_scenario("leaving", tmp_path_factory.mktemp("leaving"), "-rA")
+    directory = tmp_path_factory.mktemp("leaving")
+    (directory / "pytest.ini").write_text(
+        "[pytest]\nmnode_may_leave =\n    of-another\n    of-the-*\n"
+    )
+    return run_scenario("leaving", directory, "-rA")
 
 
 def pids(ran: Scenario, after: str) -> set[str]:
@@ -34,8 +38,7 @@ def test_every_next_test_ran(ran: Scenario) -> None:
         ("child_of_a_fixture", r"rank 1 on local1 left child process \d+ \(sleep 63\) behind"),
         ("thread", r"rank 1 on local1 left thread 'courier' behind"),
         ("thread_in_a_collective", r"rank 1 on local1 left thread 'late' behind"),
-        ("group", r"ranks 0-1 on local0,local1 left process group '\w+' behind"),
-        ("own_group_left", r"ranks 0-3 on local0,\S+ left process group '\w+' behind"),
+        ("marked_for_less", r"rank 1 on local1 left child process \d+ \(sleep 66\) behind"),
         ("memory", r"rank 1 on local1 left 3\d\d MiB of memory"),
         ("alarm", r"rank 1 on local1 left an alarm due in \d\d\.\d s behind"),
     ],
@@ -46,6 +49,37 @@ def test_leak_by_rank(ran: Scenario, name: str, what: str) -> None:
     assert re.search(what, case.text)
     assert "passed but left" in case.message
     assert f"test_{name} ERROR" in ran.run.output
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("child", "end it and wait for it before the test ends, or allow it: "),
+        ("thread", "join it before the test ends, or allow it: @pytest.mark.mnode(may_leave="),
+        ("memory", "or the ini key mnode_may_leave, with a pattern of 'memory'"),
+        ("alarm", "cancel it before the test ends, or allow it: "),
+    ],
+)
+def test_each_leak_has_its_remedy(ran: Scenario, name: str, remedy: str) -> None:
+    assert remedy in ran[name].text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("group", "hashed_group", "same_hashed_group", "mesh", "own_group_left"),
+        *("helpers", "marked", "allowed_by_the_ini_key"),
+    ],
+)
+def test_what_a_test_may_leave(ran: Scenario, name: str) -> None:
+    assert ran[name].outcome == "passed", ran[name].text
+
+
+def test_ranks_are_kept_without_the_groups(ran: Scenario) -> None:
+    kept = ["group", "hashed_group", "same_hashed_group", "mesh"]
+    assert len({frozenset(pids(ran, name)) for name in kept}) == 1
+    assert ran["group_and_failure"].outcome == "failure"
+    assert pids(ran, "group_and_failure").isdisjoint(pids(ran, "mesh"))
 
 
 def test_ranks_are_kept_where_nothing_was_left(ran: Scenario) -> None:
@@ -60,8 +94,7 @@ def test_ranks_are_kept_where_nothing_was_left(ran: Scenario) -> None:
         ("child", "child_of_a_child"),
         ("child_that_ended", "thread"),
         ("thread", "thread_in_a_collective"),
-        ("thread_in_a_collective", "group"),
-        ("group", "memory"),
+        ("group_and_failure", "memory"),
         ("memory", "alarm"),
         ("alarm", "collective_of_one"),
         ("collective_of_one", "group_destroyed"),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 KEPT: list[object] = []
+MAY_STAY: list[object] = []
 
 
 def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
@@ -60,6 +64,58 @@ def test_thread_in_a_collective(rank: int, process_group: Any) -> None:
 
 def test_group(rank: int, process_group: Any) -> None:
     dist.new_group([0, 1])
+
+
+def test_hashed_group(rank: int, process_group: Any) -> None:
+    if rank < 2:
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def test_same_hashed_group(rank: int, process_group: Any) -> None:
+    """Keys of the one before under the same name would send it to addresses that are gone."""
+    test_hashed_group(rank, process_group)
+
+
+def test_mesh(process_group: Any) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=mesh["tp"].get_group())
+    assert int(total) == 2
+
+
+def test_group_and_failure(rank: int, process_group: Any) -> None:
+    dist.new_group([0, 1])
+    assert rank != 1
+
+
+def test_helpers(rank: int) -> None:
+    """What libraries start once for their process, of the kinds that need no other library."""
+    threading.Thread(target=time.sleep, args=(60,), name="tqdm_monitor", daemon=True).start()
+    memory = shared_memory.SharedMemory(create=True, size=64)
+    memory.close()
+    memory.unlink()
+    multiprocessing.get_context("forkserver").Process(target=int).start()
+
+
+@pytest.mark.mnode(may_leave=["cour*r", "sleep 65", "memory"])
+def test_marked(rank: int) -> None:
+    if rank == 1:
+        test_thread(rank)
+        MAY_STAY.append(bytearray(b"x" * 300 * 2**20))
+        subprocess.Popen(["sleep", "65"])
+
+
+@pytest.mark.mnode(may_leave="cour*r")
+def test_marked_for_less(rank: int) -> None:
+    if rank == 1:
+        test_thread(rank)
+        subprocess.Popen(["sleep", "66"])
+
+
+def test_allowed_by_the_ini_key(rank: int) -> None:
+    if rank == 1:
+        threading.Thread(target=time.sleep, args=(60,), name="of-the-ini", daemon=True).start()
 
 
 def test_memory(rank: int) -> None:
