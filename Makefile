@@ -1,5 +1,6 @@
 # make certify       certify the embedded cluster: four nodes on this machine
 # make test          formatting, lint, types, unit tests, tests on the rack
+# make engines       build a Kubernetes from its Go modules, once, for make test-engines
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
 # make bench         times against other ways to run distributed tests
 # make lint          put right what the tools can, then format
@@ -23,7 +24,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 ENGINES := tests/engines
 
 .DELETE_ON_ERROR:
-.PHONY: certify test test-engines lint bench clean environment
+.PHONY: certify test engines test-engines lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -33,6 +34,9 @@ test: environment
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) --ignore=$(ENGINES)
+
+engines: environment
+	$(BIN)/python -m tests.engines.kubernetes.programs
 
 test-engines: environment
 	$(PYTEST) $(ENGINES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from tests.engines.kubernetes.bed import bed
 from tests.engines.slurm import slurm, slurm_on_rack
 from tests.engines.ssh import ssh, ssh_on_rack
 
-__all__ = ["slurm", "slurm_on_rack", "ssh", "ssh_on_rack"]
+__all__ = ["bed", "slurm", "slurm_on_rack", "ssh", "ssh_on_rack"]

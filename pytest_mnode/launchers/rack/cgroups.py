@@ -8,6 +8,7 @@ every version of cgroups allows it.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -53,16 +54,15 @@ def remove_all(daemon_pid: int, root: str = ROOT) -> None:
 
 
 def remove(group: Path) -> None:
-    """Remove an empty group; waits a moment for the last process to be gone.
+    """Remove a group and those in it; waits a moment for the last process to be gone.
 
     Raises OSError where a process stays in it.
     """
     deadline = time.monotonic() + EMPTY_LIMIT_S
     while True:
         try:
-            group.rmdir()
-        except FileNotFoundError:
-            return
+            for each, _, _ in os.walk(group, topdown=False):
+                Path(each).rmdir()
         except OSError:
             if time.monotonic() > deadline:
                 raise

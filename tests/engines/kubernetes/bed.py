@@ -1,0 +1,273 @@
+"""A real Kubernetes on a rack: its control plane on the last node, a kubelet on each of the others.
+
+Everything hangs on the rack, and so ends with the process that made it, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.launchers.rack import Rack, cgroups
+from pytest_mnode.machine.namespaces import GROUP_PREFIX
+from tests.engines.kubernetes import node_files, programs
+from tests.engines.on_rack import OnRack
+
+COMPUTE_NODES = 4
+SERVICE = "10.96.0.1"
+"""Where pods find the API server. There is no kube-proxy: the control plane's node has it."""
+ADMIN = "admin"
+UP_LIMIT_S = 120.0
+
+
+def unavailable() -> str | None:
+    """Why there can be no Kubernetes here, in one line."""
+    if (reason := programs.unavailable()) is not None:
+        return reason
+    if os.geteuid() != 0:
+        return "kubelets on the rack need root"
+    return Rack.unavailable("root")
+
+
+def need_kubernetes() -> None:
+    """Skip where there can be no Kubernetes; in CI that is a failure."""
+    if (reason := unavailable()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+class KubernetesOnRack(OnRack):
+    """`with KubernetesOnRack() as bed`: four nodes, named node0 …, and a control plane.
+
+    Pods on hostNetwork have the node's links, fab0 too; pods with an address of their own are
+    reached over the management network.
+    """
+
+    def __init__(self, nodes: int = COMPUTE_NODES) -> None:
+        super().__init__("k8s", nodes)
+        self.env = {"PATH": programs.path()}
+        self.kubeconfig = self.directory / "admin.conf"
+
+    def __enter__(self) -> KubernetesOnRack:
+        try:
+            self.rack.start()
+            self._write()
+            self._start_control_plane()
+            for name in self.names:
+                self.start_daemon_of(name)
+            self.start_switch()
+            self.await_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.login.address}:443"
+
+    def kubectl(self, *argv: str, check: bool = True, **options: Any) -> str:
+        """What kubectl prints, as the cluster's administrator; a failure fails the test."""
+        done = self.run("kubectl", f"--kubeconfig={self.kubeconfig}", *argv, **options)
+        if check:
+            assert done.returncode == 0, f"kubectl {argv}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def get(self, *argv: str) -> Any:
+        """`kubectl get`, decoded."""
+        return json.loads(self.kubectl("get", "-o", "json", *argv))
+
+    def await_that(self, holds: Callable[[], bool], limit_s: float, what: str) -> float:
+        """Ask until it holds; seconds that took."""
+        start = time.monotonic()
+        while not holds():
+            took = time.monotonic() - start
+            assert took < limit_s, f"not within {limit_s:g} s: {what}\n{self.logs()}"
+            time.sleep(0.2)
+        return time.monotonic() - start
+
+    def own(self, name: str) -> Path:
+        """A node's directory."""
+        return self.directory / name
+
+    def _write(self) -> None:
+        secret = os.urandom(16).hex()
+        tokens = [f'{secret},{ADMIN},1,"system:masters"']
+        authority = self.directory / "pki" / "apiserver.crt"
+        self.kubeconfig.write_text(node_files.kubeconfig(self.server, authority, secret))
+        node_files.write_image(
+            self.directory / "pause.tar",
+            node_files.PAUSE_IMAGE,
+            program=programs.PAUSE,
+        )
+        node_files.write_image(
+            self.directory / "host.tar",
+            node_files.HOST_IMAGE,
+            folders=["usr", "etc", "proc", "sys", "dev", "tmp", "root", "var", "run", "home"],
+            links=[(name, f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")],
+        )
+        for index, node in enumerate(self.computes):
+            token = os.urandom(16).hex()
+            tokens.append(f'{token},system:node:{node.name},n{index},"system:masters"')
+            own = self.own(node.name)
+            group = self._make_group(node.name)
+            node_files.write(own, node.address, f"10.244.{index}.0/24", group)
+            (own / "kubeconfig").write_text(node_files.kubeconfig(self.server, authority, token))
+        (self.directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
+        subprocess.run(
+            ["openssl", "genrsa", "-out", str(self.directory / "sa.key"), "2048"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+    def _make_group(self, name: str) -> str:
+        """The control group of a node's pods; the rack's cleanup finds it by its name."""
+        group = f"{GROUP_PREFIX}{self.rack.daemon_pid}-{name}-pods"
+        for hierarchy in cgroups.hierarchies():
+            (hierarchy / group).mkdir(exist_ok=True)
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                if (hierarchy / file).exists():
+                    (hierarchy / group / file).write_text((hierarchy / file).read_text())
+        return f"/{group}"
+
+    def _start_control_plane(self) -> None:
+        d, login = self.directory, self.login
+        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        self.run("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")
+        self.run("ip", "link", "set", "lo", "up")
+        for index, node in enumerate(self.computes):
+            self.run("ip", "route", "add", f"10.244.{index}.0/24", "via", node.address)
+        self.start_daemon(
+            "etcd", login,
+            ["etcd", "--data-dir", f"{d}/etcd", "--listen-client-urls", client,
+             "--advertise-client-urls", client, "--listen-peer-urls", peer],
+        )  # fmt: skip
+        self.start_daemon(
+            "apiserver", login,
+            ["kube-apiserver", f"--etcd-servers={client}", f"--cert-dir={d}/pki",
+             "--secure-port=443", f"--advertise-address={login.address}",
+             "--service-cluster-ip-range=10.96.0.0/16",
+             "--service-account-issuer=https://mnode",
+             f"--service-account-signing-key-file={d}/sa.key",
+             f"--service-account-key-file={d}/sa.key",
+             f"--token-auth-file={d}/tokens.csv", "--authorization-mode=RBAC",
+             "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP",
+             "--runtime-config=api/all=true",
+             "--feature-gates=GenericWorkload=true"],
+        )  # fmt: skip
+        self.await_that((d / "pki" / "apiserver.crt").exists, 60, "API server up")
+        own = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
+        self.start_daemon(
+            "scheduler",
+            login,
+            ["kube-scheduler", *own, "--feature-gates=GenericWorkload=true"],
+        )
+        self.start_daemon(
+            "controllers", login,
+            ["kube-controller-manager", *own, f"--service-account-private-key-file={d}/sa.key",
+             f"--root-ca-file={d}/pki/apiserver.crt",
+             "--use-service-account-credentials=false",
+             "--node-monitor-grace-period=12s", "--node-monitor-period=2s"],
+        )  # fmt: skip
+
+    def start_daemon_of(self, name: str) -> None:
+        """containerd, then the kubelet."""
+        node, own = self.node(name), self.own(name)
+        script = node_files.prepare_script(own)
+        for index, other in enumerate(self.computes):
+            if other.name != name:
+                script += f"ip route add 10.244.{index}.0/24 via {other.address}\n"
+        script += f"ip route add {SERVICE}/32 via {self.login.address}\n"
+        done = self.run("sh", "-c", script, on=name)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        self.start_daemon(
+            f"containerd-{name}", node, ["containerd", "-c", f"{own}/containerd.toml"]
+        )
+        ctr = ["ctr", "-a", f"{own}/containerd.sock"]
+        self.await_that(
+            lambda: self.run(*ctr, "version", on=name).returncode == 0, 30, "containerd"
+        )
+        for image in ("pause", "host"):
+            done = self.run(
+                *ctr, "-n", "k8s.io", "images", "import", f"{self.directory}/{image}.tar", on=name
+            )
+            assert done.returncode == 0, f"{name}: {done.stderr}"
+        self.start_daemon(
+            name, node,
+            ["kubelet", f"--config={own}/kubelet.yaml", f"--kubeconfig={own}/kubeconfig",
+             f"--root-dir={own}/kubelet", f"--cert-dir={own}/pki", f"--hostname-override={name}",
+             f"--node-ip={node.address}"],
+        )  # fmt: skip
+
+    def pods_mounts(self) -> dict[str, str]:
+        """Folders of this machine that a pod mounts to have Python, torch and this project, by the
+        name of a volume."""
+        folders = {"usr": "/usr", "etc": "/etc", "python": sys.base_prefix, "env": sys.prefix}
+        folders["project"] = str(Path(__file__).parents[3])
+        return folders
+
+    def pod(self, name: str, script: str, **spec: Any) -> dict[str, Any]:
+        """A pod's manifest that runs a shell script with this machine's programs."""
+        mounts = self.pods_mounts()
+        container = {
+            "name": "main",
+            "image": node_files.HOST_IMAGE,
+            "imagePullPolicy": "Never",
+            "command": ["/bin/sh", "-c", script],
+            "volumeMounts": [{"name": n, "mountPath": p} for n, p in mounts.items()],
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "enableServiceLinks": False,
+                "containers": [container],
+                "volumes": [{"name": n, "hostPath": {"path": p}} for n, p in mounts.items()],
+                **spec,
+            },
+        }
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        """Create objects, as the cluster's administrator."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+        path = self.directory / "manifests.json"
+        path.write_text(text)
+        self.kubectl("apply", "-f", str(path))
+
+    def await_ready(self, limit_s: float = UP_LIMIT_S) -> float:
+        """Every node is Ready and pods can be made; seconds that took."""
+
+        def ready() -> bool:
+            nodes = self.get("nodes")["items"]
+            if len(nodes) < len(self.names) or not all(map(is_ready, nodes)):
+                return False
+            # Pods need it, and it comes a little later.
+            return bool(self.get("serviceaccounts")["items"])
+
+        return self.await_that(ready, limit_s, "all nodes Ready")
+
+
+def is_ready(found: dict[str, Any]) -> bool:
+    """Whether a node's or a pod's condition Ready is true."""
+    conditions = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True"
+
+
+@pytest.fixture(scope="session")
+def bed() -> Iterator[KubernetesOnRack]:
+    """One for all tests that talk to Kubernetes."""
+    need_kubernetes()
+    with KubernetesOnRack() as bed:
+        yield bed

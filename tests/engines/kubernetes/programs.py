@@ -1,0 +1,182 @@
+"""Programs of a Kubernetes, built by the go command from their modules, once per user and version.
+
+`python -m tests.engines.kubernetes.programs` builds what is missing; nothing of it is committed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KUBERNETES = "1.37.1"
+"""Has PodGroup and gang scheduling of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A Go module: the programs (packages below its path) to build of it, at a version.
+
+    folders: version at which to take the modules that its go.mod replaces by folders of its own
+    repository, such as k8s.io/api.
+    """
+
+    path: str
+    version: str
+    packages: tuple[str, ...]
+    folders: str | None = None
+    ldflags: str = "-s -w"
+
+    @property
+    def bin(self) -> Path:
+        return cache() / f"{self.path.replace('/', '_')}@{self.version}"
+
+    def program(self, package: str) -> str:
+        """File name of what a package builds."""
+        return f"{self.path}/{package}".removesuffix("/.").rsplit("/", 1)[-1]
+
+    def missing(self) -> list[str]:
+        return [
+            package for package in self.packages if not (self.bin / self.program(package)).exists()
+        ]
+
+
+def _release(version: str) -> str:
+    """Linker flags for what a release's programs answer when asked for their version."""
+    major, minor, _ = version.split(".")
+    values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    return "-s -w " + " ".join(
+        f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items()
+    )
+
+
+BED = (
+    Module(
+        "k8s.io/kubernetes",
+        f"v{KUBERNETES}",
+        (
+            "cmd/kube-apiserver",
+            "cmd/kube-controller-manager",
+            "cmd/kube-scheduler",
+            "cmd/kubelet",
+            "cmd/kubectl",
+        ),
+        folders=f"v0.{KUBERNETES.split('.', 1)[1]}",
+        ldflags=_release(KUBERNETES),
+    ),
+    Module(
+        "github.com/containerd/containerd/v2",
+        "v2.4.2",
+        ("cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"),
+    ),
+)
+KUEUE = Module("sigs.k8s.io/kueue", "v0.15.0", ("cmd/kueue",))
+VOLCANO = Module(  # the last version whose own modules are all served
+    "volcano.sh/volcano",
+    "v1.10.0",
+    ("cmd/scheduler", "cmd/controller-manager", "cmd/webhook-manager"),
+)
+JOBSET = Module("sigs.k8s.io/jobset", "v0.10.1", (".",))
+KWOK = Module("sigs.k8s.io/kwok", "v0.8.0", ("cmd/kwok",))
+MODULES = (*BED, KUEUE, VOLCANO, JOBSET, KWOK)
+FROM_DEBIAN = ("etcd", "runc")
+CNI = Path("/usr/lib/cni")
+
+
+def cache() -> Path:
+    """Where built programs are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "pytest-mnode" / "go"
+
+
+PAUSE = cache() / "pause" / "pause"
+
+
+def path() -> str:
+    """PATH with all of them."""
+    own = [str(module.bin) for module in MODULES]
+    return os.pathsep.join([*own, os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def unavailable(modules: Sequence[Module] = BED) -> str | None:
+    """Why programs of the bed, or of these modules, cannot be had here, in one line."""
+    missing = [name for name in FROM_DEBIAN if shutil.which(name, path=path()) is None]
+    missing += [f"CNI plugin {n}" for n in ("bridge", "host-local") if not (CNI / n).exists()]
+    missing += [] if PAUSE.exists() else ["pause"]
+    missing += [f"{m.path}/{package}" for m in modules for package in m.missing()]
+    if missing:
+        return (
+            f"no Kubernetes here: {', '.join(missing)} missing; "
+            "python -m tests.engines.kubernetes.programs builds what Go modules have"
+        )
+    return None
+
+
+def build() -> None:
+    """Build what is missing; two runs at once build it once."""
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for module in MODULES:
+            if module.missing():
+                _build(module)
+        if not PAUSE.exists():
+            PAUSE.parent.mkdir(exist_ok=True)
+            source = str(Path(__file__).with_name("pause") / "main.go")
+            _go(cache(), "build", "-ldflags=-s -w", "-o", str(PAUSE), source, cgo=False)
+
+
+def _build(module: Module) -> None:
+    work = module.bin.with_suffix(".build")
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "bin").mkdir(parents=True)
+    (work / "go.mod").write_text(_go_mod(module))
+    for package in module.missing():
+        print(f"building {module.path}/{package} {module.version}", flush=True)
+        target = str(work / "bin" / module.program(package))
+        flags = ["-mod=mod", f"-ldflags={module.ldflags}"]
+        _go(work, "build", *flags, "-o", target, f"{module.path}/{package}".removesuffix("/."))
+    module.bin.mkdir(exist_ok=True)
+    for program in (work / "bin").iterdir():
+        program.rename(module.bin / program.name)
+    shutil.rmtree(work)
+
+
+def _go_mod(module: Module) -> str:
+    """A module that requires this one. What its own go.mod replaces holds for itself only, and is
+    replaced here in the same way."""
+    given = _own_go_mod(module)
+    lines = [f"module build\n\ngo {given['Go']}\n\nrequire {module.path} {module.version}\n"]
+    for replace in given.get("Replace") or []:
+        old, new = replace["Old"]["Path"], replace["New"]
+        folder = new["Path"].startswith("./")
+        target = f"{old} {module.folders}" if folder else f"{new['Path']} {new['Version']}"
+        lines.append(f"replace {old} => {target}\n")
+    return "".join(lines)
+
+
+def _own_go_mod(module: Module) -> Any:
+    """A module's go.mod, as `go mod edit -json` prints it."""
+    named = f"{module.path}@{module.version}"
+    downloaded = _go(cache(), "mod", "download", "-json", named)
+    return json.loads(_go(cache(), "mod", "edit", "-json", json.loads(downloaded)["GoMod"]))
+
+
+def _go(directory: Path, *argv: str, cgo: bool = True) -> str:
+    """Run the go command; what it prints. Its errors are for the reader."""
+    env = {**os.environ, "CGO_ENABLED": "1" if cgo else "0"}
+    return subprocess.run(
+        ["go", *argv], check=True, cwd=directory, env=env, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+if __name__ == "__main__":
+    build()
+    sys.exit(unavailable(MODULES))
