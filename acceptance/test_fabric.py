@@ -9,6 +9,7 @@ import pytest
 from pytest_mnode import measuring as bench
 from pytest_mnode import not_promised
 from pytest_mnode.criteria import fabric as judges
+from pytest_mnode.criteria.preflight.payload_paths import changed_paths
 from pytest_mnode.measuring import limits
 from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
 from pytest_mnode.options import locate_budget_s
@@ -43,7 +44,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> bench.KnownCulprits:
 @pytest.mark.parametrize(
     "collective",
     [
-        pytest.param(name, marks=pytest.mark.mnode(timeout=limits.collective_limit_s(name)))
+        pytest.param(
+            name,
+            marks=pytest.mark.mnode(
+                timeout=limits.collective_limit_s(name), on_failure=changed_paths
+            ),
+        )
         for name in COLLECTIVES
     ],
 )
@@ -70,7 +76,7 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
 
 @needs_group
 @pytest.mark.stops("fabric", only_hung=True)
-@pytest.mark.mnode(timeout=limits.paths_limit_s)
+@pytest.mark.mnode(timeout=limits.paths_limit_s, on_failure=changed_paths)
 def test_every_path_reaches_the_line_rate(
     world: World, device: torch.device, spec: Spec, measure: Measure, pytestconfig: pytest.Config
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.options import REUSE, Settings, may_leave_of
 
 if TYPE_CHECKING:
+    from pytest_mnode.measurement import Measurement
     from pytest_mnode.spec import Spec
 
 RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
@@ -25,9 +26,11 @@ FEWEST_NODES = 2
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
     "reuse='warm'|'group'|'fresh', timeout=SECONDS or a function of (spec, settings, nodes, "
-    "ranks_per_node) that returns them, exclusive=True, may_leave=PATTERN or [PATTERN, …]): "
-    "run the test's body in every rank of a world of N nodes × G ranks; a list of nodes "
-    "parametrises the test. Without nodes the test gets all nodes."
+    "ranks_per_node) that returns them, exclusive=True, may_leave=PATTERN or [PATTERN, …], "
+    "on_failure=FUNCTION): run the test's body in every rank of a world of N nodes × G ranks; a "
+    "list of nodes parametrises the test. Without nodes the test gets all nodes. Where ranks fail "
+    "before they measured anything, on_failure is called in the controller with (nodes, spec) and "
+    "returns measurements."
 )
 CRITERION = (
     "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
@@ -36,12 +39,15 @@ CRITERION = (
 )
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),
-    *("reuse", "timeout", "exclusive", "may_leave"),
+    *("reuse", "timeout", "exclusive", "may_leave", "on_failure"),
 )
 
 
 LimitOf = Callable[["Spec", Settings, int, int], float]
 """Seconds, from spec, settings, nodes and ranks per node; never more than --mnode-timeout."""
+OnFailure = Callable[[Any, "Spec"], "list[Measurement]"]
+"""Measures in the controller what the ranks of a test failed of; gets all nodes of the run, as
+`launchers.nodes.Nodes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class WorldRequest:
     exclusive: bool
     min_procs_per_node: int = 1
     """At least as many ranks per node, where they do not need an accelerator each."""
+    on_failure: OnFailure | None = None
 
 
 def fixture_names(item: pytest.Item) -> Sequence[str]:
@@ -125,6 +132,7 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
         given.get("timeout", settings.timeout_s),
         bool(given.get("exclusive", False)) or asks_for(item, "measure"),
         int(given.get("min_procs_per_node", 1)),
+        given.get("on_failure"),
     )
 
 
@@ -163,6 +171,8 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
             raise wrong(text, "a pattern, or a list of them, such as 'courier-*'")
         elif name == "exclusive" and not isinstance(value, bool):
             raise wrong(text, "True or False")
+        elif name == "on_failure" and not callable(value):
+            raise wrong(text, "a function of (nodes, spec) that returns measurements")
 
 
 def _is_patterns(value: object) -> bool:

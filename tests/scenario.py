@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from pathlib import Path
 from tests.inner import InnerRun, run_pytest
 
 SCENARIOS = Path(__file__).with_name("worlds") / "scenarios"
+LIMIT = "no end within "
+"""What a report says of ranks that the limit of their test has ended, before the seconds."""
 _HEADING = re.compile(r"^_+ (?:ERROR at \w+ of )?(test_\S+) _+$", re.MULTILINE)
 
 
@@ -45,8 +46,6 @@ class Scenario:
     cases: Mapping[str, Case]
     nexts: Mapping[str, str]
     """Outcome of the healthy test that came after each broken one."""
-    reported_at: Mapping[str, float]
-    died_at: Mapping[str, float]
 
     def __getitem__(self, name: str) -> Case:
         return self.cases[name]
@@ -60,9 +59,9 @@ class Scenario:
         """What the terminal showed, under -rA, of the healthy test after a broken one."""
         return dict(_shown(self.run.output))[f"test_next[{name}]"]
 
-    def delay_s(self, name: str) -> float:
-        """From the moment before the fault to the report."""
-        return self.reported_at[name] - self.died_at[name]
+    def ended_by_limit(self) -> list[str]:
+        """Tests that something ended only at a limit, by what their reports say."""
+        return [name for name, case in self.cases.items() if LIMIT in case.text]
 
 
 def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario:
@@ -72,15 +71,15 @@ def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario
         ("conftest_of_all.py", "conftest.py"),
     ):
         (directory / target).write_text((SCENARIOS / source).read_text())
-    deaths, times = directory / "deaths", directory / "times"
-    deaths.mkdir()
+    notes = directory / "notes"
+    notes.mkdir()
     run = run_pytest(
         directory,
         *("-v", "--mnode-nodes=4", "--mnode-launcher=local"),
         *(f"--mnode-log-dir={directory / 'logs'}", *args),
-        env={"SCENARIO_DEATHS": str(deaths), "SCENARIO_TIMES": str(times), **env},
+        env={"SCENARIO_NOTES": str(notes), **env},
     )
-    assert times.exists(), run.output
+    assert run.junit.exists(), run.output
     shown = dict(_shown(run.output))
     cases, nexts = {}, {}
     for test, element in run.cases().items():
@@ -96,12 +95,7 @@ def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario
             shown.get(test, ""),
             float(element.get("time") or 0.0),
         )
-    reported: dict[str, float] = {}
-    for line in times.read_text().splitlines():
-        told = json.loads(line)
-        reported.setdefault(told["name"].removeprefix("test_"), told["at"])
-    died = {path.name: float(path.read_text()) for path in deaths.iterdir()}
-    return Scenario(run, directory, cases, nexts, reported, died)
+    return Scenario(run, directory, cases, nexts)
 
 
 def _shown(output: str) -> Iterator[tuple[str, str]]:

@@ -126,6 +126,7 @@ def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
         ("node=2", "*@pytest.mark.mnode(node=2): accepted: nodes, procs_per_node, min_*"),
         ("min_procs_per_node=0", "*(min_procs_per_node=0): accepted: a whole number of 1*"),
         ("reuse='hot'", "*@pytest.mark.mnode(reuse='hot'): accepted: warm, group, fresh"),
+        ("on_failure=3", "*@pytest.mark.mnode(on_failure=3): accepted: a function of (nodes, *"),
         ("timeout=-1", "*@pytest.mark.mnode(timeout=-1): accepted: seconds, more than 0, or *"),
     ],
 )

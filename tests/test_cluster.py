@@ -31,7 +31,7 @@ TESTS = """
         assert [(r.node, r.returncode, r.stdout.strip(), r.stderr.strip()) for r in results] == [
             (name, 3, name, "err") for name in ("node0", "node1", "node2", "node3")]
         [one] = cluster.run(["sleep", "30"], nodes="node2", timeout=0.5)
-        assert one.node == "node2" and one.returncode is None and one.duration_s < 10
+        assert one.node == "node2" and one.returncode is None
         with pytest.raises(UsageError, match="no node 'node9' in this test; it has node0, node1"):
             cluster.run(["true"], nodes=["node9"])
 
@@ -66,10 +66,9 @@ TESTS = """
         [(_, _, pid)] = first.run(rank_and_node)
         assert cluster.run(["kill", "-9", str(pid)], nodes="node0")[0].ok
         assert second.run(rank_and_node)[0][1] == "node1"
-        start = time.monotonic()
-        with pytest.raises(RankError, match="rank 0 of 1 on node0. killed by SIGKILL"):
+        with pytest.raises(RankError, match="rank 0 of 1 on node0. killed by SIGKILL") as error:
             first.run(rank_and_node)
-        assert time.monotonic() - start < 20, "the death was forgotten"
+        assert "no end within" not in str(error.value), "the death was forgotten"
 
     def test_power(cluster):
         world = cluster.world()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_mnode.controller.conductor import Conductor
-from pytest_mnode.controller.rank_reports import RankReports, Warner
+from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, runs_in_ranks, world_request
@@ -43,7 +43,7 @@ class ItemRunner:
             return [error_report(item, str(error))]
         if self._run.coverage:
             self._run.coverage.take(item.nodeid, outcome)
-        reports = self._reports.merged(item, outcome)
+        reports = self._reports.merged(item, outcome, self._asked_later(need))
         for state in outcome.states.values():
             for warning in state.torn.warnings if state.torn else ():
                 self._warner.warn(*warning)
@@ -67,6 +67,11 @@ class ItemRunner:
         finally:
             client.release(lease)
         return outcome
+
+    def _asked_later(self, need: WorldRequest) -> Later:
+        """What measures in place of ranks that failed; without a lease: ranks may hold it still."""
+        run, ask = self._run, need.on_failure
+        return None if ask is None else lambda: ask(run.all_nodes(), run.spec)
 
     def _following(self, need: WorldRequest, nextitem: pytest.Item | None) -> str | None:
         """The next test's id where it will share this one's ranks and fixtures of wide scope."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 
+from pytest_mnode.errors import MnodeError
 from pytest_mnode.measure import curves_of, summed_up
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.report_record import describe
 
+Later = Callable[[], list[Measurement]] | None
+_LATER = "Measured after the ranks had failed"
 MOST_WARNINGS = 20
 """Different warnings that are shown of one test."""
 _OF_A_PLAIN_PASS = {
@@ -29,8 +34,13 @@ class RankReports:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
-    def merged(self, item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
-        """Pytest reports of a test that ran in ranks, the last with what a certificate needs."""
+    def merged(
+        self, item: pytest.Item, outcome: Outcome, later: Later = None
+    ) -> list[pytest.TestReport]:
+        """Pytest reports of a test that ran in ranks, the last with what a certificate needs.
+
+        later: measures where the ranks failed before they did.
+        """
         own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
         for when in ("setup", "call", "teardown"):
             sent = {r: s.reports[when] for r, s in outcome.states.items() if when in s.reports}
@@ -46,6 +56,9 @@ class RankReports:
         torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
         measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
         curves = curves_of(t.curves for t in torn.values())
+        failed = next((report for report in reports if report.failed), None)
+        if failed is not None and not measurements and later is not None:
+            measurements = _measured_later(failed, later)
         describe(reports[-1], item, measurements, outcome.world.nodes, curves)
         return reports
 
@@ -75,6 +88,21 @@ class RankReports:
             report = hook(config=self._config, data={**data, "$report_type": "TestReport"})
             assert isinstance(report, pytest.TestReport)
         return report
+
+
+def _measured_later(
+    failed: pytest.TestReport, later: Callable[[], list[Measurement]]
+) -> list[Measurement]:
+    """Measurements in place of the ranks'; whom they blame is to blame for the failure as well."""
+    try:
+        found = later()
+    except MnodeError as error:
+        failed.sections.append((_LATER, str(error)))
+        return []
+    failed.sections.append((_LATER, "\n".join(map(str, found))))
+    if culprits := [m.culprit for m in found if m.verdict is not Verdict.PASS and m.culprit]:
+        failed.mnode_culprit = ", ".join(culprits)  # type: ignore[attr-defined]
+    return found
 
 
 def _is_plain(report: PhaseReport) -> bool:

@@ -63,8 +63,9 @@ _FRAME = re.compile(
 )
 _INTERPRETER = "_PyEval_EvalFrameDefault"
 _MOST_FRAMES = 30
-GDB_LIMIT_S = 20.0
-"""gdb reads the symbols of all libraries first: about 5 s where torch is loaded."""
+GDB_LIMIT_S = 120.0
+"""gdb reads the symbols of all libraries first: about 5 s of a core where torch is loaded, which is
+a minute where a dozen programs share it."""
 _NAMES = {number: name for name, number in _NUMBERS.get(platform.machine(), {}).items()}
 
 

@@ -50,10 +50,14 @@ def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["128 KiB", "500 B"])
+def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) -> None:
+    """Also where it changes the collective library's own messages, and ranks hang: of 500 B."""
     need_rack()
-    fault = "--mnode-fault=corrupt_payload:node2:128 KiB"
-    done = certify(tmp_path, "-k", "every_path", fault, files=["test_fabric.py"])
+    fault = f"--mnode-fault=corrupt_payload:node2:{size}"
+    # A budget that all pairs keep, so that the limit of ranks that hang is near.
+    args = ("-k", "every_path", fault, "--mnode-locate-budget=1")
+    done = certify(tmp_path, *args, files=["test_fabric.py"])
     changed = done.measurements("fabric")["paths that change what is sent"]
     assert (changed["verdict"], changed["culprit"]) == ("fail", "node2 fab0"), done.run.output
     assert 2 <= changed["value"] <= 6

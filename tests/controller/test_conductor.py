@@ -157,10 +157,8 @@ def test_a_failure_starts_the_grace_not_the_limit() -> None:
             return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), BodyDone(rank, 7)]
         return obedient(rank, message)
 
-    start = time.monotonic()
     outcome = ran(Stage(fails, silent), timeout_s=60)
-    assert time.monotonic() - start < 5
-    assert not outcome.timed_out
+    assert (outcome.timed_out, outcome.grace_s) == ("", 0.05)
     assert outcome.states[1].stuck_in == "setup"
     assert not outcome.clean
 
@@ -168,9 +166,7 @@ def test_a_failure_starts_the_grace_not_the_limit() -> None:
 def test_calls_that_differ_end_the_test_before_its_limit() -> None:
     stage = Stage(silent, silent)
     stage.records = [{}, {0: record(1, "[2]"), 1: record(1, "[3]")}]
-    start = time.monotonic()
     outcome = ran(stage, timeout_s=60)
-    assert time.monotonic() - start < 5
     assert outcome.hopeless
     assert not outcome.timed_out
     assert [s.stuck_in for s in outcome.states.values()] == ["setup", "setup"]

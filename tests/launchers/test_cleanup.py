@@ -49,8 +49,11 @@ def interfaces() -> list[str]:
     return sorted(line.split(":")[0] for line in Path("/proc/net/dev").read_text().splitlines())
 
 
+HANGS_S = 60.0
+
+
 def await_that(condition: Callable[[], bool], state: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + HANGS_S
     while not condition():
         assert time.monotonic() < deadline, state()
         time.sleep(0.02)
@@ -119,14 +122,14 @@ def test_the_controller_is_killed(
 ) -> None:
     controller, _ = start("sleep")
     controller.send_signal(number)
-    controller.wait(5)
+    controller.wait(HANGS_S)
     await_none(tag)
     assert not run_dir.exists()
 
 
 def test_the_controller_ends_without_a_word(start: Start, tag: str, run_dir: Path) -> None:
     controller, _ = start("end")
-    controller.wait(5)
+    controller.wait(HANGS_S)
     await_none(tag)
     assert not run_dir.exists()
 
@@ -158,21 +161,18 @@ def test_the_racks_first_process_is_killed(start: Start, tag: str, run_dir: Path
     await_that(lambda: set(carriers(tag)) == {controller.pid, keeper}, lambda: str(carriers(tag)))
     assert run_dir.exists()
     controller.kill()
-    controller.wait(5)
+    controller.wait(HANGS_S)
     await_none(tag)
     assert not run_dir.exists()
 
 
-def test_close_is_quick_and_idempotent(mode: str) -> None:
+def test_a_rack_is_closed_once_and_without_force(mode: str) -> None:
     rack = Rack(4, mode=mode)
     rack.start()
-    start = time.monotonic()
     rack.close()
-    assert time.monotonic() - start < 2
+    assert rack._channel is not None
+    keeper = rack._channel._daemon._process
+    assert keeper is not None
+    assert keeper.returncode == 0, "it was killed at the limit of its end"
+    assert not rack._channel._thread.is_alive()
     rack.close()
-
-
-def test_a_rack_is_up_in_about_a_second(mode: str) -> None:
-    start = time.monotonic()
-    with Rack(4, mode=mode):
-        assert time.monotonic() - start < 3

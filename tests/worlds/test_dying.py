@@ -8,9 +8,6 @@ import pytest
 
 from tests.scenario import Scenario, run_scenario
 
-SOON_S = 15.0
-"""Far above what a report takes on a busy machine, and far below what a wait for nothing takes."""
-
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
@@ -90,9 +87,8 @@ def test_those_who_lost_it_are_not_blamed(ran: Scenario, name: str) -> None:
     assert all(title.endswith(": because of it") for title in titles[1:])
 
 
-@pytest.mark.parametrize("name", ["exit_3", "exit_3_alone", "segfault", "sigkill"])
-def test_report_comes_soon(ran: Scenario, name: str) -> None:
-    assert ran.delay_s(name) < SOON_S
+def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+    assert ran.ended_by_limit() == []
 
 
 def test_no_memory_for_a_rank(ran: Scenario) -> None:
@@ -129,7 +125,7 @@ def test_10_mb_are_kept_and_the_end_is_shown(ran: Scenario) -> None:
 
 def test_10_mb_of_a_rank_that_dies_are_kept_too(ran: Scenario) -> None:
     case = ran["10_mb_and_dies"]
-    text = case.part("rank 1 of 4 on local1]")
+    text = case.part("rank 1 of 4 on local1")
     assert "rank 1 line 099999" in text
     (kept,) = ran.logs.glob("*/rank1.output.log")
     assert f"all of it is in {kept}" in text
@@ -137,4 +133,4 @@ def test_10_mb_of_a_rank_that_dies_are_kept_too(ran: Scenario) -> None:
 
 
 def test_closed_output_harms_nobody(ran: Scenario) -> None:
-    assert "assert 1 != 1" in ran["output_closed"].part("rank 1 of 4 on local1]")
+    assert "assert 1 != 1" in ran["output_closed"].part("rank 1 of 4 on local1")

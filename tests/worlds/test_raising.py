@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pytest_mnode.controller.conductor import GRACE_S
@@ -16,6 +18,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
 def test_every_next_test_ran(ran: Scenario) -> None:
     assert len(ran.nexts) == len(ran.cases) > 20
     assert set(ran.nexts.values()) == {"passed"}, ran.nexts
+
+
+def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+    assert ran.ended_by_limit() == []
 
 
 def test_assertion_on_one_rank(ran: Scenario) -> None:
@@ -41,7 +47,6 @@ def test_assertion_while_others_wait(ran: Scenario) -> None:
     victims = case.part("ranks 0,2-3 of 4 on local0,local2,local3: because of it]")
     assert f"stopped {GRACE_S:g} s after the first failure: waits in barrier at test_" in victims
     assert victims.count("stack of ranks 0,2-3:") == 1
-    assert case.time_s < 15, "it waited for its limit"
 
 
 def test_different_errors_each_once(ran: Scenario) -> None:
@@ -91,7 +96,6 @@ def test_skip_on_some_lists_who(ran: Scenario, name: str, outcome: str, who: str
 def test_expected_failure(ran: Scenario, name: str) -> None:
     assert ran[name].outcome == "skipped"
     assert f"test_{name} XFAIL (known)" in ran.run.output
-    assert ran[name].time_s < 4
 
 
 def test_unexpected_failures_of_tests_expected_to_fail(ran: Scenario) -> None:
@@ -141,6 +145,20 @@ def test_huge_message_once(ran: Scenario) -> None:
     assert case.text.count("the weights differ") > 50_000
     assert len(case.text) < 2_000_000
     assert case.text.count("\nat the same place, test_raising.py:") == 2
+
+
+def test_what_is_measured_after_ranks_failed(ran: Scenario) -> None:
+    measured = ran.run.properties("test_nothing_measured")["mnode.measurement"]
+    assert json.loads(measured)["culprit"] == "local2"
+    shown = ran["nothing_measured"].shown.partition("Measured after the ranks had failed")[2]
+    assert "lost paths: 2, expected equals 0" in shown
+    assert "no node can be asked" in ran["nobody_to_ask"].shown
+
+
+def test_ranks_that_measured_before_they_failed_are_believed(ran: Scenario) -> None:
+    measured = ran.run.properties("test_measured_first")["mnode.measurement"]
+    assert json.loads(measured)["name"] == "found paths"
+    assert "Measured after" not in ran["measured_first"].shown
 
 
 def test_warnings_of_ranks_once(ran: Scenario) -> None:

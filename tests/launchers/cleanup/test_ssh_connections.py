@@ -147,9 +147,7 @@ def test_those_that_a_busy_host_drops_are_tried_again_a_few_at_a_time(
 def test_one_that_is_dropped_every_time_is_told(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
-    began = time.monotonic()
     script = f"echo x >> {shlex.quote(str(tmp_path))}/tries; {DROPPED}"
-    problems = held.connect({"n1": way("n1", script)}, 30)
+    problems = held.connect({"n1": way("n1", script)}, 60)
     assert problems == {"n1": "kex_exchange_identification: Connection closed by remote host"}
     assert (tmp_path / "tries").read_text().count("x") == ssh_connections.TRIES
-    assert time.monotonic() - began < 15

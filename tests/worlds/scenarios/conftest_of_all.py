@@ -1,8 +1,7 @@
-"""conftest.py of every scenario: a healthy test after each broken one, and when reports came."""
+"""conftest.py of every scenario: a healthy test after each broken one, and faults from outside."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -34,15 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ]
 
 
-class _Clock:
-    """In the controller: when each report came."""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        line = {"name": report.nodeid.rpartition("::")[2], "when": report.when, "at": time.time()}
-        with Path(os.environ["SCENARIO_TIMES"]).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 class _PowerCut:
     """In the controller: switches a node off when a test has begun in the ranks."""
 
@@ -55,11 +45,10 @@ class _PowerCut:
             threading.Thread(target=self._cut, name="power-cut", daemon=True).start()
 
     def _cut(self) -> None:
-        begun = Path(os.environ["SCENARIO_DEATHS"], "power_cut")
+        begun = Path(os.environ["SCENARIO_NOTES"], "power_cut")
         while not begun.exists():
             time.sleep(0.01)
         time.sleep(0.3)
-        begun.write_text(str(time.time()))
         pool = run_of(self.config).pool
         assert pool is not None
         rack: Any = pool.launcher
@@ -71,14 +60,13 @@ class _LateKill:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         if nodeid.endswith("test_killed_after_its_end"):
-            pid = int(Path(os.environ["SCENARIO_DEATHS"], "late_pid").read_text())
+            pid = int(Path(os.environ["SCENARIO_NOTES"], "late_pid").read_text())
             os.kill(pid, signal.SIGSTOP)
             threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.has_plugin("mnode-rank-session"):
-        config.pluginmanager.register(_Clock())
         config.pluginmanager.register(_LateKill())
         if node := os.environ.get("SCENARIO_POWER_OFF"):
             config.pluginmanager.register(_PowerCut(config, node))

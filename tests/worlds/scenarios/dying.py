@@ -24,14 +24,9 @@ def test_next(rank: int, world_size: int, process_group: Any, after: str) -> Non
     assert int(total) == sum(range(world_size))
 
 
-def last_moment(name: str) -> None:
-    print(f"about to {name}")
-    Path(os.environ["SCENARIO_DEATHS"], name).write_text(str(time.time()))
-
-
 def test_exit_3(rank: int, process_group: Any) -> None:
     if rank == 1:
-        last_moment("exit_3")
+        print("about to exit_3")
         os._exit(3)
     dist.barrier()
 
@@ -39,7 +34,7 @@ def test_exit_3(rank: int, process_group: Any) -> None:
 def test_exit_3_alone(rank: int) -> None:
     if rank == 1:
         time.sleep(0.2)
-        last_moment("exit_3_alone")
+        print("about to exit_3_alone")
         os._exit(3)
 
 
@@ -50,7 +45,7 @@ def test_exit_0(rank: int) -> None:
 
 def test_segfault(rank: int, process_group: Any) -> None:
     if rank == 2:
-        last_moment("segfault")
+        print("about to segfault")
         ctypes.string_at(0)
     dist.barrier()
 
@@ -63,7 +58,7 @@ def test_abort(rank: int) -> None:
 
 def test_sigkill(rank: int, process_group: Any) -> None:
     if rank == 3:
-        last_moment("sigkill")
+        print("about to sigkill")
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 
@@ -76,7 +71,7 @@ def test_sigterm(rank: int) -> None:
 
 def test_out_of_memory(rank: int, process_group: Any) -> None:
     if rank == 1:
-        last_moment("out_of_memory")
+        print("about to out_of_memory")
         held = sum(int(p) for p in Path("/proc/self/statm").read_text().split()[:1]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (held + 2**26, held + 2**26))
         hoard = [bytearray(b"x" * 2**22) for _ in range(100)]

@@ -199,7 +199,7 @@ def test_changed_surroundings(rank: int, tmp_path: Any) -> None:
 
 def test_killed_after_its_end(rank: int) -> None:
     if rank == 1:
-        Path(os.environ["SCENARIO_DEATHS"], "late_pid").write_text(str(os.getpid()))
+        Path(os.environ["SCENARIO_NOTES"], "late_pid").write_text(str(os.getpid()))
 
 
 def test_own_socket_closed(rank: int) -> None:

@@ -19,7 +19,7 @@ def test_next(rank: int, world_size: int, process_group: Any, after: str) -> Non
 
 def test_power_cut(rank: int, process_group: Any) -> None:
     if rank == 0:
-        Path(os.environ["SCENARIO_DEATHS"], "power_cut").write_text(str(time.time()))
+        Path(os.environ["SCENARIO_NOTES"], "power_cut").touch()
     for _ in range(6000):
         time.sleep(0.01)
         dist.barrier()

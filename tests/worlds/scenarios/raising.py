@@ -13,7 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.measure import Measure
+from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.rank.world import World
+from pytest_mnode.spec import Spec
 
 DAMAGE = {"gradient": [1.0, 2.0, 4.0]}
 
@@ -177,6 +182,30 @@ class Opaque:
 def test_properties_of_any_kind(rank: int, record_property: Any) -> None:
     record_property("opaque", Opaque())
     record_property("lock", threading.Lock())
+    assert rank != 1
+
+
+def paths_of(nodes: Nodes, spec: Spec) -> list[Measurement]:
+    return [Measurement("lost paths", 2, "", equals(0), culprit=nodes.nodes[2])]
+
+
+def unreachable(nodes: Nodes, spec: Spec) -> list[Measurement]:
+    raise MnodeError("no node can be asked")
+
+
+@pytest.mark.mnode(on_failure=paths_of)
+def test_nothing_measured(rank: int) -> None:
+    assert rank != 1
+
+
+@pytest.mark.mnode(on_failure=paths_of)
+def test_measured_first(rank: int, measure: Measure) -> None:
+    measure("found paths", 1)
+    assert rank != 1
+
+
+@pytest.mark.mnode(on_failure=unreachable)
+def test_nobody_to_ask(rank: int) -> None:
     assert rank != 1
 
 

@@ -20,7 +20,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     promises,
 )
 from pytest_mnode.criteria.preflight.judges.links import mtus_of, networks_of, no_links
-from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.preflight import Payload
@@ -177,6 +177,30 @@ def _payload(
         )
     total = sum(one.size_bytes for edge, one in mine.items() if edge not in late)
     return subject.measured(0, note="; ".join([f"of {total} B", *notes]))
+
+
+def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
+    """How many paths of the fabric changed the payloads `sent`, and who is to blame.
+
+    Inconclusive where no payload was changed and not all arrived.
+    """
+    arrived, corrupt, stuck = _arrived(survey, "fabric", sent.size_bytes)
+    wrong = {edge for edge, one in arrived.items() if one.wrong_bytes}
+    lost = [f"{_edge(survey, edge)}: {one.problem}" for edge, one in arrived.items() if one.problem]
+    lost += [no_answer(node) for node in survey.nodes if node.last is None]
+    blamed = corrupt if wrong else stuck
+    interfaces = "+".join(spec.fabric.interfaces)
+    names = [f"{survey.nodes[index].name} {interfaces}" for index in sorted(blamed.nodes)]
+    names += [_paths_to_blame(survey, blamed.paths)] if blamed.paths else []
+    return Measurement(
+        "paths that change what is sent",
+        len(wrong) if wrong or (arrived and not lost) else None,
+        "",
+        equals(0),
+        f"what arrives is what was sent, {SIZE.text(sent.size_bytes)} on each path by TCP",
+        listed(names) or None,
+        listed([f"of {len(arrived)} paths", *lost]),
+    )
 
 
 def corrupters(tried: Collection[Edge], wrong: Collection[Edge]) -> Blame:

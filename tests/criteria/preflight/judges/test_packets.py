@@ -19,9 +19,10 @@ from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.criteria.preflight.judges import (
     packets,
 )
-from pytest_mnode.criteria.preflight.judges.packets import payload
+from pytest_mnode.criteria.preflight.judges.packets import payload, payload_paths
 from pytest_mnode.criteria.preflight.payloads import targets
 from pytest_mnode.spec import Spec
+from pytest_mnode.spec.preflight import Payload
 from tests.criteria.preflight.made import (
     asked,
     culprits,
@@ -70,6 +71,7 @@ def test_sizes_that_could_not_be_tried_are_not_passed(spec: Spec) -> None:
 
 
 SIZE = 4 << 20
+PAYLOAD = Payload.model_validate({"size": "4 MiB"})
 
 
 Edges = Collection[tuple[int, int]]
@@ -155,6 +157,30 @@ def test_what_was_measured(spec: Spec) -> None:
         None,
         "preflight.payload 4 MiB to each partner",
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "lost", "value", "culprit", "note"),
+    [
+        ((), (), 0, None, "of 12 paths"),
+        (_of(2, 4), (), 6, "gpu2 fab0", "of 12 paths"),
+        ({(1, 2)}, (), 1, "path from gpu1 to gpu2 (one way)", "of 12 paths"),
+        (_of(2, 4), {(0, 1)}, 6, "gpu2 fab0", "of 12 paths, gpu0 to gpu1: 2097152 of 4194304 B "),
+        ((), _of(2, 4), None, "gpu2 fab0", "of 12 paths, gpu0 to gpu2: 2097152 of 4194304 B "),
+    ],
+)
+def test_paths_that_change_payloads(  # noqa: PLR0917  a row of the table
+    spec: Spec, wrong: Edges, lost: Edges, value: int | None, culprit: str | None, note: str
+) -> None:
+    found = payload_paths(_sent(4, wrong, lost), spec, PAYLOAD)
+    assert (found.value, found.culprit) == (value, culprit)
+    assert found.note.startswith(note)
+
+
+def test_paths_of_a_node_that_gave_no_answer_are_not_passed(spec: Spec) -> None:
+    found = payload_paths(silent(_sent(4), 2), spec, PAYLOAD)
+    assert (found.verdict, found.culprit) == ("inconclusive", "gpu2 fab0")
+    assert "gpu2: " in found.note
 
 
 def test_what_did_not_arrive_is_inconclusive(spec: Spec) -> None:
