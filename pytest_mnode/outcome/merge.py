@@ -49,7 +49,9 @@ def merge(
     reports: the ranks' own, by rank and phase. partial: further reports, by rank.
     """
     failures = failures_of(outcome, reports)
-    blamed = min((_reported_in(g) for g in failures), key=_PHASES.index, default=None)
+    # Victims may be in the phase before: a rank leaves the making of a group before the others do.
+    first = [g for g in failures if not g.victim] or failures
+    blamed = min((_reported_in(g) for g in first), key=_PHASES.index, default=None)
     merged: list[pytest.TestReport] = []
     for when in _PHASES:
         have = {rank: r[when] for rank, r in reports.items() if when in r}

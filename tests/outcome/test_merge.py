@@ -105,6 +105,17 @@ def test_victims_stand_behind_the_culprit_though_they_spoke_first(told: Told) ->
     assert text.index("because of it]") > text.index("rank 1")
 
 
+def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(told: Told) -> None:
+    told.die(1, at=2.0)
+    told.outcome.grace_s = 0.3
+    for rank in (0, 2, 3):
+        told.forget(rank, *PASSED)
+        told.states[rank].body_done = False
+        told.states[rank].stuck_in, told.states[rank].stack = "setup", None
+    assert told.merged()["setup"].outcome == "passed"
+    assert told.failure("call").startswith("[rank 1 of 4 on node1: first]")
+
+
 def test_of_victims_alone_the_first_in_time_is_the_culprit(told: Told) -> None:
     for rank, at in ((0, 3.0), (1, 2.0), (2, 1.0), (3, 4.0)):
         told.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)

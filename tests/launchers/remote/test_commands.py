@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
+from pytest_mnode.launchers.remote import bootstrap, remote_proxy, wire
 from tests.launchers.remote.proxies import LIMIT_S, Way, run
 
 
@@ -140,12 +140,11 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def until_none(mark: str, limit_s: float) -> float:
-    began = time.monotonic()
+def until_none(mark: str) -> None:
+    end = time.monotonic() + 60  # what is ended here would run for minutes
     while left := marked(mark):
-        assert time.monotonic() < began + limit_s, left
+        assert time.monotonic() < end, left
         time.sleep(0.05)
-    return time.monotonic() - began
 
 
 # Ignores what it can, and so does its child, in a session of its own.
@@ -168,7 +167,7 @@ def test_it_ends_with_its_near_end(way: Way, stubborn: bool) -> None:
     assert program.stdout.readline() == b"ready\n"
     program.kill()
     program.wait()
-    until_none(mark, remote_exec.GRACE_S + 4.0 if stubborn else 3.0)
+    until_none(mark)
     program.stdout.close()
 
 
@@ -176,7 +175,7 @@ def test_what_it_left_ends_with_it(way: Way) -> None:
     mark = f"MARK_{uuid.uuid4().hex}"
     done = run(way(["sh", "-c", "setsid sleep 300 & echo on"]), env={**os.environ, mark: "1"})
     assert (done.returncode, done.stdout) == (0, "on\n")
-    until_none(mark, 5.0)
+    until_none(mark)
 
 
 def test_silence_ends_both_sides(way: Way) -> None:
@@ -197,7 +196,7 @@ def test_silence_ends_both_sides(way: Way) -> None:
     assert err == "n1: the connection was lost: nothing heard for 6 s\n"
     assert program.returncode == remote_proxy.LOST
     remote.resume()
-    until_none(mark, 5.0)
+    until_none(mark)
 
 
 def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
