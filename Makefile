@@ -23,6 +23,9 @@ PLUGINS_READY := $(PLUGINS)/.ready
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ENGINES := tests/engines
 
+# Tests start some thousand interpreters: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: certify test engines test-engines lint bench clean environment
 

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE, PORTS_FIXTURE
+from pytest_mnode.options import RUN, read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.rank import Rank
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
+
+_SPEC: pytest.StashKey[Spec] = pytest.StashKey()
 
 
 def _rank_of(request: pytest.FixtureRequest) -> Rank:
@@ -85,9 +88,18 @@ def measure(request: pytest.FixtureRequest) -> Measure:
 @pytest.fixture(scope="session")
 def spec(request: pytest.FixtureRequest) -> Spec:
     """The page of what the cluster promises."""
-    from pytest_mnode.controller.session import spec_of
-
     return spec_of(request.config)
+
+
+def spec_of(config: pytest.Config) -> Spec:
+    """The spec, in the controller as in a rank; where ranks are forked from, it is read once."""
+    if RUN in config.stash:
+        return config.stash[RUN].spec  # type: ignore[no-any-return]
+    if _SPEC not in config.stash:
+        from pytest_mnode.spec import default_spec_path, load_spec
+
+        config.stash[_SPEC] = load_spec(read_settings(config).spec or default_spec_path())
+    return config.stash[_SPEC]
 
 
 @pytest.fixture

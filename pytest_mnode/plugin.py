@@ -6,6 +6,7 @@ ranks does not need are imported where they are used.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     process_group,
     rank,
     spec,
+    spec_of,
     take_cluster,
     world,
     world_size,
@@ -159,6 +161,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks.parametrise_node(metafunc, metafunc.config.stash[SETTINGS])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Test modules of ranks import torch, here too."""
+    if _run(session.config) is None:
+        return (yield)
+    from pytest_mnode.processes import made_to_stay
+
+    with made_to_stay():
+        return (yield)
+
+
 @pytest.hookimpl(trylast=True)  # after plugins that shuffle
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = stop_rules.in_order(items)
@@ -167,7 +180,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the terminal reports the collection
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
-    if _follows(config) or _only_shows(config):
+    if _follows(config):
+        if any(marks.asks_for(item, "spec") for item in session.items):
+            with contextlib.suppress(MnodeError):  # the fixture will say it
+                spec_of(config)
+        return
+    if _only_shows(config):
         return
     items = [i for i in session.items if _needs_pool(i)]
     if not items:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -139,6 +140,23 @@ def why_silent(pid: int) -> str:
         "Z": "its process has ended",
         "X": "its process is gone",
     }.get(_stat(pid)[0], "")
+
+
+@contextlib.contextmanager
+def made_to_stay() -> Iterator[None]:
+    """What is made inside stays until this process ends: the garbage collector passes it over.
+
+    `import torch` makes 300,000 objects that stay. To look through them, while they are made and
+    when Python ends, is a third of the CPU time that a process pays for torch.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def close_all_but(keep: set[int]) -> None:

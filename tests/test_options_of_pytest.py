@@ -29,20 +29,18 @@ TESTS = """
 """
 NODES = ("--mnode-nodes=2", "--mnode-launcher=local")
 RUNS = "3 passed"
+IN_RANKS = "test_it.py::test_in_ranks in ranks (fixtures used: plain, process_group"
+NO_CACHE = "-p no:cacheprovider -p no:faulthandler"
 PLAN = "SETUP    M wide (fixtures used: world)"
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--setup-show", "test_it.py::test_in_ranks in ranks (fixtures used: plain, process_group"),
-        ("--stepwise --durations=3 -x --maxfail=2", RUNS),
-        ("--lf --ff", RUNS),
+        (f"--setup-show {NO_CACHE}", IN_RANKS),
+        ("--stepwise --lf --ff --durations=3 -x --maxfail=2 --import-mode=importlib", RUNS),
         ("-p no:terminal -p no:setuponly -p no:setupplan", ""),
-        ("-p no:cacheprovider -p no:faulthandler", RUNS),
-        ("-p no:capture -p no:tmpdir", RUNS),
-        ("--import-mode=importlib", RUNS),
-        ("--import-mode=append", RUNS),
+        ("-p no:capture -p no:tmpdir --import-mode=append", RUNS),
     ],
 )
 def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
@@ -56,7 +54,7 @@ def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
     [
         ("--setup-plan", PLAN),
         ("--setup-plan -n1", ""),
-        ("--setup-only", "test_it.py::test_in_ranks in ranks (fixtures used: plain, process_group"),
+        ("--setup-only", IN_RANKS),
         ("--collect-only", "<Function test_in_ranks>"),
         ("--co -q", "test_it.py::test_in_ranks"),
         ("--fixtures", "The default process group, initialised over all ranks of the world."),

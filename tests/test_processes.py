@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import uuid
+
+import pytest
 
 from pytest_mnode import processes
 
@@ -34,3 +38,19 @@ def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> N
         for one in started:
             one.kill()
             one.communicate()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_is_made_to_stay_is_no_longer_looked_at(enabled: bool) -> None:
+    before, was_enabled = gc.get_freeze_count(), gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with contextlib.suppress(ImportError), processes.made_to_stay():
+            assert not gc.isenabled()
+            made: list[list[int]] = [[] for _ in range(1000)]
+            raise ImportError
+        assert gc.get_freeze_count() >= before + len(made)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+        gc.unfreeze()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode import options
-from tests.inner import clean_env, run_pytest, write_files
+from tests.inner import InnerRun, clean_env, run_pytest, write_files
 
 TESTS = """
     import pytest
@@ -33,7 +33,9 @@ def test_first_failure_stops_and_lf_repeats_it(tmp_path: Path) -> None:
     assert again.returncode == pytest.ExitCode.TESTS_FAILED
 
 
-def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    """Tests here and tests in ranks by turns, with fixtures of their modules."""
     module = """
         import pytest
 
@@ -42,40 +44,31 @@ def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(tmp_path: Path) ->
             yield
             with open("ended", "a") as file:
                 print(request.node.name, file=file)
+            {end}
 
         def test_here(kept): pass
         def test_in_ranks(world): assert {last}
     """
+    directory = tmp_path_factory.mktemp("mixed")
     write_files(
-        tmp_path,
-        test_1=module.format(last=True),
-        test_2=module.format(last=True),
-        test_3=module.format(last=False),
-        test_4=module.format(last=True),
+        directory,
+        test_1=module.format(last=True, end=""),
+        test_2=module.format(last=True, end=""),
+        test_3=module.format(last=False, end=""),
+        test_4=module.format(last=True, end="raise OSError('could not be ended')"),
     )
-    run = run_pytest(tmp_path, *LOCAL)
-    assert "1 failed, 7 passed" in run.output, run.output
-    assert (tmp_path / "ended").read_text().split() == [f"test_{n}.py" for n in range(1, 5)]
+    return run_pytest(directory, *LOCAL)
 
 
-def test_what_fails_when_it_ends_behind_tests_in_ranks_is_an_error(tmp_path: Path) -> None:
-    write_files(
-        tmp_path,
-        test_it="""
-            import pytest
+def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(mixed: InnerRun) -> None:
+    assert "1 failed, 7 passed" in mixed.output, mixed.output
+    ended = mixed.junit.with_name("ended").read_text()
+    assert ended.split() == [f"test_{n}.py" for n in range(1, 5)]
 
-            @pytest.fixture(scope="module")
-            def kept():
-                yield
-                raise OSError("could not be ended")
 
-            def test_here(kept): pass
-            def test_in_ranks(world): pass
-        """,
-    )
-    run = run_pytest(tmp_path, *LOCAL)
-    assert "2 passed, 1 error" in run.output, run.output
-    assert "OSError: could not be ended" in run.output
+def test_what_fails_when_it_ends_behind_tests_in_ranks_is_an_error(mixed: InnerRun) -> None:
+    assert "1 failed, 7 passed, 1 error" in mixed.output, mixed.output
+    assert "ERROR test_4.py::test_in_ranks - OSError: could not be ended" in mixed.output
 
 
 def test_default_number_of_nodes_is_what_tests_ask_for(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def main(order: AgentOrder, agent: Pipe) -> None:
     server = ForkServer(order, agent)
     try:
         server.wait_for(StartForkServer)
-        server.import_torch()
+        with processes.made_to_stay():
+            server.import_torch()
         server.collect(server.wait_for(Collect))
     except EOFError:
         os._exit(0)

@@ -24,7 +24,7 @@ from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
 from pytest_mnode.protocol.rank_messages import CallFunction
 from pytest_mnode.protocol.world import Lease, WorldInfo
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import default_spec_path, load_spec
 
 ENDED = "mnode_ended"
 """Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
@@ -37,15 +37,6 @@ _UNKNOWN_NODES = (
 def run_of(config: pytest.Config) -> Run:
     run: Run = config.stash[RUN]
     return run
-
-
-def spec_of(config: pytest.Config) -> Spec:
-    """The spec, in the controller as in a rank."""
-    if RUN in config.stash:
-        return run_of(config).spec
-    from pytest_mnode.options import read_settings
-
-    return load_spec(read_settings(config).spec or default_spec_path())
 
 
 class Run:

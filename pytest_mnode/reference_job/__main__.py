@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_mnode.errors import MnodeError, UsageError
+from pytest_mnode.processes import made_to_stay
 from pytest_mnode.reference_job import EXIT_PREEMPTED
 from pytest_mnode.reference_job.config import CUBLAS, REPEATABLE, JobConfig
 
@@ -43,12 +44,13 @@ def main(argv: Sequence[str]) -> int:
     stop = Stop()
     os.environ.setdefault(CUBLAS, REPEATABLE)
 
-    import torch
-    import torch.distributed as dist
+    with made_to_stay():
+        import torch
+        import torch.distributed as dist
 
-    from pytest_mnode.criteria.launching.meeting import meet
-    from pytest_mnode.reference_job.device import device_of
-    from pytest_mnode.reference_job.trainer import Trainer
+        from pytest_mnode.criteria.launching.meeting import meet
+        from pytest_mnode.reference_job.device import device_of
+        from pytest_mnode.reference_job.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
     device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() asks for it

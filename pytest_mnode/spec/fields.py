@@ -102,7 +102,9 @@ def rising(numbers: tuple[int, ...], what: str, text: Callable[[int], str]) -> t
 class Page(BaseModel):
     """Base of every section: frozen, no unknown key, no key without a value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod

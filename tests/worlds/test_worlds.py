@@ -47,6 +47,12 @@ TESTS = """
         dist.all_reduce(x, group=process_group)
         assert x.item() == sum(range(world.size)) and dist.get_world_size() == 4
 
+    def test_only_what_ranks_need_was_imported(world, spec):
+        import sys
+        assert spec.name == "rack"
+        heavy = {f"pytest_mnode.{name}" for name in ("controller.session", "launchers", "jobs")}
+        assert not heavy & sys.modules.keys()
+
     def test_warm_first(process_group, tell):
         tell(pid=os.getpid(), group=id(process_group))
 
