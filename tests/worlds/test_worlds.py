@@ -190,7 +190,7 @@ def test_all_end_as_they_would_anywhere(run: InnerRun) -> None:
     assert {name: outcomes[name] for name in EXPECTED} == EXPECTED
     others = {name: o for name, o in outcomes.items() if name not in EXPECTED and o != "passed"}
     assert not others, run.output
-    assert len(outcomes) == 31, sorted(outcomes)
+    assert len(outcomes) == 32, sorted(outcomes)
 
 
 def test_header_says_what_was_chosen_and_why(run: InnerRun) -> None:
