@@ -202,7 +202,7 @@ class RankWorld:
         limit = timeout or self._timeout_s
         outcome = self._run.call_in_ranks(self._info, blob, limit, group=group)
         states = [outcome.states[rank] for rank in sorted(outcome.states)]
-        if any(s.failed_at is not None or s.stuck_in or s.gone or not s.pong for s in states):
+        if not outcome.returned:
             self._clean = False
             raise RankError(function_error(outcome))
         return [cloudpickle.loads(s.returned.value) for s in states if s.returned is not None]

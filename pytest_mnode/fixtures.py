@@ -66,9 +66,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return _rank_of(request).groups.device
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def process_group(request: pytest.FixtureRequest) -> Any:
-    """The default process group, initialised over all ranks of the world."""
+    """The default process group, initialised over all ranks of the world.
+
+    A fixture of any scope may build on it; the ranks and the group live at least as long.
+    """
     return _rank_of(request).groups.get()
 
 

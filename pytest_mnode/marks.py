@@ -20,6 +20,12 @@ NODE_FIXTURE = "node"
 PORTS_FIXTURE = "fabric_ports"
 CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE, PORTS_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
+_COLLECTORS: dict[str, type[pytest.Collector]] = {
+    "session": pytest.Session,
+    "package": pytest.Package,
+    "module": pytest.Module,
+    "class": pytest.Class,
+}
 FEWEST_NODES = 2
 """Nodes of a run in which nothing says how many tests need."""
 
@@ -103,6 +109,37 @@ def runs_in_ranks(item: pytest.Item) -> bool:
     if _rank_fixtures(item):
         return True
     return item.get_closest_marker("mnode") is not None and not controller_fixtures(item)
+
+
+def wide_fixtures_node(item: pytest.Item) -> pytest.Collector | None:
+    """The collector for which the widest fixture of this test lives that is built on ranks.
+
+    None where there is no such fixture wider than the test.
+    """
+    known = getattr(item, "_fixtureinfo", None)
+    definitions = {n: d[-1] for n, d in known.name2fixturedefs.items() if d} if known else {}
+    scopes = {
+        d.scope for d in definitions.values() if _is_built_on_ranks(d, definitions, frozenset())
+    }
+    for scope, kind in _COLLECTORS.items():
+        if scope in scopes and (node := item.getparent(kind)) is not None:
+            return node
+    return None
+
+
+def _is_built_on_ranks(definition: Any, definitions: dict[str, Any], seen: frozenset[str]) -> bool:
+    """Whether a fixture that is not ours asks for one of a rank, itself or by others."""
+    if definition.func.__module__ == "pytest_mnode.fixtures":
+        return False
+    return any(
+        name in RANK_FIXTURES
+        or (
+            name not in seen
+            and name in definitions
+            and _is_built_on_ranks(definitions[name], definitions, seen | {name})
+        )
+        for name in definition.argnames
+    )
 
 
 def contradiction(item: pytest.Item) -> str | None:

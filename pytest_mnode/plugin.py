@@ -198,7 +198,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             from pytest_mnode.criteria.port_counters.watching import PortWatch
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
-        config.pluginmanager.register(RankTests(run, config.stash[STOP_RULES]), RANK_TESTS)
+        rank_tests = RankTests(run, config.stash[STOP_RULES])
+        config.pluginmanager.register(rank_tests, RANK_TESTS)
+        config.pluginmanager.register(rank_tests.held_worlds, "mnode-held-worlds")
         config.pluginmanager.register(Guard(), "mnode-guard")
     if not _is_xdist_worker(config):
         run.decide_nodes(items)

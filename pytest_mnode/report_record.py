@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
@@ -32,14 +33,16 @@ def describe(
     }
 
 
-def error_report(item: pytest.Item, text: str) -> pytest.TestReport:
+def error_report(
+    item: pytest.Item, text: str, when: Literal["setup", "teardown"] = "setup"
+) -> pytest.TestReport:
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
         keywords=dict.fromkeys(item.keywords, 1),
         outcome="failed",
         longrepr=text,
-        when="setup",
+        when=when,
     )
     describe(report, item, (), ())
     return report

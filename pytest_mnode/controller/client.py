@@ -71,11 +71,16 @@ class Client:
         self._aside = [m for m in self._aside if m.world != world]
         return kept
 
-    def lease(self, nodes: int | None, exclusive: bool, label: str) -> Lease:
-        """Wait until nodes are this client's. Raises what the hub says where they cannot be."""
+    def lease(
+        self, nodes: int | None, exclusive: bool, label: str, on: tuple[str, ...] = ()
+    ) -> Lease:
+        """Wait until nodes (`on`: these) are this client's.
+
+        Raises what the hub says where they cannot be.
+        """
         wanted = "all nodes" if nodes is None else count(nodes)
         with self._request() as seq:
-            self.tell(LeaseNodes(seq, nodes, exclusive, label))
+            self.tell(LeaseNodes(seq, nodes, exclusive, label, on))
             granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
             return Lease(granted.lease, granted.nodes)
 
@@ -88,10 +93,14 @@ class Client:
         procs_per_node: int,
         fresh: bool,
         nodes: tuple[str, ...] | None = None,
+        held: str = "",
     ) -> WorldInfo:
-        """A world on nodes of the lease, its ranks up. Raises WorldError naming who is missing."""
+        """A world on nodes of the lease, its ranks up: the held one of this id, where it lives.
+
+        Raises WorldError naming who is missing.
+        """
         with self._request() as seq:
-            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes))
+            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes, held))
             world = self._answer(seq, ANSWER_LIMIT_S, "no world was started").world
             assert isinstance(world, WorldInfo)
             return world
@@ -106,8 +115,11 @@ class Client:
             self.tell(Withdraw(seq))
             raise
 
-    def close_world(self, world: WorldInfo, reusable: bool, new_group: bool = False) -> None:
-        self.tell(CloseWorld(world.id, reusable, new_group))
+    def close_world(
+        self, world: WorldInfo, reusable: bool, new_group: bool = False, held: bool = False
+    ) -> None:
+        """Give a world back; held: its ranks stay this client's, without its nodes."""
+        self.tell(CloseWorld(world.id, reusable, new_group, held))
 
     def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
         """Ask all ranks for stacks and calls, for a look the calls alone: a StackTexts per node."""

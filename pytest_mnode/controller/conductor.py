@@ -24,6 +24,7 @@ from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     CallFunction,
+    EndFixtures,
     Limit,
     PhaseReport,
     Ping,
@@ -84,9 +85,14 @@ class Conductor:
         self._ended: set[int] = set()
         """Ranks that had ended the test before the last look."""
 
-    def run_item(self, nodeid: str, next_nodeid: str | None, keep_group: bool) -> Outcome:
-        """Run a test from setup to teardown; keep_group: with the process group as it is."""
-        order = RunItem(self.ordinal, self.client.name, nodeid, next_nodeid, keep_group)
+    def run_item(
+        self, nodeid: str, next_nodeid: str | None, keep_group: bool, keep: str | None = None
+    ) -> Outcome:
+        """Run a test from setup to teardown; keep_group: with the process group as it is.
+
+        keep: the collector whose fixtures outlive it in these ranks, as RunItem has it.
+        """
+        order = RunItem(self.ordinal, self.client.name, nodeid, next_nodeid, keep_group, keep)
         self.client.tell_ranks(self.world, order)
         self._hear_earlier()
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
@@ -98,7 +104,7 @@ class Conductor:
         self._learn_calls()
         self._tell(
             [s for s in self._alive() if s.body_done],
-            TearDown(self.ordinal, dirty or next_nodeid is None),
+            TearDown(self.ordinal, dirty or keep is None),
         )
         limit = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._grace_end = None
@@ -107,8 +113,8 @@ class Conductor:
         self.outcome.stopped = time.time()
         return self.outcome
 
-    def run_function(self, message: CallFunction) -> Outcome:
-        """Call a function in all ranks."""
+    def run_function(self, message: CallFunction | EndFixtures) -> Outcome:
+        """Call a function in all ranks, or end fixtures there."""
         self.client.tell_ranks(self.world, message)
         self._hear_earlier()
         self._wait(lambda s: s.returned is not None, self.timeout_s, "call")

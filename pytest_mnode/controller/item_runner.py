@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds
 from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import WorldRequest, runs_in_ranks, world_request
+from pytest_mnode.marks import WorldRequest, world_request
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.agent_messages import Death
@@ -23,8 +24,9 @@ _BEGIN_AGAIN = 2
 class ItemRunner:
     """Runs the items of one pytest process."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, held_worlds: HeldWorlds) -> None:
         self._run = run
+        self._held_worlds = held_worlds
         self._reports = RankReports(run.config)
         self._warner = Warner(run.config)
         self._last_in: dict[str, str] = {}
@@ -33,9 +35,8 @@ class ItemRunner:
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in the ranks it asks for: its reports, merged."""
         need = world_request(item, self._run.settings)
-        following = self._following(need, nextitem)
         try:
-            outcome = self._conduct(item, need, following)
+            outcome = self._conduct(item, need, nextitem)
         except MnodeError as error:
             self._run.repair(error)
             return [error_report(item, str(error))]
@@ -49,20 +50,28 @@ class ItemRunner:
                 self._warner.warn(*warning)
         return reports
 
-    def _conduct(self, item: pytest.Item, need: WorldRequest, following: str | None) -> Outcome:
+    def _conduct(
+        self, item: pytest.Item, need: WorldRequest, nextitem: pytest.Item | None
+    ) -> Outcome:
         run, client = self._run, self._run.have_client()
-        lease = run.lease(need, item.nodeid)
+        kept, keep = self._held_worlds.get(need), self._held_worlds.keep(item, nextitem, need)
+        following = nextitem.nodeid if nextitem is not None else None
+        on, kept_id = (kept.world.nodes, kept.world.id) if kept else ((), "")
+        lease = run.lease(need, item.nodeid, on)
         try:
             fresh = need.reuse == "fresh"
             for _ in range(_BEGIN_AGAIN):
-                world = client.open_world(lease, run.procs_of(need), fresh)
+                world = client.open_world(lease, run.procs_of(need), fresh, held=kept_id)
                 conductor = Conductor(client, world, run.limit_s_of(need))
                 keep_group = need.reuse == "warm" and not world.new_group
-                outcome = conductor.run_item(item.nodeid, following, keep_group)
-                client.close_world(world, outcome.clean and not fresh, outcome.new_group)
+                outcome = conductor.run_item(item.nodeid, following, keep_group, keep.nodeid)
+                clean = outcome.clean and not fresh
+                held = keep.widest is not None
+                client.close_world(world, clean, outcome.new_group, held)
                 if not outcome.stillborn:
                     break
                 self._warn_of_late_deaths(outcome.stillborn, world)
+            self._held_worlds.note(need, world, keep if clean else NOTHING)
             self._last_in[world.id] = item.nodeid
         finally:
             client.release(lease)
@@ -72,14 +81,6 @@ class ItemRunner:
         """What measures in place of ranks that failed; without a lease: ranks may hold it still."""
         run, ask = self._run, need.on_failure
         return None if ask is None else lambda: ask(run.all_nodes(), run.spec)
-
-    def _following(self, need: WorldRequest, nextitem: pytest.Item | None) -> str | None:
-        """The next test's id where it will share this one's ranks and fixtures of wide scope."""
-        if nextitem is None or need.reuse == "fresh" or not runs_in_ranks(nextitem):
-            return None
-        run, other = self._run, world_request(nextitem, self._run.settings)
-        same = (need.nodes, run.procs_of(need)) == (other.nodes, run.procs_of(other))
-        return nextitem.nodeid if same and other.reuse != "fresh" else None
 
     def _warn_of_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
         """A rank died after the end of the test that killed it, and before the next test began."""

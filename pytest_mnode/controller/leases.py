@@ -93,7 +93,11 @@ class Leases:
         wanted = len(states) if request.nodes is None else request.nodes
         if wanted > len(states) - len(lost):
             return _too_few(request, wanted, len(states), lost)
+        if gone := [s for s in lost if s.node.name in request.on]:
+            return _lost(request, f"{request.label} needs {', '.join(request.on)}", gone)
         free = [s for s in states if s.lease is None and not s.lost]
+        if request.on:
+            free = [s for s in free if s.node.name in request.on]
         occupied = any(lease.exclusive for lease in self.out.values())
         if len(free) < wanted or occupied or (request.exclusive and self.out):
             return None
@@ -108,7 +112,11 @@ class Leases:
 def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:
     text = f"{request.label} needs {count(wanted)} and the run has {total}"
     if lost:
-        gone = "; ".join(f"{s.node.name} is lost: {s.lost}" for s in lost)
-        return Refused(request.seq, "NodeLostError", f"{text}, of which {gone}", lost[0].node.name)
+        return _lost(request, text, lost)
     text += f"; ask for more with --mnode-nodes={wanted}"
     return Refused(request.seq, "ClusterError", text)
+
+
+def _lost(request: LeaseNodes, text: str, lost: Sequence[NodeState]) -> Refused:
+    gone = "; ".join(f"{s.node.name} is lost: {s.lost}" for s in lost)
+    return Refused(request.seq, "NodeLostError", f"{text}, of which {gone}", lost[0].node.name)

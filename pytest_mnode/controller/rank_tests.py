@@ -23,7 +23,10 @@ class RankTests:
     """pytest plugin: runs tests in ranks, and reports their outcomes."""
 
     def __init__(self, run: Run, stop_rules: StopRules) -> None:
+        from pytest_mnode.controller.held_worlds import HeldWorlds
+
         self.run = run
+        self.held_worlds = HeldWorlds(run)
         self._stop_rules = stop_rules
         self._runner: ItemRunner | None = None
 
@@ -58,7 +61,7 @@ class RankTests:
         from pytest_mnode.controller.item_runner import ItemRunner
 
         if self._runner is None:
-            self._runner = ItemRunner(self.run)
+            self._runner = ItemRunner(self.run, self.held_worlds)
         return self._runner.run(item, nextitem)
 
 

@@ -23,7 +23,7 @@ from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
 from pytest_mnode.protocol.rank_messages import CallFunction
-from pytest_mnode.protocol.world import Lease, WorldInfo
+from pytest_mnode.protocol.world import Lease, Shape, WorldInfo
 from pytest_mnode.spec import default_spec_path, load_spec
 
 ENDED = "mnode_ended"
@@ -169,9 +169,8 @@ class Run:
         """Limit of a test: what its mark says, or what follows from the spec where that is less."""
         if not callable(need.timeout_s):
             return need.timeout_s
-        nodes = need.nodes or self.nodes
-        assert nodes is not None
-        derived_s = need.timeout_s(self.spec, self.settings, nodes, self.procs_of(need))
+        shape = self.shape_of(need)
+        derived_s = need.timeout_s(self.spec, self.settings, shape.nodes, shape.procs_per_node)
         return min(derived_s, self.settings.timeout_s)
 
     def procs_of(self, need: WorldRequest) -> int:
@@ -180,12 +179,18 @@ class Run:
         on_cpus = self.backend == "gloo" and not self.spec.accelerators.per_node
         return max(procs, need.min_procs_per_node) if on_cpus else procs
 
-    def lease(self, need: WorldRequest, label: str) -> Lease:
-        """Nodes for a test; a lost node is booted again once."""
+    def shape_of(self, need: WorldRequest) -> Shape:
+        """The shape of a test's world."""
+        nodes = need.nodes or self.nodes
+        assert nodes is not None
+        return Shape(nodes, self.procs_of(need))
+
+    def lease(self, need: WorldRequest, label: str, on: tuple[str, ...] = ()) -> Lease:
+        """Nodes for a test, `on` these where any are named; a lost node is booted again once."""
         client = self.have_client()
         for attempt in range(_BOOT_AGAIN):
             try:
-                return client.lease(need.nodes, need.exclusive, label)
+                return client.lease(need.nodes, need.exclusive, label, on)
             except NodeLostError as error:
                 if attempt or (why := self._not_booted(error.node)):
                     self._gone[error.node] = "" if attempt else why

@@ -35,7 +35,10 @@ class PoolFacts:
 
 @dataclass(slots=True)
 class WorldState:
-    """A world and who it serves; `lease` is None while it is idle."""
+    """A world and who it serves; `lease` is None while it is idle.
+
+    held_by: the client that alone may have it, because fixtures of its tests live there.
+    """
 
     info: WorldInfo
     lease: int | None
@@ -44,6 +47,7 @@ class WorldState:
     hello: set[int] = field(default_factory=set)
     broken: bool = False
     ready: bool = False
+    held_by: str = ""
 
     @property
     def idle(self) -> bool:
@@ -96,7 +100,7 @@ class Worlds:
                 continue
             names = request.nodes or lease.nodes
             shape = Shape(len(names), request.procs_per_node)
-            idle = None if request.fresh else self._find_idle(shape, names)
+            idle = None if request.fresh else self._find_idle(shape, names, request.held)
             if idle is not None:
                 idle.lease, idle.asked = lease.id, (client, request)
                 self._send(client, Opened(request.seq, idle.info))
@@ -108,11 +112,11 @@ class Worlds:
             else:
                 self.opening.append((client, request))
 
-    def _find_idle(self, shape: Shape, names: Sequence[str]) -> WorldState | None:
-        for world in self.worlds.values():
-            if world.idle and (world.info.shape, world.info.nodes) == (shape, tuple(names)):
-                return world
-        return None
+    def _find_idle(self, shape: Shape, names: Sequence[str], held: str) -> WorldState | None:
+        alike = (shape, tuple(names))
+        fit = [w for w in self.worlds.values() if w.idle and (w.info.shape, w.info.nodes) == alike]
+        wanted = [w for w in fit if w.info.id == held] or [w for w in fit if not w.held_by]
+        return wanted[0] if wanted else None
 
     def _can_launch(self, names: Sequence[str]) -> bool:
         states = [self.nodes[name] for name in names]
@@ -150,7 +154,9 @@ class Worlds:
     def _make_room(self, names: Sequence[str]) -> None:
         """Stop the oldest idle worlds of nodes that hold as many as they may."""
         for name in names:
-            idle = [w for w in self.worlds.values() if w.idle and name in w.info.nodes]
+            idle = [
+                w for w in self.worlds.values() if w.idle and not w.held_by and name in w.info.nodes
+            ]
             for world in idle[: max(0, len(idle) - self.facts.idle_worlds + 1)]:
                 self.stop(world.info.id)
 
@@ -171,6 +177,7 @@ class Worlds:
         if world is None:
             return
         if message.reusable and not world.broken:
+            world.held_by = world.asked[0] if message.held else ""
             world.lease = None
             world.info = replace(world.info, new_group=message.new_group)
         else:
@@ -192,8 +199,10 @@ class Worlds:
             return asked[0] == client and seq in (None, asked[1].seq)
 
         self.opening = [asked for asked in self.opening if not meant(asked)]
-        for world in [w for w in self.worlds.values() if w.lease is not None and meant(w.asked)]:
-            self.stop(world.info.id)
+        for world in list(self.worlds.values()):
+            asked = world.lease is not None and meant(world.asked)
+            if asked or (seq is None and world.held_by == client):
+                self.stop(world.info.id)
 
     def broke(self, message: Death | PartLost) -> None:
         """A rank died, or a node could not start its part."""

@@ -113,6 +113,14 @@ class Outcome:
         return any(s.torn is not None and s.torn.new_group for s in self.states.values())
 
     @property
+    def returned(self) -> bool:
+        """Every rank returned from a function, and still answered after it."""
+        return all(
+            s.returned is not None and s.failed_at is None and not (s.stuck_in or s.gone) and s.pong
+            for s in self.states.values()
+        )
+
+    @property
     def calls(self) -> dict[int, list[Call]]:
         """The collectives of each rank whose record is known, oldest first."""
         read = {r: s.calls for r, s in self.states.items() if s.calls is not None}

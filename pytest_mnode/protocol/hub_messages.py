@@ -36,12 +36,16 @@ class Collect:
 
 @dataclass(frozen=True)
 class LeaseNodes:
-    """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`."""
+    """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`.
+
+    on: names of these nodes, where no others will do.
+    """
 
     seq: int
     nodes: int | None
     exclusive: bool
     label: str
+    on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,22 +55,30 @@ class ReleaseNodes:
 
 @dataclass(frozen=True)
 class OpenWorld:
-    """Ask for a world on nodes of a lease (None: all of them in order)."""
+    """Ask for a world on nodes of a lease (None: all of them in order).
+
+    held: id of the world that is wanted, where it still lives.
+    """
 
     seq: int
     lease: int
     procs_per_node: int
     fresh: bool
     nodes: tuple[str, ...] | None = None
+    held: str = ""
 
 
 @dataclass(frozen=True)
 class CloseWorld:
-    """Give a world back. new_group: as WorldInfo has it."""
+    """Give a world back. new_group: as WorldInfo has it.
+
+    held: it is idle for this client alone, and lives until the client closes it without.
+    """
 
     world: str
     reusable: bool
     new_group: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True)

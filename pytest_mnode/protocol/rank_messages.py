@@ -106,13 +106,18 @@ class Returned:
 
 @dataclass(frozen=True)
 class RunItem:
-    """Run one test. `keep_group` False: a new process group if the test asks for one."""
+    """Run one test. `keep_group` False: a new process group if the test asks for one.
+
+    next_nodeid: of the test that the controller runs next, wherever that runs. keep: node id of the
+    innermost collector whose fixtures outlive this test; None: no fixture does.
+    """
 
     ordinal: int
     reply_to: str
     nodeid: str
     next_nodeid: str | None
     keep_group: bool
+    keep: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,15 @@ class TearDown:
 
     ordinal: int
     last: bool
+
+
+@dataclass(frozen=True)
+class EndFixtures:
+    """Tear down the fixtures that live in a rank, but for those of collector `keep` and above."""
+
+    ordinal: int
+    reply_to: str
+    keep: str | None
 
 
 @dataclass(frozen=True)

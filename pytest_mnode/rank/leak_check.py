@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.marks import may_leave
 from pytest_mnode.rank import leaks
 from pytest_mnode.rank.process_group import GroupKeeper
+from pytest_mnode.rank.wide_fixtures import WideFixtures
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,9 @@ class Left:
 class LeakCheck:
     """pytest plugin of a rank."""
 
-    def __init__(self, groups: GroupKeeper) -> None:
+    def __init__(self, groups: GroupKeeper, wide: WideFixtures) -> None:
         self._groups = groups
+        self._wide = wide
         self._before = leaks.Things()
         self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
 
@@ -56,21 +58,22 @@ class LeakCheck:
         """After a test. Groups are no leak: nobody gives those of a device mesh back, and
         `Fabric.launch()` keeps the one that it made. They end here, or with the ranks.
         """
-        allowed = sum(self._of_fixtures.values(), self._before)
-        left = leaks.left_since(allowed, self._groups.made, may_leave(item))
-        ended = bool(left.groups) and all_passed and self._end(left.groups)
-        lines = tuple(leaks.lines(left, allowed))
-        return Left(lines, reusable=ended or not left.groups, new_group=ended)
+        left = leaks.left_since(self._allowed, self._groups.made, may_leave(item))
+        # Keys of groups that end stay in the store of the default group, so that goes too. Where a
+        # fixture of wide scope is built on that, they live as long as it does.
+        wide = self._wide.built_on_group or any(h.groups for h in self._of_fixtures.values())
+        ended = bool(left.groups) and all_passed and not wide and self._groups.end(left.groups)
+        lines = tuple(leaks.lines(left, self._allowed))
+        return Left(lines, reusable=ended or wide or not left.groups, new_group=ended)
 
-    def _end(self, names: frozenset[str]) -> bool:
-        """End groups; False where the ranks must go with them.
+    def found(self) -> list[str]:
+        """What fixtures left that ended between tests, in lines for the user."""
+        left = leaks.left_since(self._allowed, self._groups.made, ())
+        return leaks.lines(left, self._allowed)
 
-        Their keys stay in the store of the default group, so that goes too, with its other groups:
-        a fixture of wide scope may hold one of those.
-        """
-        if any(held.groups for held in self._of_fixtures.values()):
-            return False
-        return self._groups.end(names)
+    @property
+    def _allowed(self) -> leaks.Things:
+        return sum(self._of_fixtures.values(), self._before)
 
     def _things(self) -> leaks.Things:
         return leaks.things(self._groups.made)

@@ -17,7 +17,7 @@ import cloudpickle
 from pytest_mnode import processes
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
-from pytest_mnode.protocol.rank_messages import CallFunction, Hello, Returned, RunItem
+from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, Returned, RunItem
 from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank import binding, coverage_plugin
 from pytest_mnode.rank.rank import Rank
@@ -77,6 +77,10 @@ def serve(rank: Rank, session: RankSession) -> None:
             case CallFunction():
                 rank.begin(message, "call")
                 returned = _call(rank, message)
+                rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
+            case EndFixtures():
+                rank.begin(message, "teardown")
+                returned = session.end_fixtures(message)
                 rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
-from pytest_mnode.protocol.rank_messages import CallFunction, Ping, Pong, RunItem
+from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Ping, Pong, RunItem
 from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank.process_group import GroupKeeper
 from pytest_mnode.rank.recorder import Recorder
@@ -51,7 +51,7 @@ class Rank:
         self.progress.leave_note(text)
         os._exit(1)
 
-    def begin(self, message: RunItem | CallFunction, phase: str) -> None:
+    def begin(self, message: RunItem | CallFunction | EndFixtures, phase: str) -> None:
         """Take an order: what an earlier test changed or left has no part in this one."""
         self.reply_to, self.ordinal = message.reply_to, message.ordinal
         with contextlib.suppress(OSError):  # what crashed in an earlier test explains nothing here

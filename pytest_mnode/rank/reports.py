@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import pickle
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,15 @@ def plain(value: Any) -> Any:
         return str(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def plain_warning(message: warnings.WarningMessage) -> tuple[bytes, str, str, int]:
+    """A warning pickled, empty where that cannot be; its text, file and line."""
+    blob = b""
+    with contextlib.suppress(Exception):  # whatever a user's class does when pickled
+        blob = pickle.dumps((message.message, message.category))
+    text = f"{message.category.__name__}: {message.message}"
+    return blob, text, message.filename, message.lineno
 
 
 def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:

@@ -6,9 +6,7 @@ a test between its body and its teardown until the controller has heard from all
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -23,13 +21,15 @@ from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
+    EndFixtures,
     Limit,
     PhaseReport,
+    Returned,
     RunItem,
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import coverage_plugin, reports
+from pytest_mnode.rank import coverage_plugin, reports, wide_fixtures
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
 
@@ -105,8 +105,10 @@ class RankSession:
     def become(self, rank: Rank) -> None:
         """Called once after the fork: from now on this session is `rank`'s."""
         self.rank = rank
-        self._leak_check = LeakCheck(rank.groups)
-        self.config.pluginmanager.register(self._leak_check)
+        self._wide = wide_fixtures.WideFixtures()
+        self._leak_check = LeakCheck(rank.groups, self._wide)
+        for plugin in (self._wide, self._leak_check):
+            self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
             folder.mkdir(parents=True, exist_ok=True)
@@ -125,10 +127,9 @@ class RankSession:
             rank.tell(self._not_collected(order))
             return
         grouped = "process_group" in getattr(item, "fixturenames", ())
-        if not (order.keep_group and grouped):
-            rank.groups.renew()  # a test that does not ask for a group may make its own
-        following = self.items.get(order.next_nodeid) if order.next_nodeid else None
         self.order = order
+        self._keep = wide_fixtures.kept_node(item.listchain(), order.keep)
+        following = wide_fixtures.following(item, self._keep, order.next_nodeid, self.items)
         self._leak_check.begin()
         looks = rank.world.rank == 0 and not grouped
         if not looks:
@@ -140,6 +141,9 @@ class RankSession:
             # Another test may come than was expected: of another pytest-xdist worker, or because
             # what was to come is not tried any more.
             self.session._setupstate.teardown_exact(item)
+            if not (order.keep_group and self._wide.may_keep_group(grouped)):
+                self._wide.end_built_on_group()
+                rank.groups.renew()  # a test that does not ask for a group may make its own
             self._protocol()(item=item, nextitem=following)
         except BaseException as error:
             problem = reports.problem(error)
@@ -187,6 +191,19 @@ class RankSession:
         )
         return TornDown(self.rank.world.rank, order.ordinal, problem=text)
 
+    def end_fixtures(self, order: EndFixtures) -> Returned:
+        """Tear down fixtures that live here, between tests."""
+        assert self.rank is not None
+        problem, place = "", (self.rank.world.rank, order.ordinal)
+        self._leak_check.begin()
+        try:
+            stack = self.session._setupstate.stack
+            self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, order.keep))
+        except BaseException as error:
+            problem = reports.problem(error)
+        problem = problem or "; ".join(f"left behind: {one}" for one in self._leak_check.found())
+        return Returned(*place, None, problem, problem) if problem else Returned(*place, b"")
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         if self.rank is not None:
@@ -213,9 +230,8 @@ class RankSession:
         self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
         self._last = self.rank.receive(TearDown).last
         result = yield
-        if self._last:
-            # pytest kept what the next test would have shared; there is none in this world.
-            self.session._setupstate.teardown_exact(None)
+        # pytest kept what the next test would share, which may be more than is to be kept here.
+        self.session._setupstate.teardown_exact(None if self._last else self._keep)
         return result
 
     @pytest.hookimpl(tryfirst=True)
@@ -272,11 +288,6 @@ class RankSession:
         nodeid: str,
         location: tuple[str, int, str] | None,
     ) -> None:
-        if self.rank is None:
-            return
-        blob = b""
-        with contextlib.suppress(Exception):  # whatever a user's class does when pickled
-            blob = pickle.dumps((warning_message.message, warning_message.category))
-        text = f"{warning_message.category.__name__}: {warning_message.message}"
-        place = (warning_message.filename, warning_message.lineno, when, nodeid, location)
-        self._warnings.append((blob, text, *place))
+        if self.rank is not None:
+            where = (when, nodeid, location)
+            self._warnings.append((*reports.plain_warning(warning_message), *where))

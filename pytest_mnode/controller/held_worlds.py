@@ -1,0 +1,163 @@
+"""Ranks that are kept for the fixtures of class, module or session scope that live in them.
+
+A fixture that is built on the ranks, such as a mesh, lives as long as pytest's rules say: no world
+of another shape replaces its ranks, and no other pytest process gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.marks import WorldRequest, runs_in_ranks, wide_fixtures_node, world_request
+from pytest_mnode.outcome.merge import function_error
+from pytest_mnode.protocol.rank_messages import EndFixtures
+from pytest_mnode.protocol.world import Shape, WorldInfo
+from pytest_mnode.report_record import error_report
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.session import Run
+
+Chain = list[Any]
+"""Nodes of pytest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A world whose ranks keep the fixtures of `chain`, collectors from the session down.
+
+    widest: the collector without which the world need not be kept.
+    """
+
+    world: WorldInfo
+    chain: Chain
+    widest: pytest.Collector
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What outlives a test in its ranks.
+
+    chain: the collectors whose fixtures do. widest: where the world itself is to be kept.
+    """
+
+    chain: Chain
+    widest: pytest.Collector | None
+
+    @property
+    def nodeid(self) -> str | None:
+        return self.chain[-1].nodeid if self.chain else None
+
+
+NOTHING = Keep([], None)
+
+
+class HeldWorlds:
+    """pytest plugin: knows which worlds are held, and ends their fixtures in time."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._held: dict[Shape, Held] = {}
+        self._order: dict[pytest.Item, int] = {}
+        """Where each test comes, as far as that is known."""
+
+    def get(self, need: WorldRequest) -> Held | None:
+        """The world that a test must get, where there is one."""
+        return None if need.reuse == "fresh" else self._held.get(self._run.shape_of(need))
+
+    def keep(self, item: pytest.Item, nextitem: pytest.Item | None, need: WorldRequest) -> Keep:
+        """What is to outlive this test in its ranks if all goes well."""
+        if nextitem is None or need.reuse == "fresh":
+            return NOTHING
+        shape, chain = self._run.shape_of(need), _shared(item.listchain(), nextitem)
+        held = self._held.get(shape)
+        nodes = [n for n in (wide_fixtures_node(item), held.widest if held else None) if n]
+        widest = next((node for node in chain if node in nodes), None)
+        if widest is not None and self._is_used_later(item, shape, widest):
+            return Keep(chain, widest)
+        return Keep(chain, None) if self._runs_in(nextitem, shape) else NOTHING
+
+    def note(self, need: WorldRequest, world: WorldInfo, keep: Keep) -> None:
+        """After a test: its world is held from now on, or not any more."""
+        shape = self._run.shape_of(need)
+        if keep.widest is not None:
+            self._held[shape] = Held(world, keep.chain, keep.widest)
+        elif need.reuse != "fresh":
+            self._held.pop(shape, None)
+
+    def _runs_in(self, item: pytest.Item, shape: Shape) -> bool:
+        if not runs_in_ranks(item):
+            return False
+        need = world_request(item, self._run.settings)
+        return need.reuse != "fresh" and self._run.shape_of(need) == shape
+
+    def _is_used_later(self, item: pytest.Item, shape: Shape, node: pytest.Collector) -> bool:
+        """Whether a later test will, or may, use ranks of this shape and fixtures of this node."""
+        if hasattr(item.config, "workerinput"):
+            return True  # pytest-xdist has not decided yet what comes after the next test
+        items = item.session.items
+        if not self._order:
+            self._order = {one: number for number, one in enumerate(items)}
+        later = items[self._order.get(item, -1) + 1 :]
+        return any(node in one.listchain() and self._runs_in(one, shape) for one in later)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        """Where the run leaves a collector, fixtures of held worlds that live for it end."""
+        result = yield
+        stops = item.session.shouldstop or item.session.shouldfail
+        for shape, held in list(self._held.items()):
+            chain = [] if stops else _shared(held.chain, nextitem)
+            if chain == held.chain:
+                continue
+            if held.widest not in chain:
+                chain = []
+            if error := self._end_fixtures(shape, held, chain):
+                report = error_report(item, error, "teardown")
+                item.ihook.pytest_runtest_logreport(report=report)
+        return result
+
+    def _end_fixtures(self, shape: Shape, held: Held, chain: Chain) -> str:
+        """End all fixtures of a held world but those of `chain`; what went wrong."""
+        run, world = self._run, held.world
+        del self._held[shape]
+        keep = Keep(chain, held.widest if chain else None)
+        label = f"the end of fixtures of {held.chain[-1].nodeid or 'the session'}"
+        try:
+            client = run.have_client()
+            lease = client.lease(len(world.nodes), False, label, world.nodes)
+            try:
+                found = client.open_world(lease, shape.procs_per_node, fresh=False, held=world.id)
+                if found.id != world.id:  # its ranks died, and the fixtures with them
+                    client.close_world(found, reusable=True)
+                    return ""
+                conductor = Conductor(client, world, run.settings.timeout_s)
+                order = EndFixtures(conductor.ordinal, client.name, keep.nodeid)
+                outcome = conductor.run_function(order)
+                if run.coverage is not None:
+                    run.coverage.take("", outcome)
+                error = "" if outcome.returned else function_error(outcome)
+                client.close_world(world, not error, held=bool(chain))
+            finally:
+                client.release(lease)
+        except MnodeError as problem:
+            return f"{label}: {problem}"
+        if chain and not error:
+            self._held[shape] = Held(world, chain, held.widest)
+        return error and f"{label}:\n{error}"
+
+
+def _shared(chain: Chain, nextitem: pytest.Item | None) -> Chain:
+    """The collectors of `chain` that the next test is in too, from the session down."""
+    others = nextitem.listchain() if nextitem is not None else []
+    count = 0
+    while count < min(len(chain), len(others)) and chain[count] is others[count]:
+        count += 1
+    return [node for node in chain[:count] if not isinstance(node, pytest.Item)]

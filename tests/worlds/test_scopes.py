@@ -1,0 +1,271 @@
+"""Fixtures of class, module and session scope that are built on ranks: what keeps them, what ends
+them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inner import InnerRun, run_pytest, write_files
+
+LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
+CONFTEST = """
+    import json, os, pathlib
+    import pytest
+
+    class Log:
+        def __call__(self, what, name):
+            facts = dict(what=what, name=name, pid=os.getpid())
+            with (pathlib.Path(__file__).parent / "log").open("a") as file:
+                if os.environ.get("RANK", "0") == "0":
+                    file.write(json.dumps(facts) + "\\n")
+
+    log = Log()
+
+    @pytest.fixture(autouse=True)
+    def noted(request):
+        log("ran", request.node.name)
+
+    @pytest.fixture(scope="session")
+    def model(process_group, world):
+        log("up", f"model{world.size}")
+        yield "model"
+        log("down", f"model{world.size}")
+
+    def pytest_collection_modifyitems(items):
+        items.sort(key=lambda item: item.name == "test_comes_last")
+"""
+KEPT = """
+    import pytest, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from conftest import log
+
+    four = pytest.mark.mnode(nodes=2, procs_per_node=2)
+    two = pytest.mark.mnode(nodes=2)
+    one = pytest.mark.mnode(nodes=1)
+
+    @pytest.fixture(scope="module")
+    def mesh(process_group):
+        log("up", "mesh")
+        yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dist.barrier()
+        log("down", "mesh")
+
+    def use(mesh):
+        x = torch.ones(1)
+        dist.all_reduce(x, group=mesh["tp"].get_group())
+        assert x.item() == 2
+
+    @four
+    def test_first(mesh): use(mesh)
+
+    @one
+    def test_of_another_shape(process_group, model): pass
+
+    def test_in_the_controller(): pass
+
+    def test_that_takes_all_nodes(cluster):
+        ranks = cluster.world(procs_per_node=2).run(lambda *, world: world.rank)
+        assert ranks == [0, 1, 2, 3]
+
+    @four
+    def test_second(mesh): use(mesh)
+
+    @four
+    def test_without_a_group(rank): assert dist.is_initialized()
+
+    @four
+    @pytest.mark.mnode(reuse="fresh")
+    def test_fresh(mesh): use(mesh)
+
+    @four
+    def test_third(mesh): use(mesh)
+
+    @four
+    @pytest.mark.mnode(reuse="group")
+    def test_new_group(mesh): use(mesh)
+
+    class TestClass:
+        @pytest.fixture(scope="class")
+        @classmethod
+        def thing(cls, process_group):
+            log("up", "thing")
+            yield
+            log("down", "thing")
+
+        @two
+        def test_one(self, thing): pass
+
+        @one
+        def test_two(self, model): pass
+
+        @two
+        def test_three(self, thing): pass
+
+    @two
+    def test_own_group(world):
+        assert not dist.is_initialized()
+        dist.init_process_group("gloo")
+        dist.destroy_process_group()
+"""
+ENDED = """
+    import os
+    import pytest, torch, torch.distributed as dist
+    from conftest import log
+
+    two = pytest.mark.mnode(nodes=2)
+
+    @pytest.fixture(scope="module")
+    def wide(process_group, world):
+        log("up", "wide")
+        yield
+        log("down", "wide")
+        assert world.rank == 0, "cannot end"
+
+    @two
+    def test_before_the_crash(wide): pass
+
+    @two
+    def test_crash(wide, rank):
+        if rank == 1:
+            os._exit(3)
+
+    @two
+    def test_after_the_crash(wide): pass
+
+    @pytest.mark.mnode(nodes=1)
+    def test_that_leaves_the_module_next(rank): pass
+
+    @two
+    def test_comes_last(wide): pass
+"""
+STOPPED = """
+    import pytest
+    from conftest import log
+
+    @pytest.fixture(scope="module")
+    def wide(process_group, world):
+        log("up", "wide")
+        yield
+        log("down", "wide")
+
+    @pytest.mark.mnode(nodes=2)
+    def test_first(wide): pass
+
+    @pytest.mark.mnode(nodes=1)
+    def test_fails(rank): assert 0
+
+    @pytest.mark.mnode(nodes=2)
+    def test_never(wide): pass
+"""
+
+
+def logged(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "log").read_text().splitlines()]
+
+
+def pids(directory: Path, *names: str) -> list[int]:
+    """Process of rank 0 in each of these tests."""
+    ran = {one["name"]: one["pid"] for one in logged(directory) if one["what"] == "ran"}
+    return [ran[name] for name in names]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scopes")
+
+
+@pytest.fixture(scope="module")
+def run(directory: Path) -> InnerRun:
+    between = "import pytest\n@pytest.mark.mnode(nodes=1)\ndef test_between(model): pass\n"
+    write_files(directory, conftest=CONFTEST, test_a=KEPT, test_b=ENDED, test_c=between)
+    return run_pytest(directory, *LOCAL)
+
+
+def story(directory: Path, *names: str) -> list[str]:
+    """What became of these fixtures, and the tests that ran, in order."""
+    words = [f"{one['what']} {one['name']}" for one in logged(directory)]
+    return [word for word in words if word.startswith("ran") or word.split()[1] in names]
+
+
+def test_all_pass_but_what_has_to_fail(run: InnerRun) -> None:
+    assert {name: kind for name, kind in run.outcomes().items() if kind != "passed"} == {
+        "test_crash": "failure",
+        "test_that_leaves_the_module_next": "error",
+        "test_comes_last": "error",
+    }, run.output
+
+
+def test_a_mesh_keeps_its_ranks_whatever_comes_between(run: InnerRun, directory: Path) -> None:
+    kept = pids(directory, "test_first", "test_second", "test_without_a_group", "test_third")
+    assert len(set(kept)) == 1, run.output
+    told = story(directory, "mesh")
+    first = told[: told.index("ran test_third") + 1]
+    assert first == [
+        *("up mesh", "ran test_first", "ran test_of_another_shape", "ran test_in_the_controller"),
+        *("ran test_that_takes_all_nodes", "ran test_second", "ran test_without_a_group"),
+        *("up mesh", "ran test_fresh", "down mesh", "ran test_third"),
+    ]
+
+
+def test_a_new_group_sets_up_what_is_built_on_it(run: InnerRun, directory: Path) -> None:
+    told = story(directory, "mesh")
+    assert told[told.index("ran test_third") + 1 :][:5] == [
+        *("down mesh", "up mesh", "ran test_new_group", "down mesh", "ran test_one"),
+    ]
+
+
+def test_a_class_and_the_session_keep_theirs(run: InnerRun, directory: Path) -> None:
+    told = story(directory, "thing", "model1")
+    start = told.index("up thing")
+    assert told[start : start + 6] == [
+        *("up thing", "ran test_one", "ran test_two", "ran test_three", "down thing"),
+        "ran test_own_group",
+    ]
+    assert told.count("up model1") == told.count("down model1") == 1
+    assert told.index("down model1") == told.index("ran test_between") + 1
+
+
+def test_a_crash_ends_the_scope_and_later_tests_get_a_new_one(
+    run: InnerRun, directory: Path
+) -> None:
+    before, after = pids(directory, "test_before_the_crash", "test_after_the_crash")
+    assert before != after
+    told = story(directory, "wide")
+    assert told[told.index("ran test_crash") :][:4] == [
+        *("ran test_crash", "down wide", "up wide", "ran test_after_the_crash")
+    ]
+
+
+def test_where_the_run_leaves_a_module_its_fixtures_end_and_errors_are_its_last_tests(
+    run: InnerRun, directory: Path
+) -> None:
+    told = story(directory, "wide")
+    assert told[told.index("ran test_that_leaves_the_module_next") :] == [
+        *("ran test_that_leaves_the_module_next", "down wide", "ran test_between"),
+        *("up wide", "ran test_comes_last", "down wide"),
+    ]
+    error = run.cases()["test_that_leaves_the_module_next"].find("error")
+    assert error is not None
+    assert "the end of fixtures of test_b.py" in str(error.text), run.output
+    assert "[rank 1 of 2 on local1] AssertionError: cannot end" in str(error.text)
+
+
+def test_with_xdist_each_worker_keeps_its_own(tmp_path: Path) -> None:
+    write_files(tmp_path, conftest=CONFTEST, test_a=KEPT)
+    run = run_pytest(tmp_path, *LOCAL, "-n2")
+    assert set(run.outcomes().values()) == {"passed"}, run.output
+    told = [f"{one['what']} {one['name']} {one['pid']}" for one in logged(tmp_path)]
+    for name in ("mesh", "thing", "model1"):
+        up = [line.replace("up", "down", 1) for line in told if line.startswith(f"up {name}")]
+        assert sorted(up) == sorted(line for line in told if line.startswith(f"down {name}"))
+
+
+def test_where_the_run_stops_early_fixtures_end(tmp_path: Path) -> None:
+    write_files(tmp_path, conftest=CONFTEST, test_a=STOPPED)
+    run = run_pytest(tmp_path, *LOCAL, "-x")
+    assert run.outcomes() == {"test_first": "passed", "test_fails": "failure"}, run.output
+    assert story(tmp_path, "wide") == ["up wide", "ran test_first", "ran test_fails", "down wide"]
