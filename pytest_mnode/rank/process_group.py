@@ -29,6 +29,17 @@ def _accelerators() -> tuple[str, int]:
     return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
 
 
+def connection() -> TCPStore:
+    """A new connection to the store of the world."""
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=300),
+    )
+
+
 class GroupKeeper:
     """Makes, keeps and ends the default process group of one rank."""
 
@@ -86,13 +97,7 @@ class GroupKeeper:
 
     def _connect(self) -> Any:
         if self._store is None:
-            self._store = TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=300),
-            )
+            self._store = connection()
         return self._store
 
     @property

@@ -30,6 +30,7 @@ from pytest_mnode.protocol.rank_messages import (
     TornDown,
 )
 from pytest_mnode.rank import coverage_plugin, reports, wide_fixtures
+from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
 
@@ -107,7 +108,7 @@ class RankSession:
         self.rank = rank
         self._wide = wide_fixtures.WideFixtures()
         self._leak_check = LeakCheck(rank.groups, self._wide)
-        for plugin in (self._wide, self._leak_check):
+        for plugin in (self._wide, self._leak_check, ExamplesPlugin(rank)):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id

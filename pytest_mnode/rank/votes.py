@@ -1,0 +1,60 @@
+"""Ranks that agree: each gives its ballot, and all get the same answer, over the world's store."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+FOREVER_S = 1e6
+"""A rank that waits for the others is ended with its test."""
+
+
+class Votes:
+    """The votes of one test; every rank must make one, with the same `name`.
+
+    store: a connection of its own, for other threads that use it would wait as long.
+    """
+
+    def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
+        self._store = store
+        self._name = f"mnode-votes/{name}"
+        self._rank, self._size = rank, size
+        self._count = 0
+
+    def agree(
+        self, ballot: Any, decide: Callable[[Sequence[Any]], Any], limit_s: float = FOREVER_S
+    ) -> Any:
+        """What one rank decides from the ballots of all, by rank; ballots are pickled.
+
+        Raises TimeoutError where not all voted within the limit.
+        """
+        self._count += 1
+        answer = self._answer(self._count)
+        self._store.set(self._ballot(self._rank), pickle.dumps(ballot))
+        if self._store.add(f"{self._name}/count", 1) == self._size * self._count:
+            ballots = self._store.multi_get([self._ballot(rank) for rank in range(self._size)])
+            self._store.set(answer, pickle.dumps(decide([pickle.loads(b) for b in ballots])))
+        try:
+            self._store.wait([answer], timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            raise TimeoutError(f"not all ranks voted within {limit_s:.0f} s") from error
+        if self._rank == 0 and self._count > 1:  # all have read it: they are here
+            self._store.delete_key(self._answer(self._count - 1))
+        return pickle.loads(self._store.get(answer))
+
+    def close(self) -> None:
+        """Leave nothing in the store, when no rank votes any more."""
+        if self._rank == 0:
+            keys = [self._ballot(rank) for rank in range(self._size)]
+            with contextlib.suppress(RuntimeError):
+                for key in (*keys, self._answer(self._count), f"{self._name}/count"):
+                    self._store.delete_key(key)
+
+    def _ballot(self, rank: int) -> str:
+        return f"{self._name}/{rank}"
+
+    def _answer(self, number: int) -> str:
+        return f"{self._name}/answer{number}"

@@ -1,0 +1,43 @@
+"""What ranks make of an example of hypothesis from what became of it in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.rank.ballots import Ballot, Kind, decide
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind", "differ"),
+    [
+        ("passed passed", "passed", False),
+        ("passed rejected", "rejected", False),
+        ("rejected failed", "failed", False),
+        ("stopped stopped", "stopped", False),
+        ("stopped passed", "stopped", True),
+        ("fetches fetches", "fetches", False),
+        ("fetches passed", "fetches", True),
+        ("ended passed", "ended", True),
+        ("ended ended", "ended", False),
+    ],
+)
+def test_one_decision_for_all(kinds: str, kind: str, differ: bool) -> None:
+    decision = decide([Ballot(Kind(word)) for word in kinds.split()])
+    assert (decision.kind, decision.differ) == (kind, differ)
+
+
+def test_failures_are_told_apart_by_rank_and_place() -> None:
+    failed = [Ballot(Kind.FAILED, origin="a.py:1"), Ballot(Kind.PASSED)]
+    other = [Ballot(Kind.PASSED), Ballot(Kind.FAILED, origin="a.py:1")]
+    assert decide(failed).failed == (0,)
+    assert decide(failed).origin != decide(other).origin
+
+
+def test_ranks_that_drew_different_values_cannot_go_on() -> None:
+    assert decide([Ballot(Kind.PASSED, "1"), Ballot(Kind.PASSED, "2")]).differ
+
+
+def test_what_rank_0_read_is_for_all_and_an_end_by_an_error_is_known() -> None:
+    ballots = [Ballot(Kind.FETCHES, values=(b"x",)), Ballot(Kind.FETCHES)]
+    assert decide(ballots).values == (b"x",)
+    assert not decide([Ballot(Kind.ENDED, well=False), Ballot(Kind.PASSED)]).well
