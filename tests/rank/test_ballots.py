@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_mnode.rank.ballots import Ballot, Kind, decide
+from pytest_mnode.rank.examples import _OneDatabase
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,16 @@ def test_what_rank_0_read_is_for_all_and_an_end_by_an_error_is_known() -> None:
     ballots = [Ballot(Kind.FETCHES, values=(b"x",)), Ballot(Kind.FETCHES)]
     assert decide(ballots).values == (b"x",)
     assert not decide([Ballot(Kind.ENDED, well=False), Ballot(Kind.PASSED)]).well
+
+
+def test_rank_0_alone_reads_and_writes_the_database() -> None:
+    real, own = InMemoryExampleDatabase(), InMemoryExampleDatabase()
+    first = _OneDatabase(
+        real, 0, lambda ballot: decide([ballot, Ballot(ballot.kind, ballot.drawn)])
+    )
+    other = _OneDatabase(own, 1, lambda ballot: decide([Ballot(ballot.kind, ballot.drawn), ballot]))
+    for database in (first, other):
+        database.save(b"key", b"value")
+    assert set(real.fetch(b"key")) == set(first.fetch(b"key")) == {b"value"}
+    assert not set(own.fetch(b"key"))
+    assert not set(other.fetch(b"key"))
