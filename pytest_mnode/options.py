@@ -19,7 +19,7 @@ from pytest_mnode.option_texts import Given
 RUN: pytest.StashKey[Any] = pytest.StashKey()
 """Where a config keeps its run (controller.session.Run), once there is one."""
 
-LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm")
+LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm", "kubernetes")
 REUSE = ("warm", "group", "fresh")
 NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
@@ -58,6 +58,11 @@ class Settings:
     launcher: str = "auto"
     hostfile: Path | None = None
     slurm_args: tuple[str, ...] = ()
+    k8s_context: str = ""
+    k8s_namespace: str = ""
+    k8s_template: Path | None = None
+    k8s_image: str = ""
+    k8s_wait_s: float = 300.0
     python: str = ""
     shared_dir: Path | None = None
     discover: Path | None = None
@@ -85,9 +90,10 @@ OPTIONS = {  # by field of Settings
         option_texts.count,
     ),
     "launcher": _Option(
-        "launcher", "auto|local|rack|ssh|slurm",
-        "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, else "
-        "the rack, or plain processes (local) where namespaces are not allowed",
+        "launcher", "auto|local|rack|ssh|slurm|kubernetes",
+        "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, "
+        "kubernetes with a context or inside a pod, else the rack, or plain processes (local) "
+        "where namespaces are not allowed",
         option_texts.choice(LAUNCHERS), initial="auto",
     ),
     "hostfile": _Option(
@@ -101,9 +107,37 @@ OPTIONS = {  # by field of Settings
         "used only outside an allocation",
         option_texts.words, see="slurm.md",
     ),
+    "k8s_context": _Option(
+        "k8s-context", "NAME",
+        "the context of your kubeconfig whose Kubernetes gives the nodes",
+        option_texts.text, see="kubernetes.md",
+    ),
+    "k8s_namespace": _Option(
+        "k8s-namespace", "NAME",
+        "the namespace of the run's pods (default: the context's)",
+        option_texts.text, see="kubernetes.md",
+    ),
+    "k8s_template": _Option(
+        "k8s-template", "FILE",
+        "manifest of the run's pods: a Pod, PodTemplate, Job, JobSet, TrainJob, PyTorchJob or a "
+        "Job of Volcano; command, names and count are filled in, all else is kept",
+        option_texts.path, see="kubernetes.md",
+    ),
+    "k8s_image": _Option(
+        "k8s-image", "IMAGE",
+        "image of the run's pods where no template is given (default: that of the pod in which "
+        "pytest runs)",
+        option_texts.text, see="kubernetes.md",
+    ),
+    "k8s_wait_s": _Option(
+        "k8s-wait", "SECONDS",
+        "how long pods may take until they run, images and queues included",
+        option_texts.seconds, initial="300", see="kubernetes.md",
+    ),
     "python": _Option(
         "python", "PATH",
-        "the Python on the nodes of ssh and slurm (default: this one)",
+        "the Python on the nodes of ssh, slurm (default: this one) and kubernetes (default: "
+        "python3)",
         option_texts.text,
     ),
     "shared_dir": _Option(

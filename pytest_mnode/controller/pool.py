@@ -38,6 +38,9 @@ class Address:
     keys: Keys
 
 
+LOOPBACK = "127.0.0.1"
+
+
 def backend_of(settings: Settings, spec: Spec) -> str:
     """Backend of process groups; auto: nccl where the spec promises accelerators, else gloo."""
     if settings.backend != "auto":
@@ -125,6 +128,9 @@ def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
     """Where each node finds the hub, where nodes are other machines."""
     if launcher.shared_kernel:
         return {}
+    if launcher.relays:
+        ports = launcher.relay(switchboard.listen([LOOPBACK]))
+        return {name: address.endpoint(LOOPBACK, port) for name, port in ports.items()}
     here = {node.name: address.towards(node.address) for node in launcher.nodes}
     port = switchboard.listen(sorted(set(here.values())))
     return {name: address.endpoint(ours, port) for name, ours in here.items()}

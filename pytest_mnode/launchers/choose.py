@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import read_hostfile
+from pytest_mnode.launchers.kubernetes.api import in_pod
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.rack import Layout, Link, Rack
@@ -29,12 +31,25 @@ class RemoteOptions:
     slurm_args: tuple[str, ...] = ()
     python: str = ""
     shared_dir: Path | None = None
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
 
     @classmethod
     def of(cls, settings: Settings, root: Path) -> Self:
         """The part of the settings that concerns such nodes."""
+        kubernetes = KubernetesOptions(
+            settings.k8s_context,
+            settings.k8s_namespace,
+            settings.k8s_template,
+            settings.k8s_image,
+            settings.k8s_wait_s,
+        )
         return cls(
-            root, settings.hostfile, settings.slurm_args, settings.python, settings.shared_dir
+            root,
+            settings.hostfile,
+            settings.slurm_args,
+            settings.python,
+            settings.shared_dir,
+            kubernetes,
         )
 
 
@@ -72,6 +87,9 @@ def choose(
     if by_ssh(wanted, elsewhere.hostfile):
         why = "asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}"
         return _ssh(nodes, spec, cleanup_dirs[0], elsewhere), why
+    if wanted == "kubernetes" or (wanted == "auto" and (elsewhere.kubernetes.given or in_pod())):
+        why = elsewhere.kubernetes.given or "inside of a pod" if wanted == "auto" else "asked for"
+        return _kubernetes(nodes, spec, cleanup_dirs[0], elsewhere), why
     if wanted == "local":
         return Local(nodes), "asked for"
     reason = Rack.unavailable()
@@ -90,6 +108,9 @@ def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: RemoteOptions) -> 
     a hostfile may be in an ini file.
     """
     file, args = elsewhere.hostfile, elsewhere.slurm_args
+    kubernetes = elsewhere.kubernetes.given
+    if kubernetes and (wanted not in ("auto", "kubernetes") or in_job or file is not None):
+        return f"{kubernetes}: other nodes are used; give --mnode-launcher=kubernetes"
     if file is not None and wanted in ("rack", "local", "slurm"):
         return (
             f"--mnode-hostfile={file}: --mnode-launcher={wanted} uses other nodes; leave one of "
@@ -116,6 +137,20 @@ def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> La
         nodes,
         spec,
         elsewhere.slurm_args,
+        run_dir=run_dir,
+        root=elsewhere.root,
+        shared_dir=elsewhere.shared_dir,
+        python=elsewhere.python,
+    )
+
+
+def _kubernetes(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Launcher:
+    from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
+
+    return Kubernetes(
+        nodes,
+        spec,
+        elsewhere.kubernetes,
         run_dir=run_dir,
         root=elsewhere.root,
         shared_dir=elsewhere.shared_dir,

@@ -58,6 +58,8 @@ class Launcher:
     shared_dir: Path | None = None
     """A directory that all nodes and this machine see, known after `start`; None where there is
     none, and where the kernel is shared."""
+    relays = False
+    """Nodes cannot connect to this machine, and `relay` brings their connections here."""
     unused: Sequence[str] = ()
     """Names of hosts that the user gave and the run does not need."""
     job_id: int | None = None
@@ -90,6 +92,13 @@ class Launcher:
         """CPUs for local ranks 0, 1, … of a node, from the start where there are more ranks; empty
         CPUs leave a rank unbound. None: ranks are bound as --mnode-numa-bind says."""
         return None
+
+    def relay(self, port: int) -> dict[str, int]:  # noqa: ARG002
+        """By node, the port of its loopback that leads to this port of this machine's loopback.
+
+        Raises ClusterError.
+        """
+        raise ClusterError(f"{self.name}: nodes connect to this machine themselves")
 
     def ask(self, request: LauncherRequest) -> Any:
         """Do what is asked. Raises ClusterError where this launcher cannot, or it fails."""

@@ -139,17 +139,23 @@ class Connections:
         self.start, self.close = self._daemon.start, self._daemon.close
 
     def connect(
-        self, masters: Mapping[str, tuple[Sequence[str], str]], limit_s: float
+        self,
+        masters: Mapping[str, tuple[Sequence[str], str]],
+        limit_s: float,
+        end_s: float = 1.0,
     ) -> dict[str, str]:
         """Run these programs, each of which makes a socket when its connection is up, and wait.
 
-        masters: (argv, path of the socket) by host. Returns the reasons of those that failed.
+        masters: (argv, path of the socket) by host. end_s: how long they may take to end. Returns
+        the reasons of those that failed.
         """
         with self._news:
             for name in masters:
                 self._held[name] = _Connection()
         for name, (argv, path) in masters.items():
-            self._daemon.order(connect=name, argv=list(argv), socket=path, within_s=limit_s)
+            self._daemon.order(
+                connect=name, argv=list(argv), socket=path, within_s=limit_s, end_s=end_s
+            )
         held = [self._held[name] for name in masters]
         with self._news:
             self._news.wait_for(lambda: all(one.answered for one in held), limit_s + _SLACK_S)

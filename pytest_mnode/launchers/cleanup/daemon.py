@@ -103,10 +103,10 @@ class Daemon:
                 self.remove = paths
             case {"close": paths}:
                 self.remove, self.closed = paths, True
-            case {"connect": name, "argv": argv, "socket": path, "within_s": within_s}:
+            case {"connect": name, "argv": argv, "socket": path, **limits}:
                 if self.ssh is None:
                     self.tasks["ssh"] = self.ssh = SshConnections(self.tell)
-                self.ssh.connect(name, argv, Path(path), within_s)
+                self.ssh.connect(name, argv, Path(path), **limits)
             case {"disconnect": name} if self.ssh is not None:
                 self.ssh.disconnect(name)
             case {"allocate": name, "argv": argv}:

@@ -31,12 +31,13 @@ _CLOSED = ("Connection closed by ", "Connection reset by ")
 class Connection:
     """ssh as the master of one connection.
 
-    program: None while it waits to be tried again, from `since` on.
+    program: None while it waits to be tried again, from `since` on. end_s: see _end.
     """
 
     argv: Sequence[str]
     socket: Path
     until: float
+    end_s: float = END_S
     program: subprocess.Popen[bytes] | None = None
     up: bool = False
     tries: int = 0
@@ -101,9 +102,11 @@ class SshConnections:
     def descriptors(self) -> Iterable[int]:
         return ()
 
-    def connect(self, name: str, argv: Sequence[str], socket: Path, within_s: float) -> None:
+    def connect(
+        self, name: str, argv: Sequence[str], socket: Path, within_s: float, end_s: float = END_S
+    ) -> None:
         self.disconnect(name)
-        self.held[name] = Connection(argv, socket, time.monotonic() + within_s)
+        self.held[name] = Connection(argv, socket, time.monotonic() + within_s, end_s)
         self._start(name)
 
     def disconnect(self, name: str) -> None:
@@ -167,7 +170,7 @@ def _end(connections: Sequence[Connection]) -> None:
     running = [one for one in connections if one.program is not None]
     for one in running:
         one.signal(signal.SIGTERM)
-    end = time.monotonic() + END_S
+    end = time.monotonic() + max((one.end_s for one in running), default=0.0)
     while not all(one.ended() for one in running) and time.monotonic() < end:
         time.sleep(POLL_S)
     for one in running:

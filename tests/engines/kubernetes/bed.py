@@ -52,8 +52,8 @@ class KubernetesOnRack(OnRack):
 
     def __init__(self, nodes: int = COMPUTE_NODES) -> None:
         super().__init__("k8s", nodes)
-        self.env = {"PATH": programs.path()}
         self.kubeconfig = self.directory / "admin.conf"
+        self.env = {"PATH": programs.path(), "KUBECONFIG": str(self.kubeconfig)}
 
     def __enter__(self) -> KubernetesOnRack:
         try:
@@ -238,6 +238,21 @@ class KubernetesOnRack(OnRack):
                 **spec,
             },
         }
+
+    def launch(self, directory: Path, **spec: Any) -> list[str]:
+        """Options of a run in pods with this machine's programs. spec: of the pod template."""
+        template = directory / "pods.json"
+        pod = self.pod("unnamed", "true", **spec)
+        pod["spec"]["volumes"].append({"name": "tests", "hostPath": {"path": str(directory)}})
+        [container] = pod["spec"]["containers"]
+        container["volumeMounts"].append({"name": "tests", "mountPath": str(directory)})
+        template.write_text(json.dumps(pod))
+        return [
+            "--mnode-launcher=kubernetes",
+            "--mnode-k8s-context=bed",
+            f"--mnode-k8s-template={template}",
+            f"--mnode-python={sys.executable}",
+        ]
 
     def apply(self, *manifests: dict[str, Any]) -> None:
         """Create objects, as the cluster's administrator."""

@@ -134,7 +134,7 @@ def build() -> None:
 
 
 def _build(module: Module) -> None:
-    work = module.bin.with_suffix(".build")
+    work = module.bin.with_name(f"{module.bin.name}.build")
     shutil.rmtree(work, ignore_errors=True)
     (work / "bin").mkdir(parents=True)
     (work / "go.mod").write_text(_go_mod(module))

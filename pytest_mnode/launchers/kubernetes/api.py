@@ -1,0 +1,195 @@
+"""The API server of a context, or of the cluster that this process runs in.
+
+The official client reads the configuration: contexts, tokens, certificates, credential plugins.
+Objects are the server's own JSON, whatever its version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from pytest_mnode.errors import ClusterError, UsageError
+
+IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+REQUEST_S = 20.0
+WATCH_S = 300.0
+"""After so long the server ends a watch, and it is begun again."""
+INSTALL = "pip install 'pytest-mnode[kubernetes]'"
+
+
+def in_pod() -> bool:
+    """Whether this process is in a pod with a service account."""
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (IN_POD / "token").exists()
+
+
+class ApiError(ClusterError):
+    """The API server refused, with its own reason. status: of HTTP; 0 where it was not reached."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Api:
+    """Thread-safe. namespace: given, else the context's, else that of this process's pod."""
+
+    def __init__(self, context: str = "", namespace: str = "", scratch: str = "") -> None:
+        """scratch: a directory for certificates. Raises UsageError."""
+        try:
+            import urllib3
+            from kubernetes import client, config
+        except ImportError as error:
+            raise UsageError(
+                f"Kubernetes needs the Python package {error.name}: {INSTALL}"
+            ) from None
+        self._settings = client.Configuration()
+        self._settings.retries = 0
+        try:
+            if context or not in_pod():
+                config.load_kube_config(  # type: ignore[no-untyped-call]
+                    context=context or None,
+                    client_configuration=self._settings,
+                    temp_file_path=scratch or None,
+                )
+                found = _namespace_of(context)
+            else:
+                config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=self._settings
+                )
+                found = (IN_POD / "namespace").read_text().strip()
+        except config.ConfigException as error:
+            named = f"--mnode-k8s-context={context}: " if context else ""
+            raise UsageError(f"{named}no way to a Kubernetes: {_line(error)}") from None
+        self.namespace = namespace or found
+        tls = self.tls()
+        options: dict[str, Any] = {"ssl_context": tls} if tls else {}
+        self._pool = urllib3.PoolManager(maxsize=4, retries=False, **options)
+
+    @property
+    def host(self) -> str:
+        """Such as https://10.0.0.1:6443."""
+        return str(self._settings.host).rstrip("/")
+
+    def tls(self) -> ssl.SSLContext | None:
+        """As the configuration demands; None for a server without TLS."""
+        if not self.host.startswith("https"):
+            return None
+        found = ssl.create_default_context(cafile=self._settings.ssl_ca_cert or None)
+        # Authorities of clusters are often made without the extensions that strict checks want.
+        found.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+        if not self._settings.verify_ssl:
+            found.check_hostname, found.verify_mode = False, ssl.CERT_NONE
+        if self._settings.cert_file:
+            found.load_cert_chain(self._settings.cert_file, self._settings.key_file)
+        return found
+
+    def headers(self) -> dict[str, str]:
+        """Credentials, made anew where they run out."""
+        settings: Mapping[str, Any] = self._settings.auth_settings()
+        return {
+            setting["key"]: setting["value"]
+            for setting in settings.values()
+            if setting["in"] == "header" and setting["value"]
+        }
+
+    def path(self, kind: str, api: str = "v1", name: str = "", more: str = "") -> str:
+        """Path of objects in the namespace: `kind` in plural, api as "batch/v1"."""
+        root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+        tail = "".join(f"/{part}" for part in (name, more) if part)
+        return f"{root}/namespaces/{quote(self.namespace)}/{kind}{tail}"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        limit_s: float = REQUEST_S,
+    ) -> Any:
+        """The server's answer, decoded. Raises ApiError with its reason."""
+        with self._send(method, path, body, query, limit_s) as response:
+            return json.loads(response.data or b"null")
+
+    def watch(self, path: str, query: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+        """(type, object) of what happens from now on; ends when the server ends the watch.
+
+        Begins with an ADDED for each object there is. Raises ApiError.
+        """
+        told = {**query, "watch": "true", "timeoutSeconds": f"{WATCH_S:.0f}"}
+        import urllib3
+
+        with self._send("GET", path, None, told, WATCH_S + REQUEST_S) as response:
+            try:
+                for line in _lines(response):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise ApiError(event["object"].get("code", 0), _message(event["object"]))
+                    yield event["type"], event["object"]
+            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                raise ApiError(0, _line(error)) from None
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str] | None,
+        limit_s: float,
+    ) -> Any:
+        import urllib3
+
+        url = f"{self.host}{path}{'?' * bool(query)}{urlencode(query or {})}"
+        headers = {"Accept": "application/json", **self.headers()}
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+        limits = urllib3.Timeout(connect=REQUEST_S, read=limit_s)
+        try:
+            response = self._pool.request(
+                method, url, body=data, headers=headers, timeout=limits, preload_content=False
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, f"{self.host} was not reached: {_line(error)}") from None
+        if response.status >= 400:
+            with response:
+                raise ApiError(response.status, refusal(response.status, response.data))
+        return response
+
+
+def refusal(status: int, body: bytes) -> str:
+    """The API server's reason for a refusal, in one line."""
+    try:
+        return _message(json.loads(body))
+    except (ValueError, AttributeError):
+        text = " ".join(body.decode(errors="replace").split())
+        return f"HTTP status {status}{': ' * bool(text)}{text[:300]}"
+
+
+def _message(status: Mapping[str, Any]) -> str:
+    return " ".join(str(status.get("message") or status.get("reason") or "no reason").split())
+
+
+def _lines(response: Any) -> Iterator[bytes]:
+    data = b""
+    for chunk in response.stream(None):
+        *whole, data = (data + chunk).split(b"\n")
+        yield from (line for line in whole if line)
+
+
+def _namespace_of(context: str) -> str:
+    from kubernetes import config
+
+    contexts, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+    chosen = next((c for c in contexts if c["name"] == context), active)
+    return str(chosen.get("context", {}).get("namespace") or "default")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

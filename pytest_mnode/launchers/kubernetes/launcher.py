@@ -1,0 +1,282 @@
+"""Nodes that are pods: one per node of a Kubernetes, made for the run and deleted with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.cleanup.client import Connections
+from pytest_mnode.launchers.kubernetes import pod_exec, pod_wait
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod
+from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+from pytest_mnode.launchers.kubernetes.manifest import default_template
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.node import Node, count
+from pytest_mnode.launchers.remote import bootstrap
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.run_all import unusable_nodes
+from pytest_mnode.spec import Spec
+
+SILENCE_S = 120.0
+"""A pod whose run has not been heard of for so long ends."""
+CONNECT_S = 40.0
+RELAY_S = 45.0
+DELETE_S = 9.0
+_SLACK_S = 10.0
+_BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
+
+
+class Kubernetes(RemoteLauncher):
+    """Pods of one namespace, through the API server alone. Thread-safe. See RemoteLauncher."""
+
+    name = "kubernetes"
+    relays = True
+
+    def __init__(
+        self,
+        nodes: int,
+        spec: Spec,
+        options: KubernetesOptions,
+        *,
+        run_dir: str,
+        root: Path,
+        shared_dir: Path | None = None,
+        python: str = "",
+    ) -> None:
+        # An image has its Python in PATH; a run in a pod has the image of its own pod.
+        python = python or (sys.executable if in_pod() else "python3")
+        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        self._options = options
+        self._count = nodes
+        self._run_id = uuid.uuid4().hex[:10]
+        self._socket = str(Path(run_dir) / "kube")
+        self._connections = Connections(self._bridge_ended)
+        self._manifest = self._read_manifest()
+        self._lost: dict[str, str] = {}
+        self._relay_ports: dict[str, int] | None = None
+        self._news = threading.Condition()
+        self._closed = False
+        self._events: socket.socket | None = None
+
+    def start(self) -> None:
+        """Create the pods, wait until they run, have each report. Raises ClusterError."""
+        try:
+            daemon_pid = self._connections.start(self._prepare())
+            settings = Path(self._run_dir) / "bridge.json"
+            settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
+            argv = [sys.executable, "-m", _BRIDGE, str(settings), self._socket]
+            problems = self._connections.connect(
+                {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
+            )
+            if problems:
+                raise ClusterError(f"kubernetes: {problems[self.name]}")
+            events = self._listen()
+            pods = self._await_pods(events)
+            exec_by = [sys.executable, "-S", "-E", "-s", pod_exec.__file__, self._socket]
+            there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+            self._write_config(daemon_pid, {host: [*exec_by, host, *there] for host in pods})
+            reports, problems = self._reports(list(pods))
+            if problems:
+                named = {_shown(pods[host]): why for host, why in problems.items()}
+                raise unusable_nodes(named, len(pods), "kubernetes")
+            # A pod's host name is not what the operator calls the node.
+            reports = {
+                host: dataclasses.replace(reports[host], hostname=pod["node"])
+                for host, pod in pods.items()
+            }
+            addresses = {host: pod["address"] for host, pod in pods.items()}
+            self.nodes = self._nodes_from(reports, addresses, "kubernetes")
+            assert self._shared is not None
+            self.shared_dir = self._shared.settle(reports)
+        except BaseException:
+            self.close()
+            raise
+        self._watchers.start()
+        threading.Thread(
+            target=self._hear, args=(events,), name="kubernetes-events", daemon=True
+        ).start()
+
+    def relay(self, port: int) -> dict[str, int]:
+        """See Launcher."""
+        with self._news:
+            self._ask_bridge({"relay": port})
+            self._news.wait_for(lambda: self._relay_ports is not None or self._closed, RELAY_S)
+            if self._relay_ports is None:
+                raise ClusterError(f"kubernetes: no way from pods to here within {RELAY_S:g} s")
+            ports = self._relay_ports
+        names = {host: name for name, host in self._hosts_by_name.items()}
+        if lost := [f"\n  {name}: {self._lost[h]}" for h, name in names.items() if h not in ports]:
+            raise ClusterError(f"kubernetes: no way from pods to here:{''.join(lost)}")
+        return {names[host]: port for host, port in ports.items()}
+
+    # What the user gave.
+
+    def _read_manifest(self) -> dict[str, Any]:
+        """Raises UsageError."""
+        path = self._options.template
+        if path is None:
+            image = self._options.image or self._own_image()
+            gpus = self._spec.accelerators.per_node
+            return default_template(image, {"nvidia.com/gpu": str(gpus)} if gpus else {})
+        where = f"--mnode-k8s-template={path}"
+        try:
+            documents = [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise UsageError(f"{where}: no YAML: {' '.join(str(error).split())}") from None
+        if len(documents) != 1 or not isinstance(documents[0], dict):
+            raise UsageError(f"{where}: {len(documents)} objects in it; accepted: one")
+        return documents[0]
+
+    def _own_image(self) -> str:
+        """The image of the pod that this process is in. Raises UsageError."""
+        remedy = "give --mnode-k8s-template=FILE, or --mnode-k8s-image=IMAGE"
+        if not in_pod():
+            raise UsageError(f"--mnode-launcher=kubernetes: which image? {remedy}")
+        try:
+            api = Api(self._options.context, self._options.namespace)
+            pod = api.request("GET", api.path("pods", name=socket.gethostname()))
+        except ApiError as error:
+            raise UsageError(f"the image of this pod is not known: {error}; {remedy}") from None
+        return str(pod["spec"]["containers"][0]["image"])
+
+    def _bridge_settings(self) -> BridgeSettings:
+        alive = f"/tmp/.mnode-{self._run_id}"
+        text = Path(pod_wait.__file__).read_text()
+        return BridgeSettings(
+            context=self._options.context,
+            namespace=self._options.namespace,
+            manifest=self._manifest,
+            run_id=self._run_id,
+            nodes=self._count,
+            python=self.python,
+            wait=[self.python, "-I", "-S", "-c", text, alive, f"{SILENCE_S:g}"],
+            wait_s=self._options.wait_s,
+            alive=alive,
+            scratch=self._run_dir,
+        )
+
+    # What the bridge reports.
+
+    def _listen(self) -> Iterator[Mapping[str, Any]]:
+        self._events = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._events.connect(self._socket)
+        self._ask_bridge({"events": True})
+        return (json.loads(line) for line in self._events.makefile("rb"))
+
+    def _ask_bridge(self, order: Mapping[str, Any]) -> None:
+        assert self._events is not None
+        try:
+            self._events.sendall(json.dumps(order).encode() + b"\n")
+        except OSError as error:
+            raise ClusterError(f"kubernetes: the bridge has ended: {error.strerror}") from None
+
+    def _await_pods(self, events: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
+        assert self._events is not None
+        end = time.monotonic() + self._options.wait_s + _SLACK_S
+        self._events.settimeout(self._options.wait_s + _SLACK_S)
+        problem = ""
+        try:
+            for event in events:
+                match event:
+                    case {"pods": pods}:
+                        self._check_apart(pods)
+                        self._events.settimeout(None)
+                        return dict(pods)
+                    case {"failed": reasons}:
+                        raise unusable_nodes(reasons, self._count, self.name)
+                    case {"problem": why}:
+                        problem = f": {why}"
+                if time.monotonic() > end:
+                    break
+        except TimeoutError:
+            pass
+        raise ClusterError(f"kubernetes: {count(self._count, 'pod')} did not run{problem}")
+
+    def _check_apart(self, pods: Mapping[str, Mapping[str, str]]) -> None:
+        """One pod per node. Raises ClusterError."""
+        by_node: dict[str, str] = {}
+        for pod in pods.values():
+            if (first := by_node.setdefault(pod["node"], pod["pod"])) != pod["pod"]:
+                raise ClusterError(
+                    f"kubernetes: pods {first} and {pod['pod']} are both on {pod['node']}; a run "
+                    "needs one pod per node: leave podAntiAffinity to it"
+                )
+
+    def _hear(self, events: Iterator[Mapping[str, Any]]) -> None:
+        try:
+            for event in events:
+                self._note(event)
+        except (OSError, ValueError):
+            pass
+        with self._news:
+            self._news.notify_all()
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        names = {host: name for name, host in self._hosts_by_name.items()}
+        with self._news:
+            match event:
+                case {"relays": ports}:
+                    self._relay_ports = ports
+                case {"lost": host, "why": why}:
+                    self._lost.setdefault(host, why)
+                case {"back": host, "node": node} if names.get(host) == node:
+                    self._lost.pop(host, None)
+                case {"back": host, "node": node, "pod": pod}:
+                    self._lost[host] = f"its pod's successor {pod} is on {node}"
+            self._news.notify_all()
+        if "lost" in event and event["lost"] in names and not self._closed:
+            self._watchers.lost(names[event["lost"]], event["why"])
+
+    def _bridge_ended(self, _: str, why: str) -> None:
+        for name, host in self._hosts_by_name.items():
+            self._lost.setdefault(host, f"the way to the API server ended: {why}")
+            self._watchers.lost(name, self._lost[host])
+
+    # See RemoteLauncher.
+
+    def _why_gone(self, node: Node) -> str | None:
+        return "the run is over" if self._closed else self._lost.get(self._host_of(node.name))
+
+    def _went_off(self, node: Node) -> None:
+        self._lost[self._host_of(node.name)] = POWERED_OFF
+
+    def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
+        host = self._host_of(node.name)
+        if why := self._lost.get(host):
+            return why
+        _, problems = self._reports([host])
+        return problems.get(host)
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """See Launcher. The bridge deletes the object, and with it the pods."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watchers.close()
+        try:
+            self._connections.close()
+        finally:
+            if self._events is not None:
+                self._events.close()
+            if self._shared is not None:
+                self._shared.remove()
+
+
+def _shown(pod: Mapping[str, str]) -> str:
+    return f"{pod['node']} ({pod['pod']})"

@@ -1,0 +1,182 @@
+"""The object that brings a run's pods up: the user's manifest, or an Indexed Job. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mnode.errors import UsageError
+
+RUN_LABEL = "pytest-mnode/run"
+"""On the object and on its pods; its value is the run's id."""
+CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
+HOST_NAME = "kubernetes.io/hostname"
+MOST_RUN_S = 24 * 3600
+"""A run that has not ended by then is ended by the API server (activeDeadlineSeconds)."""
+KEPT_S = 60
+"""How long a Job that is over stays (ttlSecondsAfterFinished), where nobody deletes it."""
+KINDS = "Pod, PodTemplate, Job, JobSet, TrainJob, PyTorchJob, or a Job of Volcano"
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodsOfRun:
+    """The object to create, and how to find its pods.
+
+    selector: labels of the pods. container: whose container commands run in; None: the first.
+    """
+
+    manifest: Manifest
+    selector: str
+    container: str | None
+
+    @property
+    def kind(self) -> str:
+        return str(self.manifest["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+
+def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
+    """A pod for a node of the cluster, where the user gives no manifest."""
+    container: Manifest = {"name": "node", "image": image}
+    if resources:
+        container["resources"] = {"limits": dict(resources), "requests": dict(resources)}
+    return {"kind": "PodTemplate", "template": {"spec": {"containers": [container]}}}
+
+
+def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[str]) -> PodsOfRun:
+    """What to create for a run. Everything that the manifest says is kept.
+
+    given: the user's manifest. run_id: as a label's value. wait: the command of each pod's main
+    process. Raises UsageError for a manifest without pods.
+    """
+    manifest = _as_workload(copy.deepcopy(dict(given)), run_id)
+    kind = manifest.get("kind")
+    metadata = manifest.setdefault("metadata", {})
+    metadata.pop("generateName", None)
+    metadata["name"] = f"mnode-{run_id}"
+    metadata.setdefault("labels", {})[RUN_LABEL] = run_id
+    templates = list(_templates(manifest.get("spec", {})))
+    if kind == "TrainJob":
+        _train(manifest["spec"], nodes, wait)
+        selector = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
+        return PodsOfRun(manifest, selector, "node")
+    if not templates:
+        raise UsageError(f"kind {kind}: no pod template in it; accepted: {KINDS}")
+    for template in templates:
+        _fill(template, run_id, wait)
+    _set_count(manifest, nodes)
+    return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", _container(templates[0]))
+
+
+def _as_workload(manifest: Manifest, run_id: str) -> Manifest:
+    """An Indexed Job around a pod or a pod's template; everything else as it is."""
+    kind = manifest.get("kind")
+    if kind == "Pod":
+        template = {"metadata": manifest.get("metadata", {}), "spec": manifest.get("spec", {})}
+        template["metadata"].pop("name", None)
+    elif kind == "PodTemplate":
+        template = manifest.get("template", {})
+    else:
+        return manifest
+    labels = template.get("metadata", {}).get("labels", {})
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"mnode-{run_id}", "labels": dict(labels)},
+        "spec": {"template": template},
+    }
+
+
+def _templates(found: object) -> Iterator[Manifest]:
+    """Every pod template in an object."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if key == "template" and isinstance(value, dict) and _has_containers(value):
+                yield value
+            else:
+                yield from _templates(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from _templates(value)
+
+
+def _has_containers(template: Manifest) -> bool:
+    return bool(isinstance(template.get("spec"), dict) and template["spec"].get("containers"))
+
+
+def _container(template: Manifest) -> str | None:
+    """The container in which commands run: the annotated one, else the first."""
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    containers = template["spec"]["containers"]
+    name: str | None = annotations.get(CONTAINER_ANNOTATION, containers[0].get("name"))
+    return name
+
+
+def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
+    """Our label, the command that waits, and one pod per node."""
+    template.setdefault("metadata", {}).setdefault("labels", {})[RUN_LABEL] = run_id
+    spec = template["spec"]
+    name = _container(template)
+    main = next(c for c in spec["containers"] if c.get("name") == name)
+    main["command"] = wait
+    main.pop("args", None)
+    spec.setdefault("restartPolicy", "Never")
+    spec.setdefault("terminationGracePeriodSeconds", 2)
+    spec.setdefault("enableServiceLinks", False)
+    selector = {"matchLabels": {RUN_LABEL: run_id}}
+    apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
+    required = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
+    required.append({"topologyKey": HOST_NAME, "labelSelector": selector})
+
+
+def _set_count(manifest: Manifest, nodes: int) -> None:
+    """As many pods as the run has nodes, in the way of each kind."""
+    spec, kind = manifest["spec"], manifest["kind"]
+    if kind == "Job" and "tasks" in spec:  # Volcano's
+        first, *others = spec["tasks"]
+        first["replicas"] = nodes - sum(task.get("replicas", 1) for task in others)
+        spec["minAvailable"] = nodes
+        spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
+    elif kind == "Job":
+        _set_job(spec, nodes)
+    elif kind == "JobSet":
+        first = spec["replicatedJobs"][0]
+        first["replicas"] = 1
+        _set_job(first["template"]["spec"], nodes, own_end=False)
+        spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
+    elif kind == "PyTorchJob":
+        replicas = spec["pytorchReplicaSpecs"]
+        master = replicas.get("Master", {}).get("replicas", 1) if "Master" in replicas else 0
+        if nodes > master:
+            replicas.setdefault("Worker", copy.deepcopy(replicas.get("Master")))
+            replicas["Worker"]["replicas"] = nodes - master
+        else:
+            replicas.pop("Worker", None)
+        policy = spec.setdefault("runPolicy", {})
+        policy.setdefault("activeDeadlineSeconds", MOST_RUN_S)
+        policy.setdefault("ttlSecondsAfterFinished", KEPT_S)
+    else:
+        raise UsageError(f"kind {kind}: not known; accepted: {KINDS}")
+
+
+def _set_job(spec: Manifest, nodes: int, *, own_end: bool = True) -> None:
+    spec["parallelism"] = spec["completions"] = nodes
+    spec["completionMode"] = "Indexed"
+    # A pod whose node was lost is replaced; the run says what was lost.
+    spec.setdefault("backoffLimit", 1000)
+    spec.setdefault("activeDeadlineSeconds", MOST_RUN_S)
+    if own_end:
+        spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
+
+
+def _train(spec: Manifest, nodes: int, wait: list[str]) -> None:
+    trainer = spec.setdefault("trainer", {})
+    trainer["numNodes"] = nodes
+    trainer["command"] = wait
+    trainer.pop("args", None)

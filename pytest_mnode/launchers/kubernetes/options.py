@@ -1,0 +1,25 @@
+"""What the user says of a Kubernetes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """context, namespace, image: "" where not given. template: file of a manifest. wait_s: how
+    long pods may take until they run."""
+
+    context: str = ""
+    namespace: str = ""
+    template: Path | None = None
+    image: str = ""
+    wait_s: float = 300.0
+
+    @property
+    def given(self) -> str | None:
+        """The first option that names a Kubernetes; None: there is none."""
+        named = {"context": self.context, "namespace": self.namespace, "image": self.image,
+                 "template": self.template}  # fmt: skip
+        return next((f"--mnode-k8s-{n}={value}" for n, value in named.items() if value), None)

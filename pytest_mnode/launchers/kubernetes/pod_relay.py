@@ -1,0 +1,109 @@
+"""In a pod: brings connections to a port of its loopback to the controller, over one exec stream.
+
+Only the standard library; its text is the argument of the pod's Python, with the file to touch
+while the run lives, and the port (0: any). Prints the port in its first frame. Frames are a
+connection's number and a length of four bytes each, and that many bytes; length 0 closes the
+connection. Number 0 is a sign of life. Ends with its standard input.
+"""
+
+import os
+import select
+import socket
+import struct
+import sys
+
+HEADER = struct.Struct(">II")
+CHUNK_BYTES = 1 << 16
+MOST_BYTES = 1 << 20
+
+
+class PodRelay:
+    """Connections by number, each with what waits to be sent to it."""
+
+    def __init__(self, alive: str, port: int) -> None:
+        self.alive = alive
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.to_run, self.from_run = bytearray(), bytearray()
+        self.connections: dict[int, socket.socket] = {}
+        self.waiting: dict[int, bytearray] = {}
+        self.made = 0
+        os.set_blocking(1, False)
+        self.send(0, str(self.listener.getsockname()[1]).encode())
+
+    def send(self, number: int, data: bytes) -> None:
+        self.to_run += HEADER.pack(number, len(data)) + data
+
+    def close(self, number: int) -> None:
+        self.connections.pop(number).close()
+        del self.waiting[number]
+
+    def turn(self) -> bool:
+        """Wait for something to do, and do it; False at the end of input."""
+        fds = {c.fileno(): number for number, c in self.connections.items()}
+        reading = [0]
+        if len(self.to_run) < MOST_BYTES:
+            reading += [self.listener.fileno(), *fds]
+        writing = [fd for fd, number in fds.items() if self.waiting[number]]
+        writing += [1] if self.to_run else []
+        ready, able, _ = select.select(reading, writing, [])
+        if 1 in able:
+            del self.to_run[: os.write(1, self.to_run[:CHUNK_BYTES])]
+        if 0 in ready and not self.read_run():
+            return False
+        if self.listener.fileno() in ready:
+            self.accept()
+        for fd in {*ready, *able} & fds.keys():
+            if fds[fd] in self.connections:
+                self.serve(fds[fd], fd in ready, fd in able)
+        return True
+
+    def read_run(self) -> bool:
+        """Take whole frames of the run; False at its end."""
+        data = os.read(0, CHUNK_BYTES)
+        self.from_run += data
+        while len(self.from_run) >= HEADER.size:
+            number, length = HEADER.unpack_from(self.from_run)
+            end = HEADER.size + length
+            if len(self.from_run) < end:
+                break
+            payload = self.from_run[HEADER.size : end]
+            del self.from_run[:end]
+            if number == 0:
+                self.touch()
+            elif number in self.connections and length:
+                self.waiting[number] += payload
+            elif number in self.connections:
+                self.close(number)
+        return bool(data)
+
+    def touch(self) -> None:
+        with open(self.alive, "a"):  # noqa: PTH123  pathlib would cost its import
+            os.utime(self.alive)
+
+    def accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.made += 1
+        self.connections[self.made], self.waiting[self.made] = connection, bytearray()
+
+    def serve(self, number: int, ready: bool, able: bool) -> None:
+        connection, waiting = self.connections[number], self.waiting[number]
+        try:
+            if able:
+                del waiting[: connection.send(waiting[:CHUNK_BYTES])]
+            data = connection.recv(CHUNK_BYTES) if ready else None
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data is not None:
+            self.send(number, data)
+        if data == b"":
+            self.close(number)
+
+
+if __name__ == "__main__":
+    relay = PodRelay(sys.argv[1], int(sys.argv[2]))
+    while relay.turn():
+        pass

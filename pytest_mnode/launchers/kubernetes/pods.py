@@ -1,0 +1,107 @@
+"""What the API server says of a pod, as a value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+_HOPELESS = {
+    "CreateContainerConfigError",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "RunContainerError",
+    "StartError",
+}
+"""Reasons of a container that waits or ended which no waiting mends."""
+_SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A pod.
+
+    index: of its Job; None where its kind gives none. ready: its main process runs. problem: why it
+    is not, in the words of scheduler or kubelet; "" where nothing was said. hopeless: waiting does
+    not mend it. over: why it will not run any more; "" while it may.
+    """
+
+    name: str
+    uid: str
+    index: int | None
+    node: str
+    address: str
+    ready: bool
+    problem: str
+    hopeless: bool
+    over: str
+
+    @classmethod
+    def read(cls, pod: Mapping[str, Any]) -> Self:
+        """From the API server's JSON."""
+        metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+        index = (metadata.get("labels") or {}).get("batch.kubernetes.io/job-completion-index")
+        waiting = _waiting(status)
+        over = _why_over(metadata, status)
+        statuses = status.get("containerStatuses") or []
+        runs = status.get("phase") == "Running" and any("running" in s["state"] for s in statuses)
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            index=int(index) if index is not None else None,
+            node=spec.get("nodeName") or "",
+            address=status.get("podIP") or "",
+            ready=runs and not over,
+            problem=_why_pending(status) or waiting[1],
+            hopeless=waiting[0] in _HOPELESS,
+            over=over,
+        )
+
+
+def _why_pending(status: Mapping[str, Any]) -> str:
+    """The scheduler's own reason for a pod without a node."""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "not scheduled")
+    return ""
+
+
+def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Reason and message of the first container that cannot start."""
+    statuses = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    for container in statuses:
+        state = container.get("state", {})
+        for kind in ("waiting", "terminated"):
+            found = state.get(kind)
+            if found and found.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                words = [container["name"], found["reason"], found.get("message")]
+                return found["reason"], ": ".join(filter(None, words))
+    return "", ""
+
+
+def _why_over(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Why a pod ended, or is about to: evicted, killed for memory, deleted, its node lost."""
+    statuses = status.get("containerStatuses") or []
+    ended = [s["state"]["terminated"] for s in statuses if "terminated" in s.get("state", {})]
+    for state in ended:
+        if state.get("reason") == "OOMKilled":
+            return "its container was killed for memory (OOMKilled)"
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            said = condition.get("message") or condition.get("reason")
+            return f"its pod was disrupted: {said}"
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return f"its pod ended{_how_it_ended(status, ended)}"
+    if metadata.get("deletionTimestamp"):
+        return "its pod was deleted"
+    return ""
+
+
+def _how_it_ended(status: Mapping[str, Any], ended: Sequence[Mapping[str, Any]]) -> str:
+    words = [str(status[key]) for key in ("reason", "message") if status.get(key)]
+    if words or not ended:
+        return f": {': '.join(words) or status['phase']}"
+    code = ended[0].get("exitCode")
+    name = f" ({_SIGNALS[code]})" if code in _SIGNALS else ""
+    message = ended[0].get("message")
+    return f" with status {code}{name}{': ' * bool(message)}{message or ''}"

@@ -1,0 +1,164 @@
+"""Commands in pods over exec streams of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlencode
+
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError, refusal
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
+_V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
+"""Version 5 can say that standard input has ended."""
+CONNECT_S = 15.0
+CHUNK_BYTES = 1 << 15
+LOST = 255
+
+
+class Streams(Protocol):
+    """A command's standard streams on this side."""
+
+    async def read(self) -> bytes:
+        """Its next input; empty at the end."""
+
+    async def write(self, channel: int, data: bytes) -> None:
+        """What it printed; waits where the reader is slow."""
+
+
+class Exec:
+    """One command in a container, from its start to its status."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def start(cls, api: Api, pod: str, container: str | None, argv: Sequence[str]) -> Exec:
+        """Raises ApiError with the server's reason where it cannot be started."""
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+        query = [("command", word) for word in argv]
+        query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
+        query += [("container", container)] if container else []
+        url = f"{api.host}{api.path('pods', name=pod, more='exec')}?{urlencode(query)}"
+        try:
+            connection = await connect(
+                url.replace("http", "ws", 1),
+                subprotocols=[_V5, _V4],  # type: ignore[list-item]
+                ssl=await asyncio.to_thread(api.tls),
+                additional_headers=await asyncio.to_thread(api.headers),
+                open_timeout=CONNECT_S,
+                ping_interval=None,  # the frames within have heartbeats of their own
+                max_size=None,
+                compression=None,
+                user_agent_header="pytest-mnode",
+            )
+        except InvalidStatus as error:
+            status = error.response.status_code
+            raise ApiError(status, refusal(status, bytes(error.response.body or b""))) from None
+        except (InvalidHandshake, OSError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {CONNECT_S:g} s"
+            raise ApiError(0, f"{api.host} was not reached: {reason}") from None
+        return cls(connection)
+
+    async def run(self, streams: Streams) -> tuple[int, str]:
+        """Relay until the command has ended: its status, and why it has none of its own."""
+        feeding = asyncio.create_task(self._feed(streams))
+        try:
+            return await self._show(streams)
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            await self._connection.close()
+
+    async def send(self, data: bytes) -> None:
+        """Give it input."""
+        await self._connection.send(bytes([STDIN]) + data)
+
+    async def _feed(self, streams: Streams) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            while data := await streams.read():
+                await self.send(data)
+            if self._connection.subprotocol == _V5:
+                await self._connection.send(bytes([CLOSE, STDIN]))
+        except (ConnectionClosed, OSError):
+            return
+
+    async def _show(self, streams: Streams) -> tuple[int, str]:
+        async for message in self._connection:
+            assert isinstance(message, bytes)
+            channel, data = message[0], message[1:]
+            if channel == STATUS:
+                return status_of(data)
+            if channel in (STDOUT, STDERR) and data:
+                await streams.write(channel, data)
+        return LOST, "the exec stream was closed"
+
+
+def status_of(data: bytes) -> tuple[int, str]:
+    """Exit status of a command, and why it has none, from the last message of its stream."""
+    try:
+        found: dict[str, Any] = json.loads(data)
+    except ValueError:
+        return LOST, data.decode(errors="replace")
+    if found.get("status") == "Success":
+        return 0, ""
+    causes = found.get("details", {}).get("causes") or []
+    for cause in causes:
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"]), ""
+    message = " ".join(str(found.get("message", "no reason")).split())
+    return (127 if "executable file not found" in message else LOST), message
+
+
+class Descriptors:
+    """Streams that are three descriptors of somebody else's; closes them."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._fds = tuple(fds)
+        self._loop = asyncio.get_running_loop()
+        for fd in self._fds:
+            os.set_blocking(fd, False)
+
+    async def read(self) -> bytes:
+        """See Streams."""
+        await self._ready(self._loop.add_reader, self._loop.remove_reader, self._fds[0])
+        try:
+            return os.read(self._fds[0], CHUNK_BYTES)
+        except BlockingIOError:
+            return await self.read()
+
+    async def write(self, channel: int, data: bytes) -> None:
+        """See Streams."""
+        fd = self._fds[channel]
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer, fd)
+            except OSError:  # nobody reads it any more
+                return
+
+    async def _ready(self, add: Any, remove: Any, fd: int) -> None:
+        event = asyncio.Event()
+        try:
+            add(fd, event.set)
+        except OSError:  # a file, which is always ready; epoll refuses it
+            return
+        try:
+            await event.wait()
+        finally:
+            remove(fd)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)

@@ -1,0 +1,108 @@
+"""Runs whose nodes are pods of a real Kubernetes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.inside import run_pytest, running_pytest
+from tests.engines.kubernetes.bed import KubernetesOnRack
+from tests.inner import write_files
+
+MEET = """
+    import torch
+    import torch.distributed as dist
+
+    def test_every_rank_meets(world, process_group):
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        assert x.item() == world.size == 4
+
+    def test_commands(cluster):
+        assert cluster.nodes == ("node0", "node1", "node2", "node3")
+        done = cluster.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
+        assert [(d.returncode, d.stdout, d.stderr) for d in done] == [(7, "out\\n", "err\\n")] * 4
+"""
+HANG = """
+    import time
+
+    def test_hangs(world):
+        print("hangs", flush=True)
+        if world.rank == 0:
+            open("begun", "w").close()
+        time.sleep(120)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(bed: KubernetesOnRack) -> Any:
+    yield
+    bed.await_that(lambda: bed.get("jobs", "pods")["items"] == [], 30, "no job, no pod")
+
+
+@pytest.mark.parametrize("host_network", [True, False], ids=["host network", "own addresses"])
+def test_ranks_in_pods_meet(bed: KubernetesOnRack, tmp_path: Path, host_network: bool) -> None:
+    write_files(tmp_path, test_meet=MEET)
+    options = bed.launch(tmp_path, hostNetwork=host_network)
+    run = run_pytest(bed, tmp_path, "-v", "--mnode-nodes=4", *options)
+    assert run.returncode == 0, run.output
+    assert "kubernetes" in run.output
+
+
+def test_a_deleted_pod_is_named(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    write_files(tmp_path, test_hang=HANG)
+    options = bed.launch(tmp_path, hostNetwork=True)
+    with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
+        bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
+        pods = {pod["spec"]["nodeName"]: pod for pod in bed.get("pods")["items"]}
+        node, pod = sorted(pods.items())[1]
+        bed.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+        output, _ = program.communicate(timeout=60)
+    assert program.returncode == 1, output
+    assert f"{node}" in output
+    assert "its pod was deleted" in output
+
+
+def test_nothing_is_left_of_a_controller_that_is_killed(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
+    write_files(tmp_path, test_hang=HANG)
+    options = bed.launch(tmp_path, hostNetwork=True)
+    with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
+        bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
+        program.send_signal(signal.SIGKILL)
+        program.communicate(timeout=30)
+
+
+def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:
+    """What a run prints that gets no pods."""
+    write_files(directory, test_meet=MEET)
+    run = run_pytest(bed, directory, "--mnode-nodes=2", *options)
+    assert run.returncode != 0
+    assert "Traceback" not in run.output
+    return run.output
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        (
+            {"nodeSelector": {"rack": "9"}},
+            ["--mnode-k8s-wait=4"],
+            "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector",
+        ),
+        ({}, ["--mnode-python=/no/python"], '"/no/python": stat /no/python: no such file'),
+        ({}, ["--mnode-k8s-namespace=nowhere"], 'namespaces "nowhere" not found'),
+        ({}, ["--mnode-k8s-context=other"], "--mnode-k8s-context=other: no way to a Kubernetes"),
+        ({"containers": []}, [], "kind Job: no pod template in it"),
+    ],
+    ids=["no node fits", "no Python", "no namespace", "no context", "no container"],
+)
+def test_why_there_are_no_pods(
+    bed: KubernetesOnRack, tmp_path: Path, spec: dict[str, Any], options: list[str], message: str
+) -> None:
+    output = refused(bed, tmp_path, *bed.launch(tmp_path, **spec), *options)
+    assert message in output, output
