@@ -1,0 +1,97 @@
+"""Pods as the API server shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.launchers.kubernetes.api import refusal
+from pytest_mnode.launchers.kubernetes.pods import PodState
+from pytest_mnode.launchers.kubernetes.streams import LOST, status_of
+
+
+def read(status: dict[str, Any], **metadata: Any) -> PodState:
+    pod = {"metadata": {"name": "p", "uid": "u", **metadata}, "spec": {"nodeName": "n1"}}
+    return PodState.read({**pod, "status": status})
+
+
+def container(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "c", "state": state}]}
+
+
+def test_a_pod_that_runs() -> None:
+    label = {"batch.kubernetes.io/job-completion-index": "3"}
+    pod = read({"phase": "Running", "podIP": "10.1.1.1", **container(running={})}, labels=label)
+    assert (pod.ready, pod.index, pod.node, pod.address) == (True, 3, "n1", "10.1.1.1")
+    assert (pod.problem, pod.over, pod.hopeless) == ("", "", False)
+
+
+def test_the_schedulers_reason() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}
+    pod = read({"phase": "Pending", "conditions": [condition]})
+    assert (pod.ready, pod.problem, pod.hopeless) == (False, "0/4 nodes are available", False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "hopeless"),
+    [("ImagePullBackOff", False), ("ErrImageNeverPull", True), ("ContainerCreating", False)],
+)
+def test_the_kubelets_reason(reason: str, hopeless: bool) -> None:
+    waiting = {"reason": reason, "message": "no such image"}
+    pod = read({"phase": "Pending", **container(waiting=waiting)})
+    assert pod.hopeless is hopeless
+    assert pod.problem == ("" if reason == "ContainerCreating" else f"c: {reason}: no such image")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (
+            {"phase": "Failed", **container(terminated={"reason": "OOMKilled", "exitCode": 137})},
+            "its container was killed for memory (OOMKilled)",
+        ),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"},
+            "its pod ended: Evicted: The node was low on memory",
+        ),
+        (
+            {"phase": "Failed", **container(terminated={"exitCode": 137})},
+            "its pod ended with status 137 (SIGKILL)",
+        ),
+        (
+            {
+                "phase": "Running",
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "message": "preempted by job b"}
+                ],
+            },
+            "its pod was disrupted: preempted by job b",
+        ),
+    ],
+    ids=["memory", "evicted", "killed", "preempted"],
+)
+def test_why_a_pod_is_over(status: dict[str, Any], why: str) -> None:
+    pod = read(status)
+    assert (pod.over, pod.ready) == (why, False)
+
+
+def test_a_pod_that_is_being_deleted_is_over() -> None:
+    running = {"phase": "Running", **container(running={})}
+    assert read(running, deletionTimestamp="2026-01-01T00:00:00Z").over == "its pod was deleted"
+
+
+def test_statuses_of_commands() -> None:
+    failed = b"""{"status": "Failure", "reason": "NonZeroExitCode", "message": "exit code 7",
+                  "details": {"causes": [{"reason": "ExitCode", "message": "7"}]}}"""
+    missing = b'{"status": "Failure", "message": "exec: \\"py\\": executable file not found"}'
+    assert status_of(b'{"status": "Success"}') == (0, "")
+    assert status_of(failed) == (7, "")
+    assert status_of(missing) == (127, 'exec: "py": executable file not found')
+    assert status_of(b"no JSON") == (LOST, "no JSON")
+
+
+def test_refusals_are_one_line() -> None:
+    body = b'{"kind": "Status", "message": "jobs.batch is forbidden:\\n no quota"}'
+    assert refusal(403, body) == "jobs.batch is forbidden: no quota"
+    assert refusal(502, b"<html>bad gateway</html>") == "HTTP status 502: <html>bad gateway</html>"

@@ -1,0 +1,92 @@
+"""Connections of a pod that end at a port of the controller; the pod's part runs beside us."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from pytest_mnode.launchers.kubernetes import pod_relay
+from pytest_mnode.launchers.kubernetes.relay import Relay
+from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT
+
+BIG = bytes(range(256)) * 4096  # 1 MiB
+LIMIT_S = 30.0
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def through(port: int, data: bytes) -> bytes:
+    """What comes back of data that is sent to a port."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    back = await reader.readexactly(len(data))
+    writer.close()
+    return back
+
+
+async def relayed(alive: Path) -> list[bytes]:
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    relay = Relay(server.sockets[0].getsockname()[1])
+    text = Path(pod_relay.__file__).read_text()
+    pipe = asyncio.subprocess.PIPE
+    pod = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        text,
+        str(alive),
+        "0",
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+    )
+    assert pod.stdin is not None
+    assert pod.stdout is not None
+
+    async def to_pod() -> None:
+        assert pod.stdin is not None
+        while True:
+            pod.stdin.write(await relay.read())
+            await pod.stdin.drain()
+
+    async def from_pod() -> None:
+        assert pod.stdout is not None
+        while data := await pod.stdout.read(1 << 15):
+            await relay.write(STDOUT, data)
+
+    feeding, ended = asyncio.ensure_future(to_pod()), asyncio.ensure_future(from_pod())
+    await relay.opened(ended)
+    back = await asyncio.gather(*(through(relay.port, BIG[number:]) for number in range(3)))
+    feeding.cancel()
+    pod.stdin.close()
+    await pod.wait()
+    await ended
+    relay.close()
+    server.close()
+    return back
+
+
+def test_connections_at_once_keep_their_bytes(tmp_path: Path) -> None:
+    back = asyncio.run(asyncio.wait_for(relayed(tmp_path / "alive"), LIMIT_S))
+    assert back == [BIG, BIG[1:], BIG[2:]]
+
+
+def test_a_pod_whose_python_fails_is_reported() -> None:
+    async def opened() -> str:
+        relay = Relay(1)
+        await relay.write(STDERR, b"Traceback\nOSError: address in use\n")
+        ended = asyncio.ensure_future(asyncio.sleep(0))
+        try:
+            await relay.opened(ended)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    assert asyncio.run(opened()) == "OSError: address in use"
