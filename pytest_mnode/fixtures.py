@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,6 +74,20 @@ def process_group(request: pytest.FixtureRequest) -> Any:
     A fixture of any scope may build on it; the ranks and the group live at least as long.
     """
     return _rank_of(request).groups.get()
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """A directory of this test that all its ranks see, new and empty; `tmp_path` is each rank's."""
+    _rank_of(request)
+    follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
+    if not follower.order.shared_tmp:
+        pytest.fail(
+            "no directory is seen by all nodes; give --mnode-shared-dir=DIR, one that all nodes "
+            "have mounted, and name shared_tmp_path as a parameter",
+            pytrace=False,
+        )
+    return Path(follower.order.shared_tmp)
 
 
 @pytest.fixture

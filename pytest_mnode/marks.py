@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from pytest_mnode.measurement import Measurement
     from pytest_mnode.spec import Spec
 
-RANK_FIXTURES = frozenset({"world", "rank", "world_size", "local_rank", "device", "process_group"})
+RANK_FIXTURES = frozenset(
+    {
+        *("world", "rank", "world_size", "local_rank", "device", "process_group"),
+        "shared_tmp_path",
+    }
+)
 CLUSTER_FIXTURE = "cluster"
 NODE_FIXTURE = "node"
 PORTS_FIXTURE = "fabric_ports"

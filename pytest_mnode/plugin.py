@@ -25,6 +25,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     measure,
     process_group,
     rank,
+    shared_tmp_path,
     spec,
     spec_of,
     take_cluster,
@@ -122,9 +123,11 @@ def _make_run(config: pytest.Config) -> Run:
 
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
     if not (_is_xdist_worker(config) or _only_shows(config)):
+        from pytest_mnode.controller.suite_properties import SuitePropertiesPlugin
         from pytest_mnode.controller.xdist import XdistController
 
         config.pluginmanager.register(XdistController(run), "mnode-xdist")
+        config.pluginmanager.register(SuitePropertiesPlugin(config), "mnode-suite-properties")
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
         from pytest_mnode.controller.certificate_plugin import CertificatePlugin
 

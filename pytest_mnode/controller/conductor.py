@@ -86,13 +86,16 @@ class Conductor:
         """Ranks that had ended the test before the last look."""
 
     def run_item(
-        self, nodeid: str, next_nodeid: str | None, keep_group: bool, keep: str | None = None
+        self,
+        nodeid: str,
+        next_nodeid: str | None,
+        keep_group: bool,
+        keep: str | None = None,
+        shared_tmp: str = "",
     ) -> Outcome:
-        """Run a test from setup to teardown; keep_group: with the process group as it is.
-
-        keep: the collector whose fixtures outlive it in these ranks, as RunItem has it.
-        """
-        order = RunItem(self.ordinal, self.client.name, nodeid, next_nodeid, keep_group, keep)
+        """Run a test from setup to teardown; the arguments are those of RunItem."""
+        where = self.ordinal, self.client.name
+        order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
         self.client.tell_ranks(self.world, order)
         self._hear_earlier()
         self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")

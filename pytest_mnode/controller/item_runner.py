@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,9 @@ from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds
 from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
+from pytest_mnode.controller.shared_tmp import SharedTmp
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import WorldRequest, world_request
+from pytest_mnode.marks import WorldRequest, asks_for, world_request
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.agent_messages import Death
@@ -27,6 +29,7 @@ class ItemRunner:
     def __init__(self, run: Run, held_worlds: HeldWorlds) -> None:
         self._run = run
         self._held_worlds = held_worlds
+        self._shared_tmp = SharedTmp(run)
         self._reports = RankReports(run.config)
         self._warner = Warner(run.config)
         self._last_in: dict[str, str] = {}
@@ -35,8 +38,11 @@ class ItemRunner:
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in the ranks it asks for: its reports, merged."""
         need = world_request(item, self._run.settings)
+        shared_tmp = None
         try:
-            outcome = self._conduct(item, need, nextitem)
+            if asks_for(item, "shared_tmp_path"):
+                shared_tmp = self._shared_tmp.make(item)
+            outcome = self._conduct(item, need, nextitem, shared_tmp)
         except MnodeError as error:
             self._run.repair(error)
             return [error_report(item, str(error))]
@@ -45,13 +51,18 @@ class ItemRunner:
         if self._run.coverage:
             self._run.coverage.take(item.nodeid, outcome)
         reports = self._reports.merged(item, outcome, self._asked_later(need))
+        self._shared_tmp.end(shared_tmp, item, reports)
         for state in outcome.states.values():
             for warning in state.torn.warnings if state.torn else ():
                 self._warner.warn(*warning)
         return reports
 
     def _conduct(
-        self, item: pytest.Item, need: WorldRequest, nextitem: pytest.Item | None
+        self,
+        item: pytest.Item,
+        need: WorldRequest,
+        nextitem: pytest.Item | None,
+        shared_tmp: Path | None,
     ) -> Outcome:
         run, client = self._run, self._run.have_client()
         kept, keep = self._held_worlds.get(need), self._held_worlds.keep(item, nextitem, need)
@@ -64,7 +75,8 @@ class ItemRunner:
                 world = client.open_world(lease, run.procs_of(need), fresh, held=kept_id)
                 conductor = Conductor(client, world, run.limit_s_of(need))
                 keep_group = need.reuse == "warm" and not world.new_group
-                outcome = conductor.run_item(item.nodeid, following, keep_group, keep.nodeid)
+                keeps = keep_group, keep.nodeid, str(shared_tmp or "")
+                outcome = conductor.run_item(item.nodeid, following, *keeps)
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None
                 client.close_world(world, clean, outcome.new_group, held)

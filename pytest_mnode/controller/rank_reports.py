@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_mnode.controller import suite_properties
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measure import curves_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.outcome.recorded import recorded_by_all
 from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.report_record import describe
 
@@ -59,6 +61,8 @@ class RankReports:
         failed = next((report for report in reports if report.failed), None)
         if failed is not None and not measurements and later is not None:
             measurements = _measured_later(failed, later)
+        recorded = {rank: t.suite_properties for rank, t in torn.items()}
+        suite_properties.attach(reports[-1], recorded_by_all(recorded))
         describe(reports[-1], item, measurements, outcome.world.nodes, curves)
         return reports
 

@@ -22,6 +22,7 @@ from pytest_mnode.outcome.failures import (
 from pytest_mnode.outcome.outcome import Failure, Outcome, collected, signature
 from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised_in
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
+from pytest_mnode.outcome.recorded import recorded_by_all
 from pytest_mnode.outcome.stuck import stuck_failures
 
 Phase = Literal["setup", "call", "teardown"]
@@ -65,7 +66,7 @@ def merge(
             user_properties=[
                 ("mnode.nodes", ",".join(outcome.world.nodes)),
                 ("mnode.ranks", str(outcome.world.shape.size)),
-                *(p for r in list(have.values())[:1] for p in r.user_properties),
+                *recorded_by_all({rank: r.user_properties for rank, r in have.items()}),
             ],
             duration=max((r.duration for r in have.values()), default=0.0),
             start=min((r.start for r in have.values()), default=outcome.started),

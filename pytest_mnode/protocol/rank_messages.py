@@ -83,6 +83,7 @@ class TornDown:
     entered: int | None = None
     reports: tuple[PhaseReport, ...] = ()
     curves: tuple[Curve, ...] = ()
+    suite_properties: tuple[tuple[str, Any], ...] = ()
     coverage: CoverageData | None = None
 
 
@@ -109,7 +110,8 @@ class RunItem:
     """Run one test. `keep_group` False: a new process group if the test asks for one.
 
     next_nodeid: of the test that the controller runs next, wherever that runs. keep: node id of the
-    innermost collector whose fixtures outlive this test; None: no fixture does.
+    innermost collector whose fixtures outlive this test; None: no fixture does. shared_tmp: a new
+    directory that all ranks see; empty where there is none.
     """
 
     ordinal: int
@@ -118,6 +120,7 @@ class RunItem:
     next_nodeid: str | None
     keep_group: bool
     keep: str | None = None
+    shared_tmp: str = ""
 
 
 @dataclass(frozen=True)

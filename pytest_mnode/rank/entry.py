@@ -112,6 +112,7 @@ def collect(
     session = RankSession(collect, order.logs_are_temporary, fail)
     session.serve = lambda: serve(partial(loop.main, order, session))
     config.pluginmanager.register(session, "mnode-rank-session")
+    config.pluginmanager.register(session.suite_properties, "mnode-suite-properties")
     config.hook.pytest_cmdline_main(config=config)
 
 

@@ -33,6 +33,7 @@ from pytest_mnode.rank import coverage_plugin, reports, wide_fixtures
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
+from pytest_mnode.rank.suite_properties import SuiteProperties
 
 _PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
 _FINE = {"passed", "skipped"}
@@ -50,6 +51,7 @@ class RankSession:
         self.collect = collect
         self.fail = fail
         self.logs_are_temporary = logs_are_temporary
+        self.suite_properties = SuiteProperties()
         self.rank: Rank | None = None
         self.items: dict[str, pytest.Item] = {}
         self.broken: list[str] = []
@@ -278,6 +280,7 @@ class RankSession:
             new_group=left.new_group,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
+            suite_properties=self.suite_properties.take(),
             curves=tuple(curves_kept_by(item)),
         )
 

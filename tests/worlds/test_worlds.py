@@ -222,7 +222,8 @@ def test_nodes_are_part_of_the_report(run: InnerRun) -> None:
     assert run.properties("test_sum")["mnode.nodes"] == "node0,node1,node2,node3"
     assert run.properties("test_two_by_two")["mnode.nodes"] == "node0,node1"
     assert run.properties("test_two_by_two")["mnode.ranks"] == "4"
-    assert run.properties("test_record_property")["told"] == "0"
+    recorded = run.properties("test_record_property")
+    assert [recorded[f"told (rank {rank})"] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
 def test_a_warning_of_all_ranks_is_told_once(run: InnerRun) -> None:

@@ -1,0 +1,62 @@
+"""Directories of tests that all their ranks see."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mnode.protocol.launcher_requests import DescribeRun
+
+if TYPE_CHECKING:
+    from pytest_mnode.controller.session import Run
+
+_NAME_CHARS = 30
+
+
+class SharedTmp:
+    """Makes them, and removes them by pytest's own rules.
+
+    Where nodes share this machine's kernel they are below pytest's temporary directory; else below
+    the directory that all nodes see, which is removed with the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._base: Path | None = None
+        self._known = False
+        self._numbers = itertools.count()
+
+    def make(self, item: pytest.Item) -> Path | None:
+        """A new directory for a test; None where nodes share none."""
+        if not self._known:
+            self._known, self._base = True, self._find_base(item.config)
+        if self._base is None:
+            return None
+        name = re.sub(r"\W", "_", item.name)[:_NAME_CHARS]
+        made = self._base / f"{name}{next(self._numbers)}"
+        made.mkdir(mode=0o700, parents=True)
+        return made
+
+    def _find_base(self, config: pytest.Config) -> Path | None:
+        client = self._run.have_client()
+        described = client.ask_launcher(DescribeRun())
+        factory: Any = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
+        if described.shares_kernel and factory is not None:
+            return Path(factory.getbasetemp()) / "shared"
+        if not described.shares_files:
+            return None
+        return Path(described.scratch) / "tmp" / client.name.replace("/", "-")
+
+    @staticmethod
+    def end(made: Path | None, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        """After the test: tmp_path_retention_policy says what is kept."""
+        policy = item.config.getini("tmp_path_retention_policy")
+        passed = not any(report.failed for report in reports)
+        if made is not None and policy == "failed" and passed:
+            shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,88 @@
+"""What ranks have in common: a directory of the test, recorded properties of every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_mnode.outcome.recorded import recorded_by_all
+from tests.inner import InnerRun, run_pytest, write_files
+
+TESTS = """
+    import pytest, torch, torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor, zeros
+
+    def test_saved_by_4_loaded_by_2(process_group, rank, shared_tmp_path):
+        assert not list(shared_tmp_path.iterdir())
+        dist.barrier()
+        whole = torch.arange(8.0)
+        state = {"w": distribute_tensor(whole, init_device_mesh("cpu", (4,)), [Shard(0)])}
+        dcp.save(state, checkpoint_id=shared_tmp_path)
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            state = {"w": zeros(8, device_mesh=DeviceMesh.from_group(pair, "cpu"),
+                                placements=[Shard(0)])}
+            dcp.load(state, checkpoint_id=shared_tmp_path, process_group=pair)
+            assert torch.equal(state["w"].to_local(), whole.chunk(2)[rank])
+
+    def test_fails_and_leaves_a_file(rank, shared_tmp_path):
+        (shared_tmp_path / f"of_rank{rank}").touch()
+        assert 0
+
+    def test_records(rank, record_property, record_testsuite_property):
+        record_property("same", 7)
+        record_property("own", rank // 2)
+        record_testsuite_property("versions", "1.2")
+        record_testsuite_property("host", rank // 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def run(directory: Path) -> InnerRun:
+    write_files(directory, test_it=TESTS)
+    options = ("--mnode-nodes=2", "--mnode-procs-per-node=2", "--mnode-launcher=local")
+    kept = ("-o", "tmp_path_retention_policy=failed", f"--basetemp={directory}/tmp")
+    return run_pytest(directory, *options, *kept)
+
+
+def test_all_ranks_write_and_read_one_directory(run: InnerRun) -> None:
+    assert run.outcomes() == {
+        "test_saved_by_4_loaded_by_2": "passed",
+        "test_fails_and_leaves_a_file": "failure",
+        "test_records": "passed",
+    }, run.output
+
+
+def test_pytests_rules_say_what_is_kept(run: InnerRun, directory: Path) -> None:
+    [kept] = (directory / "tmp" / "shared").iterdir()
+    assert kept.name.startswith("test_fails_and_leaves_a_file")
+    assert sorted(p.name for p in kept.iterdir()) == [f"of_rank{rank}" for rank in range(4)]
+
+
+def test_every_ranks_value_is_recorded(run: InnerRun) -> None:
+    properties = run.properties("test_records")
+    told = {name: value for name, value in properties.items() if not name.startswith("mnode.")}
+    assert told == {"same": "7", "own (ranks 0-1)": "0", "own (ranks 2-3)": "1"}
+
+
+def test_properties_of_the_suite_come_from_ranks_too(run: InnerRun) -> None:
+    suite = ElementTree.parse(run.junit).getroot().find("testsuite/properties")
+    assert suite is not None, run.output
+    told = {one.get("name"): one.get("value") for one in suite}
+    assert told == {"versions": "1.2", "host (ranks 0-1)": "0", "host (ranks 2-3)": "1"}
+
+
+def test_values_that_differ_name_their_ranks() -> None:
+    by_rank = {0: [("a", 1), ("a", 1), ("b", 2)], 2: [("a", 1), ("b", 3)]}
+    assert recorded_by_all(by_rank) == [
+        *(("a", 1), ("a (rank 0)", 1), ("b (rank 0)", 2), ("b (rank 2)", 3))
+    ]
