@@ -152,6 +152,16 @@ def mnode_recorded(limit_s: float) -> Peer:
     return Peer("pytest-mnode", peer.argv)
 
 
+def adopted(name: str, program: str) -> Peer:
+    """A program of test classes that start processes of their own, in our worlds instead."""
+
+    def argv(ranks: int) -> Sequence[str]:
+        own = (f"--mnode-nodes={ranks}", "--mnode-launcher=local")
+        return _pytest(program, "-q", "-p", "benchmarks.programs.marked", *own)
+
+    return Peer(f"{name} in worlds", argv, needs=("expecttest",))
+
+
 TORCHRUN = Peer(
     "torchrun per test",
     lambda ranks: [*_torchrun(ranks), str(PROGRAMS / "with_torchrun.py")],

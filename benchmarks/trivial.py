@@ -8,7 +8,8 @@ that a median and a spread can be told. The first three periods of a run are lef
 everybody still warms up. `torchrun per test` has no test runner: its period is that of a loop that
 starts one torchrun after another.
 
-torch's test cases run by unittest, as torch runs them; we run by pytest. Peers take turns within a
+torch's test cases run by unittest, as torch runs them; we run by pytest, and the same files "in
+worlds" too. Peers take turns within a
 round, and rounds are repeated, so that a disturbance hits all of them.
 """
 
@@ -42,7 +43,9 @@ PEERS: Sequence[tuple[peers.Peer, bool]] = (
     (peers.mnode("group"), True),
     (peers.mnode("fresh"), True),
     (peers.CONTINUOUS, True),
+    (peers.adopted(peers.CONTINUOUS.name, "with_continuous.py"), True),
     (peers.PROCESSES, False),
+    (peers.adopted(peers.PROCESSES.name, "with_processes.py"), True),
     (peers.TORCHRUN, False),
 )
 

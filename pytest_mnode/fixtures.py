@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE, PORTS_FIXTURE
 from pytest_mnode.options import RUN, read_settings
+from pytest_mnode.suites import SIZE_FIXTURE
 
 if TYPE_CHECKING:
     import torch
@@ -192,4 +193,10 @@ def _node(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(name=NODES_FIXTURE)
 def _mnode_nodes(request: pytest.FixtureRequest) -> int:
     """How many nodes this variant of a test has; set by the mnode mark."""
+    return int(request.param)
+
+
+@pytest.fixture(name=SIZE_FIXTURE)
+def _mnode_size(request: pytest.FixtureRequest) -> int:
+    """How many ranks this variant of a test has; set by the world_size of its class."""
     return int(request.param)

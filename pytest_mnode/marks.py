@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.options import REUSE, Settings, may_leave_of
+from pytest_mnode.suites import Suite, needs_no_world, size_of, suite_of
 
 if TYPE_CHECKING:
     from pytest_mnode.measurement import Measurement
@@ -73,6 +74,8 @@ class WorldRequest:
     min_procs_per_node: int = 1
     """At least as many ranks per node, where they do not need an accelerator each."""
     on_failure: OnFailure | None = None
+    size: int | None = None
+    """Ranks on all nodes, where the test's class says so and its mark does not."""
 
 
 def fixture_names(item: pytest.Item) -> Sequence[str]:
@@ -113,7 +116,9 @@ def runs_in_ranks(item: pytest.Item) -> bool:
     """Whether the body of this test runs in ranks, not in the controller."""
     if _rank_fixtures(item):
         return True
-    return item.get_closest_marker("mnode") is not None and not controller_fixtures(item)
+    if item.get_closest_marker("mnode") is None or controller_fixtures(item):
+        return False
+    return not needs_no_world(getattr(item, "cls", None))
 
 
 def wide_fixtures_node(item: pytest.Item) -> pytest.Collector | None:
@@ -167,14 +172,23 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
         given.update(mark.kwargs)
     params = getattr(getattr(item, "callspec", None), "params", {})
     nodes = params.get(NODES_FIXTURE, given.get("nodes"))
+    # Bodies that were written for processes of their own leave what they like in them.
+    of_its_own = suite_of(getattr(item, "cls", None)) is Suite.PROCESSES
+    size = None if "procs_per_node" in given else size_of(item)
+    if size and nodes and size % nodes:
+        raise pytest.UsageError(
+            f"{item.nodeid}: its class asks for {size} ranks, which are not equally many on "
+            f"nodes={nodes}; give the mnode mark other nodes, or procs_per_node for another world"
+        )
     return WorldRequest(
         nodes,
         given.get("procs_per_node", settings.procs_per_node),
-        given.get("reuse", settings.reuse),
+        given.get("reuse", "fresh" if of_its_own else settings.reuse),
         given.get("timeout", settings.timeout_s),
         bool(given.get("exclusive", False)) or asks_for(item, "measure"),
         int(given.get("min_procs_per_node", 1)),
         given.get("on_failure"),
+        size,
     )
 
 

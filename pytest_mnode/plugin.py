@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode import marks, options, stop_rules
+from pytest_mnode import marks, options, stop_rules, suites
 from pytest_mnode.controller.rank_tests import Guard, RankTests
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _fabric_ports,
     _mnode_nodes,
+    _mnode_size,
     _node,
     cluster,
     device,
@@ -161,6 +162,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks.parametrise_nodes(metafunc)
+    suites.parametrise_sizes(metafunc)
     marks.parametrise_node(metafunc, metafunc.config.stash[SETTINGS])
 
 

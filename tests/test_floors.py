@@ -19,7 +19,10 @@ FLOORS = (
     },
     {"launchers"},
     {"agent", "outcome", "rank"},
-    {"marks", "option_texts", "options", "other_plugins", "protocol", "skipping"},
+    {
+        *("marks", "option_texts", "options", "other_plugins", "protocol", "skipping"),
+        "suites",
+    },
     {"logs", "machine", "spec"},
     {"measure", "table"},
     {"errors", "measurement", "processes"},

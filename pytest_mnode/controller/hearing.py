@@ -102,11 +102,11 @@ class Hearing:
 
     def _passed_setup(self, state: RankState) -> None:
         """What no report has told yet."""
+        if state.stuck_in == "setup":
+            state.stuck_in = "call"
         if state.past_setup or "setup" in state.reports:
             return
         state.past_setup = True
-        if state.stuck_in == "setup":
-            state.stuck_in = "call"
         self._reported["setup"] += 1
         if self._skipped["setup"]:
             self._on_failure()

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import WorldRequest, runs_in_ranks, wide_fixtures_node, world_request
+from pytest_mnode.marks import WorldRequest, runs_in_ranks, wide_fixtures_node
 from pytest_mnode.outcome.merge import function_error
 from pytest_mnode.protocol.rank_messages import EndFixtures
 from pytest_mnode.protocol.world import Shape, WorldInfo
@@ -93,7 +93,7 @@ class HeldWorlds:
     def _runs_in(self, item: pytest.Item, shape: Shape) -> bool:
         if not runs_in_ranks(item):
             return False
-        need = world_request(item, self._run.settings)
+        need = self._run.request_of(item)
         return need.reuse != "fresh" and self._run.shape_of(need) == shape
 
     def _is_used_later(self, item: pytest.Item, shape: Shape, node: pytest.Collector) -> bool:

@@ -13,7 +13,7 @@ from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
 from pytest_mnode.controller.shared_tmp import SharedTmp
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import WorldRequest, asks_for, world_request
+from pytest_mnode.marks import WorldRequest, asks_for
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.agent_messages import Death
@@ -37,7 +37,7 @@ class ItemRunner:
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in the ranks it asks for: its reports, merged."""
-        need = world_request(item, self._run.settings)
+        need = self._run.request_of(item)
         shared_tmp = None
         try:
             if asks_for(item, "shared_tmp_path"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest
 from pytest_mnode.protocol.rank_messages import CallFunction
 from pytest_mnode.protocol.world import Lease, Shape, WorldInfo
 from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.suites import spread
 
 ENDED = "mnode_ended"
 """Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
@@ -164,6 +166,14 @@ class Run:
         self.client = None
 
     # Nodes for tests.
+
+    def request_of(self, item: pytest.Item) -> WorldRequest:
+        """The world of a test; one whose class asks for a number of ranks gets so many."""
+        need = world_request(item, self.settings)
+        if need.size is None or self.nodes is None:
+            return need
+        nodes = need.nodes or spread(need.size, self.nodes)
+        return replace(need, nodes=nodes, procs_per_node=need.size // nodes)
 
     def limit_s_of(self, need: WorldRequest) -> float:
         """Limit of a test: what its mark says, or what follows from the spec where that is less."""

@@ -15,7 +15,7 @@ import pytest
 from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
 from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.rank import loop, recorder
+from pytest_mnode.rank import loop, recorder, shared_test
 from pytest_mnode.rank.session import RankSession
 
 # What selects, prints, writes files or starts processes is the controller's business alone.
@@ -51,6 +51,7 @@ _NOT_IN_RANKS: dict[str, object] = {
 def prepare() -> None:
     """Before any test module is imported: those take what they import by name."""
     recorder.install()
+    shared_test.install()
     _share_torch_handler()
 
 

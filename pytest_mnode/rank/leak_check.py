@@ -12,6 +12,7 @@ from pytest_mnode.marks import may_leave
 from pytest_mnode.rank import leaks
 from pytest_mnode.rank.process_group import GroupKeeper
 from pytest_mnode.rank.wide_fixtures import WideFixtures
+from pytest_mnode.suites import suite_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class LeakCheck:
         wide = self._wide.built_on_group or any(h.groups for h in self._of_fixtures.values())
         ended = bool(left.groups) and all_passed and not wide and self._groups.end(left.groups)
         lines = tuple(leaks.lines(left, self._allowed))
+        if lines and suite_of(getattr(item, "cls", None)):
+            return Left(reusable=False)  # its own processes would have ended with the test
         return Left(lines, reusable=ended or wide or not left.groups, new_group=ended)
 
     def found(self) -> list[str]:

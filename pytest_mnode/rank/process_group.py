@@ -100,6 +100,20 @@ class GroupKeeper:
             self._store = connection()
         return self._store
 
+    def open_store(self, name: str) -> Any:
+        """A store of its own, served by rank 0 while that holds it. All ranks must call this."""
+        shared, host, key = self._connect(), os.environ["MASTER_ADDR"], f"mnode/store/{name}"
+        if self.world.rank != 0:
+            return TCPStore(host, int(shared.get(key)), is_master=False, wait_for_workers=False)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        shared.set(key, str(store.port))
+        return store
+
+    def forget_store(self, name: str) -> None:
+        """Take the way to a store back, when all ranks have opened it."""
+        if self.world.rank == 0:
+            self._connect().delete_key(f"mnode/store/{name}")
+
     @property
     def intact(self) -> bool:
         """Whether the group that was made, if any, is still the default one."""

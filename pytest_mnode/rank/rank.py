@@ -58,6 +58,10 @@ class Rank:
             os.truncate(self.files.fault, 0)
         self.progress.write(self.ordinal, phase)
         self.calls.begin()
+        self.restore_contract()
+
+    def restore_contract(self) -> None:
+        """Torchrun's variables, as they were when this rank began."""
         for name, value in self._contract.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value

@@ -34,6 +34,8 @@ from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.suite_properties import SuiteProperties
+from pytest_mnode.rank.suites import Suites
+from pytest_mnode.suites import give_groups
 
 _PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
 _FINE = {"passed", "skipped"}
@@ -86,6 +88,7 @@ class RankSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.session = session
+        give_groups(session.items)
         self.items = {item.nodeid: item for item in session.items}
         self._capture("stop_global_capturing")
         self.serve()
@@ -117,6 +120,7 @@ class RankSession:
             folder.mkdir(parents=True, exist_ok=True)
             factory._given_basetemp, factory._basetemp = folder / f"rank{rank.world.rank}", None
         self._capture("start_global_capturing")
+        self.config.pluginmanager.register(Suites(rank), "mnode-suites")
 
     def run(self, order: RunItem) -> None:
         """Run one test from setup to teardown, reporting as it goes."""

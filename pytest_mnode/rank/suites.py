@@ -1,0 +1,243 @@
+"""Runs test classes that start processes of their own in the ranks of a world instead.
+
+Of torch's classes each rank has both parts. As the parent it runs setUp and tearDown; in place of
+waiting for children it is one of them, and runs the body in an instance of its own. What children
+have from their one parent, all ranks have from rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import sys
+import tempfile
+import types
+import unittest
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from pytest_mnode import processes
+from pytest_mnode.rank.rank import Rank
+from pytest_mnode.rank.shared_test import SharedTest
+from pytest_mnode.suites import Suite, suite_of
+
+dist: Any = torch.distributed
+_COMMON = "torch.testing._internal.common_distributed"
+_DISTRIBUTED_TEST = "torch.testing._internal.distributed.distributed_test"
+_TMP_FIXTURES = ("tmp_path", "tmpdir")
+
+
+class Suites:
+    """pytest plugin of a rank."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._parent: Any = None
+        """The instance that runs setUp and tearDown of the present test."""
+        self._adopted: set[Suite] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        cls: Any = getattr(item, "cls", None)
+        if (suite := suite_of(cls)) is None:
+            return (yield)
+        if suite is not Suite.DEEPSPEED and suite not in self._adopted:
+            self._adopted.add(suite)
+            self._adopt_processes() if suite is Suite.PROCESSES else self._adopt_continuous()
+        test = SharedTest.current = SharedTest(self._rank)
+        cls.world_size = self._rank.world.size
+        try:
+            return (yield)
+        finally:
+            test.end(keep_group=suite is Suite.CONTINUOUS)
+            self._parent = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: Any) -> Generator[None, object, object]:
+        cls: Any = getattr(item, "cls", None)
+        match suite_of(cls):
+            case None:
+                return (yield)
+            case Suite.DEEPSPEED:
+                _have_deepspeed(cls)
+                _share_tmp(item)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(cls, "is_dist_test", False)  # its conftest.py starts no processes
+                    return (yield)
+            case _:
+                # Not before all ranks have ended their bodies, as where a parent waits for them.
+                self._parent = item.instance
+                tear_down = item.instance.tearDown
+                item.instance.tearDown = lambda: item.addfinalizer(tear_down)
+                return (yield)
+
+    # torch's MultiProcessTestCase.
+
+    def _adopt_processes(self) -> None:
+        base: Any = sys.modules[_COMMON].MultiProcessTestCase
+        self._run_test, self._join = base.run_test, base._join_processes
+
+        def start(*_: Any) -> None:
+            """It is this rank."""
+
+        def join(case: Any, body: Callable[[], None]) -> None:
+            self._be_child(case, body)
+
+        def run(case: Any, name: str, pipe: Any) -> None:
+            self._run_body(case, name, pipe)
+
+        base._start_processes, base._join_processes, base.run_test = start, join, run
+        module: Any = sys.modules.get(_DISTRIBUTED_TEST)
+        if module is not None:
+            module.Barrier.sync = _barrier
+
+    def _be_child(self, parent: Any, body: Callable[[], None]) -> None:
+        assert SharedTest.current is not None
+        SharedTest.current.inherit(parent.file_name)
+        place = (self._rank.world.rank, parent._current_test_name(), SharedTest.current.file_name)
+        fake_group = getattr(parent, "fake_pg", False)
+        if body in parent.skip_return_code_checks or body in parent.special_return_code_checks:
+            self._have_child(parent, body, place, fake_group)
+            return
+        with _exit_codes():
+            type(parent)._run(*place, None, fake_pg=fake_group)
+
+    def _run_body(self, child: Any, name: str, pipe: Any) -> None:
+        if os.getpid() != self._rank.pid:
+            self._run_test(child, name, pipe)
+            return
+        child._outcome = self._parent._outcome  # where its subtests are reported
+        sys.modules["torch.testing._internal.common_utils"].set_rng_seed()
+        getattr(child, name)()
+        if child.destroy_pg_upon_exit and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _have_child(
+        self, parent: Any, body: Callable[[], None], place: tuple[int, str, str], fake_group: bool
+    ) -> None:
+        """Run a body that may end its process in a child of this rank, which torch judges."""
+        cuda: Any = torch.cuda
+        if cuda.is_initialized():
+            raise RuntimeError(
+                "this test expects its process to end, so that it needs a new one, and this rank "
+                "has used its device before; give the mnode mark reuse='fresh'"
+            )
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+
+        def run() -> None:
+            processes.die_with_parent(self._rank.pid)
+            type(parent)._run(*place, there, fake_pg=fake_group)
+
+        process = context.Process(target=run)
+        process.start()
+        assert process.pid is not None
+        parent.processes, parent.pid_to_pipe = [process], {process.pid: here}
+        if place[0] != 0:  # torch judges the exit code of the first process
+            parent.skip_return_code_checks.append(body)
+        self._join(parent, body)
+
+    # torch's MultiProcContinuousTest.
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside of what looks for leaks
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: Any
+    ) -> Generator[None, object, object]:
+        """The processes of a class begin with setUpClass, so that their group is the class's."""
+        result = yield
+        if "setUpClass" in fixturedef.argname and suite_of(request.cls) is Suite.CONTINUOUS:
+            request.cls._ensure_processes_spawned()
+        return result
+
+    def _adopt_continuous(self) -> None:
+        base: Any = sys.modules[_COMMON].MultiProcContinuousTest
+        both_parts = base._worker_run_main_wait
+
+        def with_subtests(case: Any, body: Callable[[], None]) -> Any:
+            @functools.wraps(body)
+            def run(instance: Any) -> None:
+                if self._parent is not None:
+                    instance._outcome = self._parent._outcome
+                both(instance)
+
+            both = both_parts(case, body).__func__
+            return types.MethodType(run, case)
+
+        def spawn(cls: Any, size: int) -> None:
+            self._begin_class(cls, size)
+
+        base._spawn_processes = classmethod(spawn)
+        base._worker_run_main_wait = with_subtests
+
+    def _begin_class(self, cls: Any, size: int) -> None:
+        assert SharedTest.current is not None
+        worker = _Worker(cls)
+        cls.processes = cls.task_queues = cls.completion_queues = [worker]
+        cls.rank, cls.world_size = self._rank.world.rank, size
+        cls.rdvz_file = SharedTest.current.file_name = f"{tempfile.gettempdir()}/{cls.__name__}"
+        with _exit_codes():
+            cls._init_pg(cls.rank, size, cls.rdvz_file)
+
+
+class _Worker:
+    """A process and its queues: the test runs here when its result is waited for."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+        self._test = ""
+
+    def put(self, test: str | None) -> None:
+        self._test = test or ""
+
+    def get(self, timeout: float) -> str:  # noqa: ARG002  the world has a limit
+        with _exit_codes():
+            self._cls._run_test_given_id(self._test)
+        return self._test
+
+    def join(self) -> None:
+        self._cls._processes_spawned = False
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _exit_codes() -> Iterator[None]:
+    """torch's classes skip by the exit code of a process."""
+    try:
+        yield
+    except SystemExit as left:
+        for skip in sys.modules[_COMMON].TEST_SKIPS.values():
+            if skip.exit_code == left.code:
+                raise unittest.SkipTest(skip.message) from None
+        if left.code:
+            raise
+
+
+def _barrier(wait_for: int | None = None, timeout: float = 10) -> None:
+    assert SharedTest.current is not None
+    SharedTest.current.barrier(wait_for, timeout)
+
+
+def _have_deepspeed(cls: Any) -> None:
+    """Its own layer over the default group, and its skip where it has no accelerator."""
+    deepspeed: Any = sys.modules.get("deepspeed")
+    if deepspeed is None:
+        return
+    if cls.requires_cuda_env and not deepspeed.accelerator.get_accelerator().is_available():
+        pytest.skip("only supported in accelerator environments.")
+    if cls.init_distributed:
+        deepspeed.init_distributed(dist_backend=cls.backend)
+
+
+def _share_tmp(item: Any) -> None:
+    """The ranks of a DeepSpeed test have one temporary directory."""
+    assert SharedTest.current is not None
+    for name in sorted(item.funcargs.keys() & set(_TMP_FIXTURES)):
+        own = item.funcargs[name]
+        item.funcargs[name] = type(own)(SharedTest.current.of_rank_0(name, str(own)))

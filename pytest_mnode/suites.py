@@ -1,0 +1,104 @@
+"""Test classes that start processes of their own, and what they ask of a world.
+
+They are known by the names of their bases, so that nothing is imported to know them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import pytest
+
+SIZE_FIXTURE = "_mnode_size"
+_COMMON = "torch.testing._internal.common_distributed"
+_DTENSOR = "torch.testing._internal.distributed._tensor.common_dtensor"
+
+
+class Suite(Enum):
+    """How the processes of a test class come and go."""
+
+    PROCESSES = "new processes for each test"
+    CONTINUOUS = "processes and a process group for the tests of a class"
+    DEEPSPEED = "processes with a process group for each test"
+
+
+_BASES = {
+    f"{_COMMON}.MultiProcessTestCase": Suite.PROCESSES,
+    f"{_COMMON}.MultiProcContinuousTest": Suite.CONTINUOUS,
+}
+_NEED_NO_WORLD = {
+    f"{_COMMON}.MultiThreadedTestCase",
+    f"{_COMMON}.DynamoDistributedSingleProcTestCase",
+    f"{_DTENSOR}.LocalDTensorTestBase",
+    f"{_DTENSOR}.LocalDTensorContinuousTestBase",
+}
+
+
+def suite_of(cls: type | None) -> Suite | None:
+    """The kind of a test class; None for one that starts no processes."""
+    if cls is None or needs_no_world(cls):
+        return None
+    found = (_BASES[name] for name in _names(cls) if name in _BASES)
+    deepspeed = Suite.DEEPSPEED if getattr(cls, "is_dist_test", False) is True else None
+    return next(found, deepspeed)
+
+
+def needs_no_world(cls: type | None) -> bool:
+    """Whether the ranks of a test class are threads, or made up, in one process."""
+    return cls is not None and not _NEED_NO_WORLD.isdisjoint(_names(cls))
+
+
+def give_groups(items: list[pytest.Item]) -> None:
+    """Have pytest set the default process group up for tests that find it made."""
+    for item in items:
+        cls: Any = getattr(item, "cls", None)
+        if suite_of(cls) is Suite.DEEPSPEED and cls.init_distributed:
+            names: list[str] = item.fixturenames  # type: ignore[attr-defined]
+            if "process_group" not in names:  # variants of one test share the list
+                names.append("process_group")
+
+
+def _names(cls: type) -> list[str]:
+    return [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+
+
+def size_of(item: pytest.Item) -> int | None:
+    """Ranks that a test of such a class asks for; None where it leaves that open."""
+    cls = getattr(item, "cls", None)
+    if suite_of(cls) is None:
+        return None
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    method = getattr(cls, getattr(item, "originalname", item.name), None)
+    mark = item.get_closest_marker("world_size")
+    own = params.get(SIZE_FIXTURE) or getattr(method, "_required_world_size", None)
+    try:
+        size = int(own or (mark.args[0] if mark and mark.args else _declared(cls)))
+    except Exception as error:  # of a property, such as one that reads the environment
+        raise pytest.UsageError(
+            f"{item.nodeid}: world_size of its class cannot be read ({error!r}); give the mnode "
+            "mark nodes and procs_per_node, in the test module"
+        ) from None
+    return size if size > 0 else None  # torch has -2 for "as many as there are devices"
+
+
+def _declared(cls: Any) -> Any:
+    value = cls.world_size
+    return value.__get__(object.__new__(cls)) if isinstance(value, property) else value
+
+
+def parametrise_sizes(metafunc: pytest.Metafunc) -> None:
+    """`world_size = [2, 4]`, as DeepSpeed has it, makes one test of each number."""
+    cls: Any = metafunc.cls
+    if suite_of(cls) is not Suite.DEEPSPEED:
+        return
+    mark = metafunc.definition.get_closest_marker("world_size")
+    sizes = mark.args[0] if mark and mark.args else cls.world_size
+    if isinstance(sizes, list | tuple) and metafunc.definition.get_closest_marker("mnode"):
+        metafunc.fixturenames.append(SIZE_FIXTURE)
+        metafunc.parametrize(SIZE_FIXTURE, sizes, ids=[f"ranks{n}" for n in sizes], indirect=True)
+
+
+def spread(size: int, nodes: int) -> int:
+    """The most of `nodes` on which `size` ranks can be, equally many on each."""
+    return max(count for count in range(1, nodes + 1) if size % count == 0)

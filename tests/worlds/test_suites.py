@@ -1,0 +1,82 @@
+"""Test classes that start processes of their own run in worlds instead, as they are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.inner import InnerRun, run_pytest
+from tests.scenario import SCENARIOS
+
+SKIPPED = {
+    "test_too_few_gpus": "Need at least 8 CUDA devices",
+    "test_unittest_skip": "not today",
+    "test_skip_in_the_body": "found out late",
+    "test_exit_code_of_a_skip": "CUDA is not available",
+    "test_skips_by_exit_code": "Need at least 2 CUDA devices",
+}
+FAILED = {
+    "test_expected_exit_that_did_not_come": "ranks 0 of 4|rank 0 of 4",
+    "test_one_rank_asserts": r"^rank 1 of 4 on local0: AssertionError",
+    "test_one_subtest_fails": "contains 1 failed subtest",
+    "test_one_rank_never_comes": r"^rank 3 of 4 on local1: no end within 12 s: absent, never",
+    "test_one_rank_exits": r"^rank 2 of 4 on local1: exited with code 3, in the test",
+    "test_exit_after_the_last_collective": r"^rank 2 of 4 on local1: exited with code 3",
+    "test_one_rank_skips": r"^rank 1 of 4 on local0: skipped \(alone\), but ranks 0,2-3 did not",
+    "test_a_fails": r"^rank 1 of 2 on local1: AssertionError",
+}
+"""Tests that must fail, and how their message begins. All others pass."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    folder = tmp_path_factory.mktemp("suites")
+    (folder / "test_suites.py").write_text((SCENARIOS / "suites.py").read_text())
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = world_size\n")
+    return run_pytest(folder, "-rA", "--mnode-launcher=local", "--mnode-timeout=12")
+
+
+def test_outcomes(ran: InnerRun) -> None:
+    outcomes = ran.outcomes()
+    assert len(outcomes) > 55, ran.output
+    expected = dict.fromkeys(outcomes, "passed")
+    expected |= dict.fromkeys([*SKIPPED, "test_expected_failure"], "skipped")
+    expected |= dict.fromkeys(FAILED, "failure")
+    wrong = {name: found for name, found in outcomes.items() if found != expected[name]}
+    assert not wrong, ran.output
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_reason_of_a_skip(ran: InnerRun, name: str) -> None:
+    [skipped] = ran.cases()[name].iter("skipped")
+    assert SKIPPED[name] in str(skipped.get("message"))
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_who_failed_first(ran: InnerRun, name: str) -> None:
+    [failure] = ran.cases()[name].iter("failure")
+    assert re.search(FAILED[name], str(failure.get("message"))), failure.get("message")
+
+
+def test_a_failed_subtest_names_its_rank(ran: InnerRun) -> None:
+    assert re.search(r"SUBFAILED\(number='1'\) \S+test_one_subtest_fails - rank 2 of 4", ran.output)
+
+
+def test_threads_stay_in_the_controller(ran: InnerRun) -> None:
+    assert "mnode.ranks" not in ran.properties("test_in_one_process")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "nodes"),
+    [
+        ("test_all_reduce", "4", "local0,local1"),
+        ("test_create_group_cpu", "2", "local0,local1"),
+        ("test_own_size", "4", "local0,local1"),
+        ("test_each[ranks2]", "2", "local0,local1"),
+        ("test_each[ranks4]", "4", "local0,local1"),
+    ],
+)
+def test_size_of_the_class(ran: InnerRun, name: str, ranks: str, nodes: str) -> None:
+    found = ran.properties(name)
+    assert (found["mnode.ranks"], found["mnode.nodes"]) == (ranks, nodes)
