@@ -53,7 +53,7 @@ def give_groups(items: list[pytest.Item]) -> None:
     """Have pytest set the default process group up for tests that find it made."""
     for item in items:
         cls: Any = getattr(item, "cls", None)
-        if suite_of(cls) is Suite.DEEPSPEED and cls.init_distributed:
+        if suite_of(cls) is Suite.DEEPSPEED and getattr(cls, "init_distributed", True):
             names: list[str] = item.fixturenames  # type: ignore[attr-defined]
             if "process_group" not in names:  # variants of one test share the list
                 names.append("process_group")

@@ -229,10 +229,11 @@ def _have_deepspeed(cls: Any) -> None:
     deepspeed: Any = sys.modules.get("deepspeed")
     if deepspeed is None:
         return
-    if cls.requires_cuda_env and not deepspeed.accelerator.get_accelerator().is_available():
+    needs_device = getattr(cls, "requires_cuda_env", False)
+    if needs_device and not deepspeed.accelerator.get_accelerator().is_available():
         pytest.skip("only supported in accelerator environments.")
-    if cls.init_distributed:
-        deepspeed.init_distributed(dist_backend=cls.backend)
+    if getattr(cls, "init_distributed", True):
+        deepspeed.init_distributed(dist_backend=dist.get_backend())
 
 
 def _share_tmp(item: Any) -> None:

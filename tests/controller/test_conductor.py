@@ -17,6 +17,7 @@ from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
+from pytest_mnode.protocol.rank_files import Progress
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     PhaseReport,
@@ -219,6 +220,17 @@ def test_a_rank_without_an_answer_is_in_the_phase_of_the_others(
     stage: type[Stage], other: Answer, phase: str
 ) -> None:
     assert ran(stage(other, silent)).states[1].stuck_in == phase
+
+
+def test_a_report_that_crosses_the_question_for_a_stack() -> None:
+    class Crossing(Stage):
+        def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+            if look is None:
+                place = {1: Progress(7, "call")}
+                stack = StackTexts("node1", world.id, {1: "x"}, places=place)
+                self.inbox.extend([phase(1, 7, "setup"), stack])
+
+    assert ran(Crossing(obedient, silent)).states[1].stuck_in == "call"
 
 
 def record(number: int, shape: str) -> str:

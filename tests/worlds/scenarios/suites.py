@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import types
 import unittest
 
 import pytest
@@ -406,6 +407,20 @@ class TestThreads(MultiThreadedTestCase):
         self.assertEqual(x.item(), 1)
 
 
+LAYERS = []
+
+
+def init_distributed(dist_backend):
+    LAYERS.append(dist_backend)
+
+
+deepspeed = types.ModuleType("deepspeed")
+deepspeed.init_distributed = init_distributed
+no_device = types.SimpleNamespace(is_available=lambda: False)
+deepspeed.accelerator = types.SimpleNamespace(get_accelerator=lambda: no_device)
+sys.modules["deepspeed"] = deepspeed
+
+
 class DistributedTest:
     """What DeepSpeed's class of this name promises: each method runs in every rank."""
 
@@ -422,6 +437,7 @@ class TestDeepSpeedStyle(DistributedTest):
         x = torch.tensor([factor])
         dist.all_reduce(x)
         assert x.item() == 2 * factor
+        assert LAYERS[-1] == "gloo"
 
     def test_one_temporary_directory(self, tmp_path):
         found = [None] * 2
@@ -436,10 +452,16 @@ class TestDeepSpeedStyle(DistributedTest):
 
 class TestDeepSpeedSizes(DistributedTest):
     world_size = (2, 4)
-    seen = 0
 
     def test_each(self):
         assert dist.get_world_size() in (2, 4)
+
+
+class TestDeepSpeedOnDevices(DistributedTest):
+    requires_cuda_env = True
+
+    def test_needs_a_device(self):
+        raise AssertionError
 
 
 class TestDeepSpeedWithoutGroup(DistributedTest):
