@@ -16,8 +16,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
-from pytest_mnode.protocol.rank_files import Progress
+from pytest_mnode.protocol.agent_messages import Death, PartLost, Progress, StackTexts
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     PhaseReport,

@@ -18,9 +18,9 @@ SKIPPED = {
     "test_needs_a_device": "only supported in accelerator environments",
 }
 FAILED = {
-    "test_expected_exit_that_did_not_come": r"^rank 0 of 4 on local0: .*exit code 7",
+    "test_expected_exit_that_did_not_come": r"(?s)^rank 0 of 4 on local0: .*exit code 7",
     "test_one_rank_asserts": r"^rank 1 of 4 on local0: AssertionError",
-    "test_one_subtest_fails": "contains 1 failed subtest",
+    "test_one_subtest_fails": r"^rank 2 of 4 on local1: AssertionError",
     "test_one_rank_never_comes": r"^rank 3 of 4 on local1: no end within 12 s: absent, never",
     "test_one_rank_exits": r"^rank 2 of 4 on local1: exited with code 3, in the test",
     "test_exit_after_the_last_collective": r"^rank 2 of 4 on local1: exited with code 3",
@@ -61,12 +61,8 @@ def test_reason_of_a_skip(ran: InnerRun, name: str) -> None:
 
 @pytest.mark.parametrize("name", FAILED)
 def test_who_failed_first(ran: InnerRun, name: str) -> None:
-    [failure] = ran.cases()[name].iter("failure")
-    assert re.search(FAILED[name], str(failure.get("message"))), failure.get("message")
-
-
-def test_a_failed_subtest_names_its_rank(ran: InnerRun) -> None:
-    assert re.search(r"SUBFAILED\(number='1'\) \S+test_one_subtest_fails - rank 2 of 4", ran.output)
+    messages = [str(failure.get("message")) for failure in ran.cases()[name].iter("failure")]
+    assert any(re.search(FAILED[name], message) for message in messages), messages
 
 
 def test_threads_stay_in_the_controller(ran: InnerRun) -> None:
