@@ -28,13 +28,16 @@ class Given:
         return pytest.UsageError(f"{self.where}={value}: accepted: {accepted}")
 
 
-def count(given: Given) -> int | None:
-    text = given.text
-    if not text and not given.by_option:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise given.wrong("a whole number of 1 or more")
-    return int(text)
+def whole(least: int) -> Callable[[Given], int | None]:
+    def read(given: Given) -> int | None:
+        text = given.text
+        if not text and not given.by_option:
+            return None
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise given.wrong(f"a whole number of {least} or more")
+        return int(text)
+
+    return read
 
 
 def choice(accepted: tuple[str, ...]) -> Callable[[Given], str]:

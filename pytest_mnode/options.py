@@ -76,18 +76,19 @@ class Settings:
     numa_bind: str = "auto"
     faults: str = ""
     may_leave: tuple[str, ...] = ()
+    debug_rank: int | None = None
 
 
 OPTIONS = {  # by field of Settings
     "nodes": _Option(
         "nodes", "N",
         "run tests that need ranks on N nodes (default: as many as the most demanding test needs)",
-        option_texts.count,
+        option_texts.whole(1),
     ),
     "procs_per_node": _Option(
         "procs-per-node", "G",
         "ranks per node (default: one per accelerator, else 1)",
-        option_texts.count,
+        option_texts.whole(1),
     ),
     "launcher": _Option(
         "launcher", "auto|local|rack|ssh|slurm|kubernetes",
@@ -207,6 +208,12 @@ OPTIONS = {  # by field of Settings
         "what tests in ranks may leave behind: threads by name, child processes by command, such "
         "as 'courier-*'; memory; alarm",
         option_texts.patterns, see="#what-a-test-leaves-behind",
+    ),
+    "debug_rank": _Option(
+        "debug-rank", "RANK",
+        "the rank that breakpoint(), --pdb and --trace stop; the other ranks wait for it (default: "
+        "the first that reaches a breakpoint or fails)",
+        option_texts.whole(0), see="#debugging",
     ),
 }  # fmt: skip
 

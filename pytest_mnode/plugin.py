@@ -309,4 +309,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if SETTINGS not in config.stash or _follows(config):
         return
     if (run := _run(config)) is not None:
-        run.close()
+        # A second Ctrl-C ends this process at once; what is left ends without it.
+        with contextlib.suppress(KeyboardInterrupt):
+            run.close()

@@ -48,6 +48,7 @@ from pytest_mnode.protocol.agent_messages import (
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from pytest_mnode.protocol.rank_files import agent_log
+from pytest_mnode.protocol.terminal_messages import ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB, RUN
 
 _BEAT_S = 1.0
@@ -171,7 +172,7 @@ class Agent:
             case StopWorld(node, world):
                 if (part := self.parts.pop((node, world), None)) is not None:
                     self._end(part)
-            case TakeStacks(node=node, world=world):
+            case TakeStacks(node=node, world=world) | ToTerminal(node=node, world=world):
                 part = self.parts.get((node, world))
                 # One that does not read is stopped, and would give no stacks.
                 if part is not None and part.pipe.has_room():

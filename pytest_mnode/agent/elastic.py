@@ -22,20 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
 from torch.distributed.launcher.api import LaunchConfig
 
 from pytest_mnode import processes
-from pytest_mnode.agent import rank_stacks
+from pytest_mnode.agent import live_output, rank_stacks
 from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.agent.rendezvous import Rendezvous
+from pytest_mnode.agent.terminal import TerminalHolder
 from pytest_mnode.machine.cgroup import read_oom_kills
 from pytest_mnode.machine.pidfd import pidfd_open
 from pytest_mnode.protocol.agent_messages import (
@@ -48,6 +45,7 @@ from pytest_mnode.protocol.agent_messages import (
 )
 from pytest_mnode.protocol.rank_files import (
     RankFiles,
+    captured,
     end_of_output,
     error_message,
     head,
@@ -55,46 +53,12 @@ from pytest_mnode.protocol.rank_files import (
     read_progress,
     tail,
 )
+from pytest_mnode.protocol.terminal_messages import ToTerminal
 
 RankMain = Callable[[Launch, int, bool], None]
 """Starts a rank in a forked process: (launch, pid of its elastic launcher, bound by torch)."""
 _IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 """Has torch number ranks by node without asking a store: all nodes have as many ranks."""
-
-
-class Rendezvous(RendezvousHandler):
-    """Group rank, world size and store as the hub decided them."""
-
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
-
-    def get_backend(self) -> str:
-        return "mnode"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Ranks are clients of the store of the first node's launcher, as under torchrun."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        launch = self._launch
-        address = RendezvousStoreInfo(launch.master_addr, launch.master_port)
-        return RendezvousInfo(HashStore(), launch.node_rank, launch.world.shape.nodes, address)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._launch.world.id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 class WatchfulAgent(LocalElasticAgent):
@@ -117,6 +81,10 @@ class WatchfulAgent(LocalElasticAgent):
         self._store_fd = store_fd
         self._pids: dict[int, int] = {}
         self._outputs: dict[int, list[int]] = {}
+        self._live = live_output.LiveFiles(launch.world)
+        self._poll = select.poll()
+        self._terminal = TerminalHolder(self._poll, agent.send)
+        self._first_rank = launch.node_rank * launch.world.shape.procs_per_node
 
     @contextlib.contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002  torch's signature
@@ -144,19 +112,21 @@ class WatchfulAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         ends = {pidfd_open(pid): local for local, pid in self._pids.items()}
-        poll = select.poll()
         for fd in (*ends, self._captured_r, self.agent.fileno()):
-            poll.register(fd, select.POLLIN)
+            self._poll.register(fd, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            looks = self._live or self._terminal.has_input
+            for fd, _ in self._poll.poll(live_output.TURN_S * 1000 if looks else None):
                 if fd == self.agent.fileno():
                     self._obey()
                 elif fd == self._captured_r:
                     if not self._open_outputs():
-                        poll.unregister(fd)
-                else:
-                    poll.unregister(fd)
+                        self._poll.unregister(fd)
+                elif fd in ends:
+                    self._poll.unregister(fd)
                     self._report(ends[fd], worker_group)
+            self._show_live()
+            self._terminal.pass_on()
 
     def _obey(self) -> None:
         try:
@@ -164,17 +134,26 @@ class WatchfulAgent(LocalElasticAgent):
         except EOFError:
             os._exit(0)  # the agent has ended, or wants this world no more: it kills what is left
         for order in map(pickle.loads, orders):
-            if isinstance(order, TakeStacks):
-                self.agent.send(rank_stacks.take(order, self.launch, self._pids))
+            match order:
+                case TakeStacks():
+                    self._show_live()  # before the answer, which tells that it is shown
+                    self.agent.send(rank_stacks.take(order, self.launch, self._pids))
+                case ToTerminal(rank=rank):
+                    local = rank - self._first_rank
+                    self._terminal.obey(order, self._pids.get(local))
+
+    def _show_live(self, dead: int | None = None) -> None:
+        if self._live and (news := self._live.news(dead)) is not None:
+            self.agent.send(news)
 
     def _open_outputs(self) -> bool:
         """Hold the files that ranks' captured output goes to, which die with the ranks."""
         ranks = os.read(self._captured_r, 4096)
         for local in ranks:
-            with contextlib.suppress(OSError):
-                self._outputs[local] = [
-                    os.open(f"/proc/{self._pids[local]}/fd/{fd}", os.O_RDONLY) for fd in (1, 2)
-                ]
+            rank = self._first_rank + local
+            self._live.follow(rank)
+            files = RankFiles(self.launch.world, rank)
+            self._outputs[local] = captured(files, self._pids[local])
         return bool(ranks)
 
     def _report(self, local: int, worker_group: WorkerGroup) -> None:
@@ -194,6 +173,8 @@ class WatchfulAgent(LocalElasticAgent):
         progress = read_progress(files.progress)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
+        self._show_live(rank)
+        self._terminal.close(rank)
         self.agent.send(
             Death(
                 node=self.launch.node,

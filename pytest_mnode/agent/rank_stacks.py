@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pytest_mnode.protocol.agent_messages import Launch, StackTexts, TakeStacks
 from pytest_mnode.protocol.rank_files import (
     STACK_SIGNAL,
     RankFiles,
+    captured,
     read_progress,
     size,
     tail_of_fd,
@@ -43,7 +43,7 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
         node,
         world.id,
         texts,
-        outputs={rank: _output(pid) for rank, pid in pids.items()},
+        outputs={rank: _output(files[rank], pid) for rank, pid in pids.items()},
         states={rank: processes.why_silent(pid) for rank, pid in pids.items() if not texts[rank]},
         places=places,
         calls=records,
@@ -77,12 +77,10 @@ def _native(wanted: tuple[int, ...], pids: Mapping[int, int]) -> dict[int, str]:
         return dict(zip(living, frames, strict=True))
 
 
-def _output(pid: int) -> str:
+def _output(files: RankFiles, pid: int) -> str:
     """The end of what a rank's test has printed so far."""
     tails = []
-    for fd in (1, 2):
-        with contextlib.suppress(OSError):
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
-            tails.append(tail_of_fd(opened))
-            os.close(opened)
+    for fd in captured(files, pid):
+        tails.append(tail_of_fd(fd))
+        os.close(fd)
     return "".join(tails)

@@ -22,10 +22,13 @@ def collect_order(
     root, asked = config.rootpath, items[0].session._initialpaths
     args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
     factory = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
+    options = _picklable(vars(config.option))
+    if hasattr(config, "workerinput"):
+        options["capture"] = "fd"  # a worker of pytest-xdist has no terminal
     return Collect(
         args=tuple(args),
         files=frozenset(map(str, files)),
-        options=_picklable(vars(config.option)),
+        options=options,
         inifile=str(config.inipath) if config.inipath else None,
         rootdir=str(config.rootpath),
         cwd=str(config.invocation_params.dir),

@@ -8,72 +8,43 @@ asked for their stacks.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pytest_mnode.controller.client import Client
-from pytest_mnode.controller.hearing import Hearing, waited_for
-from pytest_mnode.machine.threads import GDB_LIMIT_S
+from pytest_mnode.controller.console import Console
+from pytest_mnode.controller.hearing import waited_for
+from pytest_mnode.controller.rank_talk import RankTalk, Settled
 from pytest_mnode.outcome.calls import is_hopeless
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.stacks import where_of_dump
-from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
-from pytest_mnode.protocol.listening_clock import ListeningClock
+from pytest_mnode.protocol.agent_messages import StackTexts
 from pytest_mnode.protocol.rank_messages import (
-    BodyDone,
     CallFunction,
     EndFixtures,
     Limit,
-    PhaseReport,
     Ping,
-    Pong,
-    Returned,
     RunItem,
     TearDown,
-    TornDown,
 )
 from pytest_mnode.protocol.world import WorldInfo
 
-GRACE_S = 0.7
-"""How long other ranks may go on after the first failure."""
-DEATH_GRACE_S = 0.3
-"""The same after a death, which the other ranks either feel at once or not at all."""
 LOOK_S = 0.5
 """When the calls of ranks that do not end are first compared; the wait doubles each time."""
 MOST_LOOK_S = 16.0
-STACKS_LIMIT_S = 3.0
-"""How long to wait for stacks; longer where there are many ranks."""
-STACKS_RANKS_PER_S = 1000
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
-_TURN_S = 0.1
-"""Counts for a longer time in which this process was stopped, or had no core."""
-
-Settled = Callable[[RankState], Any]
 
 
-class Conductor:
+class Conductor(RankTalk):
     """Runs one test, or one function, in a world that is this client's."""
 
-    def __init__(self, client: Client, world: WorldInfo, timeout_s: float) -> None:
-        self.client = client
-        # What was sent while this process was stopped is read before any rank is judged.
-        self._now = ListeningClock(_TURN_S).now
-        self.world = world
-        self.timeout_s = timeout_s
-        states = {rank: RankState(rank, world.node_of(rank)) for rank in range(world.shape.size)}
-        self.outcome = Outcome(world, states, timeout_s)
-        self.states = states
-        self.ordinal = next(client.ordinals)
-        self._hearing = Hearing(
-            self.outcome,
-            self.ordinal,
-            on_failure=lambda: self._start_grace(GRACE_S),
-            on_death=lambda: self._start_grace(DEATH_GRACE_S),
-        )
-        self._grace_end: float | None = None
+    def __init__(
+        self, client: Client, world: WorldInfo, timeout_s: float, console: Console | None = None
+    ) -> None:
+        super().__init__(client, world, timeout_s, console)
         self._limit: tuple[float, Limit] | None = None
         """The least that ranks asked for beside `timeout_s`, and when it ends."""
         self._look_at, self._look_s = math.inf, LOOK_S
@@ -96,51 +67,55 @@ class Conductor:
         """Run a test from setup to teardown; the arguments are those of RunItem."""
         where = self.ordinal, self.client.name
         order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
-        self.client.tell_ranks(self.world, order)
-        self._hear_earlier()
-        self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
-        if self.outcome.stillborn:
-            return self.outcome
-        dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
-        if self._limit is not None and (dirty or self._limit[1].body_only):
-            self._limit = None
-        self._learn_calls()
-        self._tell(
-            [s for s in self._alive() if s.body_done],
-            TearDown(self.ordinal, dirty or keep is None),
-        )
-        limit = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
-        self._grace_end = None
-        self._wait(lambda s: s.torn is not None, limit, "teardown")
-        self._last_words()
+        with self._watched(nodeid):
+            self.client.tell_ranks(self.world, order)
+            self._hear_earlier()
+            self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
+            if self.outcome.stillborn or self.outcome.quit:
+                return self.outcome
+            self._tear_down(keep is None)
+            self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
 
     def run_function(self, message: CallFunction | EndFixtures) -> Outcome:
         """Call a function in all ranks, or end fixtures there."""
-        self.client.tell_ranks(self.world, message)
-        self._hear_earlier()
-        self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
-        self._learn_calls()
-        self._last_words()
+        with self._watched("a function"):
+            self.client.tell_ranks(self.world, message)
+            self._hear_earlier()
+            self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
+            self._learn_calls()
+            self._last_words()
         self.outcome.stopped = time.time()
         return self.outcome
+
+    @contextlib.contextmanager
+    def _watched(self, what: str) -> Iterator[None]:
+        """A user who interrupts sees where the ranks are."""
+        if self._console is None:
+            yield
+            return
+        with self._console.running(what):
+            try:
+                yield
+            except KeyboardInterrupt:
+                self.show_where(self._console)
+                raise
+
+    def _tear_down(self, last: bool) -> None:
+        dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())
+        if self._limit is not None and (dirty or self._limit[1].body_only):
+            self._limit = None
+        self._learn_calls()
+        self._tell([s for s in self._alive() if s.body_done], TearDown(self.ordinal, dirty or last))
+        self._grace_end = None
+        limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
+        self._wait(lambda s: s.torn is not None, limit_s, "teardown")
 
     def _hear_earlier(self) -> None:
         """What came of this world while another world of this client was waited for."""
         for message in self.client.take_aside(self.world.id):
             self._take(message)
-
-    def _tell(self, states: list[RankState], message: Any) -> None:
-        if len(states) == len(self.states):
-            self.client.tell_ranks(self.world, message)
-            return
-        for state in states:
-            self.client.tell_rank(self.world, state.rank, message)
-
-    def _alive(self) -> list[RankState]:
-        """Ranks that are there and not stuck."""
-        return [s for s in self.states.values() if not s.gone and not s.stuck_in]
 
     def _wait(self, settled: Settled, limit_s: float, phase: str) -> None:
         """Until all living ranks are settled, or the limit or the grace is over."""
@@ -148,8 +123,10 @@ class Conductor:
         self._look_at, self._look_s = self._now() + LOOK_S, LOOK_S
         waiting = waited_for(self.states.values(), settled)
         while True:
-            if not waiting or self.outcome.stillborn:
+            if not waiting or self.outcome.stillborn or self.outcome.quit:
                 return
+            if self._console is not None and self._console.asked_where():
+                self.show_where(self._console)
             if self._limit is not None and self._limit[0] < deadline:
                 deadline, limit_s = self._limit[0], self._limit[1].timeout_s
             now = self._now()
@@ -165,57 +142,28 @@ class Conductor:
         for state in open_ranks:
             state.stuck_in = state.phase
         self._collect_stacks(open_ranks)
+        self._compare()
         if any(state.phase != "setup" for state in self.states.values()):
             for state in open_ranks:
                 if state.stuck_in == "setup" and state.stack is None:
                     # It gave no answer: it is taken to be as far as the others are.
                     state.stuck_in = "call"
 
-    def _wait_for(self, waiting: set[int], settled: Settled, limit_s: float) -> None:
-        """Until these ranks are settled or gone, or the limit is over."""
-        deadline = self._now() + limit_s
-        while waiting and self._now() < deadline:
-            self._listen(deadline, waiting, settled)
-
-    def _listen(self, until: float, waiting: set[int], settled: Settled) -> None:
-        """Take the next message and strike the ranks that it settles; return after half a turn
-        where none comes."""
-        wait_s = min(until - self._now(), _TURN_S / 2)
-        for rank in self._take(self.client.next_message(max(0.0, wait_s))):
-            state = self.states[rank]
-            if state.gone or settled(state):
-                waiting.discard(rank)
-
     def _take(self, message: Any) -> Iterable[int]:
-        """Apply a message; the ranks that it is about."""
-        now = self._now()
         match message:
-            case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
-                if message.ordinal == self.ordinal:
-                    return (self._hearing.hear_rank(message, now),)
-            case Death(world=world) if world == self.world.id:
-                return self._hearing.hear_death(message, now)
-            case PartLost(world=world) if world == self.world.id:
-                return self._hearing.hear_lost(message, now)
-            case StackTexts(world=world) if world == self.world.id:
-                if message.look in (None, self._look_number):  # else of a test before
+            case StackTexts(world=world, look=int(look)) if world == self.world.id:
+                ranks: Iterable[int] = ()
+                if look == self._look_number:  # else of a test before
                     ranks = self._hearing.hear_stacks(message)
-                    if message.look is not None:
-                        self._unanswered.discard(message.node)
-                        self._end_if_hopeless(now)
-                    return ranks
+                    self._unanswered.discard(message.node)
+                    self._end_if_hopeless(self._now())
+                return ranks
             case Limit(ordinal=ordinal) if ordinal == self.ordinal:
-                end = now + message.timeout_s
+                end = self._now() + message.timeout_s
                 if self._limit is None or end < self._limit[0]:
                     self._limit = end, message
-            case Death() | PartLost():
-                self.client.set_aside(message)
-        return ()
-
-    def _start_grace(self, grace_s: float) -> None:
-        now = self._now()
-        if self._grace_end is None or now + grace_s < self._grace_end:
-            self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
+                return ()
+        return super()._take(message)
 
     # Calls, compared while ranks do not end.
 
@@ -249,8 +197,10 @@ class Conductor:
 
     def _learn_calls(self) -> None:
         """Ask for the calls of a test that failed, unless they came with the stacks."""
-        if all(s.failed_at is None or s.stuck_in for s in self.states.values()):
-            return
+        if any(s.failed_at is not None and not s.stuck_in for s in self.states.values()):
+            self._look_once()
+
+    def _look_once(self) -> None:
         self._look()
         deadline = self._now() + self._stacks_limit_s
         while self._unanswered and self._now() < deadline:
@@ -264,6 +214,8 @@ class Conductor:
         self._grace_end = None
         silent = waited_for(self.states.values(), _has_answered)
         self._wait_for(silent, _has_answered, PONG_LIMIT_S)
+        if self._console is not None and self._console.shows_live:
+            self._look_once()  # what ranks printed is shown before nodes answer
         if not silent:
             return
         for rank in silent:
@@ -271,28 +223,7 @@ class Conductor:
         if not self.outcome.timed_out:
             self.outcome.timed_out, self.outcome.limit_s = "teardown", PONG_LIMIT_S
         self._collect_stacks([self.states[rank] for rank in sorted(silent)])
-
-    def _collect_stacks(self, wanted: list[RankState]) -> None:
-        self.client.take_stacks(self.world)
-        waiting = {s.rank for s in wanted if s.stack is None and not s.gone}
-        self._wait_for(waiting, lambda s: s.stack is not None, self._stacks_limit_s)
         self._compare()
-        self._collect_native(wanted)
-
-    def _collect_native(self, wanted: list[RankState]) -> None:
-        """C stacks of ranks that hang where their Python stacks have no line of the test."""
-        dark = [s for s in wanted if s.stack and where_of_dump(s.stack).frame is None]
-        by_node: dict[str, list[int]] = {}
-        for state in dark:
-            by_node.setdefault(state.node, []).append(state.rank)
-        for node, ranks in by_node.items():
-            self.client.take_native_stacks(self.world, node, tuple(ranks))
-        waiting = {s.rank for s in dark if not s.native and not s.gone}
-        self._wait_for(waiting, lambda s: s.native, GDB_LIMIT_S + self._stacks_limit_s)
-
-    @property
-    def _stacks_limit_s(self) -> float:
-        return STACKS_LIMIT_S + len(self.states) / STACKS_RANKS_PER_S
 
 
 def _has_answered(state: RankState) -> bool:

@@ -138,18 +138,21 @@ class HeldWorlds:
                 if found.id != world.id:  # its ranks died, and the fixtures with them
                     client.close_world(found, reusable=True)
                     return ""
-                conductor = Conductor(client, world, run.settings.timeout_s)
+                conductor = Conductor(client, world, run.settings.timeout_s, run.console)
                 order = EndFixtures(conductor.ordinal, client.name, keep.nodeid)
                 outcome = conductor.run_function(order)
                 if run.coverage is not None:
                     run.coverage.take("", outcome)
                 error = "" if outcome.returned else function_error(outcome)
-                client.close_world(world, not error, held=bool(chain))
+                reusable = not error and not outcome.debugged
+                client.close_world(world, reusable, held=bool(chain) and reusable)
             finally:
                 client.release(lease)
+            if outcome.quit:
+                pytest.exit("Quitting debugger")
         except MnodeError as problem:
             return f"{label}: {problem}"
-        if chain and not error:
+        if chain and reusable:
             self._held[shape] = Held(world, chain, held.widest)
         return error and f"{label}:\n{error}"
 

@@ -52,6 +52,7 @@ from pytest_mnode.protocol.launcher_requests import (
     PowerOn,
 )
 from pytest_mnode.protocol.rank_messages import Hello
+from pytest_mnode.protocol.terminal_messages import FromTerminal, LiveOutput, ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB
 
 _SILENCE_LIMIT_S = 15.0
@@ -146,7 +147,7 @@ class Hub(Exchange):
                 self.desk.forget(source, seq)
             case StopHub():
                 self.running = False
-            case TakeStacks() | StopWorld():
+            case TakeStacks() | StopWorld() | ToTerminal():
                 self._to_agent(message.node, message)
             case AgentAlive(agent, incarnation) if self.agents.is_current(agent, incarnation):
                 self.agents.heard(agent)
@@ -170,7 +171,7 @@ class Hub(Exchange):
                 self.worlds.hello(name, rank)
             case Death() | PartLost():
                 self.worlds.broke(message)
-            case StackTexts():
+            case StackTexts() | FromTerminal() | LiveOutput():
                 self.worlds.to_owner(message.world, message)
 
     def _start(self) -> None:

@@ -32,6 +32,8 @@ class ItemRunner:
         self._shared_tmp = SharedTmp(run)
         self._reports = RankReports(run.config)
         self._warner = Warner(run.config)
+        self.quits = False
+        """The user ended the run from the debugger of the last test."""
         self._last_in: dict[str, str] = {}
         """The test that ran last in a world."""
 
@@ -48,9 +50,13 @@ class ItemRunner:
             return [error_report(item, str(error))]
         except pytest.fail.Exception as error:  # another plugin's limit was reached in this process
             return [error_report(item, str(error))]
+        self.quits = outcome.quit
         if self._run.coverage:
             self._run.coverage.take(item.nodeid, outcome)
-        reports = self._reports.merged(item, outcome, self._asked_later(need))
+        if self.quits and all(state.failed_at is None for state in outcome.states.values()):
+            reports = []
+        else:
+            reports = self._reports.merged(item, outcome, self._asked_later(need))
         self._shared_tmp.end(shared_tmp, item, reports)
         for state in outcome.states.values():
             for warning in state.torn.warnings if state.torn else ():
@@ -73,7 +79,7 @@ class ItemRunner:
             fresh = need.reuse == "fresh"
             for _ in range(_BEGIN_AGAIN):
                 world = client.open_world(lease, run.procs_of(need), fresh, held=kept_id)
-                conductor = Conductor(client, world, run.limit_s_of(need))
+                conductor = Conductor(client, world, run.limit_s_of(need), run.console)
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
                 outcome = conductor.run_item(item.nodeid, following, *keeps)

@@ -51,8 +51,8 @@ class RankTests:
         reports = [error_report(item, missing)] if missing else self._run_item(item, nextitem)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
-            if item.config.getoption("capture", None) == "no":
-                _show_output(item.config, report)
+        if self._runner is not None and self._runner.quits:
+            pytest.exit("Quitting debugger")
         _end_what_is_over(item, nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -135,10 +135,3 @@ def _show_fixtures(item: pytest.Item) -> None:
         names = ", ".join(sorted(marks.fixture_names(item)))
         writer.line()
         writer.write(f"        {item.nodeid} in ranks (fixtures used: {names})")
-
-
-def _show_output(config: pytest.Config, report: pytest.TestReport) -> None:
-    """With -s: what ranks printed, when their test is over."""
-    terminal: Any = config.pluginmanager.getplugin("terminalreporter")
-    for name, text in report.sections if terminal is not None and not report.failed else ():
-        terminal.write_line(f"\n[{name}]\n{text.rstrip()}")

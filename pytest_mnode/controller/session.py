@@ -15,6 +15,7 @@ from pytest_mnode.controller import coverage_plugin
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.collect_order import collect_order
 from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import count
@@ -70,6 +71,7 @@ class Run:
         self._gone: dict[str, str] = {}
         self.switched_off: set[str] = set()
         """Nodes that tests switched off on purpose, since the criterion began."""
+        self.console = Console(config, settings.debug_rank)
         self.ended = ""
         """Why this run ended itself, as where a node is lost for good."""
 
@@ -158,6 +160,7 @@ class Run:
         )
 
     def close(self) -> None:
+        self.console.close()
         if self.pool is not None:
             self.pool.close()
             self.pool = None
@@ -276,11 +279,13 @@ class Run:
         """Call a function pickled by cloudpickle in every rank of a world."""
         if self.client is None:
             raise ClusterError("the run is over")
-        conductor = Conductor(self.client, world, timeout_s)
+        conductor = Conductor(self.client, world, timeout_s, self.console)
         call = CallFunction(conductor.ordinal, self.client.name, blob, group)
         outcome = conductor.run_function(call)
         if self.coverage:
             self.coverage.take("", outcome)
+        if outcome.quit:
+            pytest.exit("Quitting debugger")
         return outcome
 
 

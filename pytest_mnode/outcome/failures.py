@@ -148,6 +148,8 @@ def _problems(outcome: Outcome) -> list[Failure]:
 
 def _silent(outcome: Outcome) -> list[Failure]:
     """Ranks without a report of their end: no report is no pass."""
+    if outcome.quit:
+        return []
     ran = any("call" in s.reports for s in outcome.states.values())
     failures = []
     for rank, state in outcome.states.items():

@@ -248,7 +248,8 @@ def _fine(outcome: Outcome, rank: int) -> str:
         return "failed as expected" if any("wasxfail" in p.data for p in skips) else "skipped"
     if "call" in state.reports and state.torn is not None:
         return "passed"
-    return "stopped before it ended the test" if state.stuck_in else "ended the test"
+    stopped = state.stuck_in or (outcome.quit and not state.torn)
+    return "stopped before it ended the test" if stopped else "ended the test"
 
 
 def function_error(outcome: Outcome) -> str:

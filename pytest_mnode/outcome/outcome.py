@@ -85,6 +85,10 @@ class Outcome:
     """No rank made a call between the last two times that they were compared."""
     hopeless: bool = False
     """The test was ended before its limit, because calls of ranks differ."""
+    debugged: bool = False
+    """A rank was stopped in the debugger, or another one in its place."""
+    quit: bool = False
+    """The user ended the run from the debugger."""
     stillborn: list[Death] = field(default_factory=list)
     """Deaths that are no fault of this test: it had not begun in these ranks."""
     started: float = field(default_factory=time.time)
@@ -95,6 +99,7 @@ class Outcome:
         """Nothing failed, died, hung or leaked: the world may serve again."""
         return (
             not self.timed_out
+            and not self.debugged
             and all(
                 s.failed_at is None
                 and not s.gone

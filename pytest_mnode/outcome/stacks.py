@@ -21,7 +21,12 @@ _RECORDER = "/pytest_mnode/rank/recorder.py"
 _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
-    "/pytest_mnode/world/",
+    "/pytest_mnode/agent/",
+    "/pytest_mnode/processes.py",
+    "/pytest_mnode/rank/debugger.py",
+    "/pytest_mnode/rank/entry.py",
+    "/pytest_mnode/rank/loop.py",
+    "/pytest_mnode/rank/session.py",
     "/torch/multiprocessing/",
     "/torch/distributed/elastic/",
     "/torch/distributed/launcher/",

@@ -80,7 +80,7 @@ def _failure(
     kernel = [] if here.frame else _kernel(outcome, ranks)
     if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
-    text = "\n\n".join([line, *_stacks(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
+    text = "\n\n".join([line, *stacks_of(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
     return Failure(ranks, state.stuck_in, line, text=text, time=_LAST, victim=victim)
 
 
@@ -94,7 +94,7 @@ def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str
     return f"but {', '.join(parts)}" if parts else ""
 
 
-def _stacks(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
+def stacks_of(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Stacks with whose they are, equal ones once."""
     texts: dict[str, tuple[list[int], str]] = {}
     for rank in ranks:

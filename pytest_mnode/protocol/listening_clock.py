@@ -25,3 +25,7 @@ class ListeningClock:
         before, self._read = self._read, time.monotonic()
         self._seconds += min(self._read - before, self._turn_s)
         return self._seconds
+
+    def skip(self) -> None:
+        """Do not count the time since `now` was last called."""
+        self._read = time.monotonic()

@@ -39,7 +39,8 @@ class RankFiles:
 
     stacks: where faulthandler writes when it is asked for stacks; fault: where it writes in a
     crash. progress: the test and phase that the rank is in. calls: the collectives that it called.
-    nccl: the log of NCCL. coverage: a directory for what coverage.py measures.
+    nccl: the log of NCCL. coverage: a directory for what coverage.py measures. live: what the rank
+    prints, where that is shown while it runs.
     """
 
     def __init__(self, world: WorldInfo, rank: int) -> None:
@@ -51,6 +52,18 @@ class RankFiles:
         self.nccl = self.directory / f"rank{rank}.nccl.log"
         self.output = self.directory / f"rank{rank}.output.log"
         self.coverage = self.directory / f"rank{rank}.coverage"
+        self.live = self.directory / f"rank{rank}.live.log"
+
+
+def captured(files: RankFiles, pid: int) -> list[int]:
+    """Descriptors of the files that a rank's output is captured in; none if it is shown live."""
+    found = []
+    for fd in (1, 2):
+        path = Path(f"/proc/{pid}/fd/{fd}")
+        with contextlib.suppress(OSError):
+            if not (files.live.exists() and path.samefile(files.live)):
+                found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    return found
 
 
 def size(path: Path) -> int:

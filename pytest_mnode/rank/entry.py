@@ -16,6 +16,7 @@ from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.rank import loop, recorder, shared_test
+from pytest_mnode.rank.live_output import SHOWN_LIVE
 from pytest_mnode.rank.session import RankSession
 
 # What selects, prints, writes files or starts processes is the controller's business alone.
@@ -32,8 +33,6 @@ _NOT_IN_RANKS: dict[str, object] = {
     "cacheshow": None,
     "collectonly": False,
     "maxfail": 0,
-    "usepdb": False,
-    "trace": False,
     "xmlpath": None,
     "pastebin": None,
     "dist": "no",
@@ -104,12 +103,14 @@ def collect(
     quiet = "ignore::pytest.PytestAssertRewriteWarning"
     options["pythonwarnings"] = [*(options.get("pythonwarnings") or ()), quiet]
     options["basetemp"] = collect.basetemp
-    options["capture"] = "fd"  # with -s the controller shows what was captured
+    if options.get("capture") not in SHOWN_LIVE:
+        options["capture"] = "fd"
     options["inifilename"] = collect.inifile
     options["rootdir"] = collect.rootdir
     config = pytest.Config.fromdictargs(options, args)
     config.args = list(collect.args)
     _without_other_loops(config)
+    config.pluginmanager.set_blocked("pdbinvoke")  # it needs a terminal reporter: see rank.debugger
     session = RankSession(collect, order.logs_are_temporary, fail)
     session.serve = lambda: serve(partial(loop.main, order, session))
     config.pluginmanager.register(session, "mnode-rank-session")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 
 from pytest_mnode import processes
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
@@ -20,6 +21,7 @@ from pytest_mnode.protocol.rank_files import STACK_SIGNAL
 from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, Returned, RunItem
 from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank import binding, coverage_plugin
+from pytest_mnode.rank.debugger import Debugger
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.session import RankSession
 from pytest_mnode.rank.world import World
@@ -76,7 +78,7 @@ def serve(rank: Rank, session: RankSession) -> None:
                 session.run(message)
             case CallFunction():
                 rank.begin(message, "call")
-                returned = _call(rank, message)
+                returned = _call(rank, message, session.debugger)
                 rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
             case EndFixtures():
                 rank.begin(message, "teardown")
@@ -84,7 +86,7 @@ def serve(rank: Rank, session: RankSession) -> None:
                 rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
 
 
-def _call(rank: Rank, message: CallFunction) -> Returned:
+def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> Returned:
     place = rank.world.rank, message.ordinal
     try:
         if message.group:
@@ -93,11 +95,14 @@ def _call(rank: Rank, message: CallFunction) -> Returned:
         value = _with_world(function, rank.world)(*args, **kwargs)
         return Returned(*place, cloudpickle.dumps(value))
     except BaseException as error:
+        debugger.leave(quits=isinstance(error, pytest.exit.Exception))
         # The frames above the function are ours and tell the reader nothing.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         summary = "".join(traceback.format_exception_only(error)).strip()
         return Returned(*place, None, text, summary)
+    finally:
+        debugger.end()
 
 
 def _with_world(function: Callable[..., Any], world: World) -> Callable[..., Any]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d
 
 from pytest_mnode.rank.world import World
 
 _BACKENDS_OF_DEVICES = ("nccl", "xccl", "hccl")
+DEBUGGED_TIMEOUT = timedelta(days=1)
+"""Of groups and their store where a rank is debugged: the others wait for its user."""
 LAST_GROUP = "mnode-last-group"
 """Name of the thread that takes the group of an earlier test down."""
 
@@ -29,14 +33,14 @@ def _accelerators() -> tuple[str, int]:
     return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
 
 
-def connection() -> TCPStore:
+def connection(timeout: timedelta | None = None) -> TCPStore:
     """A new connection to the store of the world."""
     return TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
         wait_for_workers=False,
-        timeout=timedelta(seconds=300),
+        timeout=timeout or timedelta(seconds=300),
     )
 
 
@@ -51,6 +55,7 @@ class GroupKeeper:
         self.generation = 0
         self.made: Any = None
         self._store: Any = None
+        self._timeout: timedelta | None = None
 
     @property
     def device(self) -> torch.device:
@@ -90,6 +95,7 @@ class GroupKeeper:
             store=store,
             rank=self.world.rank,
             world_size=self.world.size,
+            timeout=self._timeout,
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self.made = dist.group.WORLD
@@ -97,7 +103,7 @@ class GroupKeeper:
 
     def _connect(self) -> Any:
         if self._store is None:
-            self._store = connection()
+            self._store = connection(self._timeout)
         return self._store
 
     def open_store(self, name: str) -> Any:
@@ -113,6 +119,21 @@ class GroupKeeper:
         """Take the way to a store back, when all ranks have opened it."""
         if self.world.rank == 0:
             self._connect().delete_key(f"mnode/store/{name}")
+
+    def wait_longer(self) -> None:
+        """Have the groups of this rank, also later ones, wait for a rank that is debugged.
+
+        A collective that has begun keeps the limit that it began with.
+        """
+        self._timeout = DEBUGGED_TIMEOUT
+        if self._store is not None:
+            self._store.set_timeout(DEBUGGED_TIMEOUT)
+        if not dist.is_initialized():
+            return
+        with warnings.catch_warnings(action="ignore"):  # of a backend that has no such limit
+            for group in list(distributed_c10d._world.pg_map):
+                with contextlib.suppress(RuntimeError, ValueError):
+                    distributed_c10d._set_pg_timeout(DEBUGGED_TIMEOUT, group)
 
     @property
     def intact(self) -> bool:

@@ -7,11 +7,10 @@ a test between its body and its teardown until the controller has heard from all
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -29,10 +28,12 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import coverage_plugin, reports, wide_fixtures
+from pytest_mnode.rank import coverage_plugin, debugger, live_output, reports, wide_fixtures
+from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
+from pytest_mnode.rank.recorded_warnings import RecordedWarnings
 from pytest_mnode.rank.suite_properties import SuiteProperties
 from pytest_mnode.rank.suites import Suites
 from pytest_mnode.suites import give_groups
@@ -55,6 +56,8 @@ class RankSession:
         self.logs_are_temporary = logs_are_temporary
         self.suite_properties = SuiteProperties()
         self.rank: Rank | None = None
+        self.debugger: Debugger
+        self.live: TextIO | None = None
         self.items: dict[str, pytest.Item] = {}
         self.broken: list[str] = []
         self.session: pytest.Session
@@ -71,6 +74,7 @@ class RankSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
+        debugger.install(lambda: getattr(self, "debugger", None))
         config.option.setupshow = False  # the controller shows it: there is no terminal here
         for line in self.collect.markers:  # those of plugins that only the controller has
             config.addinivalue_line("markers", line)
@@ -113,12 +117,16 @@ class RankSession:
         self.rank = rank
         self._wide = wide_fixtures.WideFixtures()
         self._leak_check = LeakCheck(rank.groups, self._wide)
-        for plugin in (self._wide, self._leak_check, ExamplesPlugin(rank)):
+        self._warnings = RecordedWarnings()
+        self.debugger = Debugger(self.config, rank)
+        own = DebuggerHooks(self.debugger, self._take_held), self._warnings, ExamplesPlugin(rank)
+        for plugin in (self._wide, self._leak_check, *own):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
             folder.mkdir(parents=True, exist_ok=True)
             factory._given_basetemp, factory._basetemp = folder / f"rank{rank.world.rank}", None
+        self.live = live_output.begin(self.config, rank.files.live)
         self._capture("start_global_capturing")
         self.config.pluginmanager.register(Suites(rank), "mnode-suites")
 
@@ -126,7 +134,7 @@ class RankSession:
         """Run one test from setup to teardown, reporting as it goes."""
         assert self.rank is not None
         rank = self.rank
-        self._warnings: list[tuple[Any, ...]] = []
+        self._warnings.take()
         self._reported = {}
         self._nccl_start = size(rank.files.nccl)
         item = self.items.get(order.nodeid)
@@ -154,13 +162,18 @@ class RankSession:
             self._protocol()(item=item, nextitem=following)
         except BaseException as error:
             problem = reports.problem(error)
+            if self.debugger.leave(quits=isinstance(error, pytest.exit.Exception)):
+                return  # the controller ends this world
+        self.debugger.end()
         # Only now plugins have undone what they did around the test, such as setting an alarm.
         if problem := problem or self._unreported():
             done = TornDown(rank.world.rank, order.ordinal, problem=problem)
         else:
             done = self._finish()
+        if self.live is not None:
+            live_output.end_line(self.live)
         # Warnings come last from pytest.
-        told, ran = tuple(self._warnings), coverage_plugin.measured(self.config)
+        told, ran = self._warnings.take(), coverage_plugin.measured(self.config)
         rank.tell(replace(done, warnings=told, reports=self._take_held(), coverage=ran))
         rank.progress.write(order.ordinal, "after")
 
@@ -208,6 +221,8 @@ class RankSession:
             self.session._setupstate.teardown_exact(wide_fixtures.kept_node(stack, order.keep))
         except BaseException as error:
             problem = reports.problem(error)
+            self.debugger.leave(quits=isinstance(error, pytest.exit.Exception))
+        self.debugger.end()
         problem = problem or "; ".join(f"left behind: {one}" for one in self._leak_check.found())
         return Returned(*place, None, problem, problem) if problem else Returned(*place, b"")
 
@@ -287,15 +302,3 @@ class RankSession:
             suite_properties=self.suite_properties.take(),
             curves=tuple(curves_kept_by(item)),
         )
-
-    @pytest.hookimpl
-    def pytest_warning_recorded(
-        self,
-        warning_message: warnings.WarningMessage,
-        when: str,
-        nodeid: str,
-        location: tuple[str, int, str] | None,
-    ) -> None:
-        if self.rank is not None:
-            where = (when, nodeid, location)
-            self._warnings.append((*reports.plain_warning(warning_message), *where))

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.controller import conductor as conduct
+from pytest_mnode.controller import rank_talk
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
@@ -119,15 +120,10 @@ def ran(stage: Stage, timeout_s: float = 0.1) -> Outcome:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in (
-        "GRACE_S",
-        "DEATH_GRACE_S",
-        "PONG_LIMIT_S",
-        "UNCLEAN_TEARDOWN_LIMIT_S",
-        "STACKS_LIMIT_S",
-        "LOOK_S",
-    ):
+    for limit in ("PONG_LIMIT_S", "UNCLEAN_TEARDOWN_LIMIT_S", "LOOK_S"):
         monkeypatch.setattr(conduct, limit, 0.05)
+    for limit in ("GRACE_S", "DEATH_GRACE_S", "STACKS_LIMIT_S"):
+        monkeypatch.setattr(rank_talk, limit, 0.05)
 
 
 def test_all_pass() -> None:

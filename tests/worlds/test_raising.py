@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_mnode.controller.conductor import GRACE_S
+from pytest_mnode.controller.rank_talk import GRACE_S
 from tests.scenario import Scenario, run_scenario
 
 

@@ -1,0 +1,61 @@
+"""Hands on what the ranks of a node print, line by line, while they run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pytest_mnode.protocol.rank_files import RankFiles
+from pytest_mnode.protocol.terminal_messages import LiveOutput
+from pytest_mnode.protocol.world import WorldInfo
+
+_CHUNK_BYTES = 1 << 16
+TURN_S = 0.1
+"""How often the files are read; a pipe would have ranks wait for a slow reader."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    fd: int
+    offset: int = 0
+    rest: bytes = b""
+    """The begin of a line that is not whole yet."""
+
+    def lines(self, last: bool) -> list[str]:
+        data = self.rest
+        while chunk := os.pread(self.fd, _CHUNK_BYTES, self.offset):
+            self.offset += len(chunk)
+            data += chunk
+        whole, newline, rest = data.rpartition(b"\n")
+        if last or len(rest) > _CHUNK_BYTES:
+            whole, newline, rest = data, b"\n" if data else b"", b""
+        self.rest = rest
+        return [_as_shown(line) for line in whole.split(b"\n")] if newline else []
+
+
+def _as_shown(line: bytes) -> str:
+    """What stands in the line at its end: a progress bar writes over it."""
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+
+
+class LiveFiles:
+    """The files that ranks of a node's part of a world print into, where that is shown live."""
+
+    def __init__(self, world: WorldInfo) -> None:
+        self._world = world
+        self._files: dict[int, _Followed] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
+    def follow(self, rank: int) -> None:
+        """From now on read this rank's file, if it has one."""
+        path = RankFiles(self._world, rank).live
+        if path.exists():
+            self._files[rank] = _Followed(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def news(self, dead: int | None = None) -> LiveOutput | None:
+        """What was printed since the last time; of a dead rank also its last, unended line."""
+        found = {rank: of.lines(rank == dead) for rank, of in self._files.items()}
+        lines = {rank: its_lines for rank, its_lines in found.items() if its_lines}
+        return LiveOutput(self._world.id, lines) if lines else None

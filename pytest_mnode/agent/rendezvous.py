@@ -1,0 +1,47 @@
+"""Where a node's launcher is in a world, as the hub decided: there is nothing to negotiate."""
+
+from __future__ import annotations
+
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from pytest_mnode.protocol.agent_messages import Launch
+
+
+class Rendezvous(RendezvousHandler):
+    """Group rank, world size and store as the hub decided them."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def get_backend(self) -> str:
+        return "mnode"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks are clients of the store of the first node's launcher, as under torchrun."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        launch = self._launch
+        address = RendezvousStoreInfo(launch.master_addr, launch.master_port)
+        return RendezvousInfo(HashStore(), launch.node_rank, launch.world.shape.nodes, address)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._launch.world.id
+
+    def shutdown(self) -> bool:
+        return True

@@ -1,0 +1,156 @@
+"""The terminal of a rank that is debugged, held outside of the rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import termios
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pytest_mnode import processes
+from pytest_mnode.protocol.terminal_messages import (
+    CloseTerminal,
+    OpenTerminal,
+    TerminalClosed,
+    TerminalInput,
+    TerminalOpened,
+    TerminalOutput,
+    ToTerminal,
+)
+
+_INTERRUPT = b"\x03"
+_LOCAL_FLAGS, _OUTPUT_FLAGS = 3, 1
+_CHUNK_BYTES = 1 << 16
+
+
+class Terminal:
+    """A pseudo-terminal, or two pipes where the user's input is no terminal and ends by itself.
+
+    The rank opens `reads` and `writes`, paths of this process's descriptors: it has no way of its
+    own to them, and a node's file system need not name pseudo-terminals.
+    """
+
+    def __init__(self, order: OpenTerminal, pid: int) -> None:
+        """Raises OSError where the node has no pseudo-terminals."""
+        self.place = order.world, order.rank
+        self._pid = pid
+        self._typed = bytearray()
+        self._ended = False
+        self._is_tty = order.size is not None
+        if order.size is not None:
+            self._ours, self._theirs = os.openpty()
+            attributes = termios.tcgetattr(self._theirs)
+            attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # the user's own terminal does that
+            termios.tcsetattr(self._theirs, termios.TCSANOW, attributes)
+            termios.tcsetwinsize(self._theirs, order.size)
+            self.output = self._input = self._ours
+            ends = self._theirs, self._theirs
+            self._open = {self._ours, self._theirs}
+        else:
+            theirs_in, self._input = os.pipe()
+            self.output, theirs_out = os.pipe()
+            ends = theirs_in, theirs_out
+            self._open = {theirs_in, self._input, self.output, theirs_out}
+        os.set_blocking(self._input, False)
+        os.set_blocking(self.output, False)
+        self.reads, self.writes = (f"/proc/{os.getpid()}/fd/{fd}" for fd in ends)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether something is left that the rank has no room for."""
+        return bool(self._typed)
+
+    def type(self, data: bytes) -> None:
+        """Hand input on; b"" is its end. A Ctrl-C interrupts the rank as in its own terminal."""
+        interrupts = self._is_tty and _INTERRUPT in data and self._interrupts()
+        if interrupts:
+            self._typed.clear()
+            data = data[data.rindex(_INTERRUPT) :]
+        self._typed += data
+        self._ended = self._ended or not data
+        self.pass_on()
+        if interrupts:  # after the key, at which the kernel drops what the rank has written
+            processes.kill(self._pid, signal.SIGINT)
+
+    def _interrupts(self) -> bool:
+        """False where a program of the rank reads Ctrl-C as a key."""
+        return bool(termios.tcgetattr(self._theirs)[_LOCAL_FLAGS] & termios.ISIG)
+
+    def pass_on(self) -> None:
+        """Write what the rank has room for."""
+        with contextlib.suppress(BlockingIOError):
+            while self._typed:
+                del self._typed[: os.write(self._input, self._typed)]
+        if self._ended and not self._typed and not self._is_tty and self._input in self._open:
+            self._open.discard(self._input)
+            os.close(self._input)
+
+    def read(self) -> Iterator[bytes]:
+        """What the rank wrote since the last time."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(self.output, _CHUNK_BYTES):
+                yield data
+
+    def close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+        self._open.clear()
+
+
+class TerminalHolder:
+    """The terminal of the rank of a world's part that is debugged, if any."""
+
+    def __init__(self, poll: select.poll, send: Callable[[Any], None]) -> None:
+        """poll: told of the descriptor to read. send: to the client whose test the rank runs."""
+        self._poll, self._send = poll, send
+        self._held: Terminal | None = None
+
+    @property
+    def has_input(self) -> bool:
+        return self._held is not None and self._held.has_input
+
+    def obey(self, order: ToTerminal, pid: int | None) -> None:
+        """pid: of the rank, None where it has died."""
+        match order:
+            case OpenTerminal() if pid is not None:
+                self._open_for(order, pid)
+            case TerminalInput(data=data) if self._held is not None:
+                self._held.type(data)
+            case CloseTerminal():
+                self.close(order.rank)
+
+    def _open_for(self, order: OpenTerminal, pid: int) -> None:
+        self._drop()  # one that nobody waited for any more
+        try:
+            held = self._held = Terminal(order, pid)
+        except OSError as error:
+            why = f"no pseudo-terminal on {order.node}: {error.strerror}"
+            self._send(TerminalOpened(order.world, order.rank, error=why))
+            return
+        self._poll.register(held.output, select.POLLIN)
+        self._send(TerminalOpened(*held.place, held.reads, held.writes))
+
+    def pass_on(self) -> None:
+        """Hand on what was typed and what the rank wrote."""
+        if (held := self._held) is not None:
+            held.pass_on()
+            for data in held.read():
+                self._send(TerminalOutput(*held.place, data))
+
+    def close(self, rank: int) -> None:
+        """The end of this rank's terminal, if it is the one held."""
+        held = self._held
+        if held is None or held.place[1] != rank:
+            return
+        self.pass_on()
+        self._drop()
+        self._send(TerminalClosed(*held.place))
+
+    def _drop(self) -> None:
+        if self._held is not None:
+            self._poll.unregister(self._held.output)
+            self._held.close()
+            self._held = None

@@ -1,0 +1,108 @@
+"""What the user sees of ranks while their test runs: their lines, and where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pytest_mnode.outcome.outcome import RankState
+from pytest_mnode.rank.live_output import logs_live, prints_live
+
+ASK_SIGNAL = signal.SIGUSR1
+"""Asks this process where its ranks are."""
+
+
+class Console:
+    """One per pytest process; closed at its end."""
+
+    def __init__(self, config: pytest.Config, debug_rank: int | None) -> None:
+        """debug_rank: the one to be debugged; None: the first that asks."""
+        self._config = config
+        self.debug_rank = debug_rank
+        self.is_worker = hasattr(config, "workerinput")
+        self.shows_live = not self.is_worker and (prints_live(config) or logs_live(config))
+        self._running = ""
+        self._asked = False
+        self._stderr = None if sys.__stderr__ is None else os.dup(sys.__stderr__.fileno())
+        self._listens = False
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if signal.getsignal(ASK_SIGNAL) is signal.SIG_DFL:
+                signal.signal(ASK_SIGNAL, self._on_signal)
+                self._listens = True
+
+    def close(self) -> None:
+        if self._listens:
+            signal.signal(ASK_SIGNAL, signal.SIG_DFL)
+            self._listens = False
+        if self._stderr is not None:
+            os.close(self._stderr)
+            self._stderr = None
+
+    @contextlib.contextmanager
+    def running(self, what: str) -> Iterator[None]:
+        """While ranks run a test or a function."""
+        self._running = what
+        try:
+            yield
+        finally:
+            self._running, self._asked = "", False
+
+    def asked_where(self) -> bool:
+        """Whether the user asked, since the last time, where ranks are."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self._running:
+            self._asked = True
+        else:  # past Python's own files, which may be in the middle of a write
+            self._write(["mnode: no rank runs a test of this process now"])
+
+    def _write(self, lines: Sequence[str]) -> None:
+        if self._stderr is not None:
+            os.write(self._stderr, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+
+    def show_ranks(self, lines: Sequence[str]) -> None:
+        """Where ranks are."""
+        self.show([f"mnode: where the ranks of {self._running or 'the test'} are", *lines])
+
+    def show_output(self, state: RankState, lines: Sequence[str]) -> None:
+        """Lines that a rank printed."""
+        if self.shows_live:
+            self.show([f"[rank {state.rank} {state.node}] {line}" for line in lines])
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Whole lines on the user's terminal, whatever pytest captures now."""
+        terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        if terminal is None:
+            self._write(lines)
+            return
+        with self.uncaptured():
+            for line in lines:
+                terminal.write_line(line)
+            terminal.flush()
+
+    @contextlib.contextmanager
+    def uncaptured(self, with_input: bool = False) -> Iterator[None]:
+        """While the terminal, and its keyboard with it, is the user's."""
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        whole = None if capture is None else capture._global_capturing
+        if whole is None:
+            yield
+            return
+        captures = whole.is_started()
+        capture.suspend(in_=with_input)
+        try:
+            yield
+        finally:
+            if captures or with_input:
+                capture.resume()
+            if not captures:
+                capture.suspend_global_capture()

@@ -1,0 +1,166 @@
+"""The debugger of one rank in the user's terminal."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable
+from typing import Any
+
+from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.console import Console
+from pytest_mnode.protocol.terminal_messages import (
+    AskDebugger,
+    CloseTerminal,
+    DebuggerAnswer,
+    DebuggerLeft,
+    FromTerminal,
+    OpenTerminal,
+    TerminalClosed,
+    TerminalInput,
+    TerminalOpened,
+    TerminalOutput,
+)
+from pytest_mnode.protocol.world import WorldInfo
+
+_TURN_S = 0.02
+"""How soon a key is passed on."""
+_ANSWER_LIMIT_S = 10.0
+"""For a terminal to open or to close."""
+_CHUNK_BYTES = 4096
+_INTERRUPT = b"\x03"
+_OUTPUT_FLAGS = 1
+_NO_TERMINAL = (
+    "a rank cannot be debugged with pytest-xdist, whose workers have no terminal; "
+    "try using -n0 or -nno"
+)
+
+Hear = Callable[[Any], bool]
+"""Takes what is not about the terminal; True where the debugged rank is gone."""
+
+
+class DebuggerSession:
+    """Which rank of a test is debugged, and the talk with it."""
+
+    def __init__(self, client: Client, world: WorldInfo, console: Console | None) -> None:
+        self._client, self._world, self._console = client, world, console
+        self._chosen: int | None = None if console is None else console.debug_rank
+        self._told = False
+        self._asks_again = False
+        """The debugged rank reached its next breakpoint while its terminal was being closed."""
+
+    def attach(self, ask: AskDebugger, hear: Hear) -> bool:
+        """Answer a rank that asks; the one that is debugged is left when its user lets it go on.
+
+        Whether the user ends the run.
+        """
+        console = self._console
+        if console is None or console.is_worker:
+            self._answer(ask, DebuggerAnswer(error=_NO_TERMINAL))
+            return False
+        size = self._world.shape.size
+        if self._chosen is not None and self._chosen >= size and not self._told:
+            self._told = True
+            most = f"this test has the ranks 0 to {size - 1}, and none is debugged"
+            console.show([f"mnode: --mnode-debug-rank={self._chosen}: {most}"])
+        if self._chosen not in (None, ask.rank):
+            self._answer(ask, DebuggerAnswer())
+            return False
+        self._chosen = ask.rank
+        with console.uncaptured(with_input=True), Keyboard() as keyboard:
+            self._asks_again = True
+            while self._asks_again:
+                self._asks_again = False
+                quits = self._talk(ask, hear, keyboard)
+        return quits
+
+    def _answer(self, ask: AskDebugger, answer: DebuggerAnswer) -> None:
+        self._client.tell_rank(self._world, ask.rank, answer)
+
+    def _talk(self, ask: AskDebugger, hear: Hear, keyboard: Keyboard) -> bool:
+        place = self._world.node_of(ask.rank), self._world.id, ask.rank
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._client.tell(OpenTerminal(*place, keyboard.size))
+        limit: float | None = time.monotonic() + _ANSWER_LIMIT_S
+        opened = quits = False
+        while limit is None or time.monotonic() < limit:
+            match message := self._client.next_message(_TURN_S):
+                case None:
+                    pass
+                case AskDebugger(rank=rank) if rank == ask.rank:
+                    self._asks_again = True  # before its last terminal was closed
+                case FromTerminal(rank=rank) if rank != ask.rank:
+                    pass  # of a session that was given up
+                case TerminalOpened(error=error) if error:
+                    self._answer(ask, DebuggerAnswer(error=error))
+                    return False
+                case TerminalOpened(reads=reads, writes=writes):
+                    opened, limit = True, None
+                    self._answer(ask, DebuggerAnswer(reads, writes, keyboard.term))
+                case TerminalOutput(data=data):
+                    keyboard.heard_of_rank()
+                    sys.stdout.write(decode(data))
+                    sys.stdout.flush()
+                case DebuggerLeft(quit=quits):
+                    self._client.tell(CloseTerminal(*place))
+                    limit = time.monotonic() + _ANSWER_LIMIT_S
+                case TerminalClosed():
+                    return quits
+                case _ if hear(message):
+                    return False
+            if opened and (typed := keyboard.read()) is not None:
+                self._client.tell(TerminalInput(*place, typed))
+        if not opened:
+            why = f"{place[0]} opened no terminal within {_ANSWER_LIMIT_S:g} s"
+            self._answer(ask, DebuggerAnswer(error=why))
+        return quits
+
+
+class Keyboard:
+    """What the user types, key by key where it is a terminal."""
+
+    def __init__(self) -> None:
+        self._fd = sys.stdin.fileno()
+        self._before: list[Any] | None = None
+        self._interrupted = self._ended = False
+        self.size: tuple[int, int] | None = None
+        self.term = ""
+
+    def __enter__(self) -> Keyboard:
+        if os.isatty(self._fd):
+            self._before = termios.tcgetattr(self._fd)
+            self.size = termios.tcgetwinsize(self._fd)
+            self.term = os.environ.get("TERM", "dumb")
+            tty.setraw(self._fd, termios.TCSADRAIN)
+            raw = termios.tcgetattr(self._fd)
+            raw[_OUTPUT_FLAGS] = self._before[_OUTPUT_FLAGS]
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, raw)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def heard_of_rank(self) -> None:
+        """The rank wrote something: it is not stuck."""
+        self._interrupted = False
+
+    def read(self) -> bytes | None:
+        """What was typed since the last time, None for nothing; b"" is the end of the input.
+
+        Raises KeyboardInterrupt for a second Ctrl-C of which the rank took no notice.
+        """
+        if self._ended or not select.select([self._fd], [], [], 0)[0]:
+            return None
+        data = os.read(self._fd, _CHUNK_BYTES)
+        self._ended = not data
+        if self._before is not None and _INTERRUPT in data:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+        return data

@@ -1,0 +1,193 @@
+"""pytest's own debugger in a rank, with a terminal that is the controller's.
+
+Every way into it (`breakpoint()`, `pdb.set_trace()`, `pytest.set_trace()`, --trace, --pdb) passes
+`pytestPDB._init_pdb`. That is replaced here, to ask the controller first whether this rank is the
+one to be debugged. The other ranks run on, and wait in their next collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import pytest
+from _pytest.config import create_terminal_writer
+from _pytest.debugging import pytestPDB
+
+from pytest_mnode.options import read_settings
+from pytest_mnode.protocol.rank_messages import PhaseReport
+from pytest_mnode.protocol.terminal_messages import AskDebugger, DebuggerAnswer, DebuggerLeft
+from pytest_mnode.rank.rank import Rank
+
+
+class _NotDebugged:
+    """In place of a debugger in the ranks that are not debugged."""
+
+    def set_trace(self, frame: object) -> None:
+        """Go on."""
+
+    def runcall(self, function: Callable[[], object]) -> object:
+        return function()
+
+
+def install(current: Callable[[], Debugger | None]) -> None:
+    """Replace pytest's way into the debugger in this process and in those forked from it.
+
+    current: the debugger of this process; None in a fork server, where no rank is there yet.
+    """
+    enter: Any = pytestPDB._init_pdb
+
+    def init_pdb(method: str, *args: Any, **kwargs: Any) -> Any:
+        debugger = current()
+        if debugger is None or not debugger.attach():
+            return _NotDebugged()
+        pdb = enter(method, *args, **kwargs)
+        debugger.adopt(pdb)
+        return pdb
+
+    pytestPDB._init_pdb = staticmethod(init_pdb)  # type: ignore[method-assign]
+
+
+class Debugger:
+    """The debugger of one rank; attached while its user may type."""
+
+    def __init__(self, config: pytest.Config, rank: Rank) -> None:
+        self._config, self._rank = config, rank
+        self._capture: Any = config.pluginmanager.getplugin("capturemanager")
+        self._refused_in = -1
+        self._pdb: Any = None
+        self._saved: tuple[list[int], tuple[Any, ...]] | None = None
+        options = config.option.usepdb, config.option.trace
+        if any(options) or read_settings(config).debug_rank is not None:
+            rank.groups.wait_longer()  # from the start, and not only at a breakpoint
+
+    def attach(self) -> bool:
+        """Whether this rank is the one that is debugged; its terminal is the user's then.
+
+        Raises pytest's Failed where there is no terminal.
+        """
+        rank = self._rank
+        if self._saved is not None:
+            return True
+        if os.getpid() != rank.pid or self._refused_in == rank.ordinal:
+            return False
+        rank.groups.wait_longer()
+        rank.tell(AskDebugger(rank.world.rank, rank.ordinal))
+        answer: DebuggerAnswer = rank.receive(DebuggerAnswer)
+        if answer.error:
+            pytest.fail(answer.error, pytrace=False)
+        if not answer.reads:
+            self._refused_in = rank.ordinal
+            return False
+        self._take(answer)
+        return True
+
+    def _take(self, answer: DebuggerAnswer) -> None:
+        if self._capture:
+            self._capture.suspend(in_=True)
+        streams = sys.stdin, sys.stdout, sys.stderr
+        for stream in streams[1:]:
+            stream.flush()
+        self._saved = [os.dup(fd) for fd in (0, 1, 2)], streams
+        reads = os.open(answer.reads, os.O_RDWR | os.O_NOCTTY if answer.term else os.O_RDONLY)
+        writes = os.open(answer.writes, os.O_WRONLY | os.O_NOCTTY)
+        for fd, ours in ((reads, 0), (writes, 1), (writes, 2)):
+            os.dup2(fd, ours)
+        os.close(reads)
+        os.close(writes)
+        os.environ["TERM"] = answer.term or "dumb"
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, closefd=False) for fd in (1, 2))
+
+    def adopt(self, pdb: Any) -> None:
+        """Name the rank in the prompt, and attach again where a breakpoint of `pdb` is reached."""
+        self._pdb = pdb
+        world, setup = self._rank.world, pdb.setup
+        place = f"rank {world.rank} of {world.size} on {world.node}"
+        with contextlib.suppress(AttributeError):  # one that draws its own
+            name = pdb.prompt.strip().strip("()")
+            pdb.prompt = f"({name} {place}) "
+
+        def attached(*args: Any, **kwargs: Any) -> Any:
+            self.attach()
+            return setup(*args, **kwargs)
+
+        pdb.setup = attached
+
+    def post_mortem(
+        self,
+        excinfo: pytest.ExceptionInfo[BaseException],
+        report: Any,
+        held: Iterable[PhaseReport],
+    ) -> None:
+        """Under --pdb: send the held reports, show a failure and have its user look around."""
+        for message in held:
+            self._rank.tell(message)
+        if not self.attach():
+            return
+        terminal = create_terminal_writer(self._config, sys.stdout)
+        terminal.line()
+        terminal.sep(">", "traceback")
+        for name, text in report.sections:
+            terminal.sep(">", name)
+            terminal.line(text.rstrip())
+        report.toterminal(terminal)
+        terminal.sep(">", "entering PDB")
+        enter: Any = pytestPDB._init_pdb
+        pdb = enter("post_mortem")
+        pdb.reset()
+        pdb.interaction(None, excinfo.value if sys.version_info >= (3, 13) else excinfo.tb)
+        if pdb.quitting:
+            pytest.exit("Quitting debugger")
+        self.leave()
+
+    def leave(self, quits: bool = False) -> bool:
+        """Give the terminal back, if it was taken; quits: its user ends the run, if so."""
+        if self._saved is None:
+            return False
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if self._capture:
+            self._capture.suspend(in_=True)
+        (fds, streams), self._saved = self._saved, None
+        sys.stdin, sys.stdout, sys.stderr = streams
+        for ours, fd in enumerate(fds):
+            os.dup2(fd, ours)
+            os.close(fd)
+        if self._capture:
+            self._capture.resume()
+        self._rank.tell(DebuggerLeft(self._rank.world.rank, self._rank.ordinal, quits))
+        return quits
+
+    def end(self) -> None:
+        """The test, or its phase, is over: nothing of it can be stepped through any more."""
+        if self._pdb is not None:
+            self._pdb.clear_all_breaks()
+            self._pdb.set_continue()
+            self._pdb = None
+        self.leave()
+
+
+class DebuggerHooks:
+    """pytest plugin of a rank: when its user's turn begins and ends."""
+
+    def __init__(self, debugger: Debugger, take_held: Callable[[], Iterable[PhaseReport]]) -> None:
+        """take_held: takes the reports that are not sent yet; the user may end the run."""
+        self._debugger, self._take_held = debugger, take_held
+
+    def pytest_leave_pdb(self) -> None:
+        self._debugger.leave()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self) -> Generator[None, object, object]:
+        self._debugger.end()
+        return (yield)
+
+    def pytest_exception_interact(
+        self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
+        if node.config.option.usepdb and call.excinfo is not None:
+            self._debugger.post_mortem(call.excinfo, report, self._take_held())

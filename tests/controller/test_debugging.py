@@ -1,0 +1,174 @@
+"""Which rank is debugged, and what becomes of its terminal, with ranks that a script speaks for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from pytest_mnode.controller import debugging
+from pytest_mnode.controller.client import Client
+from pytest_mnode.controller.console import Console
+from pytest_mnode.controller.debugging import DebuggerSession
+from pytest_mnode.protocol.agent_messages import Death
+from pytest_mnode.protocol.rank_messages import Pong
+from pytest_mnode.protocol.terminal_messages import (
+    AskDebugger,
+    CloseTerminal,
+    DebuggerAnswer,
+    DebuggerLeft,
+    OpenTerminal,
+    TerminalClosed,
+    TerminalInput,
+    TerminalOpened,
+    TerminalOutput,
+)
+from pytest_mnode.protocol.world import Shape, WorldInfo
+
+WORLD = WorldInfo("w1", Shape(2, 2), ("node0", "node1"))
+ASK = AskDebugger(2, 7)
+OPENED = TerminalOpened("w1", 2, "in", "out")
+ENDED: list[Any] = [DebuggerLeft(2, 7), TerminalClosed("w1", 2)]
+
+
+class Stage:
+    """A client, a console and what is told to them."""
+
+    is_worker = False
+    debug_rank: int | None = None
+
+    def __init__(self, *inbox: Any) -> None:
+        self.inbox = deque(inbox)
+        self.told: list[Any] = []
+        self.answers: list[tuple[int, DebuggerAnswer]] = []
+        self.shown: list[str] = []
+        self.heard: list[Any] = []
+
+    def tell(self, message: Any) -> None:
+        self.told.append(message)
+
+    def tell_rank(self, world: WorldInfo, rank: int, answer: DebuggerAnswer) -> None:
+        self.answers.append((rank, answer))
+
+    def next_message(self, timeout_s: float) -> Any:
+        return self.inbox.popleft() if self.inbox else None
+
+    def show(self, lines: list[str]) -> None:
+        self.shown += lines
+
+    @contextlib.contextmanager
+    def uncaptured(self, with_input: bool) -> Iterator[None]:
+        assert with_input
+        yield
+
+    def hear(self, message: Any) -> bool:
+        self.heard.append(message)
+        return isinstance(message, Death)
+
+    @property
+    def session(self) -> DebuggerSession:
+        return DebuggerSession(cast(Client, self), WORLD, cast(Console, self))
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Where the user's input is written to, which is no terminal."""
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield write
+    with contextlib.suppress(OSError):
+        os.close(write)
+
+
+def test_a_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
+    os.write(keys, b"p 1\n")
+    output = TerminalOutput("w1", 2, "é".encode()[:1]), TerminalOutput("w1", 2, "é\n".encode()[1:])
+    stage = Stage(OPENED, *output, Pong(0, 7), *ENDED)
+    assert not stage.session.attach(ASK, stage.hear)
+    assert stage.answers == [(2, DebuggerAnswer("in", "out"))]
+    place = "node1", "w1", 2
+    assert stage.told == [
+        OpenTerminal(*place),
+        TerminalInput(*place, b"p 1\n"),
+        CloseTerminal(*place),
+    ]
+    assert capsys.readouterr().out == "é\n"
+    assert stage.heard == [Pong(0, 7)]
+
+
+def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:
+    os.close(keys)
+    stage = Stage(OPENED, None, None, *ENDED, OPENED, *ENDED)
+    session = stage.session
+    session.attach(ASK, stage.hear)
+    session.attach(ASK, stage.hear)
+    assert [m.data for m in stage.told if isinstance(m, TerminalInput)] == [b"", b""]
+
+
+def test_quits() -> None:
+    stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True), TerminalClosed("w1", 2))
+    assert stage.session.attach(ASK, stage.hear)
+
+
+def test_the_next_breakpoint_comes_before_the_terminal_is_closed() -> None:
+    stage = Stage(OPENED, ENDED[0], ASK, ENDED[1], OPENED, *ENDED)
+    stage.session.attach(ASK, stage.hear)
+    assert stage.answers == [(2, DebuggerAnswer("in", "out"))] * 2
+    assert [type(m) for m in stage.told] == [OpenTerminal, CloseTerminal] * 2
+    assert not stage.heard
+    assert not stage.inbox
+
+
+def test_the_first_that_asks_is_the_one() -> None:
+    stage = Stage(OPENED, *ENDED)
+    session = stage.session
+    session.attach(ASK, stage.hear)
+    assert not session.attach(AskDebugger(0, 7), stage.hear)
+    assert stage.answers[-1] == (0, DebuggerAnswer())
+
+
+def test_the_chosen_one() -> None:
+    stage = Stage(OPENED, *ENDED)
+    stage.debug_rank = 2
+    session = stage.session
+    session.attach(AskDebugger(0, 7), stage.hear)
+    session.attach(ASK, stage.hear)
+    assert stage.answers == [(0, DebuggerAnswer()), (2, DebuggerAnswer("in", "out"))]
+
+
+def test_no_rank_is_the_chosen_one() -> None:
+    stage = Stage()
+    stage.debug_rank = 4
+    session = stage.session
+    for rank in range(4):
+        assert not session.attach(AskDebugger(rank, 7), stage.hear)
+    assert stage.shown == [
+        "mnode: --mnode-debug-rank=4: this test has the ranks 0 to 3, and none is debugged"
+    ]
+    assert not any(answer.reads or answer.error for _, answer in stage.answers)
+
+
+def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.is_worker = True
+    stage.session.attach(ASK, stage.hear)
+    assert "cannot be debugged with pytest-xdist" in stage.answers[0][1].error
+    stage = Stage(TerminalOpened("w1", 2, error="no pseudo-terminal on node1: No such file"))
+    stage.session.attach(ASK, stage.hear)
+    assert stage.answers == [(2, DebuggerAnswer(error="no pseudo-terminal on node1: No such file"))]
+    monkeypatch.setattr(debugging, "_ANSWER_LIMIT_S", 0.05)
+    stage = Stage()
+    stage.session.attach(ASK, stage.hear)
+    assert stage.answers == [(2, DebuggerAnswer(error="node1 opened no terminal within 0.05 s"))]
+
+
+def test_a_rank_that_goes_ends_its_session() -> None:
+    death = Death("node1", "w1", 2, 99, None, 9)
+    stage = Stage(OPENED, TerminalClosed("w1", 1), death)
+    assert not stage.session.attach(ASK, stage.hear)
+    assert stage.heard == [death]

@@ -1,0 +1,80 @@
+"""Runs pytest in a pseudo-terminal, as its user does who types."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+_LIMIT_S = 90.0
+
+
+class TerminalRun:
+    """A program whose standard streams are a terminal of its own."""
+
+    def __init__(self, argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (50, 120))
+        self.process = subprocess.Popen(
+            # The terminal is to be the controlling one: a Ctrl-C is a signal there.
+            ["setsid", "--ctty", *argv],
+            cwd=directory,
+            env={**env, "TERM": "dumb"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        self.output = ""
+        self._seen = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def expect(self, text: str, limit_s: float = _LIMIT_S) -> str:
+        """Wait for `text` after what was expected last; what came up to it."""
+        end = time.monotonic() + limit_s
+        while (at := self.output.find(text, self._seen)) < 0:
+            open_ = self._read(max(0.0, end - time.monotonic()))
+            assert open_ or text in self.output[self._seen :], f"no {text!r} in:\n{self.output}"
+        found = self.output[self._seen : at]
+        self._seen = at + len(text)
+        return found
+
+    def ask(self, text: str, prompt: str) -> str:
+        """Type a line at a prompt; what is answered up to the next."""
+        self.type(f"{text}\r")
+        return self.expect(prompt)
+
+    def wait(self, limit_s: float = _LIMIT_S) -> int:
+        """The exit status, when all of its output has come."""
+        end = time.monotonic() + limit_s
+        while self._read(max(0.0, end - time.monotonic())):
+            pass
+        return self.process.wait(max(1.0, end - time.monotonic()))
+
+    def _read(self, limit_s: float) -> bool:
+        """Take what comes; False at the limit, and where nothing can come any more."""
+        if not select.select([self._ours], [], [], limit_s)[0]:
+            return False
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.output += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)

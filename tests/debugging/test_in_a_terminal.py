@@ -1,0 +1,196 @@
+"""Ranks debugged, interrupted and looked at by a user who types in a terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.debugging.terminal import TerminalRun
+from tests.inner import clean_env, command, need_rack, write_files
+
+TESTS = """
+    import time
+    import pytest, torch, torch.distributed as dist
+
+    @pytest.mark.mnode(timeout=1)
+    def test_steps(world, process_group):
+        total = torch.ones(1)
+        print("captured of the test")
+        breakpoint()
+        dist.all_reduce(total)
+        last = total.item()
+        assert last == world.size
+
+    def test_fails(world, process_group):
+        wanted = 40 + world.rank
+        print("printed before it failed")
+        if world.rank == 2:
+            assert wanted == 0
+        dist.barrier()
+
+    def test_between(world): breakpoint() if world.rank == 1 else None
+
+    def test_quits(world, process_group):
+        breakpoint()
+
+    def test_never(world): pass
+"""
+HANGS = """
+    import pathlib, threading
+    import pytest, torch.distributed as dist
+
+    def test_nothing(world): pass
+
+    def test_hangs(world, process_group, request):
+        if world.rank == 1:
+            pathlib.Path(request.config.rootpath, "busy").touch()
+            threading.Event().wait(100)
+        dist.barrier()
+"""
+PROMPT = "(Pdb rank 2 of 4 on node2) "
+BUSY_LIMIT_S = 90
+
+
+def started(directory: Path, *args: str) -> TerminalRun:
+    (directory / "pytest.ini").touch()
+    return TerminalRun(command("--mnode-nodes=4", *args), directory, clean_env())
+
+
+@pytest.fixture(scope="module")
+def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str, int]:
+    """What was answered to each thing typed on the rack, all output, and the exit status."""
+    need_rack()
+    directory = tmp_path_factory.mktemp("debugged")
+    write_files(directory, test_it=TESTS)
+    said: dict[str, str] = {}
+    with started(directory, "--mnode-launcher=rack", "--pdb", "--mnode-debug-rank=2") as run:
+        said["header"] = run.expect(PROMPT)
+        time.sleep(2.0)  # longer than the limit of the test
+        for typed in ("p world.rank", "import socket, os; socket.gethostname(), os.isatty(0)", "n"):
+            said[typed] = run.ask(typed, PROMPT)
+        said["p total"] = run.ask("p total", PROMPT)
+        run.type("\x03")
+        said["Ctrl-C at the prompt"] = run.expect(PROMPT)
+        run.type("while True: pass\r")
+        time.sleep(0.5)
+        run.type("\x03")
+        said["Ctrl-C in a loop"] = run.expect(PROMPT)
+        run.type("b 12\r")
+        run.expect(PROMPT)
+        said["to a breakpoint"] = run.ask("c", PROMPT)
+        said["to the failure"] = run.ask("c", PROMPT)
+        said["p wanted"] = run.ask("p wanted", PROMPT)
+        said["to the last"] = run.ask("c", PROMPT)
+        run.type("q\r")
+        status = run.wait()
+        return said, run.output, status
+
+
+def test_prompt_names_the_rank(debugged: tuple[dict[str, str], str, int]) -> None:
+    said, output, _ = debugged
+    assert "PDB set_trace (IO-capturing turned off)" in said["header"]
+    assert "-> dist.all_reduce(total)" in said["header"]
+    assert "captured of the test" not in said["header"]
+    assert "rank 0 of 4" not in output.partition("= FAILURES")[0]
+
+
+def test_statements_run_in_the_rank(debugged: tuple[dict[str, str], str, int]) -> None:
+    said, _, _ = debugged
+    assert said["p world.rank"].endswith("\n2\n")
+    assert "('node2', True)" in said["import socket, os; socket.gethostname(), os.isatty(0)"]
+
+
+def test_other_ranks_wait_and_no_limit_runs(debugged: tuple[dict[str, str], str, int]) -> None:
+    said, output, _ = debugged
+    assert "-> last = total.item()" in said["n"]
+    assert "tensor([4.])" in said["p total"]
+    assert "no end within" not in output
+
+
+def test_ctrl_c_is_the_rank_s(debugged: tuple[dict[str, str], str, int]) -> None:
+    said, _, _ = debugged
+    assert "--KeyboardInterrupt--" in said["Ctrl-C at the prompt"]
+    assert "*** KeyboardInterrupt" in said["Ctrl-C in a loop"]
+
+
+def test_goes_on_to_a_breakpoint_and_to_the_end(
+    debugged: tuple[dict[str, str], str, int],
+) -> None:
+    said, _, _ = debugged
+    assert "PDB continue (IO-capturing resumed)" in said["to a breakpoint"]
+    assert "test_it.py(12)test_steps()" in said["to a breakpoint"]
+
+
+def test_pdb_stops_at_a_failure(debugged: tuple[dict[str, str], str, int]) -> None:
+    said, output, _ = debugged
+    shown = said["to the failure"]
+    assert "assert 42 == 0" in shown
+    assert "printed before it failed" in shown
+    assert "entering PDB" in shown
+    assert said["p wanted"].endswith("\n42\n")
+    assert "FAILED test_it.py::test_fails - rank 2 of 4 on node2: assert 42 == 0" in output
+
+
+def test_another_rank_is_not_debugged(debugged: tuple[dict[str, str], str, int]) -> None:
+    said, _, _ = debugged
+    assert "test_between" not in said["to the last"]
+    assert "test_quits" in said["to the last"]
+
+
+def test_quitting_ends_the_run(debugged: tuple[dict[str, str], str, int]) -> None:
+    _, output, status = debugged
+    assert status == pytest.ExitCode.INTERRUPTED
+    assert "!! _pytest.outcomes.Exit: Quitting debugger !!" in output
+    assert "= 1 failed, 2 passed in " in output
+    assert "Traceback (" not in output
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str, int]]:
+    """What SIGUSR1 showed before and in a test, what Ctrl-C showed, and the exit status."""
+    directory = tmp_path_factory.mktemp("looked_at")
+    write_files(directory, test_it=HANGS)
+    with started(directory, "--mnode-launcher=local", "-v") as run:
+        run.expect("collecting")
+        os.kill(run.process.pid, signal.SIGUSR1)
+        idle = run.expect("test_nothing")
+        end = time.monotonic() + BUSY_LIMIT_S
+        while not (directory / "busy").exists():
+            assert time.monotonic() < end, run.output
+            time.sleep(0.05)
+        os.kill(run.process.pid, signal.SIGUSR1)
+        run.expect("mnode: where the ranks of test_it.py::test_hangs are")
+        asked = run.expect("stack of rank 1:")
+        run.type("\x03")
+        run.expect("mnode: where the ranks of test_it.py::test_hangs are")
+        status = run.wait()
+        yield idle, asked, run.output, status
+
+
+def test_nothing_runs_when_asked(looked_at: tuple[str, str, str, int]) -> None:
+    assert "mnode: no rank runs a test of this process now" in looked_at[0]
+
+
+def test_ranks_at_the_same_place_are_shown_together(
+    looked_at: tuple[str, str, str, int],
+) -> None:
+    asked = looked_at[1]
+    assert "[ranks 0,2-3 of 4 on local0,local2,local3] waits in barrier at test_it.py:" in asked
+    assert "[rank 1 of 4 on local1] at test_it.py:" in asked
+    assert "threading.Event().wait(100)" in asked
+    assert "_pytest" not in asked
+    assert "pytest_mnode/" not in asked
+
+
+def test_ctrl_c_shows_where_ranks_are_and_ends_the_run(
+    looked_at: tuple[str, str, str, int],
+) -> None:
+    _, _, output, status = looked_at
+    assert output.count("mnode: where the ranks of test_it.py::test_hangs are") == 2
+    assert "!! KeyboardInterrupt !!" in output
+    assert status == pytest.ExitCode.INTERRUPTED

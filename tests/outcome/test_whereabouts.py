@@ -1,0 +1,47 @@
+"""Where ranks are, in few lines."""
+
+from __future__ import annotations
+
+from pytest_mnode.outcome.describe import MOST_SHOWN
+from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.outcome.whereabouts import whereabouts
+from pytest_mnode.protocol.rank_messages import TornDown
+from pytest_mnode.protocol.world import Shape, WorldInfo
+
+
+def stack(line: int, ident: int = 1) -> str:
+    return f'Current thread 0x{ident:x} (most recent call first):\n  File "/t.py", line {line} in f'
+
+
+def outcome(size: int, **states: RankState) -> Outcome:
+    world = WorldInfo("w1", Shape(size, 1), tuple(f"node{rank}" for rank in range(size)))
+    ranks = {rank: RankState(rank, f"node{rank}", stack=stack(7, rank)) for rank in range(size)}
+    return Outcome(world, ranks, 10.0)
+
+
+def test_equal_ranks_together() -> None:
+    of = outcome(6)
+    of.states[1].stack = stack(9)
+    of.states[2].lost = "its node is lost"
+    of.states[3].torn = TornDown(3, 1)
+    of.states[4].body_done = True
+    of.states[5].stack, of.states[5].state = "", "its process is stopped (SIGSTOP)"
+    text = "\n".join(whereabouts(of))
+    assert "[rank 0 of 6 on node0] at t.py:7 in f\nstack of rank 0:\n" in text
+    assert "[rank 1 of 6 on node1] at t.py:9 in f" in text
+    assert "[rank 2 of 6 on node2] is gone" in text
+    assert "[rank 3 of 6 on node3] has ended" in text
+    assert "[rank 4 of 6 on node4] has ended the body of the test, and waits" in text
+    assert "[rank 5 of 6 on node5] gave no stack: its process is stopped (SIGSTOP)" in text
+
+
+def test_bounded() -> None:
+    alike = whereabouts(outcome(1000))
+    assert alike[0] == "[ranks 0-999 of 1000 on node0,node1,node2,997 more] at t.py:7 in f"
+    assert len(alike) == 4
+    of = outcome(1000)
+    for rank, state in of.states.items():
+        state.stack = stack(rank + 1)
+    lines = whereabouts(of)
+    assert lines[-1] == f"further places, of ranks {MOST_SHOWN}-999, are not shown"
+    assert len(lines) == 4 * MOST_SHOWN + 1
