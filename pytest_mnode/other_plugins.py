@@ -1,13 +1,28 @@
-"""Other pytest plugins that matter to tests in ranks."""
+"""Other pytest plugins that matter to tests in ranks: which of their hooks run where.
+
+A test in ranks goes through pytest's protocol twice, once in the controller and once in each rank.
+What a plugin does in setup, body and teardown is done in ranks, and what it puts around them
+(hook wrappers) is there in both; what it does with reports is done in the controller alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import PurePath
+from types import new_class
 from typing import Any
 
 import pytest
 
 RANK_TESTS = "mnode-rank-tests"
 """Name under which our own plugin for tests in ranks is registered."""
+_PHASES = (
+    *("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"),
+    *("pytest_runtest_makereport", "pytest_exception_interact"),
+)
+_REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
+_HOOKS = pytest.StashKey[dict[str, Any]]()
 
 
 def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
@@ -17,3 +32,79 @@ def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
         for impl in manager.hook.pytest_runtest_protocol.get_hookimpls()
         if not (impl.wrapper or impl.hookwrapper) and impl.plugin_name not in ("runner", RANK_TESTS)
     }
+
+
+def give_controller_hooks(items: Iterable[pytest.Item]) -> None:
+    """Leave of setup, body and teardown of these tests what other plugins put around them.
+
+    That our own plugin for tests in ranks does what is inside is then all that is left.
+    """
+
+    def is_outside(impl: Any) -> bool:
+        around = impl.wrapper or impl.hookwrapper
+        return impl.plugin_name == RANK_TESTS or (around and _is_of_others(impl))
+
+    _give_hooks(items, _PHASES, is_outside)
+
+
+def give_rank_hooks(items: Iterable[pytest.Item]) -> None:
+    """Leave the reports of these tests to pytest and to us: others get them in the controller."""
+    _give_hooks(items, _REPORTS, lambda impl: _is_of(impl.plugin, ("_pytest", "pytest_mnode")))
+
+
+def in_ranks(item: pytest.Item) -> bool:
+    """Whether a test has hooks given to it, in this process."""
+    return isinstance(item, _WithHooks)
+
+
+def _is_of_others(impl: Any) -> bool:
+    is_conftest = PurePath(impl.plugin_name).name == "conftest.py"
+    return not is_conftest and not _is_of(impl.plugin, ("_pytest", "pytest_mnode"))
+
+
+def _is_of(plugin: Any, packages: tuple[str, ...]) -> bool:
+    name = getattr(plugin, "__name__", "") if type(plugin).__name__ == "module" else ""
+    return (name or type(plugin).__module__).partition(".")[0] in packages
+
+
+def _give_hooks(
+    items: Iterable[pytest.Item], names: tuple[str, ...], is_kept: Callable[[Any], bool]
+) -> None:
+    given: dict[str, Any] = {}
+    for item in items:
+        manager = item.config.pluginmanager
+        for name in () if given else names:
+            impls = getattr(manager.hook, name).get_hookimpls()
+            unwanted = [impl.plugin for impl in impls if not is_kept(impl)]
+            given[name] = manager.subset_hook_caller(name, unwanted)
+        item.stash[_HOOKS] = given
+        if not in_ranks(item):
+            item.__class__ = _class_of(type(item))
+
+
+class _WithHooks:
+    """Mixed into the class of a pytest item: plugins reach its hooks by no other way."""
+
+    __slots__ = ()
+
+    @property
+    def ihook(self) -> _Relay:
+        item: Any = self
+        return _Relay(super().ihook, item.stash[_HOOKS])  # type: ignore[misc]
+
+
+class _Relay:
+    """pytest's hooks, some of them replaced."""
+
+    def __init__(self, hooks: Any, replaced: dict[str, Any]) -> None:
+        self._hooks, self._replaced = hooks, replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replaced.get(name) or getattr(self._hooks, name)
+
+
+@cache
+def _class_of(kind: type[pytest.Item]) -> type[pytest.Item]:
+    """Looks the same: its name is in what pytest prints."""
+    space = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return new_class(kind.__name__, (_WithHooks, kind), {}, lambda own: own.update(space))

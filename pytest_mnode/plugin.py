@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import marks, options, stop_rules, suites
-from pytest_mnode.controller.rank_tests import Guard, RankTests
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _fabric_ports,
@@ -33,7 +32,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world,
     world_size,
 )
-from pytest_mnode.other_plugins import RANK_TESTS
+from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
@@ -203,10 +202,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             from pytest_mnode.criteria.port_counters.watching import PortWatch
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
+        from pytest_mnode.controller.rank_tests import Guard, RankTests
+
         rank_tests = RankTests(run, config.stash[STOP_RULES])
         config.pluginmanager.register(rank_tests, RANK_TESTS)
         config.pluginmanager.register(rank_tests.held_worlds, "mnode-held-worlds")
         config.pluginmanager.register(Guard(), "mnode-guard")
+        give_controller_hooks(
+            i for i in items if marks.runs_in_ranks(i) and not marks.contradiction(i)
+        )
     if not _is_xdist_worker(config):
         run.decide_nodes(items)
         if (

@@ -1,13 +1,19 @@
-"""Reports with what a certificate needs of a test."""
+"""Reports of tests in ranks: what a certificate needs of them, and what other plugins need."""
 
 from __future__ import annotations
 
+import builtins
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from pytest_mnode.measurement import Curve, Measurement
+
+FURTHER = "mnode_further"
+"""Attribute of a report beside those of setup, body and teardown, such as that of a subtest."""
+_ERROR = re.compile(r"(?:[\w.]*\.)?([A-Z]\w*)(?:: (.*))?$", re.DOTALL)
 
 
 def describe(
@@ -46,3 +52,38 @@ def error_report(
     )
     describe(report, item, (), ())
     return report
+
+
+def is_further(report: pytest.TestReport) -> bool:
+    return bool(getattr(report, FURTHER, False))
+
+
+def of_ranks(report: pytest.TestReport) -> bool:
+    """Whether it was merged of what ranks reported."""
+    return any(name == "mnode.ranks" for name, _ in getattr(report, "user_properties", ()))
+
+
+def raised_by(report: pytest.TestReport) -> BaseException:
+    """An exception for plugins that look on, of the name and text that the first rank's had.
+
+    It is of Python's own class where there is one of that name, else only named so.
+    """
+    if report.skipped and not hasattr(report, "wasxfail"):
+        longrepr: Any = report.longrepr
+        text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+        return pytest.skip.Exception(text.removeprefix("Skipped: "))
+    crash: Any = getattr(report.longrepr, "reprcrash", None)
+    line = crash.message.partition(": ")[2] if crash is not None else report.longreprtext
+    if line.startswith("assert"):
+        return AssertionError(line)
+    found = _ERROR.match(line)
+    if found is None:
+        return pytest.fail.Exception(line, pytrace=False)
+    own = getattr(builtins, found[1], None)
+    base = own if isinstance(own, type) and issubclass(own, Exception) else Exception
+    kind = type(found[1], (base,), {"__module__": "builtins"})
+    try:
+        error: BaseException = kind(found[2] or "")
+    except TypeError:  # one that wants more than a text
+        error = type(found[1], (Exception,), {})(found[2] or "")
+    return error

@@ -29,7 +29,7 @@ TESTS = """
 """
 NODES = ("--mnode-nodes=2", "--mnode-launcher=local")
 RUNS = "3 passed"
-IN_RANKS = "test_it.py::test_in_ranks in ranks (fixtures used: plain, process_group"
+IN_RANKS = "test_it.py::test_in_ranks (fixtures used: plain, process_group"
 NO_CACHE = "-p no:cacheprovider -p no:faulthandler"
 PLAN = "SETUP    M wide (fixtures used: world)"
 

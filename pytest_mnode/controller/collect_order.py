@@ -21,6 +21,9 @@ def collect_order(
     files = dict.fromkeys(item.path for item in items)
     root, asked = config.rootpath, items[0].session._initialpaths
     args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
+    options = _picklable(vars(config.option))
+    if getattr(getattr(config, "_benchmarksession", None), "disabled", False):
+        options["benchmark_disable"] = True  # as under pytest-xdist, which ranks know nothing of
     factory = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
     options = _picklable(vars(config.option))
     if hasattr(config, "workerinput"):

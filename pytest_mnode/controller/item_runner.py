@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.controller import allure_parts
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds
 from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
@@ -53,6 +54,7 @@ class ItemRunner:
         self.quits = outcome.quit
         if self._run.coverage:
             self._run.coverage.take(item.nodeid, outcome)
+        allure_parts.add_ranks(item.config, outcome)
         if self.quits and all(state.failed_at is None for state in outcome.states.values()):
             reports = []
         else:

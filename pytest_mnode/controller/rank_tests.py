@@ -1,17 +1,17 @@
-"""pytest plugins of the controller for tests in ranks.
-
-Both are registered when collection has ended, so that they come before all other plugins.
-"""
+"""pytest plugins of the controller for tests in ranks, registered when collection has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_mnode import marks
-from pytest_mnode.other_plugins import other_loops
+from pytest_mnode.controller import allure_parts, benchmark_results
+from pytest_mnode.other_plugins import in_ranks, other_loops
+from pytest_mnode.outcome.added import give_added
+from pytest_mnode.report_record import error_report, is_further, raised_by
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.item_runner import ItemRunner
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class RankTests:
-    """pytest plugin: runs tests in ranks, and reports their outcomes."""
+    """pytest plugin: does in ranks what is inside of setup, body and teardown of their tests.
+
+    Whichever plugin runs a test, once or several times, runs pytest's own protocol of it: the first
+    phase runs the test in ranks from setup to teardown, and each phase gives its merged report.
+    """
 
     def __init__(self, run: Run, stop_rules: StopRules) -> None:
         from pytest_mnode.controller.held_worlds import HeldWorlds
@@ -29,40 +33,80 @@ class RankTests:
         self.held_worlds = HeldWorlds(run)
         self._stop_rules = stop_rules
         self._runner: ItemRunner | None = None
+        self._next: pytest.Item | None = None
+        self._reports: dict[str, pytest.TestReport] = {}
+        """Of the test that runs, by phase; those that were handed out are gone."""
+        self._further: list[pytest.TestReport] = []
+        self._raised: BaseException | None = None
+        self._times = 0.0, 0.0
+        """When the test began and ended, in seconds since 1970."""
 
-    def pytest_report_collectionfinish(
-        self, config: pytest.Config, items: Sequence[pytest.Item]
-    ) -> list[str]:
-        names = ", ".join(n for n in other_loops(config.pluginmanager) if _is_used(n, items))
-        return [f"mnode: tests in ranks run once each: {names} cannot repeat them"] if names else []
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+        self._next = nextitem
+        return (yield)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> bool | None:
-        if not marks.runs_in_ranks(item) or marks.contradiction(item):
-            return None
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        if item.config.getoption("setupshow", False):
-            _show_fixtures(item)
-        from pytest_mnode.report_record import error_report
-
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if not in_ranks(item):
+            return
         missing = self._stop_rules.missing_for(item)
-        reports = [error_report(item, missing)] if missing else self._run_item(item, nextitem)
-        for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
+        reports = [error_report(item, missing)] if missing else self._run_item(item)
+        self._further = [report for report in reports if is_further(report)]
+        self._reports = {str(r.when): r for r in reports if not is_further(r)}
+        own = self._reports.values()
+        if not own:
+            self._quit_if_asked()
+        self._times = min(r.start for r in own), max(r.stop for r in own)
+        self._end_as("setup")
+
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if in_ranks(item):
+            self._end_as("call")
+
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        if in_ranks(item):
+            _end_what_is_over(item, nextitem)
+            allure_parts.set_times(item.config, *self._times)
+            self._quit_if_asked()
+            self._end_as("teardown")
+
+    def _quit_if_asked(self) -> None:
+        """The user ended the run from the debugger."""
         if self._runner is not None and self._runner.quits:
             pytest.exit("Quitting debugger")
-        _end_what_is_over(item, nextitem)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        return True
 
-    def _run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    def _end_as(self, when: str) -> None:
+        """Raise what the ranks raised in this phase, for what looks on."""
+        if (report := self._reports.get(when)) is not None and not report.passed:
+            self._raised = raised_by(report)
+            raise self._raised
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> pytest.TestReport | None:
+        if not in_ranks(item):
+            return None
+        report = self._reports.pop(call.when, None)
+        for further in self._further if call.when != "setup" else ():
+            item.ihook.pytest_runtest_logreport(report=further)
+        self._further = self._further if call.when == "setup" else []
+        if call.excinfo is not None and call.excinfo.value is not self._raised:
+            return pytest.TestReport.from_item_and_call(item, call)  # another plugin raised it
+        if report is None and call.when == "call" and not item.config.getoption("setuponly"):
+            return error_report(item, "its ranks gave no report of the body of this test")
+        return report or pytest.TestReport.from_item_and_call(item, call)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        benchmark_results.keep(self.run.config, report)
+
+    def _run_item(self, item: pytest.Item) -> list[pytest.TestReport]:
         from pytest_mnode.controller.item_runner import ItemRunner
 
         if self._runner is None:
             self._runner = ItemRunner(self.run, self.held_worlds)
-        return self._runner.run(item, nextitem)
+        return self._runner.run(item, self._next)
 
 
 class Guard:
@@ -75,14 +119,13 @@ class Guard:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reported.add(report.nodeid)
+        give_added(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._reported.discard(item.nodeid)
         result = yield
         if marks.runs_in_ranks(item) and item.nodeid not in self._reported:
-            from pytest_mnode.report_record import error_report
-
             text = f"no report of this test came: {_takers(item.config)} may have taken it away"
             item.ihook.pytest_runtest_logreport(report=error_report(item, text))
         return result
@@ -102,16 +145,6 @@ class Guard:
             terminalreporter.write_line(f"mnode: {nodeid} was selected and never ran", red=True)
 
 
-def _is_used(plugin: str, items: Sequence[pytest.Item]) -> bool:
-    """False for pytest-rerunfailures where no test is to be run again; of others it is unknown."""
-    if plugin != "rerunfailures" or not items:
-        return True
-    config = items[0].config
-    asked = [config.getoption(name, None) for name in ("reruns", "force_reruns")]
-    marked = any(item.get_closest_marker("flaky") for item in items)
-    return marked or any(asked) or bool(config.inicfg.get("reruns"))
-
-
 def _takers(config: pytest.Config) -> str:
     return ", ".join(other_loops(config.pluginmanager)) or "another plugin"
 
@@ -124,14 +157,7 @@ def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     state = item.session._setupstate
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
     if call.excinfo is not None:
-        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        report = pytest.TestReport.from_item_and_call(item, call)
         item.ihook.pytest_runtest_logreport(report=report)
 
 
-def _show_fixtures(item: pytest.Item) -> None:
-    """With --setup-show: the fixtures of a test that ranks set up, in pytest's own form."""
-    if item.config.pluginmanager.has_plugin("terminalreporter"):
-        writer = item.config.get_terminal_writer()
-        names = ", ".join(sorted(marks.fixture_names(item)))
-        writer.line()
-        writer.write(f"        {item.nodeid} in ranks (fixtures used: {names})")

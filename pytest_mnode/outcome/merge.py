@@ -11,6 +11,7 @@ import pytest
 
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import listed
+from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added
 from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
 from pytest_mnode.outcome.failures import (
     deaths,
@@ -31,9 +32,6 @@ MOST_SECTIONS = 32
 _LINE_CHARS = 200
 _TELEMETRY = "c10d-NullHandler"
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
-_OF_EVERY_REPORT = frozenset(
-    (*vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")), "wasxfail")
-)
 
 
 def merge(
@@ -88,9 +86,13 @@ def merge(
             continue
         if when == "call" and merged[0].outcome != "passed":
             continue
+        failed_first = sorted(have, key=lambda rank: (have[rank].passed, rank))
+        setattr(report, ADDED, added(have[rank] for rank in failed_first))
         merged.append(report)
     _time(outcome, merged, blamed)
     further = _partial(outcome, partial or {})
+    for report in further:
+        report.mnode_further = True  # type: ignore[attr-defined]
     if broken := sum(report.failed for report in further):
         for report in merged:
             if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
@@ -112,7 +114,7 @@ def _partial(
     for rank, reports in partial.items():
         met: Counter[Any] = Counter()
         for (time, _), report in zip(outcome.states[rank].partial, reports, strict=True):
-            own = {k: v for k, v in vars(report).items() if k not in _OF_EVERY_REPORT}
+            own = {k: v for k, v in vars(report).items() if k not in OF_EVERY_REPORT}
             key = type(report), report.when, signature(repr(sorted(own.items())))
             met[key] += 1
             found.setdefault((key, met[key]), {})[rank] = report

@@ -68,6 +68,8 @@ class CoverageData:
 class TornDown:
     """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
 
+    allure: what allure has of it, as in its own files.
+
     entered: how many operations of the default process group this rank has entered so far.
     new_group: keys of groups that were ended are in its store, where the next would meet them.
     """
@@ -85,6 +87,7 @@ class TornDown:
     curves: tuple[Curve, ...] = ()
     suite_properties: tuple[tuple[str, Any], ...] = ()
     coverage: CoverageData | None = None
+    allure: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,6 @@ from pytest_mnode.rank.session import RankSession
 
 # What selects, prints, writes files or starts processes is the controller's business alone.
 _NOT_IN_RANKS: dict[str, object] = {
-    "keyword": "",
-    "markexpr": "",
-    "deselect": None,
     "lf": False,
     "failedfirst": False,
     "newfirst": False,
@@ -42,7 +39,8 @@ _NOT_IN_RANKS: dict[str, object] = {
     "looponfail": False,
     "cov_source": [],
     "htmlpath": None,
-    "json_report": False,
+    "allure_report_dir": None,
+    "clean_alluredir": False,
     "force_sugar": False,
 }
 

@@ -20,7 +20,7 @@ from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
 from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, Returned, RunItem
 from pytest_mnode.protocol.world import HUB
-from pytest_mnode.rank import binding, coverage_plugin
+from pytest_mnode.rank import binding, coverage_plugin, of_plugins
 from pytest_mnode.rank.debugger import Debugger
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.session import RankSession
@@ -51,7 +51,7 @@ def main(
     faulthandler.enable(fault, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     session.become(rank)
-    coverage_plugin.start(session.config, rank.files, session.collect.coverage)
+    of_plugins.start(session.config, rank, session.collect)
     os.write(captured, bytes([world.local_rank]))
     os.close(captured)
     serve(rank, session)

@@ -101,6 +101,11 @@ class GroupKeeper:
         self.made = dist.group.WORLD
         return self.made
 
+    @property
+    def store(self) -> Any:
+        """The world's own store."""
+        return self._connect()
+
     def _connect(self) -> Any:
         if self._store is None:
             self._store = connection(self._timeout)

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import pytest
 
 from pytest_mnode.measure import curves_kept_by, kept_by
-from pytest_mnode.other_plugins import other_loops
+from pytest_mnode.other_plugins import give_rank_hooks, other_loops
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.protocol.rank_messages import (
@@ -28,7 +28,7 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import coverage_plugin, debugger, live_output, reports, wide_fixtures
+from pytest_mnode.rank import debugger, live_output, of_plugins, reports, wide_fixtures
 from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
@@ -89,11 +89,18 @@ class RankSession:
         if report.failed:
             self.broken.append(f"{report.nodeid}:\n{report.longreprtext}")
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, items: list[pytest.Item]
+    ) -> Generator[None, object, object]:
+        self.items = {item.nodeid: item for item in items}  # what a plugin deselects may be asked
+        return (yield)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.session = session
         give_groups(session.items)
-        self.items = {item.nodeid: item for item in session.items}
+        give_rank_hooks(self.items.values())
         self._capture("stop_global_capturing")
         self.serve()
         return True
@@ -173,8 +180,8 @@ class RankSession:
         if self.live is not None:
             live_output.end_line(self.live)
         # Warnings come last from pytest.
-        told, ran = self._warnings.take(), coverage_plugin.measured(self.config)
-        rank.tell(replace(done, warnings=told, reports=self._take_held(), coverage=ran))
+        done = replace(done, warnings=self._warnings.take(), reports=self._take_held())
+        rank.tell(replace(done, **of_plugins.taken(self.config)))
         rank.progress.write(order.ordinal, "after")
 
     def _protocol(self) -> Any:

@@ -1,0 +1,48 @@
+"""allure-pytest: one result per test, with a step per rank for what allure has of it there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.outcome.outcome import Outcome
+
+_LISTENER = "allure_listener"
+
+
+def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
+    """Add the ranks of the test that runs now to its result."""
+    test = _result_of_test(config)
+    if test is None:
+        return
+    import allure_commons  # type: ignore[import-not-found]
+    from allure_commons.model2 import Status, TestStepResult  # type: ignore[import-not-found]
+
+    for rank, state in outcome.states.items():
+        step = TestStepResult(
+            name=f"rank {rank} on {state.node}",
+            status=Status.BROKEN,  # what a rank has that gave no result
+            start=int(outcome.started * 1000),
+            stop=int(outcome.stopped * 1000),
+        )
+        sent = state.torn.allure if state.torn is not None and state.torn.allure else {}
+        for result in sent.get("results", ()):
+            of_step = ("status", "statusDetails", "steps", "attachments", "start", "stop")
+            for name in (name for name in of_step if name in result):
+                setattr(step, name, result[name])
+        for name, body in sent.get("attachments", {}).items():
+            allure_commons.plugin_manager.hook.report_attached_data(body=body, file_name=name)
+        test.steps.append(step)
+
+
+def set_times(config: pytest.Config, start_s: float, stop_s: float) -> None:
+    """Of the test that runs now: when its ranks ran it, in seconds since 1970."""
+    test = _result_of_test(config)
+    if test is not None:
+        test.start, test.stop = int(start_s * 1000), int(stop_s * 1000)
+
+
+def _result_of_test(config: pytest.Config) -> Any:
+    listener: Any = config.pluginmanager.getplugin(_LISTENER)
+    return None if listener is None else listener.allure_logger.get_test(None)

@@ -1,0 +1,46 @@
+"""What plugins add to the reports of ranks, as attributes, put together for one report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+ADDED = "mnode_added"
+"""Attribute of a merged report: what goes onto it when no plugin touches it any more."""
+OF_EVERY_REPORT = frozenset(
+    (*vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")), "wasxfail")
+)
+
+
+def added(reports: Iterable[pytest.TestReport]) -> dict[str, Any]:
+    """Attributes that only some class or plugin gives to a report, of all ranks."""
+    values: dict[str, list[Any]] = {}
+    for report in {id(report): report for report in reports}.values():
+        for name in vars(report).keys() - OF_EVERY_REPORT:
+            values.setdefault(name, []).append(getattr(report, name))
+    return {name: joined(of_ranks) for name, of_ranks in sorted(values.items())}
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """Maps key by key, lists and whole lines one after another, equal ones once; else the first."""
+    if all(isinstance(value, dict) for value in values):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: joined([value[key] for value in values if key in value]) for key in keys}
+    if all(isinstance(value, list) for value in values):
+        entries: list[Any] = []
+        for entry in (entry for value in values for entry in value):
+            if entry not in entries:
+                entries.append(entry)
+        return entries
+    if all(isinstance(value, str) and value.endswith("\n") for value in values):
+        return "".join(dict.fromkeys(values))
+    return next((value for value in values if value is not None), None)
+
+
+def give_added(report: pytest.TestReport) -> None:
+    """Put what ranks' plugins added onto their merged report, before what was added here."""
+    for name, value in vars(report).pop(ADDED, {}).items():
+        own = getattr(report, name, None)
+        setattr(report, name, value if own is None else joined([value, own]))
