@@ -144,7 +144,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
         *LOCAL,
         *("--strict-markers", "-p", "no:subtests", "-p", "pytest_subtests.plugin"),
         *("--html=report.html", "--self-contained-html", "--json-report", "--alluredir=allure"),
-        *("--benchmark-json=benchmark.json", "--json-report-file=report.json", "-rR"),
+        *("--benchmark-json=benchmark.json", "--json-report-file=report.json", "-rfER"),
         env=project(directory),
         limit_s=150,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ class RankTests:
         self.run = run
         self.held_worlds = HeldWorlds(run)
         self._stop_rules = stop_rules
+        self._pid = os.getpid()
         self._runner: ItemRunner | None = None
         self._next: pytest.Item | None = None
         self._reports: dict[str, pytest.TestReport] = {}
@@ -49,7 +52,7 @@ class RankTests:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not in_ranks(item):
             return
-        missing = self._stop_rules.missing_for(item)
+        missing = self._out_of_reach() or self._stop_rules.missing_for(item)
         reports = [error_report(item, missing)] if missing else self._run_item(item)
         self._further = [report for report in reports if is_further(report)]
         self._reports = {str(r.when): r for r in reports if not is_further(r)}
@@ -74,6 +77,15 @@ class RankTests:
         """The user ended the run from the debugger."""
         if self._runner is not None and self._runner.quits:
             pytest.exit("Quitting debugger")
+
+    def _out_of_reach(self) -> str:
+        """Why ranks cannot be reached from here; "" where they can."""
+        here = "a thread" if threading.current_thread() is not threading.main_thread() else ""
+        here = "a child process" if os.getpid() != self._pid else here
+        return here and (
+            f"a plugin runs this test in {here} of its own, where its ranks cannot be reached: "
+            "run tests in ranks without that plugin"
+        )
 
     def _end_as(self, when: str) -> None:
         """Raise what the ranks raised in this phase, for what looks on."""
