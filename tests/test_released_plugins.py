@@ -94,7 +94,7 @@ RELEASED = """
         benchmark(body)
 
     def test_reports(rank, extras, json_metadata):
-        extras.append(pytest_html.extras.text(f"extra of rank {rank}", name=f"rank {rank}"))
+        extras.append(pytest_html.extras.url(f"http://extra.of.rank{rank}"))
         json_metadata[f"rank {rank}"] = rank
         print(f"printed by rank {rank}")
 
@@ -189,8 +189,8 @@ def test_order_is_that_of_the_plugins(run: InnerRun) -> None:
 
 def test_html_has_what_ranks_added(run: InnerRun) -> None:
     page = (run.junit.parent / "report.html").read_text()
-    assert "extra of rank 0" in page
-    assert "extra of rank 1" in page
+    assert "http://extra.of.rank0" in page
+    assert "http://extra.of.rank1" in page
 
 
 def test_json_report_has_what_ranks_added(run: InnerRun) -> None:

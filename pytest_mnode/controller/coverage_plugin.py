@@ -49,7 +49,7 @@ class RanksCoverage:
         if lost:
             nodes = {rank: state.node for rank, state in outcome.states.items()}
             who = places(lost, nodes, len(nodes))
-            self._warn(f"coverage lacks what {who} ran in this test: not all ended it", nodeid)
+            self._warn(f"coverage lacks what {who} ran in this test: it did not end there", nodeid)
         have = [data for data in sent.values() if data is not None]
         problems = [data.problem for data in have if data.problem]
         try:
