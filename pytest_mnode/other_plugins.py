@@ -34,6 +34,15 @@ def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
     }
 
 
+def one_protocol(manager: pytest.PytestPluginManager) -> Any:
+    """pytest's own protocol inside the wrappers of all plugins, but no plugin's own loop.
+
+    How often a test runs is for the controller to decide: it waits for each rank once.
+    """
+    others = other_loops(manager).values()
+    return manager.subset_hook_caller("pytest_runtest_protocol", others)
+
+
 def give_controller_hooks(items: Iterable[pytest.Item]) -> None:
     """Leave of setup, body and teardown of these tests what other plugins put around them.
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import pytest
 
 from pytest_mnode.measure import curves_kept_by, kept_by
-from pytest_mnode.other_plugins import give_rank_hooks, other_loops
+from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
 from pytest_mnode.protocol.rank_messages import (
@@ -166,7 +166,7 @@ class RankSession:
             if not (order.keep_group and self._wide.may_keep_group(grouped)):
                 self._wide.end_built_on_group()
                 rank.groups.renew()  # a test that does not ask for a group may make its own
-            self._protocol()(item=item, nextitem=following)
+            one_protocol(self.config.pluginmanager)(item=item, nextitem=following)
         except BaseException as error:
             problem = reports.problem(error)
             if self.debugger.leave(quits=isinstance(error, pytest.exit.Exception)):
@@ -183,15 +183,6 @@ class RankSession:
         done = replace(done, warnings=self._warnings.take(), reports=self._take_held())
         rank.tell(replace(done, **of_plugins.taken(self.config)))
         rank.progress.write(order.ordinal, "after")
-
-    def _protocol(self) -> Any:
-        """pytest's own protocol inside the wrappers of all plugins, but no plugin's own loop.
-
-        How often a test runs is for the controller to decide: it waits for each rank once.
-        """
-        manager = self.config.pluginmanager
-        others = other_loops(manager).values()
-        return manager.subset_hook_caller("pytest_runtest_protocol", others)
 
     def limit(self, timeout_s: float, body_only: bool) -> None:
         """Have the controller end the test that runs here when it takes longer than this."""
