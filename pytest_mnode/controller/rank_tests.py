@@ -171,5 +171,3 @@ def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if call.excinfo is not None:
         report = pytest.TestReport.from_item_and_call(item, call)
         item.ihook.pytest_runtest_logreport(report=report)
-
-
