@@ -4,7 +4,8 @@ The processes of a run, each the parent of the next:
 
     controller    pytest, with the hub in a thread
     agent         the program that a launcher starts: speaks zmq, starts and ends what is below it
-    fork server   imports torch and the test modules once, single-threaded, and forks
+    fork server   imports torch once, single-threaded, and forks
+    collector     imports the test modules that can be shared, and forks
     elastic       one per world and node: torch's elastic agent, which forks the ranks
     rank          a pytest session, already collected, that follows the controller
 

@@ -41,6 +41,7 @@ from pytest_mnode.protocol.agent_messages import (
     NodeEntry,
     NodeGone,
     NodeReady,
+    OwnImports,
     PartLost,
     StopWorld,
     TakeStacks,
@@ -195,8 +196,10 @@ class Agent:
             return
         for payload in payloads:
             match pickle.loads(payload):
-                case ForkServerReady():
+                case ForkServerReady(own_imports):
                     self._ready = True
+                    if own_imports:
+                        self._send(OwnImports(own_imports))
                     for entry in self.nodes.values():
                         self._offer(entry)
                 case ForkServerFailed(text):

@@ -1,34 +1,34 @@
-"""Imports torch and the test modules once, then forks an elastic launcher for each part of a world.
+"""Imports torch once, then has an elastic launcher forked for each part of a world.
 
-Stays single-threaded and never touches a device: both would break in a forked child.
+Stays single-threaded and never touches a device: both would break in a forked child. Test modules
+may do either when they are imported, so a child imports them, the collector, and forks the ranks
+of all that it can share. Ranks of the other modules are forked here and import them themselves.
 """
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_mnode import processes
+from pytest_mnode.agent.collector import Collector, Unfit, lost
+from pytest_mnode.agent.forking import fork_launcher, take_fds
 from pytest_mnode.agent.orders import sys_path_here
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.errors import WorldError
-from pytest_mnode.machine import namespaces
 from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
     ForkLauncher,
     ForkServerFailed,
     ForkServerReady,
-    Launch,
-    LauncherForked,
     StartForkServer,
 )
 from pytest_mnode.protocol.hub_messages import Collect
@@ -49,7 +49,7 @@ def main(order: AgentOrder, agent: Pipe) -> None:
         server.wait_for(StartForkServer)
         with processes.made_to_stay():
             server.import_torch()
-        server.collect(server.wait_for(Collect))
+        server.serve(server.wait_for(Collect))
     except EOFError:
         os._exit(0)
     except WorldError as error:
@@ -61,12 +61,14 @@ def main(order: AgentOrder, agent: Pipe) -> None:
 
 
 class ForkServer:
-    """Imports, collects, forks."""
+    """Imports torch, has a collector import the tests, and forks what imports them for itself."""
 
     def __init__(self, order: AgentOrder, agent: Pipe) -> None:
         self.order = order
         self.agent = agent
         self._received: list[Any] = []
+        self._collector: Pipe | None = None
+        self._collector_pid = 0
 
     def fail(self, text: str) -> None:
         self.agent.send(ForkServerFailed(text))
@@ -97,79 +99,100 @@ class ForkServer:
             ) from None
         entry.prepare()
 
-    def collect(self, collect: Collect) -> None:
-        from pytest_mnode.rank import entry
-
+    def serve(self, collect: Collect) -> None:
+        """Have the tests collected, then have ranks forked for ever."""
+        if found := lost():
+            raise WorldError(
+                f"{found}, after torch was imported; ranks are forked from this process and would "
+                "lack it: see sitecustomize, .pth files and PYTHONSTARTUP of this Python"
+            )
         if self.order.remote:  # there, temporary files of ranks are removed with the run
             collect = replace(collect, basetemp=f"{self.order.run_dir}/tmp")
         os.chdir(collect.cwd)
         sys.path[:] = sys_path_here(collect.sys_path, self.order)
-        entry.collect(collect, self.order, self.serve, self.fail)
+        self.agent.send(ForkServerReady(self._have_collected(collect)))
+        from pytest_mnode.rank import entry
 
-    def serve(self, rank_main: RankMain) -> None:
-        """Called by pytest's run loop, with everything collected: fork for ever."""
-        check_can_fork("the test modules were imported")
-        gc.collect()
-        gc.freeze()  # a collection in a child would touch, and so copy, every page
-        self.agent.send(ForkServerReady())
+        own = entry.importing_rank_main(self.order, collect)
         while True:
-            processes.reap()
-            if select.select([self.agent], [], [], _REAP_S)[0]:
-                for payload in self.agent.receive():
-                    message = pickle.loads(payload)
+            sources = [self.agent, *([self._collector] if self._collector else [])]
+            for source in select.select(sources, [], [], _REAP_S)[0]:
+                if source is self._collector:
+                    for payload in self._from_collector():
+                        self.agent.send_bytes(payload)
+                    continue
+                for message in map(pickle.loads, self.agent.receive()):
                     if isinstance(message, ForkLauncher):
-                        self._fork(message.launch, message.namespace_pid, rank_main)
+                        self._launch(message, own)
+            self._reap()
 
-    def _fork(self, launch: Launch, namespace_pid: int | None, rank_main: RankMain) -> None:
-        """Fork the elastic launcher, inside the namespaces of its node where it has any."""
-        to_agent = self.agent.fds.popleft()
-        store = self.agent.fds.popleft() if launch.node_rank == 0 else None
+    def _launch(self, message: ForkLauncher, own: RankMain) -> None:
+        if self._collector is None or message.launch.own_imports:
+            others = [self._collector] if self._collector else []
+            self.agent.send(fork_launcher(self.order, message, self.agent, own, others))
+            return
+        fds = [fd for fd in take_fds(message, self.agent) if fd is not None]
+        self._collector.send(message, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _have_collected(self, collect: Collect) -> dict[str, str]:
+        """Start a collector that ranks can be forked from; the files that it had to leave out.
+
+        The first imports all. Where that makes it unfit for forks, the next tries each import in a
+        child; it too is replaced where conftest.py files did the harm.
+        """
+        own: dict[str, str] = {}
+        tries = False
+        while files := collect.files - own.keys():
+            match self._first_word_of_collector(collect.only(files), tries):
+                case ForkServerReady(more):
+                    return own | more
+                case Unfit(more):
+                    if tries and not more.keys() & files:
+                        raise WorldError("the collector of tests is unfit for forks")
+                    own |= more
+                    tries = True
+                case ForkServerFailed(text):
+                    raise WorldError(text)
+        self._collector = None
+        return own
+
+    def _first_word_of_collector(self, collect: Collect, tries: bool) -> object:
+        ours, theirs = Pipe.pair()
         server_pid = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+        self._collector_pid = os.fork()
+        if self._collector_pid == 0:
+            ours.close()
             self.agent.close()
             processes.die_with_parent(server_pid)
+            Collector(self.order, theirs, tries=tries).run(collect)
+        theirs.close()
+        self._collector = ours
+        while not (payloads := self._from_collector()):
+            pass
+        return pickle.loads(payloads[0])
 
-            def elastic() -> None:
-                from pytest_mnode.agent import elastic
+    def _from_collector(self) -> list[bytes]:
+        assert self._collector is not None
+        try:
+            return self._collector.receive()
+        except EOFError:
+            _, status = os.waitpid(self._collector_pid, 0)
+            _end_as(status)
 
-                elastic.main(self.order, launch, Pipe.from_fd(to_agent), store, rank_main)
-
-            if namespace_pid is None:
-                processes.run_and_exit(elastic)
-            processes.run_and_exit(lambda: _inside(namespace_pid, elastic))
-        os.close(to_agent)
-        if store is not None:
-            os.close(store)
-        self.agent.send(LauncherForked(launch.node, launch.world.id, pid))
-
-
-def _inside(namespace_pid: int, function: Callable[[], None]) -> None:
-    """Call `function` in a child inside the namespaces of a node, and stay as its parent."""
-    namespaces.enter(namespace_pid)
-    outside = os.getpid()
-    inside = os.fork()
-    if inside == 0:  # only a child is in the PID namespace
-        processes.die_with_parent(outside)
-        processes.run_and_exit(function)
-    processes.close_all_but(set())
-    processes.set_name("mnode-enter")
-    os.waitpid(inside, 0)
+    def _reap(self) -> None:
+        for pid, status in processes.reap():
+            if self._collector is not None and pid == self._collector_pid:
+                _end_as(status)
 
 
-def check_can_fork(when: str) -> None:
-    """Raise WorldError if a forked child would inherit a thread's locks or a device's state."""
-    names = processes.thread_names()
-    if len(names) > 1:
-        python = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-        raise WorldError(
-            f"after {when} {len(names) - 1} more threads run ({', '.join(python or names[1:])}); "
-            "ranks are forked from this process and need it single-threaded: start threads in a "
-            "fixture or in the test, not when a module is imported"
-        )
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise WorldError(
-            f"after {when} a CUDA device is in use; ranks are forked from this process and could "
-            "not use it: touch devices in a fixture or in the test, not when a module is imported"
-        )
+def _end_as(status: int) -> NoReturn:
+    """End as the collector did: the agent tells the user how."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with contextlib.suppress(OSError):  # of SIGKILL, which nothing handles
+            signal.signal(-code, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its own is enough
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -93,14 +93,17 @@ class Client:
         procs_per_node: int,
         fresh: bool,
         nodes: tuple[str, ...] | None = None,
+        *,
         held: str = "",
+        file: str = "",
     ) -> WorldInfo:
         """A world on nodes of the lease, its ranks up: the held one of this id, where it lives.
 
-        Raises WorldError naming who is missing.
+        file: of the test that it is for. Raises WorldError naming who is missing.
         """
         with self._request() as seq:
-            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, nodes, held))
+            names = nodes, held, file
+            self.tell(OpenWorld(seq, lease.id, procs_per_node, fresh, *names))
             world = self._answer(seq, ANSWER_LIMIT_S, "no world was started").world
             assert isinstance(world, WorldInfo)
             return world

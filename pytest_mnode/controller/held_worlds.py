@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 Chain = list[Any]
 """Nodes of pytest."""
+Kind = tuple[Shape, bool]
+"""Of worlds: tests share ranks of one shape, and whether those import test modules themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A world whose ranks keep the fixtures of `chain`, collectors from the session down.
 
-    widest: the collector without which the world need not be kept.
+    widest: the collector without which the world need not be kept. file: of its last test.
     """
 
     world: WorldInfo
     chain: Chain
     widest: pytest.Collector
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +65,40 @@ class HeldWorlds:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._held: dict[Shape, Held] = {}
+        self._held: dict[Kind, Held] = {}
+        self._own_imports: set[str] = set()
+        """Files of tests whose ranks import them for themselves, as far as that is known."""
         self._order: dict[pytest.Item, int] = {}
         """Where each test comes, as far as that is known."""
 
-    def get(self, need: WorldRequest) -> Held | None:
+    def get(self, item: pytest.Item, need: WorldRequest) -> Held | None:
         """The world that a test must get, where there is one."""
-        return None if need.reuse == "fresh" else self._held.get(self._run.shape_of(need))
+        return None if need.reuse == "fresh" else self._held.get(self._kind(item, need))
+
+    def _kind(self, item: pytest.Item, need: WorldRequest) -> Kind:
+        return self._run.shape_of(need), str(item.path) in self._own_imports
 
     def keep(self, item: pytest.Item, nextitem: pytest.Item | None, need: WorldRequest) -> Keep:
         """What is to outlive this test in its ranks if all goes well."""
         if nextitem is None or need.reuse == "fresh":
             return NOTHING
         shape, chain = self._run.shape_of(need), _shared(item.listchain(), nextitem)
-        held = self._held.get(shape)
+        held = self._held.get(self._kind(item, need))
         nodes = [n for n in (wide_fixtures_node(item), held.widest if held else None) if n]
         widest = next((node for node in chain if node in nodes), None)
         if widest is not None and self._is_used_later(item, shape, widest):
             return Keep(chain, widest)
         return Keep(chain, None) if self._runs_in(nextitem, shape) else NOTHING
 
-    def note(self, need: WorldRequest, world: WorldInfo, keep: Keep) -> None:
+    def note(self, item: pytest.Item, need: WorldRequest, world: WorldInfo, keep: Keep) -> None:
         """After a test: its world is held from now on, or not any more."""
-        shape = self._run.shape_of(need)
+        if world.own_imports:
+            self._own_imports.add(str(item.path))
+        kind = self._kind(item, need)
         if keep.widest is not None:
-            self._held[shape] = Held(world, keep.chain, keep.widest)
+            self._held[kind] = Held(world, keep.chain, keep.widest, str(item.path))
         elif need.reuse != "fresh":
-            self._held.pop(shape, None)
+            self._held.pop(kind, None)
 
     def _runs_in(self, item: pytest.Item, shape: Shape) -> bool:
         if not runs_in_ranks(item):
@@ -113,28 +123,29 @@ class HeldWorlds:
         """Where the run leaves a collector, fixtures of held worlds that live for it end."""
         result = yield
         stops = item.session.shouldstop or item.session.shouldfail
-        for shape, held in list(self._held.items()):
+        for kind, held in list(self._held.items()):
             chain = [] if stops else _shared(held.chain, nextitem)
             if chain == held.chain:
                 continue
             if held.widest not in chain:
                 chain = []
-            if error := self._end_fixtures(shape, held, chain):
+            if error := self._end_fixtures(kind, held, chain):
                 report = error_report(item, error, "teardown")
                 item.ihook.pytest_runtest_logreport(report=report)
         return result
 
-    def _end_fixtures(self, shape: Shape, held: Held, chain: Chain) -> str:
+    def _end_fixtures(self, kind: Kind, held: Held, chain: Chain) -> str:
         """End all fixtures of a held world but those of `chain`; what went wrong."""
         run, world = self._run, held.world
-        del self._held[shape]
+        del self._held[kind]
         keep = Keep(chain, held.widest if chain else None)
         label = f"the end of fixtures of {held.chain[-1].nodeid or 'the session'}"
         try:
             client = run.have_client()
             lease = client.lease(len(world.nodes), False, label, world.nodes)
             try:
-                found = client.open_world(lease, shape.procs_per_node, fresh=False, held=world.id)
+                procs = kind[0].procs_per_node
+                found = client.open_world(lease, procs, False, held=world.id, file=held.file)
                 if found.id != world.id:  # its ranks died, and the fixtures with them
                     client.close_world(found, reusable=True)
                     return ""
@@ -153,7 +164,7 @@ class HeldWorlds:
         except MnodeError as problem:
             return f"{label}: {problem}"
         if chain and reusable:
-            self._held[shape] = Held(world, chain, held.widest)
+            self._held[kind] = Held(world, chain, held.widest, held.file)
         return error and f"{label}:\n{error}"
 
 

@@ -26,6 +26,7 @@ from pytest_mnode.protocol.agent_messages import (
     NodeBooted,
     NodeGone,
     NodeReady,
+    OwnImports,
     PartLost,
     StackTexts,
     StartForkServer,
@@ -158,6 +159,9 @@ class Hub(Exchange):
         match message:
             case AgentFailed(agent, text, number) if self.agents.is_current(agent, number):
                 self._agent_lost(agent, text)
+            case OwnImports(files):
+                root = self.collect.rootdir if self.collect else "/"
+                self.worlds.import_in_ranks(files, root)
             case NodeReady(name, port):
                 self.nodes[name].came(port)
                 self._suspects.pop(name, None)

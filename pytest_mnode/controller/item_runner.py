@@ -73,14 +73,15 @@ class ItemRunner:
         shared_tmp: Path | None,
     ) -> Outcome:
         run, client = self._run, self._run.have_client()
-        kept, keep = self._held_worlds.get(need), self._held_worlds.keep(item, nextitem, need)
+        kept, keep = self._held_worlds.get(item, need), self._held_worlds.keep(item, nextitem, need)
         following = nextitem.nodeid if nextitem is not None else None
         on, kept_id = (kept.world.nodes, kept.world.id) if kept else ((), "")
         lease = run.lease(need, item.nodeid, on)
         try:
             fresh = need.reuse == "fresh"
             for _ in range(_BEGIN_AGAIN):
-                world = client.open_world(lease, run.procs_of(need), fresh, held=kept_id)
+                procs, file = run.procs_of(need), str(item.path)
+                world = client.open_world(lease, procs, fresh, held=kept_id, file=file)
                 conductor = Conductor(client, world, run.limit_s_of(need), run.console)
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
@@ -91,7 +92,7 @@ class ItemRunner:
                 if not outcome.stillborn:
                     break
                 self._warn_of_late_deaths(outcome.stillborn, world)
-            self._held_worlds.note(need, world, keep if clean else NOTHING)
+            self._held_worlds.note(item, need, world, keep if clean else NOTHING)
             self._last_in[world.id] = item.nodeid
         finally:
             client.release(lease)

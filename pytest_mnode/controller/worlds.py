@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_mnode.controller.leases import Leases, NodeState
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.protocol.agent_messages import BindingOrder, Death, Launch, PartLost, StopWorld
 from pytest_mnode.protocol.hub_messages import CloseWorld, Opened, OpenWorld, Refused
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 LAUNCH_LIMIT_S = 60.0
+_IMPORT_LIMIT_S = 120.0
+"""For a world whose ranks import modules."""
+_MOST_FILES = 8
 _NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"
 
 
@@ -76,6 +81,7 @@ class Worlds:
         self.worlds: dict[str, WorldState] = {}
         self.opening: list[tuple[str, OpenWorld]] = []
         self.notices: list[str] = []
+        self._own_imports: dict[str, str] = {}
         self._send = send
         self._to_agent = to_agent
         self._now = now
@@ -90,6 +96,18 @@ class Worlds:
         world = self.worlds.get(name)
         return world.info if world else None
 
+    def import_in_ranks(self, files: dict[str, str], rootdir: str) -> None:
+        """Have ranks import these files for themselves, because of what it says there."""
+        new = {file: why for file, why in files.items() if file not in self._own_imports}
+        self._own_imports |= new
+        for why in dict.fromkeys(new.values()):
+            names = [os.path.relpath(f, rootdir) for f in sorted(new) if new[f] == why]
+            self.notices.append(
+                f"{listed(names, most=_MOST_FILES)}: {why}; ranks that are forked would lack it, "
+                "so each rank imports this for itself, which takes longer. Start it in a fixture "
+                "or in a test, and ranks are forked again"
+            )
+
     def open(self) -> None:
         """Serve the requests for worlds whose nodes are ready."""
         waiting, self.opening = self.opening, []
@@ -100,7 +118,9 @@ class Worlds:
                 continue
             names = request.nodes or lease.nodes
             shape = Shape(len(names), request.procs_per_node)
-            idle = None if request.fresh else self._find_idle(shape, names, request.held)
+            own = request.file in self._own_imports
+            fit = [] if request.fresh else self._idle(shape, names, own)
+            idle = _best(fit, request.held)
             if idle is not None:
                 idle.lease, idle.asked = lease.id, (client, request)
                 self._send(client, Opened(request.seq, idle.info))
@@ -112,11 +132,13 @@ class Worlds:
             else:
                 self.opening.append((client, request))
 
-    def _find_idle(self, shape: Shape, names: Sequence[str], held: str) -> WorldState | None:
-        alike = (shape, tuple(names))
-        fit = [w for w in self.worlds.values() if w.idle and (w.info.shape, w.info.nodes) == alike]
-        wanted = [w for w in fit if w.info.id == held] or [w for w in fit if not w.held_by]
-        return wanted[0] if wanted else None
+    def _idle(self, shape: Shape, names: Sequence[str], own: bool) -> list[WorldState]:
+        alike = (shape, tuple(names), own)
+        return [
+            w
+            for w in self.worlds.values()
+            if w.idle and (w.info.shape, w.info.nodes, w.info.own_imports) == alike
+        ]
 
     def _can_launch(self, names: Sequence[str]) -> bool:
         states = [self.nodes[name] for name in names]
@@ -127,8 +149,9 @@ class Worlds:
     ) -> None:
         self._make_room(names)
         name = f"w{next(self._ids)}"
-        info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir)
-        deadline = self._now() + LAUNCH_LIMIT_S
+        own = request.file in self._own_imports
+        info = WorldInfo(name, shape, tuple(names), log_dir=self.facts.log_dir, own_imports=own)
+        deadline = self._now() + _limit_s(info)
         self.worlds[name] = WorldState(info, lease, (client, request), deadline)
         leader = self.nodes[names[0]]
         port = leader.store_port
@@ -147,9 +170,9 @@ class Worlds:
             env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: else a prefix
         binding = BindingOrder(self.facts.numa_bind, node.shown, self._rank_cpus(node))
         facts = self.facts
-        return Launch(
-            name, info, node_rank, addr, port, facts.backend, facts.accelerators, env, binding
-        )
+        own_imports = tuple(sorted(self._own_imports)) if info.own_imports else ()
+        place = name, info, node_rank, addr, port
+        return Launch(*place, facts.backend, facts.accelerators, env, binding, own_imports)
 
     def _make_room(self, names: Sequence[str]) -> None:
         """Stop the oldest idle worlds of nodes that hold as many as they may."""
@@ -235,7 +258,9 @@ class Worlds:
             if not world.ready and now > world.deadline:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)
                 places = ", ".join(world.info.place(rank) for rank in missing)
-                self._launch_failed(world, f"{places} did not come up in {LAUNCH_LIMIT_S:.0f} s")
+                self._launch_failed(
+                    world, f"{places} did not come up in {_limit_s(world.info):.0f} s"
+                )
 
     def fail_all(self, text: str) -> None:
         """The pool cannot work any more: report it to all who have a world or wait for one."""
@@ -258,6 +283,16 @@ class Worlds:
         lease = self.leases.out.get(world.lease) if world and world.lease is not None else None
         if lease is not None:
             self._send(lease.client, message)
+
+
+def _best(idle: Sequence[WorldState], held: str) -> WorldState | None:
+    """The held world of this id, or one that nobody holds."""
+    wanted = [w for w in idle if w.info.id == held] or [w for w in idle if not w.held_by]
+    return wanted[0] if wanted else None
+
+
+def _limit_s(world: WorldInfo) -> float:
+    return _IMPORT_LIMIT_S if world.own_imports else LAUNCH_LIMIT_S
 
 
 def _why(message: Death | PartLost) -> str:

@@ -47,7 +47,11 @@ class BindingOrder:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start the ranks of one node of a world. accelerators: that the spec promises of it."""
+    """Start the ranks of one node of a world. accelerators: that the spec promises of it.
+
+    own_imports: files that each rank imports for itself; without any it is forked with all others
+    imported.
+    """
 
     node: str
     world: WorldInfo
@@ -58,6 +62,14 @@ class Launch:
     accelerators: int
     env: dict[str, str]
     binding: BindingOrder
+    own_imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnImports:
+    """Files that ranks must import for themselves, and why."""
+
+    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -216,7 +228,9 @@ class AgentOrder:
 
 @dataclass(frozen=True)
 class ForkServerReady:
-    """Torch is imported and the tests are collected."""
+    """Torch is imported and the tests are collected; own_imports: why some files are not."""
+
+    own_imports: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

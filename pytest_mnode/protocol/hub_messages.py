@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
@@ -33,6 +33,11 @@ class Collect:
     markers: tuple[str, ...] = ()
     coverage: str = ""
 
+    def only(self, files: frozenset[str]) -> Collect:
+        """The same of these files alone."""
+        others = self.files - files
+        return replace(self, args=tuple(a for a in self.args if a not in others), files=files)
+
 
 @dataclass(frozen=True)
 class LeaseNodes:
@@ -57,7 +62,7 @@ class ReleaseNodes:
 class OpenWorld:
     """Ask for a world on nodes of a lease (None: all of them in order).
 
-    held: id of the world that is wanted, where it still lives.
+    held: id of the world that is wanted, where it still lives. file: of the test that asks.
     """
 
     seq: int
@@ -66,6 +71,7 @@ class OpenWorld:
     fresh: bool
     nodes: tuple[str, ...] | None = None
     held: str = ""
+    file: str = ""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class WorldInfo:
     """A world as the controller knows it. `nodes` holds one name a group rank.
 
     new_group: the next test in it shares no process group with one before.
+    own_imports: its ranks imported test modules for themselves, those that cannot be shared.
     """
 
     id: str
@@ -38,6 +39,7 @@ class WorldInfo:
     nodes: tuple[str, ...]
     new_group: bool = True
     log_dir: str = ""
+    own_imports: bool = False
 
     def node_of(self, rank: int) -> str:
         return self.nodes[rank // self.shape.procs_per_node]

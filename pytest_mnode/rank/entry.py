@@ -7,17 +7,20 @@ session serves instead of running them.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from pytest_mnode.other_plugins import other_loops
-from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
+from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.hub_messages import Collect
+from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank import loop, recorder, shared_test
 from pytest_mnode.rank.live_output import SHOWN_LIVE
 from pytest_mnode.rank.session import RankSession
+from pytest_mnode.rank.trial import Trial
 
 # What selects, prints, writes files or starts processes is the controller's business alone.
 _NOT_IN_RANKS: dict[str, object] = {
@@ -81,20 +84,51 @@ def _look(handler: logging.Handler) -> tuple[object, ...]:
     return type(handler), handler.level, stream, type(handler.formatter), tuple(handler.filters)
 
 
+def rank_main(order: AgentOrder, session: RankSession) -> Callable[[Launch, int, bool], None]:
+    """Runs a rank in a child that is forked when all is collected."""
+
+    def main(launch: Launch, elastic_pid: int, by_torch: bool) -> None:
+        loop.follow(loop.begin(order, launch, elastic_pid, by_torch), session)
+
+    return main
+
+
+def importing_rank_main(
+    order: AgentOrder, collect_order: Collect
+) -> Callable[[Launch, int, bool], None]:
+    """Runs a rank that collects for itself, in a child that is forked before."""
+
+    def main(launch: Launch, elastic_pid: int, by_torch: bool) -> None:
+        rank = loop.begin(order, launch, elastic_pid, by_torch)
+
+        def fail(text: str) -> None:
+            rank.line.send(HUB, PartLost(launch.node, launch.world.id, text))
+            signal.pause()  # the hub ends this world
+
+        # None, for functions of cluster.world(): then there is no file that could be shared.
+        wanted = collect_order.only(frozenset(launch.own_imports) or collect_order.files)
+        collect(wanted, order, partial(loop.follow, rank), fail)
+
+    return main
+
+
 def collect(
     collect: Collect,
     order: AgentOrder,
-    serve: Callable[[Callable[[Launch, int, bool], None]], None],
+    serve: Callable[[RankSession], None],
     fail: Callable[[str], None],
+    trial: Trial | None = None,
 ) -> None:
-    """Collect the tests, then call `serve` with the function that runs a rank in a forked child.
+    """Collect the tests, then call `serve`, which does not return.
 
-    `fail` is called where pytest itself fails, with the reason.
+    `fail` is called where pytest itself fails, with the reason. trial: where one is needed.
     """
     options = {**collect.options, **_NOT_IN_RANKS}
     options.pop("file_or_dir", None)
     # As words of the command line, so that their order means what it meant there.
     plugins = [*options.pop("plugins", []), "no:terminal"]
+    if trial is not None:
+        plugins.insert(0, trial.__module__)
     options["plugins"] = []
     args = [word for name in plugins for word in ("-p", name)] + list(collect.args)
     # That a plugin was imported before pytest could rewrite its asserts is no fault in ranks.
@@ -110,9 +144,12 @@ def collect(
     _without_other_loops(config)
     config.pluginmanager.set_blocked("pdbinvoke")  # it needs a terminal reporter: see rank.debugger
     session = RankSession(collect, order.logs_are_temporary, fail)
-    session.serve = lambda: serve(partial(loop.main, order, session))
+    session.serve = lambda: serve(session)
     config.pluginmanager.register(session, "mnode-rank-session")
     config.pluginmanager.register(session.suite_properties, "mnode-suite-properties")
+    if trial is not None:
+        trial.begin(collect)
+        config.pluginmanager.register(trial)
     config.hook.pytest_cmdline_main(config=config)
 
 

@@ -27,10 +27,8 @@ from pytest_mnode.rank.session import RankSession
 from pytest_mnode.rank.world import World
 
 
-def main(
-    order: AgentOrder, session: RankSession, launch: Launch, elastic_pid: int, by_torch: bool
-) -> None:
-    """Entry of a rank, called by torch's elastic agent with torchrun's environment in place.
+def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -> Rank:
+    """First in a rank, called by torch's elastic agent with torchrun's environment in place.
 
     by_torch: that agent has bound it to CPUs already.
     """
@@ -42,7 +40,6 @@ def main(
     processes.adopt_orphans()  # so that what a test started is found however deep it hides
     world = World.from_env(os.environ, launch.world.nodes)
     binding.bind(launch.binding, world.local_rank, world.local_size, by_torch)
-    captured = int(os.environ.pop("MNODE_CAPTURED_FD"))
     rank = Rank(order, launch, world)
     if launch.backend == "nccl":
         _have_nccl_log(rank.files.nccl)
@@ -50,9 +47,15 @@ def main(
     stacks, fault = rank.files.stacks.open("a"), rank.files.fault.open("a")
     faulthandler.enable(fault, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
+    return rank
+
+
+def follow(rank: Rank, session: RankSession) -> None:
+    """With everything collected: runs what the controller asks."""
+    captured = int(os.environ.pop("MNODE_CAPTURED_FD"))
     session.become(rank)
     of_plugins.start(session.config, rank, session.collect)
-    os.write(captured, bytes([world.local_rank]))
+    os.write(captured, bytes([rank.world.local_rank]))
     os.close(captured)
     serve(rank, session)
 

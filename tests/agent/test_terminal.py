@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pytest_mnode.agent.terminal import TerminalHolder
@@ -73,6 +74,13 @@ class Held:
             self.poll.poll(50)
             self.holder.pass_on()
 
+    def until_it_reads(self) -> None:
+        """Python notices a signal that comes between its prompt and its read only after the read."""
+        end, stat = time.monotonic() + LIMIT_S, Path(f"/proc/{self.program.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < end, self.output
+            time.sleep(0.01)
+
 
 @contextmanager
 def held(size: tuple[int, int] | None) -> Iterator[Held]:
@@ -90,6 +98,7 @@ def test_a_terminal_with_its_keys() -> None:
         it.until("size (111, 33)\n> ")
         it.type(b"one\r")
         it.until("read 'one'\n> ")
+        it.until_it_reads()
         it.type(b"unfinished\x03")
         it.until("interrupted\n> ")
         it.type(b"x" * 3000 + b"\r")

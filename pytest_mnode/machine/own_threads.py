@@ -1,0 +1,106 @@
+"""Threads of this process that its forked children would lack, by what started them.
+
+A forked child has the thread that called fork and no other. Locks that another one held stay locked
+in it for ever, and a pool of workers waits for workers that are not there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_FORKS_WELL = ("libarrow.so", "libscipy_openblas", "libopenblas")
+"""Libraries whose threads start anew in a child, or are not missed there. Tests fork with each:
+tests/machine/test_own_threads.py."""
+_RUNTIMES = ("libc.so", "libc-", "libstdc++", "libpthread", "libgcc_s", "libm.so", "ld-linux", "[")
+_TASKS = Path("/proc/self/task")
+_MACHINE = os.uname().machine
+_MOST_STACK_BYTES = 1 << 14
+_SETTLE_S = 0.5
+
+
+def lost_by_fork() -> list[str]:
+    """What runs beside the main thread and must not be forked from, in words."""
+    main = int(Path("/proc/self").readlink().name)
+    others = [int(task.name) for task in _TASKS.iterdir() if int(task.name) != main]
+    if not others:
+        return []
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found: Counter[str] = Counter()
+    code = _code()
+    for tid in sorted(others):
+        if tid in python:
+            found[f"thread {python[tid]!r}"] += 1
+        elif (library := _library(tid, code)) is not None and not library.startswith(_FORKS_WELL):
+            found[f"thread in {library or 'an unknown library'}"] += 1
+    return [what if n == 1 else f"{n} {what.replace(' ', 's ', 1)}" for what, n in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """Memory that holds the code of a library."""
+
+    start: int
+    end: int
+    library: str
+
+
+def _code() -> list[_Code]:
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, _, *path = line.split(maxsplit=5)
+        name = path[0].rpartition("/")[2] if path else ""
+        if "x" in rights and name and not name.startswith(_RUNTIMES):
+            start, end = (int(word, 16) for word in place.split("-"))
+            found.append(_Code(start, end, name))
+    return found
+
+
+def _library(tid: int, code: Sequence[_Code]) -> str | None:
+    """The library that a waiting thread is in; "" where it does not come to rest, None where it
+    ended."""
+    end = time.monotonic() + _SETTLE_S
+    while time.monotonic() < end:
+        try:
+            fields = (_TASKS / str(tid) / "syscall").read_text().split()
+        except OSError:
+            return "" if (_TASKS / str(tid)).exists() else None
+        if len(fields) > 2:
+            return _innermost(int(fields[-2], 16), code)
+        time.sleep(0.01)  # it runs
+    return ""
+
+
+def _innermost(pointer: int, code: Sequence[_Code]) -> str:
+    """The library of the innermost return address on a stack of this process; "" where none is.
+
+    Words that only look like one are passed over: a call comes before every return address.
+    """
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+        for (word,) in struct.iter_unpack("P", os.pread(memory, _MOST_STACK_BYTES, pointer)):
+            for of in code:
+                if of.start <= word < of.end and _ends_in_call(os.pread(memory, 8, word - 8)):
+                    return of.library
+    except OSError:  # that memory is gone, with its thread
+        pass
+    finally:
+        os.close(memory)
+    return ""
+
+
+def _ends_in_call(code: bytes) -> bool:
+    """Whether these 8 bytes end in an instruction that calls; False on processors not known."""
+    if _MACHINE == "x86_64":
+        indirect = any(code[-n] == 0xFF and code[1 - n] >> 3 & 7 == 2 for n in (2, 3, 4, 6, 7))
+        return code[-5] == 0xE8 or indirect
+    if _MACHINE == "aarch64":
+        word = int.from_bytes(code[-4:], "little")
+        return word >> 26 == 0x25 or word & 0xFFFFFC1F == 0xD63F0000  # BL, BLR
+    return False

@@ -1,0 +1,127 @@
+"""Modules that cannot be shared by forked ranks are found by name, and harm no other module."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode import processes
+from pytest_mnode.agent import fork_server
+from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.protocol.agent_messages import (
+    AgentOrder,
+    ForkServerFailed,
+    ForkServerReady,
+    StartForkServer,
+)
+from pytest_mnode.protocol.hub_messages import Collect
+from tests.inner import write_files
+
+THREAD = """
+    import threading, time
+    threading.Thread(target=time.sleep, args=(99,), name="courier", daemon=True).start()
+    def test_it(rank): pass
+"""
+FEEDER = """
+    import multiprocessing
+    QUEUE = multiprocessing.Queue()
+    QUEUE.put(1)
+    def test_it(rank): pass
+"""
+OPENMP = """
+    import torch
+    torch.set_num_threads(2)
+    torch.rand(400, 400).sin()
+    def test_it(rank): pass
+"""
+PLAIN = """
+    import threading
+    def test_it(rank): pass
+    for other in threading.enumerate()[1:]:
+        raise RuntimeError(f"{other.name} of another module is here")
+"""
+CHILD = """
+    import subprocess
+    SLEEPS = subprocess.Popen(["sleep", "98"])
+    def test_it(rank): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("modules")
+    (directory / "pytest.ini").touch()
+    write_files(
+        directory,
+        test_a=PLAIN,
+        test_thread=THREAD,
+        test_feeder=FEEDER,
+        test_openmp=OPENMP,
+        test_child=CHILD,
+        test_z=PLAIN,
+    )
+    for name in ("below", "configures"):
+        (directory / name).mkdir()
+    write_files(directory / "below", conftest=THREAD, test_b="def test_it(rank): pass")
+    text = "def pytest_configure():" + THREAD.replace("\n    ", "\n        ")
+    write_files(directory / "configures", conftest=text, test_c="def test_it(rank): pass")
+    return directory
+
+
+def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
+    """What a fork server leaves out of these files, and why; or why it failed."""
+    files = [str(directory / name) for name in names]
+    root = str(directory)
+    collect = Collect(
+        tuple(files), frozenset(files), {}, f"{root}/pytest.ini", root, root, (), f"{root}/tmp"
+    )
+    collect = Collect(**{**vars(collect), "sys_path": tuple(__import__("sys").path)})
+    ours, theirs = Pipe.pair()
+    order = AgentOrder(0, "", {}, root, root)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        processes.run_and_exit(lambda: fork_server.main(order, theirs))
+    theirs.close()
+    try:
+        ours.send(StartForkServer())
+        ours.send(collect)
+        while not (payloads := ours.receive()):
+            pass
+        answer = pickle.loads(payloads[0])
+    finally:
+        ours.close()
+        processes.kill(pid)
+        os.waitpid(pid, 0)
+    if isinstance(answer, ForkServerFailed):
+        return answer.text
+    assert isinstance(answer, ForkServerReady)
+    return {os.path.relpath(file, root): why for file, why in answer.own_imports.items()}
+
+
+def test_modules_that_do_no_harm_are_shared(files: Path) -> None:
+    assert collected(files, "test_a.py", "test_z.py") == {}
+
+
+def test_others_are_named_with_what_they_start(files: Path) -> None:
+    names = ("test_a.py", "test_thread.py", "test_feeder.py", "test_openmp.py", "test_z.py")
+    found = collected(files, *names, "test_child.py", "below/test_b.py")
+    assert isinstance(found, dict)
+    openmp = found.pop("test_openmp.py")
+    assert "libgomp" in openmp
+    assert "libtorch_cpu.so" in openmp
+    assert found == {
+        "test_thread.py": "its import starts thread 'courier'",
+        "test_feeder.py": "its import starts thread 'QueueFeederThread'",
+        "below/test_b.py": "below/conftest.py starts thread 'courier'",
+    }
+
+
+def test_a_plugin_spoils_all(files: Path) -> None:
+    why = "a plugin or a conftest.py, when pytest was configured, starts thread 'courier'"
+    found = collected(files, "test_a.py", "configures/test_c.py")
+    assert found == {"test_a.py": why, "configures/test_c.py": why}

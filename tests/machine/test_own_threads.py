@@ -1,0 +1,60 @@
+"""Libraries whose threads take a fork well: what they do works in a forked child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.inner import clean_env, released_plugins
+
+NUMPY = """
+    import numpy
+    A = numpy.random.rand(300, 300)
+    def work():
+        assert (A @ A).shape == (300, 300)
+"""
+PYARROW = """
+    import io
+    import pyarrow, pyarrow.compute, pyarrow.parquet
+    def work():
+        table = pyarrow.table({"a": range(50000), "key": ["x", "y"] * 25000})
+        assert table.group_by("key").aggregate([("a", "sum")]).num_rows == 2
+        pyarrow.compute.sort_indices(table["a"])
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(table, file)
+        assert pyarrow.parquet.read_table(file).num_rows == 50000
+"""
+REST = """
+    import os
+    from pytest_mnode import processes
+    from pytest_mnode.machine.own_threads import lost_by_fork
+    assert len(processes.thread_names()) > 1, "it starts no thread here"
+    for _ in range(2):  # with the threads of its import, then with those of its work
+        print(lost_by_fork())
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                processes.run_and_exit(work)
+            assert os.waitpid(child, 0)[1] == 0
+        work()
+"""
+
+
+@pytest.mark.parametrize("library", [NUMPY, PYARROW], ids=["openblas", "arrow"])
+def test_it_works_in_a_forked_child(library: str) -> None:
+    path = os.pathsep.join([str(released_plugins()), *filter(None, sys.path)])
+    env = clean_env() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
+    program = textwrap.dedent(library) + textwrap.dedent(REST)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stderr
