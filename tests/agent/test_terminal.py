@@ -75,7 +75,7 @@ class Held:
             self.holder.pass_on()
 
     def until_it_reads(self) -> None:
-        """Python notices a signal that comes between its prompt and its read only after the read."""
+        """A signal that comes between its prompt and its read is noticed only after the read."""
         end, stat = time.monotonic() + LIMIT_S, Path(f"/proc/{self.program.pid}/stat")
         while stat.read_text().rpartition(")")[2].split()[0] != "S":
             assert time.monotonic() < end, self.output
