@@ -16,9 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Written last: an environment without it is half made, and is made anew.
 READY := $(VENV)/.ready
-# Of the plugins that tests run beside ours: their list may change, and the environment stays.
-PLUGINS := $(VENV)/plugins
-PLUGINS_READY := $(PLUGINS)/.ready
+# Plugins and libraries that tests run beside ours: their lists may change, and the environment stays.
+BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ENGINES := tests/engines
@@ -51,7 +50,7 @@ lint: environment
 bench: environment
 	$(BIN)/python -m benchmarks
 
-environment: $(READY) $(PLUGINS_READY)
+environment: $(READY) $(BESIDE)
 
 # torch first and alone: its version is fixed here, and what follows takes the one that is there.
 $(READY): pyproject.toml
@@ -61,9 +60,9 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-$(PLUGINS_READY): $(READY) tests/plugins.txt
-	rm -rf $(PLUGINS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(PLUGINS) -r tests/plugins.txt
+$(BESIDE): $(VENV)/%/.ready: tests/%.txt $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
 	@touch $@
 
 clean:

@@ -35,11 +35,20 @@ def need_gdb() -> None:
 
 def released_plugins() -> Path:
     """Where released plugins are, for PYTHONPATH; skip where they are not, in CI a failure."""
-    plugins = Path(sys.prefix, "plugins")
-    if not plugins.is_dir():
+    return _installed("plugins")
+
+
+def released_libraries() -> Path:
+    """The same for libraries, which are no plugins of pytest."""
+    return _installed("libraries")
+
+
+def _installed(beside: str) -> Path:
+    directory = Path(sys.prefix, beside)
+    if not directory.is_dir():
         report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        report(f"no {plugins}: make environment")
-    return plugins
+        report(f"no {directory}: make environment")
+    return directory
 
 
 @dataclass(frozen=True)
