@@ -82,7 +82,7 @@ class StopRules:
             return None
         from pytest_mnode.certificate.results import criterion_name
 
-        criterion = criterion_name(item.nodeid)
+        criterion = criterion_name(item.path.name)  # an id has no file where the root has not
         found = dict(self._found.get(criterion, {}))
         found.pop(item.nodeid, None)
         if marks.asks_for(item, marks.PORTS_FIXTURE):  # a hang in its criterion is what it explains

@@ -155,7 +155,7 @@ class CertificatePlugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.certificate is None:
             return
-        terminalreporter.section("certificate")
+        terminalreporter.write_sep("=", "certificate")
         verbose = terminalreporter.config.getoption("verbose", 0) > 0
         width = terminalreporter._tw.fullwidth
         for line in summary_lines(self.certificate, width, every_measurement=verbose):

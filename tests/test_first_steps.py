@@ -1,0 +1,120 @@
+"""docs/first-steps.md: its files and commands are tried, and what they print is compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.inner import clean_env, need_rack
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "first-steps.md"
+_BLOCK = re.compile(r"^```(.*)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
+_FILE = re.compile(r"# (\w+\.\w+)\n")
+_VARIES = (
+    (r"\d+\.\d\ds", "SECONDS"),
+    (r"[\d.e-]+ % packets", "SOME % packets"),
+    (r"={3,}|  +", "  "),
+    (r"0x[0-9a-f]+", "ADDRESS"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE"),
+    (r'File ".*/torch/(.*)", line \d+', r'File "torch/\1"'),
+)
+"""What differs from run to run: pattern, and what stands for it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line after `$ `, and the lines that the page has below it: `…` stands for any number."""
+
+    line: str
+    shown: str
+
+
+def blocks() -> tuple[dict[str, str], list[Command]]:
+    """Files of the page by name, and its commands."""
+    files, commands = {}, []
+    for kind, text in _BLOCK.findall(PAGE.read_text()):
+        if kind == "console":
+            line, _, shown = text.removeprefix("$ ").partition("\n")
+            commands.append(Command(line, shown))
+        else:
+            name = _FILE.match(text)
+            assert name, f"neither a command nor a file:\n{text}"
+            files[name[1]] = text
+    return files, commands
+
+
+def same(text: str) -> str:
+    for pattern, word in _VARIES:
+        text = re.sub(pattern, word, text)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def pattern(shown: str) -> str:
+    lines = same(shown).splitlines(keepends=True)
+    return "".join("(?:.*\n)*?" if line == "…\n" else re.escape(line) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command of the page printed, one after another in a folder of their own."""
+    need_rack()
+    folder = tmp_path_factory.mktemp("first-steps")
+    (folder / "pytest-mnode").symlink_to(ROOT)
+    files, commands = blocks()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    site = tmp_path_factory.mktemp("site")
+    env = {
+        **clean_env(),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+        # Installed for real, into a place of its own, with the dependencies that are here. The
+        # variable is that of build isolation: 0 says none.
+        **{"PIP_TARGET": str(site), "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"},
+        **{"PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        "PYTHONPATH": str(site),
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest",
+        "COLUMNS": "100",
+    }
+    found = {}
+    for command in commands:
+        done = subprocess.run(
+            ["sh", "-c", command.line],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        found[command.line] = done.stdout
+        assert command.shown or done.returncode == 0, done.stdout
+    assert (site / "pytest_mnode" / "acceptance" / "test_mesh.py").is_file()
+    return found
+
+
+@pytest.mark.parametrize("command", [c for c in blocks()[1] if c.shown], ids=lambda c: c.line[:60])
+def test_commands_print_what_the_page_shows(command: Command, printed: dict[str, str]) -> None:
+    found = same(printed[command.line])
+    assert re.fullmatch(pattern(command.shown), found), printed[command.line]
+
+
+@pytest.mark.parametrize(
+    ("shown", "fits"),
+    [
+        ("a\n…\nd in 2.00s\n", True),
+        ("a\n…\nd in 2.00s\ne\n", False),
+        ("a\nd in 1.00s\n", False),
+        ("b\n…\n", False),
+    ],
+)
+def test_a_page_that_is_wrong_is_found(shown: str, fits: bool) -> None:
+    assert bool(re.fullmatch(pattern(shown), same("a\nb\nc\nd in 1.00s\n"))) is fits
