@@ -8,6 +8,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight import environment
 from pytest_mnode.criteria.preflight.judges import (
+    cpus,
     devices,
     links,
     names,
@@ -122,9 +123,20 @@ def test_rdma_ports_are_active(ask: Ask) -> None:
     ask("preflight.rdma", rdma.rdma_ports)
 
 
+@stops_speed
+def test_rdma_devices_can_be_opened(ask: Ask) -> None:
+    """May a process on this node open as many of the fabric's RDMA devices as promised?"""
+    ask("preflight.rdma", rdma.rdma_opened)
+
+
 def test_rdma_errors_stand_still(ask: Ask) -> None:
     """Do the error counters of this node's RDMA ports stand still?"""
     ask("preflight.rdma.errors_at_most", rdma.rdma_errors)
+
+
+def test_cpus_are_beside_accelerators(ask: Ask) -> None:
+    """May a process on this node run on CPUs beside each of its accelerators?"""
+    ask("preflight.cpus", cpus.cpus_near)
 
 
 def test_gpudirect_is_there(ask: Ask) -> None:
@@ -177,3 +189,8 @@ def test_ranks_find_their_environment(ask: Ask) -> None:
 def test_nothing_ties_the_hands_of_backends(ask: Ask) -> None:
     """Is every NCCL, gloo and torch override on this node on the spec's allow-list?"""
     ask.ranks("preflight.environment", environment.overrides)
+
+
+def test_ranks_name_rdma_devices_that_are_there(ask: Ask) -> None:
+    """Is every name in NCCL_IB_HCA of this node's ranks an RDMA device that they can open?"""
+    ask.ranks("preflight.environment", environment.devices)

@@ -8,6 +8,7 @@ from functools import partial
 
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.judges import (
+    cpus,
     devices,
     links,
     names,
@@ -24,7 +25,8 @@ _JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
     *(links.interfaces, links.speed, reach.master, reach.peers, names.look_ups),
     *(links.interface_mtu, packets.path_mtu, packets.payload, names.clocks),
     *(partial(system.same, part=part) for part in system.PARTS),
-    *(devices.accelerators, rdma.rdma_ports, rdma.rdma_errors, rdma.gpudirect),
+    *(devices.accelerators, cpus.cpus_near, rdma.gpudirect),
+    *(rdma.rdma_ports, rdma.rdma_opened, rdma.rdma_errors),
     *(storage.usable, storage.shared, storage.sample),
     *(system.shared_memory, system.locked_memory, system.open_files, system.disk),
 )

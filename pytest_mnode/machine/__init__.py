@@ -2,10 +2,10 @@
 
 `model.Machine.read(root)` reads everything, `Machine.read(root, ("interfaces", "rdma"))` only the
 parts named. Each part is a field of `Machine`; its types and its reader are in the file of that
-subject: `netdev` (network interfaces), `rdma` (ports, GIDs, counters), `pci`, `nvml` (the
-accelerators), `cpus`, `numa`, `mounts`, `software`. `encode` and `decode` in `encoding` convert any
-dataclass to JSON and back. `python -m pytest_mnode.machine [PART …]` prints a machine as one line
-of JSON; it imports neither torch nor pytest.
+subject: `netdev` (network interfaces), `rdma` (ports, GIDs, counters), `verbs` (what opens them),
+`pci`, `nvml` (the accelerators), `cpus`, `numa`, `mounts`, `limits`, `software`. `encode` and
+`decode` in `encoding` convert any dataclass to JSON and back. `python -m pytest_mnode.machine
+[PART …]` prints a machine as one line of JSON; it imports neither torch nor pytest.
 
     machine = Machine.read(root)                    # or decode(Machine, line)
     machine.by_name["eth0"], machine.ports, machine.pci.distance(gpu, nic), machine.unread

@@ -19,6 +19,7 @@ from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.logs.kernel_log import read as read_kernel_log
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import Cpus, read_cpus
+from pytest_mnode.machine.limits import Limits, read_limits
 from pytest_mnode.machine.mounts import Mount, read_mounts
 from pytest_mnode.machine.netdev import Interface, read_interfaces, with_addresses
 from pytest_mnode.machine.numa import Numa, read_numa
@@ -26,22 +27,14 @@ from pytest_mnode.machine.nvml import Accelerator, read_nvml
 from pytest_mnode.machine.pci import PciTree, read_pci
 from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
 from pytest_mnode.machine.software import Software, kernel_settings, read_software
+from pytest_mnode.machine.verbs import VerbsDevice, read_verbs
 
 PART_LIMIT_S = 10.0
 """Of one part: a driver in trouble lets its askers hang."""
 _SCHEDULER_LIMIT_S = 5.0
 _LIVE = Path("/")
-_LIMIT = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
 _MEM_TOTAL = re.compile(r"^MemTotal: +(\d+) kB", re.MULTILINE | re.ASCII)
 _IBV_LINE = re.compile(r"\s*(hca_id|port|active_mtu):\s*(\S+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a process may have: soft limits, which hold unless it asks for more. None: no limit."""
-
-    memlock_bytes: int | None
-    open_files: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +53,9 @@ class Machine:
     """One machine. A part that was not asked for, or cannot be read, is None or empty.
 
     boot_id: another one after each boot. active_mtus: MTU in bytes that RDMA ports use, by names
-    such as mlx5_0:1, from ibv_devinfo. limits: of the reading process. settings: kernel
-    settings that networks depend on, by sysctl's names. scheduler: "slurm" where its controller
-    answers. unread: why a part cannot be read, by the part's name.
+    such as mlx5_0:1, from ibv_devinfo. limits: of the reading process. verbs: what opens RDMA
+    devices. settings: kernel settings that networks depend on, by sysctl's names. scheduler:
+    "slurm" where its controller answers. unread: why a part cannot be read, by the part's name.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
@@ -78,6 +71,7 @@ class Machine:
     memory: Memory | None = None
     mounts: tuple[Mount, ...] | None = None
     limits: Limits | None = None
+    verbs: tuple[VerbsDevice, ...] | None = None
     settings: Mapping[str, str] | None = None
     software: Software | None = None
     kernel_log: Log | None = None
@@ -154,16 +148,6 @@ class Machine:
         ]
 
 
-def read_limits(root: Path = _LIVE) -> Limits:
-    """Soft limits of this process. Raises OSError where they cannot be read."""
-    found = dict(_LIMIT.findall((root / "proc/self/limits").read_text()))
-
-    def limit(name: str) -> int | None:
-        return None if found[name] == "unlimited" else int(found[name])
-
-    return Limits(memlock_bytes=limit("Max locked memory"), open_files=limit("Max open files"))
-
-
 def _memory(root: Path) -> Memory:
     total = _MEM_TOTAL.search(sysfs.text(root / "proc/meminfo") or "")
     shm = None
@@ -188,6 +172,13 @@ def _rdma(root: Path) -> tuple[RdmaDevice, ...]:
     found = read_rdma(root)
     if found is None:
         raise OSError("/sys/class/infiniband cannot be listed")
+    return found
+
+
+def _verbs(root: Path) -> tuple[VerbsDevice, ...]:
+    found = read_verbs(root)
+    if found is None:
+        raise OSError("/sys/class cannot be listed")
     return found
 
 
@@ -262,6 +253,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "memory": _memory,
     "mounts": read_mounts,
     "limits": read_limits,
+    "verbs": _verbs,
     "settings": kernel_settings,
     "software": read_software,
     "kernel_log": lambda _: read_kernel_log(),

@@ -135,6 +135,8 @@ class Limits(Page):
     """Of which free."""
     memlock_bytes: Bytes | Literal["unlimited"] | None = Field(None, alias="memlock")
     """How much memory a process may lock, for RDMA and pinned buffers."""
+    ipc_lock: Literal[True] | None = None
+    """Processes have CAP_IPC_LOCK: a container has to be given it."""
     open_files: Some | None = None
     """How many files a process may have open."""
 
@@ -173,6 +175,8 @@ class PreflightCriterion(Criterion):
     pcie: Literal["full"] | None = None
     """PCIe links of accelerators and of the fabric's NICs have the width that card and slot can;
     those of NICs the speed too. An idle accelerator may run slower: `devices` judges it."""
+    cpus: Literal["near"] | None = None
+    """A process may run on CPUs beside each accelerator that it has: its cpuset holds some."""
     gpudirect: Literal["peermem", "dma-buf", "either"] | None = None
     """How NICs reach the memory of accelerators."""
     storage: StoragePromise | None = None
@@ -196,7 +200,7 @@ class PreflightCriterion(Criterion):
     def _without_subject(self, cluster: Inventory) -> Iterator[str]:
         yield from self._networks(cluster)
         if not cluster.accelerators.per_node:
-            for key in ("accelerators", "gpudirect"):
+            for key in ("accelerators", "cpus", "gpudirect"):
                 if getattr(self, key) is not None:
                     yield f"{_KEY}.{key}: given, but accelerators.per_node is 0"
             for part in sorted({"nccl", "driver"}.intersection(self.same or ())):

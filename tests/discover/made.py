@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.discover.nodes import FoundCluster, FoundNode
-from pytest_mnode.machine.model import Limits, Machine, Memory
+from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.model import Machine, Memory
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator

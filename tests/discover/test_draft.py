@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.discover.nodes import FoundCluster
 from pytest_mnode.errors import SpecError
-from pytest_mnode.machine.model import Limits, Machine, Memory
+from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.model import Machine, Memory
 from pytest_mnode.machine.mounts import Mount
 from pytest_mnode.spec import Spec, doubts, load_spec
 from tests.discover.made import (

@@ -11,9 +11,10 @@ import pytest
 
 from pytest_mnode.machine import model
 from pytest_mnode.machine.encoding import decode, encode
-from pytest_mnode.machine.model import PARTS, Limits, Machine, parse_active_mtus
+from pytest_mnode.machine.limits import Limits, read_limits
+from pytest_mnode.machine.model import PARTS, Machine, parse_active_mtus
 from tests.recorded import NAMES, Recorded
-from tests.trees import gpu_server
+from tests.trees import Tree, gpu_server
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +66,31 @@ def test_soft_limits_of_a_process(tmp_path: Path) -> None:
         "Max open files            1024                 524288               files     \n"
         "Max locked memory         unlimited            unlimited            bytes     \n"
     )
-    assert model.read_limits(tmp_path) == Limits(memlock_bytes=None, open_files=1024)
+    assert read_limits(tmp_path) == Limits(memlock_bytes=None, open_files=1024)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "users", "found"),
+    [
+        ("00000000a80425fb", "0 0 4294967295", (False, False)),  # a container's, as by default
+        ("00000000a80465fb", "0 0 4294967295", (True, False)),
+        ("000001ffffffffff", "0 0 4294967295", (True, True)),
+        ("000001ffffffffff", "0 1000 1", (False, False)),  # root of a user namespace
+        ("none", "0 0 4294967295", (None, None)),
+        ("000001ffffffffff", "", (None, None)),
+    ],
+)
+def test_capabilities_and_cpus_of_a_process(
+    tmp_path: Path, capabilities: str, users: str, found: tuple[bool | None, bool | None]
+) -> None:
+    tree = Tree(tmp_path)
+    limits = "Max open files            9  9  files\nMax locked memory         9  9  bytes"
+    tree.write("proc/self/limits", limits)
+    tree.write("proc/self/status", f"CapEff:\t{capabilities}\nCpus_allowed_list:\t0-2,8")
+    tree.write("proc/self/uid_map", users)
+    read = read_limits(tmp_path)
+    assert (read.ipc_lock, read.admin) == found
+    assert read.cpus == frozenset({0, 1, 2, 8})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promi
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
 from pytest_mnode.logs import nccl_files
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import nccl_version
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
@@ -35,6 +36,7 @@ _TORCHRUN_PRIVATE = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 """Set by torchrun itself."""
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_HCA = "NCCL_IB_HCA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class RankEnvironment:
 
     number: its position in the world. variables: of torchrun. settings: of backends, each with its
     value and where it comes from (" in FILE"; "" for the environment). nccl: version of the library
-    that torch loads; None where there is none, or it is not known.
+    that torch loads; None where there is none, or it is not known. hcas: ports such as mlx5_0:1 of
+    RDMA devices that it can open; None: not known.
     """
 
     number: int
@@ -52,6 +55,7 @@ class RankEnvironment:
     variables: Mapping[str, str]
     settings: Mapping[str, tuple[str, str]]
     nccl: str | None = None
+    hcas: tuple[str, ...] | None = None
 
 
 def read_environment(*, world: World) -> RankEnvironment:
@@ -60,7 +64,16 @@ def read_environment(*, world: World) -> RankEnvironment:
     with contextlib.suppress(OSError, AttributeError):
         nccl = nccl_version()
     files = nccl_files.settings_of_files(os.environ)
-    return environment_of(os.environ, world.rank, world.node, files, nccl)
+    found = environment_of(os.environ, world.rank, world.node, files, nccl)
+    return replace(found, hcas=hcas_of(Machine.read(parts=("rdma", "verbs"))))
+
+
+def hcas_of(machine: Machine) -> tuple[str, ...] | None:
+    """Ports of the RDMA devices that a process can open; None where that is not known."""
+    if machine.rdma is None or machine.verbs is None:
+        return None
+    opened = {one.device for one in machine.verbs if not one.problem}
+    return tuple(port.name for port in machine.ports if port.device in opened)
 
 
 def environment_of(
@@ -197,3 +210,41 @@ def overrides(
         note = "; ".join(filter(None, [note, f"set as well: {listed(harmless)}"]))
     culprit = f"{name}: {listed(list(found.values()), 2)}"
     return [subject.measured(len(found), culprit, note)]
+
+
+def devices(
+    ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
+) -> list[Measurement]:
+    """How many names in NCCL_IB_HCA of this node's ranks are of no RDMA device that they can open.
+
+    NCCL passes over such a name, and sends over fewer NICs or over TCP.
+    """
+    if promises(spec).environment is None or spec.fabric.kind not in ("infiniband", "roce"):
+        return []
+    subject = Subject(f"names in {_HCA} without a device", "", equals(0), "preflight.environment")
+    mine = _on(name, ranks or ())
+    if not mine:
+        return [subject.unknown(why or f"no rank runs on {name}")]
+    lists = {(rank.settings[_HCA][0], rank.hcas) for rank in mine if _HCA in rank.settings}
+    if any(hcas is None for _, hcas in lists):
+        return [subject.unknown(f"{name}: its RDMA devices cannot be read")]
+    absent = sorted({fault for value, hcas in lists for fault in _absent(value, hcas or ())})
+    there = sorted({hca for _, hcas in lists for hca in hcas or ()})
+    values = sorted({f"{_HCA}={value}" for value, _ in lists})
+    note = f"{name}: {listed(values) or f'{_HCA} is not set'}"
+    if lists:
+        note += f"; ranks can open {listed(there) or 'no device'}"
+    return [subject.measured(len(absent), f"{name}: {_HCA} names {listed(absent)}", note)]
+
+
+def _absent(value: str, hcas: Sequence[str]) -> list[str]:
+    """Names of a list that are of none of these ports; all of it where it excludes every port."""
+    chosen = Selection.of(value)
+    known = [(device, int(port)) for device, _, port in (hca.partition(":") for hca in hcas)]
+    if chosen.excludes:
+        return [] if any(chosen.takes(*one) for one in known) else [value]
+    return [
+        device if port is None else f"{device}:{port}"
+        for device, port in chosen.names
+        if not any(replace(chosen, names=((device, port),)).takes(*one) for one in known)
+    ]

@@ -98,6 +98,8 @@ def look_order(
         networks["management"] = spec.management.interfaces
     parts = [*_PARTS, *["kernel_log"] * (promise.kernel_log is not None)]
     parts += ["accelerators"] * (spec.accelerators.per_node > 0)
+    parts += ["verbs"] * (promise.rdma is not None)
+    parts += ["cpus", "numa"] * (promise.cpus is not None)
     return LookOrder(
         run=run,
         index=index,

@@ -20,7 +20,8 @@ from pytest_mnode.criteria.preflight.answers import (
     Rail,
     Survey,
 )
-from pytest_mnode.machine.model import Limits, Machine
+from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
 from pytest_mnode.machine.software import Software

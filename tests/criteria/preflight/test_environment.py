@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.preflight import environment
-from pytest_mnode.criteria.preflight.environment import RankEnvironment, environment_of
+from pytest_mnode.criteria.preflight.environment import RankEnvironment, environment_of, hcas_of
 from pytest_mnode.logs.nccl_files import settings_of_files
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.verbs import VerbsDevice
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec
-from tests.criteria.preflight.made import spec_of
+from tests.criteria.preflight.made import devices_of, rdma_port, spec_of
 
 
 def _ranks(**more: str) -> tuple[RankEnvironment, ...]:
@@ -174,3 +176,45 @@ def test_defaults_are_those_of_the_version_that_ranks_load(
     roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
     ranks = tuple(replace(r, nccl=nccl) for r in _ranks(NCCL_IB_SPLIT_DATA_ON_QPS="1"))
     assert _one(environment.overrides(ranks, roce, "gpu0")).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "absent"),
+    [
+        ("mlx5_0", None),
+        ("mlx5", None),
+        ("=mlx5_0:1,mlx5_1", None),
+        ("mlx5_0:2", "mlx5_0:2"),
+        ("mlx5_0,mlx5_3:1", "mlx5_3:1"),
+        ("=mlx5", "mlx5"),
+        ("^mlx5_0", None),
+        ("^mlx5", "^mlx5"),
+        ("", None),
+    ],
+)
+def test_names_of_hcas_are_held_against_devices_that_ranks_can_open(
+    tmp_path: Path, value: str, absent: str | None
+) -> None:
+    roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
+    hcas = ("mlx5_0:1", "mlx5_1:1")
+    ranks = tuple(replace(rank, hcas=hcas) for rank in _ranks(NCCL_IB_HCA=value))
+    found = _one(environment.devices(ranks, roce, "gpu0"))
+    assert found.culprit == (absent and f"gpu0: NCCL_IB_HCA names {absent}")
+    assert found.verdict == ("fail" if absent else "pass")
+    assert f"NCCL_IB_HCA={value}; ranks can open mlx5_0:1, mlx5_1:1" in found.note
+    unread = (replace(ranks[0], hcas=None), *ranks[1:])
+    assert _one(environment.devices(unread, roce, "gpu0")).verdict == "inconclusive"
+    assert _one(environment.devices(unread, roce, "gpu1")).verdict == found.verdict
+    none = tuple(replace(rank, hcas=()) for rank in ranks)
+    assert _one(environment.devices(none, roce, "gpu0")).verdict == ("fail" if value else "pass")
+
+
+def test_hcas_are_judged_where_a_fabric_has_some(tmp_path: Path, spec: Spec) -> None:
+    assert environment.devices(_ranks(NCCL_IB_HCA="mlx5_0"), spec, "gpu0") == []  # Ethernet
+    roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
+    assert _one(environment.devices(_ranks(), roce, "gpu0")).verdict == "pass"
+    assert _one(environment.devices(None, roce, "gpu0", "no world")).verdict == "inconclusive"
+    there = devices_of(rdma_port(), rdma_port(device="mlx5_1"))
+    verbs = (VerbsDevice("uverbs0", "mlx5_0", "no such file"), VerbsDevice("uverbs1", "mlx5_1"))
+    assert hcas_of(Machine(rdma=there, verbs=verbs)) == ("mlx5_1:1",)
+    assert hcas_of(Machine(rdma=there)) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
@@ -14,7 +16,8 @@ from pytest_mnode.criteria.preflight.judges.common import (
 )
 from pytest_mnode.criteria.preflight.judges.links import ports
 from pytest_mnode.machine.counters import error_rises
-from pytest_mnode.machine.rdma import UNKNOWN_GID, Port
+from pytest_mnode.machine.netdev import Interface
+from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
 
@@ -60,11 +63,16 @@ def _fault(port: Port, wanted: str | None) -> str | None:
 
 
 def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Measurement:
-    """How many active ports have no GID of a wanted type."""
+    """How many active ports have no GID of a wanted type.
+
+    A device that several network namespaces share shows the GIDs of all of them; a process can use
+    those of its own alone.
+    """
     label = f"ports without a GID of {' or '.join(wanted)}"
     subject = Subject(label, "", equals(0), "preflight.rdma.gid_types")
     if not active:
         return subject.unknown(f"{me.name}: no port is ACTIVE")
+    active = [_in_namespace(me, port) for port in active]
     lacking = [port for port in active if not set(wanted) & set(port.gid_types)]
     unknown = [port.name for port in lacking if UNKNOWN_GID in port.gid_types]
     words = [
@@ -76,6 +84,54 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
         return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} has a known type")
     note = f"{me.name}: {listed(words)}" if words else ""
     return subject.measured(len(words), f"{me.name} {listed(words)}", note)
+
+
+def _in_namespace(me: NodeSurvey, port: Port) -> Port:
+    """A port with the GIDs of its node's own network namespace."""
+    known = me.machine.by_name
+    if port.gids is None or not known:
+        return port
+    return replace(port, gids=tuple(gid for gid in port.gids if _is_of(gid, known)))
+
+
+def _is_of(gid: Gid, known: Mapping[str, Interface]) -> bool:
+    """Whether a GID is of one of these interfaces. Another namespace may use a name for its own:
+    a GID of IPv4 is of an interface that has the address."""
+    if gid.netdev is None:
+        return True
+    interface = known.get(gid.netdev)
+    try:
+        address = ipaddress.IPv6Address(gid.gid).ipv4_mapped
+    except ValueError:
+        address = None
+    if interface is None or address is None:
+        return interface is not None
+    return not interface.addresses or str(address) in interface.addresses
+
+
+def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How many RDMA ports of the fabric belong to devices that a process can open.
+
+    NCCL passes over a device that it cannot open, and sends over fewer NICs or over TCP.
+    """
+    if promises(spec).rdma is None:
+        return []
+    me, count = survey.node(name), spec.fabric.nics_per_node
+    source = f"fabric.nics_per_node {count}"
+    subject = Subject("RDMA ports whose device can be opened", "", at_least(count), source)
+    machine = me.machine
+    for part in ("rdma", "verbs"):
+        if getattr(machine, part) is None:
+            return [subject.unknown(why_unread(me, part))]
+    problems = {one.device: f"{one.name} {one.problem}".rstrip() for one in machine.verbs or ()}
+    opened = {one.device for one in machine.verbs or () if not one.problem}
+    there = [p for p in ports(me, spec.fabric) if not _fault(p, spec.fabric.protocol)]
+    shut = sorted({port.device for port in there} - opened)
+    words = [f"{one} ({problems.get(one, 'the kernel has no uverbs for it')})" for one in shut]
+    found = sum(port.device in opened for port in there)
+    culprit = f"{name} {listed(words)}" if words else f"{name}: RDMA devices are missing"
+    note = f"{name}: {listed(words) or f'{found} ports'}"
+    return [subject.measured(found, culprit, note)]
 
 
 def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:

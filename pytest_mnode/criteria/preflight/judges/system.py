@@ -149,10 +149,28 @@ def _room(me: NodeSurvey, key: str, attribute: str, subject: Subject) -> Measure
 
 
 def locked_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """RLIMIT_MEMLOCK of a process on this node; RDMA cannot register buffers beyond it."""
-    least, me = _limits(spec).memlock_bytes, survey.node(name)
-    if least is None:
-        return []
+    """What a process on this node may lock, and its CAP_IPC_LOCK, by which no limit holds for it.
+
+    RDMA registers no buffer beyond RLIMIT_MEMLOCK. That root of a machine has every capability says
+    nothing of its users: there the limit counts.
+    """
+    promise, me = _limits(spec), survey.node(name)
+    found = [] if promise.memlock_bytes is None else [_memlock(me, promise.memlock_bytes)]
+    if promise.ipc_lock:
+        label, source = "processes with CAP_IPC_LOCK", "preflight.limits.ipc_lock true"
+        subject = Subject(label, "", equals(1), source)
+        limits = me.machine.limits
+        if limits is None:
+            found.append(subject.unknown(why_unread(me, "limits")))
+        elif limits.ipc_lock is None:
+            found.append(subject.unknown(f"{name}: its capabilities cannot be read"))
+        else:
+            culprit = f"{name} CAP_IPC_LOCK (securityContext.capabilities.add: [IPC_LOCK])"
+            found.append(subject.measured(limits.ipc_lock, culprit))
+    return found
+
+
+def _memlock(me: NodeSurvey, least: int | str) -> Measurement:
     unlimited = isinstance(least, str)
     text = least if isinstance(least, str) else SIZE.text(least)
     bound = at_least(_UNLIMITED_BYTES if isinstance(least, str) else least)
@@ -160,13 +178,16 @@ def locked_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     subject = Subject("memory that a process may lock", "B", bound, source)
     limits = me.machine.limits
     if limits is None:
-        return [subject.unknown(why_unread(me, "limits"))]
+        return subject.unknown(why_unread(me, "limits"))
     limit = limits.memlock_bytes
-    culprit = f"{name} memlock (ulimit -l, LimitMEMLOCK=)"
+    culprit = f"{me.name} memlock (ulimit -l, LimitMEMLOCK=, or IPC_LOCK of a container)"
     if limit is None:
-        return [subject.measured(_UNLIMITED_BYTES, culprit, "unlimited")]
-    note = f"{name}: {limit} B, not unlimited" if unlimited else ""
-    return [subject.measured(limit, culprit, note)]
+        return subject.measured(_UNLIMITED_BYTES, culprit, "unlimited")
+    if limits.ipc_lock and not limits.admin:
+        note = f"{me.name}: CAP_IPC_LOCK, past its limit of {limit} B"
+        return subject.measured(_UNLIMITED_BYTES, culprit, note)
+    note = f"{me.name}: {limit} B, not unlimited" if unlimited else ""
+    return subject.measured(limit, culprit, note)
 
 
 def open_files(survey: Survey, spec: Spec, name: str) -> list[Measurement]:

@@ -15,7 +15,8 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.judges import (
     rdma,
 )
-from pytest_mnode.machine.rdma import Port, read_rdma
+from pytest_mnode.machine.rdma import Gid, Port, read_rdma
+from pytest_mnode.machine.verbs import VerbsDevice
 from tests.criteria.preflight.made import (
     ANY,
     IB,
@@ -137,6 +138,71 @@ def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
     assert set(verdicts(rdma.rdma_ports, survey, spec)) == {"gpu0", "gpu1"}
     first, _ = asked(rdma.rdma_ports, survey, spec)["gpu1"]
     assert first.culprit == "gpu1 siw0:1 is iWARP, not RoCE, siw1:1 is iWARP, not RoCE"
+
+
+@pytest.mark.parametrize(
+    ("verbs", "verdict", "told"),
+    [
+        ((VerbsDevice("uverbs0", "mlx5_0"),), "pass", "gpu1: 1 ports"),
+        (
+            (VerbsDevice("uverbs0", "mlx5_0", "no such file or directory"),),
+            *("fail", "gpu1 mlx5_0 (uverbs0 no such file or directory)"),
+        ),
+        (
+            (VerbsDevice("uverbs0", "mlx5_0", "operation not permitted"),),
+            *("fail", "gpu1 mlx5_0 (uverbs0 operation not permitted)"),
+        ),
+        (
+            (VerbsDevice("uverbs1", "mlx5_1"),),
+            *("fail", "gpu1 mlx5_0 (the kernel has no uverbs for it)"),
+        ),
+        (None, "inconclusive", "gpu1: no verbs"),
+    ],
+)
+def test_devices_that_are_shown_and_cannot_be_opened(
+    tmp_path: Path, verbs: tuple[VerbsDevice, ...] | None, verdict: str, told: str
+) -> None:
+    spec = spec_of(tmp_path, "{rdma: {}}", "roce", "rocep1")
+    survey = with_facts(_rdma(PORT), 0, verbs=(VerbsDevice("uverbs0", "mlx5_0"),))
+    survey = with_facts(survey, 1, verbs=verbs)
+    [found] = asked(rdma.rdma_opened, survey, spec)["gpu1"]
+    assert found.verdict == verdict
+    assert told in str(found.culprit if verdict == "fail" else found.note)
+    assert verdicts(rdma.rdma_opened, survey, spec).get("gpu0") is None
+
+
+def test_only_an_active_port_of_the_fabric_counts_as_opened(tmp_path: Path) -> None:
+    """As many as are promised: of two that are shown one may be another tenant's."""
+    spec = spec_of(tmp_path, "{rdma: {}}", "roce", '"mlx5_*"')
+    shut = VerbsDevice("uverbs1", "mlx5_1", "no such file or directory")
+    both = (VerbsDevice("uverbs0", "mlx5_0"), shut)
+    other = replace(PORT, device="mlx5_1")
+    survey = with_facts(healthy(2), 0, rdma=devices_of(PORT, other), verbs=both)
+    down = (replace(PORT, state="DOWN"), other)
+    survey = with_facts(survey, 1, rdma=devices_of(*down), verbs=both)
+    assert culprits(rdma.rdma_opened, survey, spec) == {
+        "gpu1": "gpu1 mlx5_1 (uverbs1 no such file or directory)"
+    }
+
+
+@pytest.mark.parametrize(
+    ("gid", "netdev", "has"),
+    [
+        ("0000:0000:0000:0000:0000:ffff:0a02:0001", "rocep1", True),
+        ("0000:0000:0000:0000:0000:ffff:0a02:0063", "rocep1", False),  # a namesake elsewhere
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "rocep1", True),
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "ens1f0", False),
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", None, True),
+        ("unreadable", "rocep1", True),
+    ],
+)
+def test_gids_of_another_network_namespace_do_not_count(
+    tmp_path: Path, gid: str, netdev: str | None, has: bool
+) -> None:
+    spec = spec_of(tmp_path, "{rdma: {gid_types: [RoCE v2]}}", "roce", "mlx5_0")
+    port = replace(PORT, gids=(Gid(index=3, gid=gid, type="RoCE v2", netdev=netdev),))
+    found = culprits(rdma.rdma_ports, _rdma(port), spec)
+    assert found == ({} if has else {"gpu1": "gpu1 mlx5_0:1 has none"})
 
 
 @pytest.mark.parametrize(

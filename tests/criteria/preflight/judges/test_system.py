@@ -15,7 +15,7 @@ from pytest_mnode.criteria.preflight.judges import (
     system,
 )
 from pytest_mnode.criteria.preflight.orders import SHM
-from pytest_mnode.machine.model import Limits
+from pytest_mnode.machine.limits import Limits
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Part
@@ -156,3 +156,24 @@ def test_room_and_limits(tmp_path: Path) -> None:
         directories=(directory(SHM, SHM, problem="not there", size_bytes=None, free_bytes=None),),
     )
     assert verdicts(system.shared_memory, lost, spec) == {"gpu1": "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "memlock", "capability"),
+    [
+        (Limits(8 << 20, 1024, ipc_lock=False, admin=False), "fail", "fail"),
+        (Limits(8 << 20, 1024, ipc_lock=True, admin=False), "pass", "pass"),
+        (Limits(8 << 20, 1024, ipc_lock=True, admin=True), "fail", "pass"),  # root of a machine
+        (Limits(None, 1024, ipc_lock=False, admin=False), "pass", "fail"),
+        (Limits(8 << 20, 1024), "fail", "inconclusive"),
+        (None, "inconclusive", "inconclusive"),
+    ],
+)
+def test_a_container_may_lock_memory_by_its_capability(
+    tmp_path: Path, limits: Limits | None, memlock: str, capability: str
+) -> None:
+    spec = spec_of(tmp_path, "{limits: {memlock: unlimited, ipc_lock: true}}")
+    found = asked(system.locked_memory, with_facts(healthy(2), 1, limits=limits), spec)["gpu1"]
+    assert [one.verdict for one in found] == [memlock, capability]
+    unpromised = spec_of(tmp_path, "{limits: {}}")
+    assert system.locked_memory(healthy(2), unpromised, "gpu1") == []

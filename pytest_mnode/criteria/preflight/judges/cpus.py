@@ -1,0 +1,45 @@
+"""May processes run beside the accelerators that they are given?"""
+
+from __future__ import annotations
+
+from pytest_mnode.criteria.placement.near import Locality, near
+from pytest_mnode.criteria.placement.rank_placement import RankPlacement
+from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
+from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.spec import Spec
+
+
+def cpus_near(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """How many accelerators have no CPU beside them on which a process of this node may run.
+
+    In a container these are the accelerators and the CPUs that it was given: on a Kubernetes node
+    that keeps no topology (the kubelet's Topology Manager) they may be of different sockets.
+    """
+    if promises(spec).cpus is None or not spec.accelerators.per_node:
+        return []
+    label = "accelerators without a CPU beside them that may be used"
+    subject = Subject(label, "", equals(0), "preflight.cpus near")
+    me = survey.node(name)
+    limits, there = me.machine.limits, me.machine.accelerators
+    if limits is None or there is None:
+        part = "limits" if limits is None else "accelerators"
+        return [subject.unknown(why_unread(me, part))]
+    if limits.cpus is None or not there:
+        why = "no accelerator" if not there else "the CPUs that may be used cannot be read"
+        return [subject.unknown(f"{name}: {why}")]
+    far, unknown = [], []
+    for one in there:
+        placed = RankPlacement(
+            rank=one.index, node=name, accelerator=one.pci_address, numa_node=one.numa_node
+        )
+        beside = near(me.machine, placed)
+        if not isinstance(beside, Locality):
+            unknown.append(beside)
+        elif beside.cpus.isdisjoint(limits.cpus):
+            far.append(f"accelerator {one.index} ({beside.cpus_text})")
+    if unknown and not far:
+        return [subject.unknown(f"{name}: {listed(unknown, 2)}")]
+    note = f"{name}: CPUs {format_cpulist(limits.cpus)} may be used"
+    return [subject.measured(len(far), f"{name} cpuset: {listed(far, 2)}", note)]

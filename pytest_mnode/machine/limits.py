@@ -1,0 +1,60 @@
+"""What the system lets a process have: memory to lock, files to open, CPUs, capabilities."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.process import parse_status
+
+_LIMIT = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE | re.ASCII)
+_IPC_LOCK, _SYS_ADMIN = 14, 21
+_ALL_USERS = ["0", "0", str((1 << 32) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a process may have: soft limits, which hold unless it asks for more. None: no limit.
+
+    cpus: those that it may run on. ipc_lock: whether it has CAP_IPC_LOCK of the machine, by which
+    memlock does not hold. admin: the same of CAP_SYS_ADMIN, as root of a machine has. None for
+    these three: not known.
+    """
+
+    memlock_bytes: int | None
+    open_files: int | None
+    cpus: frozenset[int] | None = None
+    ipc_lock: bool | None = None
+    admin: bool | None = None
+
+
+def read_limits(root: Path = Path("/")) -> Limits:
+    """Limits of this process. Raises OSError where they cannot be read.
+
+    Source: Linux, include/uapi/linux/capability.h; user_namespaces(7): capabilities of another user
+    namespace than the first are none of the machine.
+    """
+    found = dict(_LIMIT.findall((root / "proc/self/limits").read_text()))
+
+    def limit(name: str) -> int | None:
+        return None if found[name] == "unlimited" else int(found[name])
+
+    status = sysfs.text(root / "proc/self/status") or ""
+    mask = _CAPABILITIES.search(status)
+    users = (sysfs.text(root / "proc/self/uid_map") or "").split()
+
+    def capable(number: int) -> bool | None:
+        if mask is None or not users:
+            return None
+        return users == _ALL_USERS and bool(int(mask[1], 16) >> number & 1)
+
+    return Limits(
+        memlock_bytes=limit("Max locked memory"),
+        open_files=limit("Max open files"),
+        cpus=parse_status(status).cpus,
+        ipc_lock=capable(_IPC_LOCK),
+        admin=capable(_SYS_ADMIN),
+    )

@@ -1,0 +1,76 @@
+"""CPUs that a container may use, and the accelerators that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.judges.cpus import cpus_near
+from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.nvml import Accelerator
+from tests.criteria.preflight.made import asked, culprits, healthy, spec_of, verdicts, with_facts
+from tests.trees import gpu_address, gpu_server
+
+
+@pytest.fixture
+def survey(tmp_path: Path) -> Survey:
+    """Nodes that have one of the first socket's GPUs, and CPUs of that socket."""
+    machine = Machine.read(gpu_server(tmp_path / "machine").root, ("pci", "cpus", "numa"))
+    found = healthy(2)
+    for index in range(2):
+        found = with_facts(
+            found,
+            index,
+            pci=machine.pci,
+            cpus=machine.cpus,
+            numa=machine.numa,
+            accelerators=(Accelerator(index=0, pci_address=gpu_address(1)),),
+            limits=Limits(None, 1024, frozenset(range(8, 16))),
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        (
+            {"limits": Limits(None, 1024, frozenset(range(16, 24)))},
+            "gpu1 cpuset: accelerator 0 (CPUs 0-15,32-47, local to 0000:1b:00.0 on NUMA node 0)",
+        ),
+        (
+            {"accelerators": (Accelerator(index=0, pci_address=gpu_address(7)),)},
+            "gpu1 cpuset: accelerator 0 (CPUs 16-31,48-63, local to 0000:7b:00.0 on NUMA node 1)",
+        ),
+    ],
+    ids=["CPUs of the other socket", "GPU of the other socket"],
+)
+def test_a_cpuset_on_the_other_socket_is_named(
+    tmp_path: Path, survey: Survey, change: dict[str, Any], culprit: str
+) -> None:
+    spec = spec_of(tmp_path, "{cpus: near}", accelerators="1")
+    assert verdicts(cpus_near, survey, spec) == {}
+    assert culprits(cpus_near, with_facts(survey, 1, **change), spec) == {"gpu1": culprit}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"accelerators": ()}, "gpu1: no accelerator"),
+        ({"accelerators": None, "unread": {"accelerators": "no driver"}}, "gpu1: no driver"),
+        ({"limits": Limits(None, 1024)}, "gpu1: the CPUs that may be used cannot be read"),
+        ({"limits": None}, "gpu1: no limits"),
+        ({"accelerators": (Accelerator(index=0),)}, "it is not known which accelerator"),
+    ],
+)
+def test_what_is_not_known_is_inconclusive(
+    tmp_path: Path, survey: Survey, change: dict[str, Any], why: str
+) -> None:
+    spec = spec_of(tmp_path, "{cpus: near}", accelerators="1")
+    [found] = asked(cpus_near, with_facts(survey, 1, **change), spec)["gpu1"]
+    assert found.verdict == "inconclusive"
+    assert why in found.note
+    assert cpus_near(survey, spec_of(tmp_path, "{}", accelerators="1"), "gpu1") == []
