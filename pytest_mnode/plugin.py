@@ -32,6 +32,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world,
     world_size,
 )
+from pytest_mnode.judge_hooks import JudgeHooks
 from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", stop_rules.MARKER)
     settings = config.stash[SETTINGS] = options.read_settings(config)
     _check_faults(config, settings)
+    config.pluginmanager.register(JudgeHooks(in_rank=_follows(config)), "mnode-judge")
     if _follows(config):
         return
     config.stash[STOP_RULES] = stop_rules.StopRules()
@@ -255,51 +257,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
     if not _follows(item.config) and (why := item.config.stash[STOP_RULES].missing_for(item)):
         pytest.fail(why, pytrace=False)
-    if marks.asks_for(item, "measure"):
-        from pytest_mnode.measure import forget
-
-        forget(item)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A measurement that breaks its bound fails the test, when its body has ended."""
-    result = yield
-    if marks.asks_for(item, "measure"):
-        from pytest_mnode.measure import judged, kept_by
-        from pytest_mnode.measurement import Verdict
-
-        if failing := judged(kept_by(item), Verdict.FAIL):
-            pytest.fail(failing, pytrace=False)
-    return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """What could not be measured is an error: inconclusive never passes."""
-    result = yield
-    if marks.asks_for(item, "measure"):
-        from pytest_mnode.measure import judged, kept_by
-        from pytest_mnode.measurement import Verdict
-
-        if missing := judged(kept_by(item), Verdict.INCONCLUSIVE):
-            pytest.fail(f"inconclusive: {missing}", pytrace=False)
-    return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if call.when == "teardown" and not _follows(item.config):
-        criterion = item.get_closest_marker("criterion") is not None
-        if criterion or marks.asks_for(item, "measure"):
-            from pytest_mnode.measure import curves_kept_by, kept_by
-            from pytest_mnode.report_record import describe
-
-            describe(report, item, kept_by(item), (), curves_kept_by(item))
-    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

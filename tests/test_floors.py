@@ -15,7 +15,7 @@ FLOORS = (
     {"controller"},
     {
         *("certificate", "checks", "cluster", "criteria", "discover", "faults", "gang", "jobs"),
-        *("measuring", "reference_job", "report_record", "stop_rules"),
+        *("judge_hooks", "measuring", "reference_job", "report_record", "stop_rules"),
     },
     {"launchers"},
     {"agent", "outcome", "rank"},

@@ -134,11 +134,8 @@ class Worlds:
 
     def _idle(self, shape: Shape, names: Sequence[str], own: bool) -> list[WorldState]:
         alike = (shape, tuple(names), own)
-        return [
-            w
-            for w in self.worlds.values()
-            if w.idle and (w.info.shape, w.info.nodes, w.info.own_imports) == alike
-        ]
+        idle = [world for world in self.worlds.values() if world.idle]
+        return [w for w in idle if (w.info.shape, w.info.nodes, w.info.own_imports) == alike]
 
     def _can_launch(self, names: Sequence[str]) -> bool:
         states = [self.nodes[name] for name in names]
@@ -258,9 +255,8 @@ class Worlds:
             if not world.ready and now > world.deadline:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)
                 places = ", ".join(world.info.place(rank) for rank in missing)
-                self._launch_failed(
-                    world, f"{places} did not come up in {_limit_s(world.info):.0f} s"
-                )
+                limit = f"{_limit_s(world.info):.0f} s"
+                self._launch_failed(world, f"{places} did not come up in {limit}")
 
     def fail_all(self, text: str) -> None:
         """The pool cannot work any more: report it to all who have a world or wait for one."""

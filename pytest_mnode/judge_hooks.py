@@ -1,0 +1,61 @@
+"""How measurements of a test decide its outcome, in ranks and in the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from pytest_mnode import marks
+
+
+class JudgeHooks:
+    """pytest plugin. in_rank: another process describes the reports."""
+
+    def __init__(self, *, in_rank: bool) -> None:
+        self._in_rank = in_rank
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if marks.asks_for(item, "measure"):
+            from pytest_mnode.measure import forget
+
+            forget(item)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """A measurement that breaks its bound fails the test, when its body has ended."""
+        result = yield
+        if marks.asks_for(item, "measure"):
+            from pytest_mnode.measure import judged, kept_by
+            from pytest_mnode.measurement import Verdict
+
+            if failing := judged(kept_by(item), Verdict.FAIL):
+                pytest.fail(failing, pytrace=False)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """What could not be measured is an error: inconclusive never passes."""
+        result = yield
+        if marks.asks_for(item, "measure"):
+            from pytest_mnode.measure import judged, kept_by
+            from pytest_mnode.measurement import Verdict
+
+            if missing := judged(kept_by(item), Verdict.INCONCLUSIVE):
+                pytest.fail(f"inconclusive: {missing}", pytrace=False)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "teardown" and not self._in_rank:
+            criterion = item.get_closest_marker("criterion") is not None
+            if criterion or marks.asks_for(item, "measure"):
+                from pytest_mnode.measure import curves_kept_by, kept_by
+                from pytest_mnode.report_record import describe
+
+                describe(report, item, kept_by(item), (), curves_kept_by(item))
+        return report
