@@ -31,7 +31,6 @@ from pytest_mnode.suites import spread
 
 ENDED = "mnode_ended"
 """Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
-_BOOT_AGAIN = 2
 _UNKNOWN_NODES = (
     "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
 )
@@ -199,16 +198,18 @@ class Run:
         return Shape(nodes, self.procs_of(need))
 
     def lease(self, need: WorldRequest, label: str, on: tuple[str, ...] = ()) -> Lease:
-        """Nodes for a test, `on` these where any are named; a lost node is booted again once."""
+        """Nodes for a test, `on` these where any are named; each lost node is booted again once."""
         client = self.have_client()
-        for attempt in range(_BOOT_AGAIN):
+        booted: set[str] = set()
+        while True:
             try:
                 return client.lease(need.nodes, need.exclusive, label, on)
             except NodeLostError as error:
-                if attempt or (why := self._not_booted(error.node)):
-                    self._gone[error.node] = "" if attempt else why
+                again, why = error.node in booted, ""
+                if again or (why := self._not_booted(error.node)):
+                    self._gone[error.node] = why
                     raise
-        raise AssertionError
+                booted.add(error.node)
 
     def repair(self, error: MnodeError) -> None:
         """Boot a lost node again, or end the run with its name."""

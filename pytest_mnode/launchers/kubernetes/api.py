@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,13 @@ IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_S = 20.0
 WATCH_S = 300.0
 """After so long the server ends a watch, and it is begun again."""
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A watch of a server that vanished ends within 20 s."""
 INSTALL = "pip install 'pytest-mnode[kubernetes]'"
 
 
@@ -69,6 +77,8 @@ class Api:
         self.namespace = namespace or found
         tls = self.tls()
         options: dict[str, Any] = {"ssl_context": tls} if tls else {}
+        defaults = urllib3.connection.HTTPConnection.default_socket_options
+        options["socket_options"] = [*defaults, *KEEPALIVE]
         self._pool = urllib3.PoolManager(maxsize=4, retries=False, **options)
 
     @property
@@ -117,9 +127,9 @@ class Api:
             return json.loads(response.data or b"null")
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-        """(type, object) of what happens from now on; ends when the server ends the watch.
+        """(type, object) of what happens; ends when the server ends the watch. Raises ApiError.
 
-        Begins with an ADDED for each object there is. Raises ApiError.
+        query: with the resourceVersion from which on.
         """
         told = {**query, "watch": "true", "timeoutSeconds": f"{WATCH_S:.0f}"}
         import urllib3
@@ -150,7 +160,7 @@ class Api:
         if body is not None:
             headers["Content-Type"] = "application/json"
             data = json.dumps(body).encode()
-        limits = urllib3.Timeout(connect=REQUEST_S, read=limit_s)
+        limits = urllib3.Timeout(connect=min(REQUEST_S, limit_s), read=limit_s)
         try:
             response = self._pool.request(
                 method, url, body=data, headers=headers, timeout=limits, preload_content=False

@@ -13,15 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.kubernetes import pod_exec, pod_wait
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod
+from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
-from pytest_mnode.launchers.kubernetes.manifest import default_template
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
@@ -33,6 +31,8 @@ SILENCE_S = 120.0
 CONNECT_S = 40.0
 RELAY_S = 45.0
 DELETE_S = 9.0
+REPLACED_S = 60.0
+"""In which a Job replaces a pod that is gone: its controller waits 10 s and more."""
 _SLACK_S = 10.0
 _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 
@@ -62,11 +62,16 @@ class Kubernetes(RemoteLauncher):
         self._run_id = uuid.uuid4().hex[:10]
         self._socket = str(Path(run_dir) / "kube")
         self._connections = Connections(self._bridge_ended)
-        self._manifest = self._read_manifest()
+        self._manifest = read_manifest(options, spec.accelerators.per_node)
         self._lost: dict[str, str] = {}
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
+        self._addresses: dict[str, str] = {}
+        """Of pods, by host."""
         self._closed = False
+        self._deaf = False
+        """The bridge says nothing any more."""
+        self._bridge_why = ""
         self._events: socket.socket | None = None
 
     def start(self) -> None:
@@ -95,8 +100,8 @@ class Kubernetes(RemoteLauncher):
                 host: dataclasses.replace(reports[host], hostname=pod["node"])
                 for host, pod in pods.items()
             }
-            addresses = {host: pod["address"] for host, pod in pods.items()}
-            self.nodes = self._nodes_from(reports, addresses, "kubernetes")
+            self._addresses = {host: pod["address"] for host, pod in pods.items()}
+            self.nodes = self._nodes_from(reports, self._addresses, "kubernetes")
             assert self._shared is not None
             self.shared_dir = self._shared.settle(reports)
         except BaseException:
@@ -111,46 +116,16 @@ class Kubernetes(RemoteLauncher):
         """See Launcher."""
         with self._news:
             self._ask_bridge({"relay": port})
-            self._news.wait_for(lambda: self._relay_ports is not None or self._closed, RELAY_S)
+            self._news.wait_for(lambda: self._relay_ports is not None or self._deaf, RELAY_S)
             if self._relay_ports is None:
-                raise ClusterError(f"kubernetes: no way from pods to here within {RELAY_S:g} s")
+                why = self._bridge_why or f"not within {RELAY_S:g} s"
+                raise ClusterError(f"kubernetes: no way from pods to here: {why}")
             ports = self._relay_ports
         names = {host: name for name, host in self._hosts_by_name.items()}
-        if lost := [f"\n  {name}: {self._lost[h]}" for h, name in names.items() if h not in ports]:
-            raise ClusterError(f"kubernetes: no way from pods to here:{''.join(lost)}")
+        lost = {name: self._lost.get(h, "") for h, name in names.items() if h not in ports}
+        if lost:
+            raise unusable_nodes(lost, len(names), self.name)
         return {names[host]: port for host, port in ports.items()}
-
-    # What the user gave.
-
-    def _read_manifest(self) -> dict[str, Any]:
-        """Raises UsageError."""
-        path = self._options.template
-        if path is None:
-            image = self._options.image or self._own_image()
-            gpus = self._spec.accelerators.per_node
-            return default_template(image, {"nvidia.com/gpu": str(gpus)} if gpus else {})
-        where = f"--mnode-k8s-template={path}"
-        try:
-            documents = [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
-        except OSError as error:
-            raise UsageError(f"{where}: {error.strerror}") from None
-        except yaml.YAMLError as error:
-            raise UsageError(f"{where}: no YAML: {' '.join(str(error).split())}") from None
-        if len(documents) != 1 or not isinstance(documents[0], dict):
-            raise UsageError(f"{where}: {len(documents)} objects in it; accepted: one")
-        return documents[0]
-
-    def _own_image(self) -> str:
-        """The image of the pod that this process is in. Raises UsageError."""
-        remedy = "give --mnode-k8s-template=FILE, or --mnode-k8s-image=IMAGE"
-        if not in_pod():
-            raise UsageError(f"--mnode-launcher=kubernetes: which image? {remedy}")
-        try:
-            api = Api(self._options.context, self._options.namespace)
-            pod = api.request("GET", api.path("pods", name=socket.gethostname()))
-        except ApiError as error:
-            raise UsageError(f"the image of this pod is not known: {error}; {remedy}") from None
-        return str(pod["spec"]["containers"][0]["image"])
 
     def _bridge_settings(self) -> BridgeSettings:
         alive = f"/tmp/.mnode-{self._run_id}"
@@ -162,7 +137,10 @@ class Kubernetes(RemoteLauncher):
             run_id=self._run_id,
             nodes=self._count,
             python=self.python,
-            wait=[self.python, "-I", "-S", "-c", text, alive, f"{SILENCE_S:g}"],
+            wait=[
+                *(self.python, "-I", "-S", "-c", text, alive),
+                *(f"{self._options.wait_s + SILENCE_S:g}", f"{SILENCE_S:g}"),
+            ],
             wait_s=self._options.wait_s,
             alive=alive,
             scratch=self._run_dir,
@@ -203,7 +181,8 @@ class Kubernetes(RemoteLauncher):
                     break
         except TimeoutError:
             pass
-        raise ClusterError(f"kubernetes: {count(self._count, 'pod')} did not run{problem}")
+        why = f": {self._bridge_why}" if self._bridge_why else problem
+        raise ClusterError(f"kubernetes: {count(self._count, 'pod')} did not run{why}")
 
     def _check_apart(self, pods: Mapping[str, Mapping[str, str]]) -> None:
         """One pod per node. Raises ClusterError."""
@@ -222,6 +201,7 @@ class Kubernetes(RemoteLauncher):
         except (OSError, ValueError):
             pass
         with self._news:
+            self._deaf = True
             self._news.notify_all()
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -232,8 +212,9 @@ class Kubernetes(RemoteLauncher):
                     self._relay_ports = ports
                 case {"lost": host, "why": why}:
                     self._lost.setdefault(host, why)
-                case {"back": host, "node": node} if names.get(host) == node:
+                case {"back": host, "node": node, "address": address} if names.get(host) == node:
                     self._lost.pop(host, None)
+                    self._addresses[host] = address
                 case {"back": host, "node": node, "pod": pod}:
                     self._lost[host] = f"its pod's successor {pod} is on {node}"
             self._news.notify_all()
@@ -241,8 +222,9 @@ class Kubernetes(RemoteLauncher):
             self._watchers.lost(names[event["lost"]], event["why"])
 
     def _bridge_ended(self, _: str, why: str) -> None:
+        self._bridge_why = f"the way to the API server ended: {why}"
         for name, host in self._hosts_by_name.items():
-            self._lost.setdefault(host, f"the way to the API server ended: {why}")
+            self._lost.setdefault(host, self._bridge_why)
             self._watchers.lost(name, self._lost[host])
 
     # See RemoteLauncher.
@@ -253,10 +235,31 @@ class Kubernetes(RemoteLauncher):
     def _went_off(self, node: Node) -> None:
         self._lost[self._host_of(node.name)] = POWERED_OFF
 
+    def _power_on(self, node: Node) -> None:
+        """A node whose pod is gone gets a new one of its Job, and is switched only where it was
+        switched off, or gets none."""
+        host = self._host_of(node.name)
+        if self._lost.get(host) == POWERED_OFF:
+            super()._power_on(node)
+            return
+        end = time.monotonic() + REPLACED_S
+        while problem := self._problem_with(node, end - time.monotonic()):
+            if self._spec.power is not None and time.monotonic() > end:
+                super()._power_on(node)
+                return
+            if time.monotonic() > end or self._closed or self._deaf:
+                raise ClusterError(f"{node.name} was not back {REPLACED_S:g} s later: {problem}")
+            time.sleep(0.5)
+
     def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
         host = self._host_of(node.name)
         if why := self._lost.get(host):
             return why
+        if self._addresses[host] != node.address:
+            raise ClusterError(
+                f"{node.name}: its new pod has the address {self._addresses[host]}, and not "
+                f"{node.address}; only pods on hostNetwork can be replaced in a run"
+            )
         _, problems = self._reports([host])
         return problems.get(host)
 

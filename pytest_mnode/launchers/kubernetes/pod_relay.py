@@ -3,7 +3,7 @@
 Only the standard library; its text is the argument of the pod's Python, with the file to touch
 while the run lives, and the port (0: any). Prints the port in its first frame. Frames are a
 connection's number and a length of four bytes each, and that many bytes; length 0 closes the
-connection. Number 0 is a sign of life. Ends with its standard input.
+connection. Number 0 is a sign of life, for want of other data. Ends with its standard input.
 """
 
 import os
@@ -11,10 +11,17 @@ import select
 import socket
 import struct
 import sys
+import time
 
 HEADER = struct.Struct(">II")
 CHUNK_BYTES = 1 << 16
 MOST_BYTES = 1 << 20
+
+
+def argv(python: str, alive: str) -> list[str]:
+    """The pod's command, but for the port."""
+    with open(__file__) as text:  # noqa: PTH123
+        return [python, "-I", "-S", "-c", text.read(), alive]
 
 
 class PodRelay:
@@ -26,7 +33,7 @@ class PodRelay:
         self.to_run, self.from_run = bytearray(), bytearray()
         self.connections: dict[int, socket.socket] = {}
         self.waiting: dict[int, bytearray] = {}
-        self.made = 0
+        self.made, self.touched = 0, -1.0
         os.set_blocking(1, False)
         self.send(0, str(self.listener.getsockname()[1]).encode())
 
@@ -61,6 +68,8 @@ class PodRelay:
         """Take whole frames of the run; False at its end."""
         data = os.read(0, CHUNK_BYTES)
         self.from_run += data
+        if data:
+            self.touch()
         while len(self.from_run) >= HEADER.size:
             number, length = HEADER.unpack_from(self.from_run)
             end = HEADER.size + length
@@ -68,15 +77,16 @@ class PodRelay:
                 break
             payload = self.from_run[HEADER.size : end]
             del self.from_run[:end]
-            if number == 0:
-                self.touch()
-            elif number in self.connections and length:
+            if number in self.connections and length:
                 self.waiting[number] += payload
             elif number in self.connections:
                 self.close(number)
         return bool(data)
 
     def touch(self) -> None:
+        if time.monotonic() < self.touched + 1.0:
+            return
+        self.touched = time.monotonic()
         with open(self.alive, "a"):  # noqa: PTH123  pathlib would cost its import
             os.utime(self.alive)
 

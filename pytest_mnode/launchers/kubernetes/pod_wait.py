@@ -1,7 +1,8 @@
 """The main process of a run's pod: waits until the run is over, or nothing is heard of it.
 
 Only the standard library; its text is the argument of the image's Python, with the path of a file
-that pod_relay touches while the run lives, and seconds of silence after which the run is over.
+that pod_relay touches while the run lives, and seconds of silence after which the run is over: from
+its start, while other pods are waited for; later.
 """
 
 import os
@@ -10,10 +11,10 @@ import sys
 import time
 
 
-def wait(path: str, silence_s: float) -> None:
+def wait(path: str, first_s: float, silence_s: float) -> None:
     """Return once the file was not touched for so long."""
     touched, heard = 0, time.monotonic()
-    while time.monotonic() - heard < silence_s:
+    while time.monotonic() - heard < (silence_s if touched else first_s):
         try:
             now = os.stat(path).st_mtime_ns  # noqa: PTH116  pathlib would cost its import
         except OSError:
@@ -23,12 +24,12 @@ def wait(path: str, silence_s: float) -> None:
         time.sleep(1)
 
 
-def end(*_: object) -> None:
-    os._exit(0)
+def end(number: int, _: object) -> None:
+    os._exit(128 + number)  # with 0, a Job would not replace a pod that is deleted
 
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the pod's orphans are reaped
-    wait(sys.argv[1], float(sys.argv[2]))
+    wait(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))

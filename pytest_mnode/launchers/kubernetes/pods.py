@@ -14,6 +14,7 @@ _HOPELESS = {
     "StartError",
 }
 """Reasons of a container that waits or ended which no waiting mends."""
+_OOM_KILLED = "its container was killed for memory (OOMKilled)"
 _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 
 
@@ -21,9 +22,11 @@ _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 class PodState:
     """A pod.
 
-    index: of its Job; None where its kind gives none. ready: its main process runs. problem: why it
-    is not, in the words of scheduler or kubelet; "" where nothing was said. hopeless: waiting does
-    not mend it. over: why it will not run any more; "" while it may.
+    uid: with the number of the container's restarts, which end what runs in it as well. index: of
+    its Job; None where its kind gives none. ready: its main process runs. problem: why it is not,
+    in the words of scheduler or kubelet; "" where nothing was said. hopeless: waiting does not mend
+    it. over: why it will not run any more; "" while it may. before: how its container ended that
+    was restarted.
     """
 
     name: str
@@ -35,6 +38,7 @@ class PodState:
     problem: str
     hopeless: bool
     over: str
+    before: str = ""
 
     @classmethod
     def read(cls, pod: Mapping[str, Any]) -> Self:
@@ -47,7 +51,7 @@ class PodState:
         runs = status.get("phase") == "Running" and any("running" in s["state"] for s in statuses)
         return cls(
             name=metadata["name"],
-            uid=metadata["uid"],
+            uid=f"{metadata['uid']}.{sum(s.get('restartCount', 0) for s in statuses)}",
             index=int(index) if index is not None else None,
             node=spec.get("nodeName") or "",
             address=status.get("podIP") or "",
@@ -55,6 +59,7 @@ class PodState:
             problem=_why_pending(status) or waiting[1],
             hopeless=waiting[0] in _HOPELESS,
             over=over,
+            before=_why_restarted(statuses),
         )
 
 
@@ -83,9 +88,8 @@ def _why_over(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     """Why a pod ended, or is about to: evicted, killed for memory, deleted, its node lost."""
     statuses = status.get("containerStatuses") or []
     ended = [s["state"]["terminated"] for s in statuses if "terminated" in s.get("state", {})]
-    for state in ended:
-        if state.get("reason") == "OOMKilled":
-            return "its container was killed for memory (OOMKilled)"
+    if any(state.get("reason") == "OOMKilled" for state in ended):
+        return _OOM_KILLED
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             said = condition.get("message") or condition.get("reason")
@@ -97,11 +101,24 @@ def _why_over(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     return ""
 
 
+def _why_restarted(statuses: Sequence[Mapping[str, Any]]) -> str:
+    """How the container ended that runs again; "" where none does."""
+    ended = [s["lastState"]["terminated"] for s in statuses if s.get("lastState")]
+    if not ended:
+        return ""
+    if any(state.get("reason") == "OOMKilled" for state in ended):
+        return f"{_OOM_KILLED}, and was restarted"
+    return f"its container ended{_status(ended[0])}, and was restarted"
+
+
 def _how_it_ended(status: Mapping[str, Any], ended: Sequence[Mapping[str, Any]]) -> str:
     words = [str(status[key]) for key in ("reason", "message") if status.get(key)]
     if words or not ended:
         return f": {': '.join(words) or status['phase']}"
-    code = ended[0].get("exitCode")
+    return _status(ended[0])
+
+
+def _status(ended: Mapping[str, Any]) -> str:
+    code, message = ended.get("exitCode"), ended.get("message")
     name = f" ({_SIGNALS[code]})" if code in _SIGNALS else ""
-    message = ended[0].get("message")
     return f" with status {code}{name}{': ' * bool(message)}{message or ''}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from pytest_mnode.launchers.kubernetes.pod_relay import CHUNK_BYTES, HEADER
 from pytest_mnode.launchers.kubernetes.streams import STDERR
@@ -25,10 +26,11 @@ class Relay:
         self._connections: dict[int, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def opened(self, ended: asyncio.Task[None]) -> None:
+    async def opened(self, ended: asyncio.Future[Any]) -> None:
         """Wait until the pod listens. Raises OSError where its program ended instead."""
         opening = asyncio.ensure_future(self._open.wait())
-        await asyncio.wait({opening, ended}, timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {opening, ended}
+        await asyncio.wait(both, timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
         opening.cancel()
         if not self._open.is_set():
             last = self._errors.decode(errors="replace").strip().rpartition("\n")[2]
@@ -87,7 +89,8 @@ class Relay:
             except OSError:
                 data = b""
             await self._to_pod.put(HEADER.pack(number, len(data)) + data)
-        self._connections.pop(number, None)
+        if (writer := self._connections.pop(number, None)) is not None:
+            writer.close()
 
     def close(self) -> None:
         for writer in self._connections.values():

@@ -94,14 +94,19 @@ class Exec:
             return
 
     async def _show(self, streams: Streams) -> tuple[int, str]:
-        async for message in self._connection:
-            assert isinstance(message, bytes)
-            channel, data = message[0], message[1:]
-            if channel == STATUS:
-                return status_of(data)
-            if channel in (STDOUT, STDERR) and data:
-                await streams.write(channel, data)
-        return LOST, "the exec stream was closed"
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            while True:
+                message = await self._connection.recv()
+                assert isinstance(message, bytes)
+                channel, data = message[0], message[1:]
+                if channel == STATUS:
+                    return status_of(data)
+                if channel in (STDOUT, STDERR) and data:
+                    await streams.write(channel, data)
+        except ConnectionClosed:
+            return LOST, "the API server closed the exec stream"
 
 
 def status_of(data: bytes) -> tuple[int, str]:

@@ -25,6 +25,7 @@ COMPUTE_NODES = 4
 SERVICE = "10.96.0.1"
 """Where pods find the API server. There is no kube-proxy: the control plane's node has it."""
 ADMIN = "admin"
+ETCD = "http://127.0.0.1:2379"
 UP_LIMIT_S = 120.0
 
 
@@ -141,7 +142,7 @@ class KubernetesOnRack(OnRack):
 
     def _start_control_plane(self) -> None:
         d, login = self.directory, self.login
-        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        client, peer = ETCD, "http://127.0.0.1:2380"
         self.run("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")
         self.run("ip", "link", "set", "lo", "up")
         for index, node in enumerate(self.computes):
@@ -151,19 +152,7 @@ class KubernetesOnRack(OnRack):
             ["etcd", "--data-dir", f"{d}/etcd", "--listen-client-urls", client,
              "--advertise-client-urls", client, "--listen-peer-urls", peer],
         )  # fmt: skip
-        self.start_daemon(
-            "apiserver", login,
-            ["kube-apiserver", f"--etcd-servers={client}", f"--cert-dir={d}/pki",
-             "--secure-port=443", f"--advertise-address={login.address}",
-             "--service-cluster-ip-range=10.96.0.0/16",
-             "--service-account-issuer=https://mnode",
-             f"--service-account-signing-key-file={d}/sa.key",
-             f"--service-account-key-file={d}/sa.key",
-             f"--token-auth-file={d}/tokens.csv", "--authorization-mode=RBAC",
-             "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP",
-             "--runtime-config=api/all=true",
-             "--feature-gates=GenericWorkload=true"],
-        )  # fmt: skip
+        self.start_api_server()
         self.await_that((d / "pki" / "apiserver.crt").exists, 60, "API server up")
         own = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
         self.start_daemon(
@@ -178,6 +167,28 @@ class KubernetesOnRack(OnRack):
              "--use-service-account-credentials=false",
              "--node-monitor-grace-period=12s", "--node-monitor-period=2s"],
         )  # fmt: skip
+
+    def start_api_server(self) -> None:
+        """Start it, also where it was killed."""
+        d, client = self.directory, ETCD
+        self.start_daemon(
+            "apiserver", self.login,
+            ["kube-apiserver", f"--etcd-servers={client}", f"--cert-dir={d}/pki",
+             "--secure-port=443", f"--advertise-address={self.login.address}",
+             "--service-cluster-ip-range=10.96.0.0/16",
+             "--service-account-issuer=https://mnode",
+             f"--service-account-signing-key-file={d}/sa.key",
+             f"--service-account-key-file={d}/sa.key",
+             f"--token-auth-file={d}/tokens.csv", "--authorization-mode=RBAC",
+             "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP",
+             "--runtime-config=api/all=true",
+             "--feature-gates=GenericWorkload=true"],
+        )  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a daemon, such as the API server."""
+        self._daemons[name].kill()
+        self._daemons[name].wait()
 
     def start_daemon_of(self, name: str) -> None:
         """containerd, then the kubelet."""

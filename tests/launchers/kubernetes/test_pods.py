@@ -95,3 +95,17 @@ def test_refusals_are_one_line() -> None:
     body = b'{"kind": "Status", "message": "jobs.batch is forbidden:\\n no quota"}'
     assert refusal(403, body) == "jobs.batch is forbidden: no quota"
     assert refusal(502, b"<html>bad gateway</html>") == "HTTP status 502: <html>bad gateway</html>"
+
+
+def test_a_restart_of_the_container_counts() -> None:
+    def restarted(count: int, **ended: Any) -> PodState:
+        last = {"lastState": {"terminated": ended}} if ended else {}
+        status = {"name": "c", "state": {"running": {}}, "restartCount": count, **last}
+        return read({"phase": "Running", "containerStatuses": [status]})
+
+    before, after = restarted(0), restarted(1, reason="OOMKilled", exitCode=137)
+    assert before.uid != after.uid
+    assert (after.ready, after.over) == (True, "")
+    assert after.before == "its container was killed for memory (OOMKilled), and was restarted"
+    other = restarted(1, reason="Error", exitCode=143)
+    assert other.before == "its container ended with status 143 (SIGTERM), and was restarted"

@@ -76,6 +76,8 @@ async def relayed(alive: Path) -> list[bytes]:
 def test_connections_at_once_keep_their_bytes(tmp_path: Path) -> None:
     back = asyncio.run(asyncio.wait_for(relayed(tmp_path / "alive"), LIMIT_S))
     assert back == [BIG, BIG[1:], BIG[2:]]
+    # Data are a sign of life as well: a busy relay is sent no other.
+    assert (tmp_path / "alive").exists()
 
 
 def test_a_pod_whose_python_fails_is_reported() -> None:

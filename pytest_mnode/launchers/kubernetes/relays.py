@@ -1,0 +1,96 @@
+"""The relays of all pods: opened, opened again where they broke, reported when they are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from pytest_mnode.launchers.kubernetes.api import ApiError
+from pytest_mnode.launchers.kubernetes.relay import Relay
+from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods, shown
+from pytest_mnode.launchers.kubernetes.streams import Exec
+
+AGAIN_S = 1.0
+
+
+class StartExec(Protocol):
+    """Starts a command in a pod; raises ApiError."""
+
+    def __call__(self, *, pod: str, argv: Sequence[str]) -> Awaitable[Exec]: ...
+
+
+class Relays:
+    """argv: of pod_relay, without the port. port: of this machine, where connections go to."""
+
+    def __init__(
+        self,
+        pods: RunPods,
+        start_exec: StartExec,
+        argv: Sequence[str],
+        port: int,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.ports: dict[str, int] = {}
+        """Of pods' loopback, by host; a pod that takes another's place uses the same."""
+        self._pods = pods
+        self._start_exec = start_exec
+        self._argv = argv
+        self._port = port
+        self._tell = tell
+        self._kept: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, host: str) -> asyncio.Future[None]:
+        """Bring connections from the host's pod to here; done once that was tried."""
+        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._kept[host] = asyncio.ensure_future(self._keep(host, tried))
+        return tried
+
+    def end(self, host: str) -> None:
+        if (kept := self._kept.pop(host, None)) is not None:
+            kept.cancel()
+
+    async def _keep(self, host: str, tried: asyncio.Future[None]) -> None:
+        """Begin again where it broke, while the pod is there. The node is lost in between."""
+        pod, reached = self._pods.hosts[host], True
+
+        def opened(port: int) -> None:
+            nonlocal reached
+            self.ports[host] = port
+            if not reached:
+                self._tell({"back": host, **shown(pod)})
+            reached = True
+            _done(tried)
+
+        try:
+            while self._pods.is_there(host, pod.uid):
+                why = await self._run(pod.name, self.ports.get(host, 0), opened)
+                if reached and self._pods.is_there(host, pod.uid):
+                    self._tell({"lost": host, "why": f"no way from its pod to here: {why}"})
+                    reached = False
+                _done(tried)
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            _done(tried)
+
+    async def _run(self, pod: str, port: int, opened: Callable[[int], None]) -> str:
+        """Relay until that ends: the reason. port: of the pod's loopback; 0: any."""
+        relay, running = Relay(self._port), None
+        try:
+            command = await self._start_exec(pod=pod, argv=[*self._argv, str(port)])
+            running = asyncio.ensure_future(command.run(relay))
+            await relay.opened(running)
+            opened(relay.port)
+            code, why = await running
+        except (ApiError, OSError) as error:
+            return str(error)
+        finally:
+            if running is not None:
+                running.cancel()
+            relay.close()
+        return why or f"its program ended with status {code}"
+
+
+def _done(tried: asyncio.Future[None]) -> None:
+    if not tried.done():
+        tried.set_result(None)

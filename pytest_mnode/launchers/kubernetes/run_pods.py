@@ -1,0 +1,113 @@
+"""The pods of a run by node: which run, which are over, which take another's place. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_mnode.launchers.kubernetes.pods import PodState
+
+Event = dict[str, Any]
+"""For the launcher; see bridge."""
+DELETED = "its pod was deleted"
+_DIGITS = re.compile(r"(\d+)")
+
+
+class RunPods:
+    """Told of pods by the watch; each call returns the events that follow from it.
+
+    hosts: the pod of each node of the run, by the number that commands name it by. seen: all pods
+    of the run, by name. up: all ran at the same time once.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.hosts: dict[str, PodState] = {}
+        self.seen: dict[str, PodState] = {}
+        self.up = False
+        self._nodes = nodes
+
+    def listed(self, pods: Sequence[PodState]) -> list[Event]:
+        """These are all pods there are."""
+        gone = self.seen.keys() - {pod.name for pod in pods}
+        events = [event for name in gone for event in self.heard(self.seen[name], deleted=True)]
+        return events + [event for pod in pods for event in self.heard(pod)]
+
+    def heard(self, pod: PodState, *, deleted: bool = False) -> list[Event]:
+        """A pod was added, changed or deleted."""
+        if deleted:
+            self.seen.pop(pod.name, None)
+        else:
+            self.seen[pod.name] = pod
+        if not self.up:
+            return self._settle()
+        events = []
+        host = next((h for h, known in self.hosts.items() if known.name == pod.name), None)
+        if host is not None and not self.hosts[host].over:
+            why = pod.over or (DELETED if deleted else "")
+            if pod.uid != self.hosts[host].uid:
+                why = pod.before or "another pod of its name took its place"
+            if why:
+                self.hosts[host] = replace(self.hosts[host], ready=False, over=why)
+                events.append({"lost": host, "why": why})
+        return events if deleted or not pod.ready else events + self._take_place(pod)
+
+    def is_there(self, host: str, uid: str) -> bool:
+        """Whether this pod is the host's, and not over."""
+        return self.hosts[host].uid == uid and not self.hosts[host].over
+
+    def event(self) -> Event:
+        """That all pods run."""
+        return {"pods": {host: shown(pod) for host, pod in self.hosts.items()}}
+
+    def hopeless(self) -> list[PodState]:
+        """Pods that no waiting brings up."""
+        return [pod for pod in self.seen.values() if pod.hopeless or pod.over]
+
+    def why_not_up(self, what: str, events: Iterable[str]) -> dict[str, str]:
+        """Reasons by pod, or by the object `what`, of whose pods some are missing."""
+        hopeless = self.hopeless()
+        reasons = {
+            pod.name: pod.over or pod.problem or "it does not run yet, and nothing says why"
+            for pod in (hopeless or self.seen.values())
+            if not pod.ready
+        }
+        missing = self._nodes - len(self.seen)
+        if missing > 0 and not hopeless:
+            why = "; ".join(events) or "and nothing says why"
+            were = "pod was" if missing == 1 else "pods were"
+            reasons[what] = f"{missing} {were} not made: {why}"
+        return reasons
+
+    def _settle(self) -> list[Event]:
+        """All pods run for the first time."""
+        ready = [pod for pod in self.seen.values() if pod.ready]
+        if len(ready) < self._nodes:
+            return []
+        ordered = sorted(ready, key=lambda pod: _in_order(pod.node))
+        self.hosts = {str(number): pod for number, pod in enumerate(ordered)}
+        self.up = True
+        return [self.event()]
+
+    def _take_place(self, pod: PodState) -> list[Event]:
+        """A new pod takes the place of one that is over: that of its node, else of its number."""
+        if any(known.uid == pod.uid for known in self.hosts.values()):
+            return []
+        over = {host: known for host, known in self.hosts.items() if known.over}
+        same_node = [host for host, known in over.items() if known.node == pod.node]
+        same_number = [host for host, known in over.items() if None is not known.index == pod.index]
+        for host in [*same_node, *same_number][:1]:
+            self.hosts[host] = pod
+            return [{"back": host, **shown(pod)}]
+        return []
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """node2 before node10."""
+    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in _DIGITS.split(name)]
+
+
+def shown(pod: PodState) -> Event:
+    """Where it is, as the launcher is told."""
+    return {"node": pod.node, "address": pod.address, "pod": pod.name}

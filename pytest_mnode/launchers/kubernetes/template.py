@@ -1,0 +1,47 @@
+"""The user's manifest of pods, or one made of the spec."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import yaml
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod
+from pytest_mnode.launchers.kubernetes.manifest import default_template
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+
+
+def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
+    """The object of --mnode-k8s-template; without one, a pod template with so many GPUs.
+
+    Raises UsageError.
+    """
+    path = options.template
+    if path is None:
+        image = options.image or _own_image(options)
+        return default_template(image, {"nvidia.com/gpu": str(gpus)} if gpus else {})
+    where = f"--mnode-k8s-template={path}"
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{where}: no YAML: {' '.join(str(error).split())}") from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise UsageError(f"{where}: {len(documents)} objects in it; accepted: one")
+    return documents[0]
+
+
+def _own_image(options: KubernetesOptions) -> str:
+    """The image of the pod that this process is in. Raises UsageError."""
+    remedy = "give --mnode-k8s-template=FILE, or --mnode-k8s-image=IMAGE"
+    if not in_pod():
+        raise UsageError(f"which image have the pods? {remedy}")
+    try:
+        api = Api(options.context, options.namespace)
+        pod = api.request("GET", api.path("pods", name=socket.gethostname()))
+    except ApiError as error:
+        raise UsageError(f"the image of this pod is not known: {error}; {remedy}") from None
+    return str(pod["spec"]["containers"][0]["image"])

@@ -1,0 +1,40 @@
+"""The main process of a pod: how long it stays, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pytest_mnode.launchers.kubernetes import pod_wait
+
+LIMIT_S = 20.0
+
+
+def start(*argv: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-I", "-S", pod_wait.__file__, *argv])
+
+
+def test_it_ends_well_after_silence(tmp_path: Path) -> None:
+    """Else its Job would start another pod of a run that is over."""
+    alive = tmp_path / "alive"
+    alive.touch()
+    pod = start(str(alive), "1000", "0.1")
+    assert pod.wait(LIMIT_S) == 0
+    assert start(str(tmp_path / "none"), "0.1", "1000").wait(LIMIT_S) == 0
+
+
+def test_it_is_ended_as_failed(tmp_path: Path) -> None:
+    """Else its Job would not replace it."""
+    pod = start(str(tmp_path / "alive"), "1000", "1000")
+    signals = Path(f"/proc/{pod.pid}/status")
+    end = time.monotonic() + LIMIT_S
+    while f"SigCgt:\t{1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1):016x}" not in (
+        signals.read_text()
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    pod.terminate()
+    assert pod.wait(LIMIT_S) == 128 + signal.SIGTERM

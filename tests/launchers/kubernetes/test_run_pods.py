@@ -1,0 +1,75 @@
+"""Which pods a run has, which it lost, and which take another's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_mnode.launchers.kubernetes.pods import PodState
+from pytest_mnode.launchers.kubernetes.run_pods import RunPods
+
+
+def pod(name: str, node: str, **changes: Any) -> PodState:
+    fields: dict[str, Any] = {
+        "name": name, "uid": f"uid-{name}", "index": None, "node": node, "address": f"at-{node}",
+        "ready": True, "problem": "", "hopeless": False, "over": "",
+    }  # fmt: skip
+    return PodState(**{**fields, **changes})
+
+
+def up(*pods: PodState) -> RunPods:
+    found = RunPods(len(pods))
+    events = found.listed(pods)
+    assert [list(event) for event in events] == [["pods"]]
+    return found
+
+
+def test_nodes_are_numbered_by_their_names_once_all_pods_run() -> None:
+    pods = RunPods(2)
+    assert pods.heard(pod("a", "node10")) == []
+    assert pods.heard(pod("b", "node2", ready=False)) == []
+    [event] = pods.heard(pod("b", "node2"))
+    assert {host: at["node"] for host, at in event["pods"].items()} == {"0": "node2", "1": "node10"}
+
+
+def test_a_pod_that_went_while_nobody_watched_is_lost() -> None:
+    pods = up(pod("a", "n1"), pod("b", "n2"))
+    assert pods.listed([pod("a", "n1")]) == [{"lost": "1", "why": "its pod was deleted"}]
+    assert pods.listed([pod("a", "n1")]) == []
+
+
+def test_a_new_pod_takes_the_place_of_its_node_then_of_its_number() -> None:
+    pods = up(pod("a", "n1", index=0), pod("b", "n2", index=1))
+    assert pods.heard(pod("a", "n1", index=0, ready=False, over="evicted")) == [
+        {"lost": "0", "why": "evicted"}
+    ]
+    assert pods.heard(pod("b", "n2", index=1), deleted=True) == [
+        {"lost": "1", "why": "its pod was deleted"}
+    ]
+    assert pods.heard(pod("c", "n2", index=0)) == [
+        {"back": "1", "node": "n2", "address": "at-n2", "pod": "c"}
+    ]
+    assert pods.heard(pod("d", "n3", index=0)) == [
+        {"back": "0", "node": "n3", "address": "at-n3", "pod": "d"}
+    ]
+    assert pods.heard(pod("d", "n3", index=0)) == []
+
+
+def test_a_container_that_was_restarted_is_lost_and_back() -> None:
+    pods = up(pod("a", "n1"))
+    again = pod("a", "n1", uid="uid-a.1", before="its container was killed for memory")
+    assert pods.heard(again) == [
+        {"lost": "0", "why": "its container was killed for memory"},
+        {"back": "0", "node": "n1", "address": "at-n1", "pod": "a"},
+    ]
+    assert pods.is_there("0", "uid-a.1")
+    assert not pods.is_there("0", "uid-a")
+
+
+def test_why_pods_do_not_run() -> None:
+    pods = RunPods(3)
+    pods.heard(pod("a", "", ready=False, problem="no GPU"))
+    assert pods.why_not_up("Job j", ["exceeded quota"]) == {
+        "a": "no GPU", "Job j": "2 pods were not made: exceeded quota",
+    }  # fmt: skip
+    pods.heard(pod("b", "n1", ready=False, problem="no image", hopeless=True))
+    assert pods.why_not_up("Job j", []) == {"b": "no image"}
