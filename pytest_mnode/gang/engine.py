@@ -88,7 +88,9 @@ class Look:
 
     asked_s, answered_s: the records were so at some moment in between, by the controller's clock.
     records: all jobs of this run by id; None where the scheduler did not answer, and `why` says so.
-    beats: heartbeats since the look before. unreadable: lines that were no heartbeat.
+    beats: heartbeats since the look before. unreadable: lines that were no heartbeat. passed: what
+    the scheduler reported by itself between the look before and this one, where it does that; no
+    heartbeats are read with these. reported: it is one of them.
     """
 
     asked_s: float
@@ -97,6 +99,8 @@ class Look:
     beats: tuple[Heartbeat, ...] = ()
     unreadable: int = 0
     why: str = ""
+    passed: tuple[Look, ...] = ()
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class Engine(Protocol):
     """A scheduler. Every method has a time limit, and raises ClusterError at it."""
 
     name: str
-    """For messages, such as "slurm"."""
+    """For messages, such as "slurm" or "kubernetes, kueue"."""
 
     def capacity(self) -> Capacity:
         """The nodes there are now. Raises ClusterError."""

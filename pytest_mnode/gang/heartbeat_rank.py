@@ -4,7 +4,8 @@ Run by path or with -c, by any Python of the node, without this package:
 
     heartbeat_rank.py DIRECTORY SECONDS JOB RESTARTS RANK NODE
 
-The last four are names of environment variables. Each rank writes a file of its own.
+The last four are names of environment variables. Each rank writes a file of its own; where
+DIRECTORY is "-", to its standard output.
 """
 
 import os
@@ -17,7 +18,9 @@ EVERY_S = 0.2
 
 def main(directory: str, seconds: float, names: list[str]) -> None:
     job, restarts, rank, node = (os.environ.get(name) or "0" for name in names)
-    path = os.path.join(directory, f"{job}.{restarts}.{rank}.beats")  # noqa: PTH118  starts faster
+    path: str | int = 1
+    if directory != "-":
+        path = os.path.join(directory, f"{job}.{restarts}.{rank}.beats")  # noqa: PTH118  starts faster
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: stopped.append(n))

@@ -180,7 +180,9 @@ def _behind(looks: Sequence[Look]) -> Iterator[tuple[str, float]]:
 
 
 def _when_read(looks: Sequence[Look]) -> Iterator[tuple[Look, float]]:
-    """Each look, and when its heartbeats had been read at the latest: before the next question."""
+    """Each look with heartbeats, and when these had been read at the latest: before the next
+    question."""
+    looks = [look for look in looks if not look.reported]
     for look, later in zip_longest(looks, looks[1:]):
         yield look, look.answered_s + BLIND_S if later is None else later.asked_s
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.gang import experiments, judging
@@ -20,6 +21,10 @@ from pytest_mnode.measurement import Measurement
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.gang import GangCriterion
+
+if TYPE_CHECKING:
+    from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
+    from pytest_mnode.gang.slurm import SlurmEngine
 
 CONDUCTED = "experiments that could not be conducted"
 
@@ -119,17 +124,7 @@ def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
 
     Raises UsageError, ClusterError.
     """
-    scheduler = spec.scheduler
-    if scheduler is None:
-        raise ClusterError("the spec names no scheduler; accepted: scheduler: {kind: slurm}")
-    from pytest_mnode.gang.slurm import SlurmEngine, default_shared
-
-    engine = SlurmEngine(
-        settings.shared_dir or default_shared(root),
-        python=settings.python,
-        args=settings.slurm_args,
-        names=scheduler.names,
-    )
+    engine = _engine(spec, settings, root)
     try:
         yield engine
     except MnodeError as error:
@@ -143,6 +138,28 @@ def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
             engine.close()
         raise
     engine.close()
+
+
+def _engine(spec: Spec, settings: Settings, root: Path) -> SlurmEngine | KubernetesEngine:
+    scheduler = spec.scheduler
+    if scheduler is None:
+        raise ClusterError("the spec names no scheduler; accepted: scheduler: {kind: slurm}")
+    if scheduler.kind == "kubernetes":
+        from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
+        from pytest_mnode.launchers.choose import RemoteOptions
+        from pytest_mnode.launchers.kubernetes.template import read_manifest
+
+        options = RemoteOptions.of(settings, root).kubernetes
+        manifest = read_manifest(options, spec.accelerators.per_node)
+        return KubernetesEngine(scheduler, options, manifest, python=settings.python)
+    from pytest_mnode.gang.slurm import SlurmEngine, default_shared
+
+    return SlurmEngine(
+        settings.shared_dir or default_shared(root),
+        python=settings.python,
+        args=settings.slurm_args,
+        names=scheduler.names,
+    )
 
 
 def table(window: Window) -> list[str]:

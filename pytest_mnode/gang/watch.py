@@ -108,7 +108,7 @@ class Watch:
         # From one question to the next answer less than BLIND_S may pass.
         most = BLIND_S - 2 * took - _LEAST_PAUSE_S
         self._pause_s = max(_LEAST_PAUSE_S, min(_PAUSE_PER_ANSWER * took, most))
-        self._looks.append(look)
+        self._looks += [*look.passed, look]
         return look
 
     def until(self, reached: Callable[[], bool], limit_s: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -103,13 +103,45 @@ class Storage(Page):
     """Where a job may write what it does not keep."""
 
 
+KubernetesEngine = Literal[
+    "default", "native", "kueue", "volcano", "coscheduling", "jobset", "trainjob", "pytorchjob"
+]
+_OF_KUBERNETES = ("engine", "namespace", "queue", "priority", "min_available")
+
+
 class Scheduler(Page):
     """Who hands out nodes."""
 
-    kind: Literal["slurm"]
+    kind: Literal["slurm", "kubernetes"]
     """The scheduler that jobs are submitted to."""
     names: Mapping[str, Text] = Field(default_factory=dict)
-    """Free-form names that a submission needs: partition, account, queue, namespace."""
+    """Names that a submission to Slurm needs: partition, account, qos, reservation, constraint."""
+    engine: KubernetesEngine | None = None
+    """Of Kubernetes: what keeps gangs whole there; `default` is the scheduler without gangs."""
+    namespace: Text | None = None
+    """Of Kubernetes: where jobs are made; left out: the context's."""
+    queue: Text | None = None
+    """Of Kubernetes: the queue of Kueue or Volcano that jobs are submitted to."""
+    priority: Text | None = None
+    """Of Kubernetes: the jobs' PriorityClass."""
+    min_available: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """Of Kubernetes: from how many pods on a gang may start (Volcano's minAvailable, a PodGroup's
+    minCount or minMember); left out: all."""
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        theirs = {name: getattr(self, name) for name in _OF_KUBERNETES}
+        given = [name for name, value in theirs.items() if value is not None]
+        if self.kind == "slurm" and given:
+            raise ValueError(f"{given[0]}: not with kind slurm; accepted: with kind kubernetes")
+        if self.kind == "kubernetes" and self.engine is None:
+            accepted = ", ".join(get_args(KubernetesEngine))
+            raise ValueError(f"kind kubernetes without engine; accepted: engine: {accepted}")
+        if self.engine in ("kueue", "jobset") and self.queue is None:
+            raise ValueError(f"engine {self.engine} without queue; accepted: queue: its LocalQueue")
+        if self.kind == "kubernetes" and self.names:
+            raise ValueError("names: not with kind kubernetes; accepted: namespace, queue")
+        return self
 
 
 class Topology(Page):

@@ -52,7 +52,8 @@ class Spec(Inventory):
     def _has_a_scheduler(cls, criteria: Criteria, info: ValidationInfo) -> Criteria:
         if criteria.gang is not None and info.data.get("scheduler", 0) is None:
             raise ValueError(
-                "gang: promised without a scheduler; accepted: with scheduler: {kind: slurm}"
+                "gang: promised without a scheduler; accepted: with scheduler: {kind: slurm} "
+                "or {kind: kubernetes, engine: …}"
             )
         return criteria
 

@@ -135,8 +135,24 @@ def test_what_makes_no_sense_is_refused_in_one_line(
             "criteria: scaling.compute: 0.6 s, with accelerators.per_node 8: real acc",
         ),
         (
-            {"scheduler": "{kind: kubernetes}", "criteria.scaling": ""},
-            "scheduler.kind: 'kubernetes'; accepted: 'slurm'",
+            {"scheduler": "{kind: pbs}", "criteria.scaling": ""},
+            "scheduler.kind: 'pbs'; accepted: 'slurm' or 'kubernetes'",
+        ),
+        (
+            {"scheduler": "{kind: kubernetes}"},
+            "scheduler: kind kubernetes without engine; accepted: engine: default, native, kueue",
+        ),
+        (
+            {"scheduler": "{kind: kubernetes, engine: kueue}"},
+            "scheduler: engine kueue without queue; accepted: queue: its LocalQueue",
+        ),
+        (
+            {"scheduler": "{kind: kubernetes, engine: native, names: {partition: gpu}}"},
+            "scheduler: names: not with kind kubernetes; accepted: namespace, queue",
+        ),
+        (
+            {"scheduler": "{kind: slurm, queue: gpu}"},
+            "scheduler: queue: not with kind slurm; accepted: with kind kubernetes",
         ),
         ({"topology.sockets": "1"}, "topology.sockets: 1; accepted: a number of 2 or more"),
         (

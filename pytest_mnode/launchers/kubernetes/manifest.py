@@ -49,6 +49,15 @@ def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
     return {"kind": "PodTemplate", "template": {"spec": {"containers": [container]}}}
 
 
+def pod_template(given: Mapping[str, Any]) -> Manifest:
+    """The first pod template in the user's manifest, a copy. Raises UsageError where none is."""
+    manifest = _as_workload(copy.deepcopy(dict(given)), "")
+    templates = list(_templates(manifest.get("spec", {})))
+    if not templates:
+        raise UsageError(f"kind {manifest.get('kind')}: no pod template in it; accepted: {KINDS}")
+    return templates[0]
+
+
 def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[str]) -> PodsOfRun:
     """What to create for a run. Everything that the manifest says is kept.
 
@@ -71,7 +80,7 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     for template in templates:
         _fill(template, run_id, wait)
     _set_count(manifest, nodes)
-    return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", _container(templates[0]))
+    return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", main_container(templates[0]))
 
 
 def _as_workload(manifest: Manifest, run_id: str) -> Manifest:
@@ -110,7 +119,7 @@ def _has_containers(template: Manifest) -> bool:
     return bool(isinstance(template.get("spec"), dict) and template["spec"].get("containers"))
 
 
-def _container(template: Manifest) -> str | None:
+def main_container(template: Manifest) -> str | None:
     """The container in which commands run: the annotated one, else the first."""
     annotations = template.get("metadata", {}).get("annotations") or {}
     containers = template["spec"]["containers"]
@@ -122,13 +131,18 @@ def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
     """Our label, the command that waits, and one pod per node."""
     template.setdefault("metadata", {}).setdefault("labels", {})[RUN_LABEL] = run_id
     spec = template["spec"]
-    name = _container(template)
+    name = main_container(template)
     main = next(c for c in spec["containers"] if c.get("name") == name)
     main["command"] = wait
     main.pop("args", None)
     spec.setdefault("restartPolicy", "Never")
     spec.setdefault("terminationGracePeriodSeconds", 2)
     spec.setdefault("enableServiceLinks", False)
+    keep_apart(spec, run_id)
+
+
+def keep_apart(spec: Manifest, run_id: str) -> None:
+    """Let a node have one pod of the run at most. spec: of the pods."""
     selector = {"matchLabels": {RUN_LABEL: run_id}}
     apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
     required = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])

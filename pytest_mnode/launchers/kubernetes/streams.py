@@ -32,6 +32,35 @@ class Streams(Protocol):
         """What it printed; waits where the reader is slow."""
 
 
+async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConnection:
+    """A websocket to the API server. path: with its query.
+
+    Raises ApiError with the server's reason.
+    """
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+    try:
+        return await connect(
+            f"{api.host}{path}".replace("http", "ws", 1),
+            subprotocols=protocols,  # type: ignore[arg-type]
+            ssl=await asyncio.to_thread(api.tls),
+            additional_headers=await asyncio.to_thread(api.headers),
+            open_timeout=CONNECT_S,
+            ping_interval=None,  # what is sent within has heartbeats of its own
+            max_size=None,
+            compression=None,
+            origin=api.host,  # type: ignore[arg-type]  # watches and logs want one
+            user_agent_header="pytest-mnode",
+        )
+    except InvalidStatus as error:
+        status = error.response.status_code
+        raise ApiError(status, refusal(status, bytes(error.response.body or b""))) from None
+    except (InvalidHandshake, OSError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {CONNECT_S:g} s"
+        raise ApiError(0, f"{api.host} was not reached: {reason}") from None
+
+
 class Exec:
     """One command in a container, from its start to its status."""
 
@@ -41,32 +70,11 @@ class Exec:
     @classmethod
     async def start(cls, api: Api, pod: str, container: str | None, argv: Sequence[str]) -> Exec:
         """Raises ApiError with the server's reason where it cannot be started."""
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
-
         query = [("command", word) for word in argv]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
         query += [("container", container)] if container else []
-        url = f"{api.host}{api.path('pods', name=pod, more='exec')}?{urlencode(query)}"
-        try:
-            connection = await connect(
-                url.replace("http", "ws", 1),
-                subprotocols=[_V5, _V4],  # type: ignore[list-item]
-                ssl=await asyncio.to_thread(api.tls),
-                additional_headers=await asyncio.to_thread(api.headers),
-                open_timeout=CONNECT_S,
-                ping_interval=None,  # the frames within have heartbeats of their own
-                max_size=None,
-                compression=None,
-                user_agent_header="pytest-mnode",
-            )
-        except InvalidStatus as error:
-            status = error.response.status_code
-            raise ApiError(status, refusal(status, bytes(error.response.body or b""))) from None
-        except (InvalidHandshake, OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {CONNECT_S:g} s"
-            raise ApiError(0, f"{api.host} was not reached: {reason}") from None
-        return cls(connection)
+        path = f"{api.path('pods', name=pod, more='exec')}?{urlencode(query)}"
+        return cls(await connected(api, path, (_V5, _V4)))
 
     async def run(self, streams: Streams) -> tuple[int, str]:
         """Relay until the command has ended: its status, and why it has none of its own."""

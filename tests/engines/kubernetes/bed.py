@@ -164,7 +164,7 @@ class KubernetesOnRack(OnRack):
             "controllers", login,
             ["kube-controller-manager", *own, f"--service-account-private-key-file={d}/sa.key",
              f"--root-ca-file={d}/pki/apiserver.crt",
-             "--use-service-account-credentials=false",
+             "--use-service-account-credentials=false", "--feature-gates=GenericWorkload=true",
              "--node-monitor-grace-period=12s", "--node-monitor-period=2s"],
         )  # fmt: skip
 
@@ -265,12 +265,12 @@ class KubernetesOnRack(OnRack):
             f"--mnode-python={sys.executable}",
         ]
 
-    def apply(self, *manifests: dict[str, Any]) -> None:
-        """Create objects, as the cluster's administrator."""
+    def apply(self, *manifests: dict[str, Any], server_side: bool = False) -> None:
+        """Create objects, as the cluster's administrator. server_side: also very large ones."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         path = self.directory / "manifests.json"
         path.write_text(text)
-        self.kubectl("apply", "-f", str(path))
+        self.kubectl("apply", *(["--server-side"] if server_side else []), "-f", str(path))
 
     def await_ready(self, limit_s: float = UP_LIMIT_S) -> float:
         """Every node is Ready and pods can be made; seconds that took."""
@@ -287,8 +287,13 @@ class KubernetesOnRack(OnRack):
 
 def is_ready(found: dict[str, Any]) -> bool:
     """Whether a node's or a pod's condition Ready is true."""
-    conditions = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
-    return conditions.get("Ready") == "True"
+    return is_true(found, "Ready")
+
+
+def is_true(found: dict[str, Any], name: str) -> bool:
+    """Whether an object's condition is true."""
+    conditions = found.get("status", {}).get("conditions") or []
+    return any(c["type"] == name and c["status"] == "True" for c in conditions)
 
 
 @pytest.fixture(scope="session")

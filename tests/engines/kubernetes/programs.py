@@ -86,6 +86,10 @@ VOLCANO = Module(  # the last version whose own modules are all served
 JOBSET = Module("sigs.k8s.io/jobset", "v0.10.1", (".",))
 KWOK = Module("sigs.k8s.io/kwok", "v0.8.0", ("cmd/kwok",))
 MODULES = (*BED, KUEUE, VOLCANO, JOBSET, KWOK)
+COSCHEDULING = Module("sigs.k8s.io/scheduler-plugins", "v0.33.5", ())
+TRAINER = Module("github.com/kubeflow/trainer/v2", "v2.1.0", ())
+TRAINING_OPERATOR = Module("github.com/kubeflow/training-operator", "v1.9.3", ())
+"""Of these only manifests are read."""
 FROM_DEBIAN = ("etcd", "runc")
 CNI = Path("/usr/lib/cni")
 
@@ -164,9 +168,17 @@ def _go_mod(module: Module) -> str:
 
 def _own_go_mod(module: Module) -> Any:
     """A module's go.mod, as `go mod edit -json` prints it."""
-    named = f"{module.path}@{module.version}"
-    downloaded = _go(cache(), "mod", "download", "-json", named)
-    return json.loads(_go(cache(), "mod", "edit", "-json", json.loads(downloaded)["GoMod"]))
+    return json.loads(_go(cache(), "mod", "edit", "-json", _downloaded(module)["GoMod"]))
+
+
+def source(module: Module) -> Path:
+    """The folder of a module's source, which has manifests beside the programs."""
+    return Path(_downloaded(module)["Dir"])
+
+
+def _downloaded(module: Module) -> Any:
+    """Where a module is, as `go mod download -json` prints it."""
+    return json.loads(_go(cache(), "mod", "download", "-json", f"{module.path}@{module.version}"))
 
 
 def _go(directory: Path, *argv: str, cgo: bool = True) -> str:

@@ -1,0 +1,49 @@
+"""Shows or deletes the objects of a run: `cleanup.py show|delete RUN CONTEXT NAMESPACE KIND…`.
+
+`jobs.queue_cleanup` runs it when the controller is gone, however that happened. KIND is
+GROUP/PLURAL; pods are always among them. One line for each object that is left.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.gang.kubernetes.served import api_version
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL
+
+
+def left(api: Api, run_id: str, kinds: Sequence[str]) -> Iterator[str]:
+    """Paths of a run's objects. Raises ApiError."""
+    for kind in kinds:
+        group, _, plural = kind.rpartition("/")
+        path = api.path(plural, api_version(api, group, plural))
+        found = api.request("GET", path, query={"labelSelector": f"{RUN_LABEL}={run_id}"})
+        yield from (f"{path}/{one['metadata']['name']}" for one in found["items"])
+
+
+def delete(api: Api, path: str) -> None:
+    """Delete an object and what belongs to it; one that is gone is no error. Raises ApiError."""
+    try:
+        api.request("DELETE", path, {"propagationPolicy": "Background"})
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
+def main(what: str, run_id: str, context: str, namespace: str, *kinds: str) -> None:
+    try:
+        api = Api(context, namespace)
+        for path in list(left(api, run_id, [*kinds, "pods"] if what == "show" else kinds)):
+            if what == "show":
+                print(path)
+            else:
+                delete(api, path)
+    except MnodeError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

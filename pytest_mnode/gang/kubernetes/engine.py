@@ -1,0 +1,272 @@
+"""The engine for Kubernetes: a gang is a root object with one pod per node.
+
+Each look is a list of the run's root objects and pods, so that its time is known; what happened to
+pods in between comes from a watch. Ranks print their heartbeats. All objects of a run have one
+label: by it they are found, and deleted by `cleanup` whatever becomes of the controller.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Look, Refused
+from pytest_mnode.gang.kubernetes import rank_pod
+from pytest_mnode.gang.kubernetes.cleanup import delete
+from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
+from pytest_mnode.gang.kubernetes.kinds.plain import PodGang, Resource
+from pytest_mnode.gang.kubernetes.nodes import NodeView, views
+from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
+from pytest_mnode.gang.kubernetes.served import api_version
+from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
+from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.manifest import (
+    HOST_NAME,
+    RUN_LABEL,
+    Manifest,
+    pod_template,
+)
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.spec import Scheduler
+
+_REPORTED_S = 1.0
+_CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
+_CLEANUP = "pytest_mnode.gang.kubernetes.cleanup"
+_BUSY = frozenset({0, 408, 429})
+
+
+class KubernetesEngine:
+    """An `Engine`; `close` deletes all of its objects.
+
+    manifest: of the user; its first pod template is that of the ranks. python: in their image.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        options: KubernetesOptions,
+        manifest: Mapping[str, Any],
+        *,
+        python: str = "",
+    ) -> None:
+        """Raises UsageError, ClusterError."""
+        assert scheduler.engine is not None
+        self._kind: Plain = KINDS[scheduler.engine]
+        self.name = f"kubernetes, {self._kind.name}"
+        self._scheduler = scheduler
+        self._python = python or "python3"
+        self._given = pod_template(manifest)
+        self._api = Api(options.context, options.namespace or scheduler.namespace or "")
+        self.run_id = uuid.uuid4().hex[:10]
+        self._selector = f"{RUN_LABEL}={self.run_id}"
+        resources = [self._kind.root, *self._kind.beside, self._kind.quoted]
+        self._versions = {
+            one: api_version(self._api, one.group, one.plural) for one in resources if one
+        }
+        self._check_logs()
+        self._count = 0
+        self._unanswered = self._submitted = False
+        self._known: dict[str, GangPod] = {}
+        self._roots: dict[str, RootState] = {}
+        self._read_s = 0.0
+        self._early: list[PodEvent] = []
+        kinds = [f"{one.group}/{one.plural}" for one in (self._kind.root, *self._kind.beside)]
+        place = [self.run_id, options.context, self._api.namespace, *kinds]
+        program = [sys.executable, "-m", _CLEANUP]
+        self._streams = Streams(self._api, self._selector)
+        self._cleanup = QueueCleanup(
+            shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
+        )
+
+    def _check_logs(self) -> None:
+        """Raises ApiError where logs of pods, and so heartbeats, may not be read."""
+        try:
+            self._api.request("GET", self._api.path("pods", name="mnode-none", more="log"))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    # Nodes.
+
+    def capacity(self) -> Capacity:
+        """Nodes on which a rank's pod can be; free are those with room for it."""
+        there = [view for view in self._views() if view.suits(self._given["spec"])]
+        free = [v.name for v in there if not v.ours and not v.taken(self._given["spec"])]
+        return Capacity(tuple(view.name for view in there), tuple(free))
+
+    def others(self, nodes: Sequence[str]) -> dict[str, str]:
+        """See Engine."""
+        found = {v.name: v.taken(self._given["spec"]) for v in self._views()}
+        return {node: why for node in nodes if (why := found.get(node, "no such node"))}
+
+    def _views(self) -> list[NodeView]:
+        """Raises ApiError: nodes, and pods of all namespaces, must be shown."""
+        nodes = self._api.request("GET", "/api/v1/nodes")["items"]
+        fields = "status.phase!=Succeeded,status.phase!=Failed"
+        pods = self._api.request("GET", "/api/v1/pods", query={"fieldSelector": fields})["items"]
+        return views(nodes, pods, {RUN_LABEL: self.run_id})
+
+    # Gangs.
+
+    def submit(self, request: GangRequest) -> tuple[str, ...]:
+        """See Engine."""
+        self._count += 1
+        name = f"mnode-gang-{self.run_id}-{self._count}"
+        labels = {RUN_LABEL: self.run_id, GANG_LABEL: name}
+        least = request.nodes
+        if self._scheduler.min_available is not None:
+            least = min(least, self._scheduler.min_available)
+        gang = PodGang(
+            name=name,
+            size=request.nodes,
+            least=least,
+            template=rank_pod.template(
+                self._given,
+                labels,
+                python=self._python,
+                runs_s=request.runs_s,
+                kind=self._kind,
+                hosts=self._host_names(request.among),
+                priority=self._scheduler.priority or "",
+            ),
+            labels=labels,
+            limit_s=math.ceil(request.limit_s),
+            requeue=request.requeue,
+            queue=self._scheduler.queue or "",
+            priority=self._scheduler.priority or "",
+        )
+        for resource, manifest in self._kind.manifests(gang).items():
+            self._create(resource, self._filled(resource, manifest, gang))
+        return (name,)
+
+    def _filled(self, resource: Resource, manifest: Manifest, gang: PodGang) -> Manifest:
+        metadata = manifest.pop("metadata", {})
+        labels = {**metadata.pop("labels", {}), **gang.labels}
+        return {
+            "apiVersion": self._versions[resource],
+            "kind": resource.kind,
+            "metadata": {"name": gang.name, "labels": labels, **metadata},
+            **manifest,
+        }
+
+    def _create(self, resource: Resource, manifest: Manifest) -> None:
+        self._submitted = self._unanswered = True  # it may be there even without an answer
+        path = self._api.path(resource.plural, self._versions[resource])
+        try:
+            self._api.request("POST", path, manifest)
+        except ApiError as error:
+            if error.status in _BUSY or error.status >= 500:
+                raise
+            self._unanswered = False
+            raise Refused(str(error)) from None
+        self._unanswered = False
+
+    def _host_names(self, nodes: Sequence[str]) -> list[str]:
+        """Nodes by the label that affinity can name them by. Raises ClusterError."""
+        if not nodes:
+            return []
+        there = self._api.request("GET", "/api/v1/nodes")["items"]
+        labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in there}
+        if missing := [node for node in nodes if HOST_NAME not in labels.get(node, {})]:
+            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, by which pods are placed")
+        return [labels[node][HOST_NAME] for node in nodes]
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """See Engine."""
+        for job in jobs:
+            for resource in (self._kind.root, *self._kind.beside):
+                delete(self._api, self._api.path(resource.plural, self._versions[resource], job))
+
+    # Looks.
+
+    def observe(self) -> Look:
+        """See Engine."""
+        asked = time.time()
+        try:
+            roots = self._root_states()
+            answer = self._api.request("GET", self._api.path("pods"), query=self._ours)
+        except ClusterError as error:
+            return Look(asked, time.time(), None, *self._streams.heartbeats(), why=str(error))
+        answered = time.time()
+        pods = {pod.name: pod for pod in map(GangPod.read, answer["items"])}
+        events = self._streams.events({n: pod.version for n, pod in pods.items()}, _REPORTED_S)
+        passed = tuple(self._passed(events, int(answer["metadata"]["resourceVersion"]), asked))
+        self._known, self._roots = pods, roots
+        look = Look(asked, answered, records_of(roots, pods), *self._streams.heartbeats())
+        self._read_s = time.time()
+        return replace(look, passed=passed)
+
+    @property
+    def _ours(self) -> dict[str, str]:
+        return {"labelSelector": self._selector}
+
+    def _root_states(self) -> dict[str, RootState]:
+        """What the root objects say. Raises ApiError."""
+        kind = self._kind
+        path = self._api.path(kind.root.plural, self._versions[kind.root])
+        roots = self._api.request("GET", path, query=self._ours)["items"]
+        quoted: dict[str, Any] = {}
+        if kind.quoted and roots:
+            path = self._api.path(kind.quoted.plural, self._versions[kind.quoted])
+            query = {"labelSelector": kind.quoted_by(self.run_id, roots)}
+            found = self._api.request("GET", path, query=query)["items"]
+            quoted = {kind.root_of(one): one for one in found}
+        names = [(root["metadata"]["name"], root) for root in roots]
+        # A root that is being deleted makes no pod any more.
+        return {
+            name: replace(state, over=True) if root["metadata"].get("deletionTimestamp") else state
+            for name, root in names
+            for state in (kind.state(root, quoted.get(name)),)
+        }
+
+    def _passed(self, events: Sequence[PodEvent], newest: int, asked: float) -> Iterator[Look]:
+        """A look for each change of records that the watch reported since the last list, with the
+        words that the root objects had then."""
+        known, roots = dict(self._known), self._roots
+        before = records_of(roots, known)
+        events, self._early = [*self._early, *events], []
+        for event in events:
+            pod, old = event.pod, known.get(event.pod.name)
+            if pod.version > newest:
+                self._early.append(event)  # for the next list
+                continue
+            if old is not None and pod.version <= old.version:
+                continue
+            known[pod.name] = pod
+            if event.gone:
+                del known[pod.name]
+            fresh = {pod.gang: RootState()} if pod.gang not in roots else {}
+            records = records_of({**fresh, **roots}, known)
+            if records != before and self._read_s:
+                at_s = min(max(event.at_s, self._read_s), asked)
+                yield Look(at_s, at_s, records, reported=True)
+            before = records
+
+    def close(self) -> None:
+        """Delete all objects of this run. Raises ClusterError."""
+        self._streams.close()
+        self._cleanup.finish(b"" if self._unanswered else ANSWERED)
+        code = self._cleanup.wait(_CLEANUP_LIMIT_S)
+        if code != 0 and self._submitted:
+            raise ClusterError(
+                f"objects labelled {self._selector} may be left in namespace {self._api.namespace};"
+                " their deletion is tried on for an hour"
+            )
+
+
+def records_of(roots: Mapping[str, RootState], pods: Mapping[str, GangPod]) -> dict[str, JobRecord]:
+    """The record of each gang, by the name of its root object."""
+    names = dict.fromkeys([*roots, *(pod.gang for pod in pods.values() if pod.gang)])
+    found = {
+        name: record_of(name, roots.get(name), [pod for pod in pods.values() if pod.gang == name])
+        for name in names
+    }
+    return {name: record for name, record in found.items() if record is not None}

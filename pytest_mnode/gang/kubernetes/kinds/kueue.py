@@ -1,0 +1,65 @@
+"""Kueue: a Job of a queue is suspended until the quota has room for all of its pods.
+
+`Admitted` speaks of quota, not of nodes: it is quoted, and pods are what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from pytest_mnode.gang.kubernetes.kinds.plain import (
+    JOB,
+    Object,
+    Plain,
+    PodGang,
+    Resource,
+    conditions,
+    job_spec,
+    job_state,
+    words_of,
+)
+from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.manifest import Manifest
+
+WORKLOAD = Resource("kueue.x-k8s.io", "Workload", "workloads")
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_JOB_UID = "kueue.x-k8s.io/job-uid"
+
+
+class Kueue(Plain):
+    """A suspended Job with the label of a queue."""
+
+    name: ClassVar[str] = "kueue"
+    quoted: ClassVar[Resource | None] = WORKLOAD
+
+    def manifests(self, gang: PodGang) -> dict[Resource, Manifest]:
+        return {JOB: queued(gang, {"suspend": True, **job_spec(gang)})}
+
+    def state(self, root: Object, quoted: Object | None) -> RootState:
+        return admitted(job_state(root, kueue_words(quoted)), quoted)
+
+    def quoted_by(self, run_id: str, roots: Iterable[Object]) -> str:  # noqa: ARG002
+        return f"{_JOB_UID} in ({','.join(root['metadata']['uid'] for root in roots)})"
+
+
+def queued(gang: PodGang, spec: Manifest) -> Manifest:
+    """An object of the gang's queue."""
+    return {"metadata": {"labels": {_QUEUE: gang.queue}}, "spec": spec}
+
+
+def kueue_words(workload: Object | None) -> str:
+    """What Kueue says of a job."""
+    if workload is None:
+        return ""
+    evicted = conditions(workload).get("Evicted", {})
+    if evicted.get("status") == "True":
+        return f"Evicted ({evicted.get('reason')})"
+    return words_of(workload, "Admitted", "QuotaReserved")
+
+
+def admitted(state: RootState, workload: Object | None) -> RootState:
+    """The same, blocked where the queue takes nothing: it is not there, or stopped."""
+    reserved = conditions(workload).get("QuotaReserved", {})
+    blocked = reserved.get("reason") == "Inadmissible"
+    return RootState(state.words, state.over, state.failed, state.restarts, blocked)

@@ -1,0 +1,168 @@
+"""Which nodes a pod could have, and who else is there. Pure: from the API server's JSON.
+
+Only what decides for a whole node is read: readiness, cordons, taints, node selectors and required
+node affinity, and the requests of all pods there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+Object = Mapping[str, Any]
+Resources = dict[str, Decimal]
+_OF_STATE = "node.kubernetes.io/"
+"""Begins the taints that come and go with a node's state."""
+
+
+def requests_of(spec: Object) -> Resources:
+    """What a pod asks of its node; a limit without a request is one."""
+    total: Resources = {"pods": Decimal(1)}
+    for container in spec.get("containers") or []:
+        _add(total, _asked(container))
+    most: Resources = {}
+    for container in spec.get("initContainers") or []:
+        for name, amount in _asked(container).items():
+            most[name] = max(most.get(name, Decimal()), amount)
+    total = {name: max(total.get(name, Decimal()), most.get(name, Decimal()))
+             for name in {*total, *most}}  # fmt: skip
+    _add(total, _amounts(spec.get("overhead") or {}))
+    return total
+
+
+def _asked(container: Object) -> Resources:
+    resources = container.get("resources") or {}
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _amounts(given: Object) -> Resources:
+    from kubernetes.utils.quantity import parse_quantity
+
+    return {
+        name: parse_quantity(amount)  # type: ignore[no-untyped-call]
+        for name, amount in given.items()
+    }
+
+
+def _add(total: Resources, more: Resources) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, Decimal()) + amount
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node. asked_here: what pods of others ask of it, by pod. ours: pods of this run there."""
+
+    node: Object
+    asked_here: Mapping[str, Resources]
+    ours: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.node["metadata"]["name"])
+
+    def suits(self, spec: Object) -> bool:
+        """Whether such a pod may be there at all, and fits on the node when that is empty."""
+        lasting = [t for t in _taints(self.node) if not t["key"].startswith(_OF_STATE)]
+        return (
+            _selected(self.node, spec)
+            and not _untolerated(lasting, spec)
+            and not self._lacking(spec, {})
+        )
+
+    def taken(self, spec: Object) -> str:
+        """Why such a pod cannot be there, pods of this run apart; "" where it can."""
+        if self.node.get("spec", {}).get("unschedulable"):
+            return "cordoned"
+        for condition in self.node.get("status", {}).get("conditions") or []:
+            if condition["type"] == "Ready" and condition["status"] != "True":
+                return f"not ready: {condition.get('message') or condition.get('reason') or ''}"
+        if untolerated := _untolerated(_taints(self.node), spec):
+            return f"taint {untolerated}"
+        if lacking := self._lacking(spec, self.asked_here):
+            there = [pod for pod, asked in self.asked_here.items() if asked.get(lacking)]
+            return f"{lacking} used by {', '.join(there[:3]) or 'nobody'}"
+        return ""
+
+    def _lacking(self, spec: Object, used: Mapping[str, Resources]) -> str:
+        """A resource of which too little is left."""
+        left = _amounts(self.node.get("status", {}).get("allocatable") or {})
+        for asked in used.values():
+            for name, amount in asked.items():
+                left[name] = left.get(name, Decimal()) - amount
+        wanted = requests_of(spec)
+        return next((n for n, a in wanted.items() if a and left.get(n, Decimal()) < a), "")
+
+
+def views(nodes: Iterable[Object], pods: Iterable[Object], ours: Object) -> list[NodeView]:
+    """Nodes with their pods. pods: of all namespaces. ours: labels that only our pods have."""
+    asked: dict[str, dict[str, Resources]] = {}
+    own: dict[str, list[str]] = {}
+    for pod in pods:
+        node = pod.get("spec", {}).get("nodeName")
+        if not node or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        metadata = pod["metadata"]
+        if ours.items() <= (metadata.get("labels") or {}).items():
+            own.setdefault(node, []).append(metadata["name"])
+        else:
+            name = f"pod {metadata['namespace']}/{metadata['name']}"
+            asked.setdefault(node, {})[name] = requests_of(pod["spec"])
+    named = ((node, node["metadata"]["name"]) for node in nodes)
+    return [NodeView(n, asked.get(name, {}), tuple(own.get(name, ()))) for n, name in named]
+
+
+def _taints(node: Object) -> list[Object]:
+    taints = node.get("spec", {}).get("taints") or []
+    return [taint for taint in taints if taint["effect"] in ("NoSchedule", "NoExecute")]
+
+
+def _untolerated(taints: Iterable[Object], spec: Object) -> str:
+    """The first taint that the pod does not tolerate."""
+    tolerations = spec.get("tolerations") or []
+    for taint in taints:
+        if not any(_tolerates(toleration, taint) for toleration in tolerations):
+            return str(taint["key"])
+    return ""
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
+    exists = toleration.get("operator") == "Exists"
+    return toleration["key"] == taint["key"] and (exists or same_value)
+
+
+def _selected(node: Object, spec: Object) -> bool:
+    """By nodeSelector and required node affinity."""
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if not required:
+        return True
+    fields = {"metadata.name": node["metadata"]["name"]}
+    return any(
+        all(_matches(one, labels) for one in term.get("matchExpressions") or [])
+        and all(_matches(one, fields) for one in term.get("matchFields") or [])
+        for term in required["nodeSelectorTerms"]
+    )
+
+
+def _matches(expression: Object, labels: Mapping[str, str]) -> bool:
+    found = labels.get(expression["key"])
+    values: Sequence[str] = expression.get("values") or ()
+    operator: str = expression["operator"]
+    if operator in ("Exists", "DoesNotExist"):
+        return (found is not None) == (operator == "Exists")
+    if operator in ("In", "NotIn"):
+        return (found in values) == (operator == "In")
+    if found is None:
+        return False
+    return int(found) > int(values[0]) if operator == "Gt" else int(found) < int(values[0])

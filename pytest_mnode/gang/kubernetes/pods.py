@@ -1,0 +1,128 @@
+"""From a root object and its pods, as the API server has them, to a job's record. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pytest_mnode.gang.engine import JobRecord, Phase
+
+GANG_LABEL = "pytest-mnode/gang"
+"""On the pods and the objects of a gang; its value is the name of its root object."""
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GangPod:
+    """A pod. node: "" while it has none. phase: of the API server, or Terminating. over: it holds
+    no node any more. waits: it was not given a node, and why."""
+
+    name: str
+    gang: str
+    version: int
+    node: str
+    phase: str
+    over: bool
+    why: str = ""
+
+    @classmethod
+    def read(cls, pod: Object) -> Self:
+        """From the API server's JSON."""
+        metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+        phase = status.get("phase") or "Pending"
+        over = phase in ("Succeeded", "Failed")
+        if metadata.get("deletionTimestamp") and not over:
+            phase = "Terminating"
+        return cls(
+            name=metadata["name"],
+            gang=(metadata.get("labels") or {}).get(GANG_LABEL, ""),
+            version=int(metadata["resourceVersion"]),
+            node=spec.get("nodeName") or "",
+            phase=phase,
+            over=over,
+            why="" if spec.get("nodeName") else _why_pending(status),
+        )
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has a node, and is not being taken down."""
+        return bool(self.node) and not self.over and self.phase != "Terminating"
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has a node, and is being taken down."""
+        return bool(self.node) and self.phase == "Terminating"
+
+
+def _why_pending(status: Object) -> str:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _first_sentence(condition.get("message") or condition.get("reason") or "")
+    return ""
+
+
+def _first_sentence(text: str) -> str:
+    """What comes behind it are hints about preemption."""
+    return " ".join(str(text).split()).partition(". ")[0].rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class RootState:
+    """What a root object says of itself.
+
+    words: the controller's conditions, such as "Admitted". over: it will have no pod any more.
+    blocked: it waits for something else than nodes.
+    """
+
+    words: str = ""
+    over: bool = False
+    failed: bool = False
+    restarts: int = 0
+    blocked: bool = False
+
+
+def record_of(name: str, root: RootState | None, pods: Iterable[GangPod]) -> JobRecord | None:
+    """A gang's record; None where nothing of it is left. root: None where it was deleted."""
+    some = sorted(pods, key=lambda pod: pod.name)
+    if root is None and not some:
+        return None
+    holding = tuple(pod.node for pod in some if pod.holds)
+    leaving = tuple(pod.node for pod in some if pod.leaves)
+    waiting = [pod for pod in some if not pod.node and not pod.over]
+    ended = [pod for pod in some if pod.over]
+    going = root is None or root.over
+    phase, nodes = Phase.WAITING, holding
+    if going and not holding and not leaving:
+        phase = Phase.OVER
+    elif going or (leaving and not holding) or ((ended or leaving) and holding and not waiting):
+        phase, nodes = Phase.ENDING, (*holding, *leaving)
+    elif holding:
+        phase = Phase.HOLDING
+    elif ended and not waiting:  # the root's controller has not seen it yet
+        phase = Phase.ENDING
+    return JobRecord(
+        job=name,
+        phase=phase,
+        nodes=nodes,
+        status=_status(phase, root, some),
+        restarts=root.restarts if root else 0,
+        failed=bool(root and root.failed and phase is Phase.OVER),
+        blocked=bool(root and root.blocked and phase is Phase.WAITING),
+    )
+
+
+def _status(phase: Phase, root: RootState | None, pods: Sequence[GangPod]) -> str:
+    """What the root says, pods by their phase, and the most frequent reason of those that wait."""
+    words = "deleted" if root is None else root.words
+    if phase is Phase.OVER:
+        return words
+    counts = Counter(
+        f"{pod.phase} on a node" if pod.node and pod.phase == "Pending" else pod.phase
+        for pod in pods
+    )
+    whys = Counter(pod.why for pod in pods if pod.why).most_common(1)
+    shown = " + ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    why = f" ({whys[0][0]})" if whys else ""
+    return ": ".join(filter(None, (words, shown))) + why

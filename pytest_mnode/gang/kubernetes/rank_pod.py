@@ -1,0 +1,77 @@
+"""The pod of a rank: the user's template, and what the experiment needs. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_mnode.gang import heartbeat_rank
+from pytest_mnode.gang.kubernetes.kinds import Plain
+from pytest_mnode.gang.kubernetes.pods import GANG_LABEL
+from pytest_mnode.launchers.kubernetes.manifest import (
+    HOST_NAME,
+    RUN_LABEL,
+    Manifest,
+    keep_apart,
+    main_container,
+)
+
+_GANG, _RESTARTS, _NODE = "MNODE_GANG", "MNODE_RESTARTS", "MNODE_NODE"
+_GRACE_S = 2
+
+
+def template(
+    given: Mapping[str, object],
+    labels: Mapping[str, str],
+    *,
+    python: str,
+    runs_s: float,
+    kind: Plain,
+    hosts: Sequence[str],
+    priority: str,
+) -> Manifest:
+    """A pod template whose main container prints heartbeats for `runs_s` seconds.
+
+    given: the user's; everything that it says is kept, but for the command. labels: of the gang.
+    hosts: the only nodes that it may have, by HOST_NAME; (): any. priority: "" for none.
+    """
+    made: Manifest = copy.deepcopy(dict(given))
+    metadata = made.setdefault("metadata", {})
+    metadata.setdefault("labels", {}).update(labels)
+    spec = made["spec"]
+    main = next(c for c in spec["containers"] if c.get("name") == main_container(made))
+    text = Path(heartbeat_rank.__file__).read_text()
+    variables = [_GANG, _RESTARTS, kind.rank_variable, _NODE]
+    main["command"] = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
+    main.pop("args", None)
+    restarts: Manifest = {"value": "0"}
+    if path := kind.restarts_from:
+        restarts = {"valueFrom": {"fieldRef": {"fieldPath": path}}}
+    node = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    main.setdefault("env", []).extend(
+        [
+            {"name": _GANG, "value": labels[GANG_LABEL]},
+            {"name": _RESTARTS, **restarts},
+            {"name": _NODE, **node},
+        ]
+    )
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", _GRACE_S)
+    spec.setdefault("enableServiceLinks", False)
+    if priority:
+        spec["priorityClassName"] = priority
+    keep_apart(spec, labels[RUN_LABEL])
+    if hosts:
+        _confine(spec, hosts)
+    return made
+
+
+def _confine(spec: Manifest, hosts: Sequence[str]) -> None:
+    """Let a pod have these nodes only, beside what its affinity says already."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in required.setdefault("nodeSelectorTerms", [{}]):
+        term.setdefault("matchExpressions", []).append(
+            {"key": HOST_NAME, "operator": "In", "values": list(hosts)}
+        )

@@ -1,0 +1,189 @@
+"""What keeps gangs whole, beside the bed's own scheduler: Kueue and Volcano on its login node."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.engines.kubernetes.bed import KubernetesOnRack, is_true
+from tests.engines.kubernetes.programs import (
+    COSCHEDULING,
+    JOBSET,
+    KUEUE,
+    TRAINER,
+    TRAINING_OPERATOR,
+    VOLCANO,
+    Module,
+    source,
+)
+
+GPU = "mnode.test/gpu"
+"""One on each node, which a rank asks for."""
+CRDS = {
+    KUEUE: ("config/components/crd/bases",),
+    # Its controller does nothing before it sees flows as well.
+    VOLCANO: ("config/crd/volcano/bases", "config/crd/jobflow/bases"),
+    JOBSET: ("config/components/crd/bases",),
+    COSCHEDULING: ("manifests/coscheduling",),
+    TRAINER: ("manifests/base/crds",),
+    TRAINING_OPERATOR: ("manifests/base/crds",),
+}
+_WEBHOOKS = 9443
+_READY_S = 60.0
+KUEUE_CONFIG = """\
+apiVersion: config.kueue.x-k8s.io/v1beta2
+kind: Configuration
+namespace: kueue-system
+health: {{healthProbeBindAddress: "127.0.0.1:8081"}}
+metrics: {{bindAddress: "0"}}
+webhook: {{port: {port}, certDir: {certificates}}}
+internalCertManagement: {{enable: false}}
+leaderElection: {{leaderElect: false}}
+featureGates: {{VisibilityOnDemand: false}}
+integrations: {{frameworks: ["batch/job", "jobset.x-k8s.io/jobset"]}}
+"""
+VOLCANO_SCHEDULER = """\
+actions: "enqueue, allocate, backfill"
+tiers:
+- plugins: [{name: priority}, {name: gang, enablePreemptable: false}, {name: conformance}]
+- plugins: [{name: overcommit}, {name: predicates}, {name: proportion}, {name: nodeorder}]
+"""
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    """Objects in a file, or in all files of a folder."""
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    found = [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    return [one for one in found if one]
+
+
+def give_gpus(bed: KubernetesOnRack) -> None:
+    """One to each node."""
+    patch = yaml.safe_dump({"status": {"capacity": {GPU: "1"}, "allocatable": {GPU: "1"}}})
+    for node in bed.names:
+        bed.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "--patch", patch)
+
+
+def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
+    """Create definitions, and wait until the server serves them. Large ones fit no annotation."""
+    some = list(crds)
+    bed.apply(*some, server_side=True)
+    names = [f"crd/{one['metadata']['name']}" for one in some]
+
+    def served() -> bool:
+        found = bed.get(*names)
+        return all(is_true(one, "Established") for one in found.get("items", [found]))
+
+    bed.await_that(served, _READY_S, "definitions are served")
+
+
+class Kueue:
+    """Its controller, with webhooks that the API server reaches by URL: there is no kube-proxy."""
+
+    def __init__(self, bed: KubernetesOnRack) -> None:
+        self._bed = bed
+        self._certificates = bed.directory / "kueue"
+
+    def start(self) -> None:
+        bed, own = self._bed, self._certificates
+        # Its metrics want certificates in a fixed place, also where there are none.
+        fixed = own / "etc" / "kueue" / "metrics" / "certs"
+        fixed.mkdir(parents=True)
+        address = bed.login.address
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+             "-subj", "/CN=kueue", "-addext", f"subjectAltName=IP:{address}",
+             "-keyout", str(own / "tls.key"), "-out", str(own / "tls.crt")],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        root = source(KUEUE)
+        authority = base64.b64encode((own / "tls.crt").read_bytes()).decode()
+        crd = root / "config/components/crd"
+        used = yaml.safe_load((crd / "kustomization.yaml").read_text())["patches"]
+        patches = [one for patch in used for one in documents(crd / patch["path"])]
+        converted = {one["metadata"]["name"]: one["spec"] for one in patches}
+        crds = crds_of(KUEUE)
+        for one in crds:
+            one["spec"] |= converted.get(one["metadata"]["name"], {})
+        self._reach(crds, authority)
+        add_crds(bed, crds)
+        config = own / "config.yaml"
+        config.write_text(KUEUE_CONFIG.format(port=_WEBHOOKS, certificates=own))
+        for name in ("tls.key", "tls.crt"):
+            shutil.copy(own / name, fixed)
+        mount = f"mount -t overlay overlay -o lowerdir={own}/etc:/etc /etc"
+        run = f"{mount} && exec kueue --config={config} --kubeconfig={bed.kubeconfig}"
+        bed.start_daemon("kueue", bed.login, ["unshare", "--mount", "sh", "-c", run])
+        hooks = documents(root / "config/components/webhook/manifests.yaml")
+        self._reach(hooks, authority)
+        ready = ["curl", "--fail", "--silent", "http://127.0.0.1:8081/readyz"]
+        bed.await_that(lambda: bed.run(*ready).returncode == 0, _READY_S, "Kueue is ready")
+        bed.apply(*hooks)
+
+    def queue(self, name: str, gpus: int) -> None:
+        """A LocalQueue and its ClusterQueue with this quota, which has what a pod asks for."""
+        flavor = {"name": "any", "resources": [{"name": GPU, "nominalQuota": gpus}]}
+        group = {"coveredResources": [GPU], "flavors": [flavor]}
+        api = "kueue.x-k8s.io/v1beta1"
+        named = {"metadata": {"name": name}, "apiVersion": api}
+        self._bed.apply(
+            {"apiVersion": api, "kind": "ResourceFlavor", "metadata": {"name": "any"}},
+            {
+                **named,
+                "kind": "ClusterQueue",
+                "spec": {
+                    "namespaceSelector": {},
+                    "resourceGroups": [group],
+                    "preemption": {"withinClusterQueue": "LowerPriority"},
+                },
+            },
+            {**named, "kind": "LocalQueue", "spec": {"clusterQueue": name}},
+        )
+
+    def _reach(self, found: list[dict[str, Any]], authority: str) -> None:
+        """Put URLs in the place of services."""
+        for config in clients(found):
+            path = config.pop("service").get("path", "/convert")
+            address = f"https://{self._bed.login.address}:{_WEBHOOKS}{path}"
+            config |= {"url": address, "caBundle": authority}
+
+
+def clients(found: Any) -> Iterator[dict[str, Any]]:
+    """Every clientConfig with a service in objects."""
+    if isinstance(found, dict):
+        if "service" in found.get("clientConfig", {}):
+            yield found["clientConfig"]
+        for value in found.values():
+            yield from clients(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from clients(value)
+
+
+def start_volcano(bed: KubernetesOnRack) -> None:
+    """Its controller and its scheduler; what its webhooks fill in, our objects say."""
+    add_crds(bed, crds_of(VOLCANO))
+    bed.kubectl("create", "namespace", "volcano-system")
+    config = bed.directory / "volcano.conf"
+    config.write_text(VOLCANO_SCHEDULER)
+    own = [f"--kubeconfig={bed.kubeconfig}", "--leader-elect=false"]
+    for package in ("controller-manager", "scheduler"):
+        program = str(VOLCANO.bin / package)
+        more = [f"--scheduler-conf={config}"] if package == "scheduler" else []
+        bed.start_daemon(f"volcano-{package}", bed.login, [program, *own, *more])
+    queues = ["get", "queues.scheduling.volcano.sh", "-o", "name"]
+    bed.await_that(
+        lambda: "default" in bed.kubectl(*queues, check=False), _READY_S, "Volcano's default queue"
+    )
+
+
+def crds_of(module: Module) -> list[dict[str, Any]]:
+    """Definitions in a module's source."""
+    found = [one for folder in CRDS[module] for one in documents(source(module) / folder)]
+    return [one for one in found if one.get("kind") == "CustomResourceDefinition"]

@@ -1,0 +1,149 @@
+"""What objects say of a gang, and which objects make one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from pytest_mnode.gang.kubernetes import rank_pod
+from pytest_mnode.gang.kubernetes.kinds import KINDS
+from pytest_mnode.gang.kubernetes.kinds.plain import PodGang
+from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, RootState
+from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL
+
+LABELS = {RUN_LABEL: "r1", GANG_LABEL: "g1"}
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rail0"}},
+    "spec": {
+        "hostNetwork": True,
+        "nodeSelector": {"pool": "a"},
+        "containers": [
+            {"name": "train", "image": "torch", "args": ["x"], "env": [{"name": "A", "value": "b"}]}
+        ],
+    },
+}
+
+
+def condition(name: str, status: str = "True", **more: str) -> dict[str, Any]:
+    return {"status": {"conditions": [{"type": name, "status": status, **more}]}}
+
+
+NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota"
+
+
+@pytest.mark.parametrize(
+    ("name", "root", "quoted", "state"),
+    [
+        ("default", {"status": {"active": 2}}, None, RootState()),
+        ("default", condition("Complete"), None, RootState("Complete", over=True)),
+        (
+            "default",
+            condition("Failed", reason="DeadlineExceeded"),
+            None,
+            RootState("Failed (DeadlineExceeded)", over=True, failed=True),
+        ),
+        ("native", {}, condition("PodGroupInitiallyScheduled", "False"), RootState()),
+        (
+            "native",
+            {},
+            condition("PodGroupInitiallyScheduled"),
+            RootState("PodGroupInitiallyScheduled"),
+        ),
+        ("kueue", {}, condition("Admitted"), RootState("Admitted")),
+        (
+            "kueue",
+            {},
+            condition("QuotaReserved", "False", reason="Pending", message=NO_QUOTA),
+            RootState(f"not QuotaReserved ({NO_QUOTA})"),
+        ),
+        (
+            "kueue",
+            {},
+            condition("QuotaReserved", "False", reason="Inadmissible", message="no such queue"),
+            RootState("not QuotaReserved (no such queue)", blocked=True),
+        ),
+        (
+            "kueue",
+            {},
+            condition("Evicted", reason="Preempted"),
+            RootState("Evicted (Preempted)"),
+        ),
+        (
+            "volcano",
+            {"status": {"state": {"phase": "Running"}, "retryCount": 1}},
+            {"status": {"phase": "Running"}},
+            RootState("Running (PodGroup Running)", restarts=1),
+        ),
+        ("volcano", {"status": {"state": {"phase": "Aborted"}}}, None, RootState("Aborted", True)),
+        (
+            "jobset",
+            {"status": {"restarts": 2}},
+            condition("Admitted"),
+            RootState("Admitted", restarts=2),
+        ),
+        ("trainjob", condition("Complete"), None, RootState("Complete", over=True)),
+        ("pytorchjob", condition("Failed"), None, RootState("Failed", over=True, failed=True)),
+    ],
+)
+def test_what_objects_say(
+    name: str, root: dict[str, Any], quoted: dict[str, Any] | None, state: RootState
+) -> None:
+    assert KINDS[name].state(root, quoted) == state
+
+
+def made(name: str, **changes: Any) -> dict[str, Any]:
+    """The objects of a gang of three by kind."""
+    kind = KINDS[name]
+    pod = rank_pod.template(
+        TEMPLATE, LABELS, python="py", runs_s=4, kind=kind, hosts=["n0", "n1"], priority=""
+    )
+    gang = PodGang("g1", 3, changes.pop("least", 3), pod, LABELS, 64, queue="q", **changes)
+    return {one.kind: found["spec"] for one, found in kind.manifests(gang).items()}
+
+
+def test_a_ranks_pod_keeps_what_the_template_says() -> None:
+    before = copy.deepcopy(TEMPLATE)
+    pod = made("default")["Job"]["template"]
+    assert before == TEMPLATE
+    assert pod["metadata"] == {**TEMPLATE["metadata"], "labels": LABELS}
+    spec = pod["spec"]
+    assert (spec["hostNetwork"], spec["nodeSelector"]) == (True, {"pool": "a"})
+    [main] = spec["containers"]
+    assert main["image"] == "torch"
+    assert "args" not in main
+    assert main["command"][0] == "py"
+    assert main["command"][-6:-3] == ["-", "4.000", "MNODE_GANG"]
+    assert [one["name"] for one in main["env"]] == [
+        "A",
+        "MNODE_GANG",
+        "MNODE_RESTARTS",
+        "MNODE_NODE",
+    ]
+    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"][0]["values"] == ["n0", "n1"]
+    [apart] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"] == {"matchLabels": {RUN_LABEL: "r1"}}
+
+
+@pytest.mark.parametrize("least", [3, 2])
+def test_how_many_pods_a_gang_needs(least: int) -> None:
+    native = made("native", least=least)
+    assert native["PodGroup"]["schedulingPolicy"] == {"gang": {"minCount": least}}
+    assert native["Job"]["template"]["spec"]["schedulingGroup"] == {"podGroupName": "g1"}
+    assert made("volcano", least=least)["Job"]["minAvailable"] == least
+    assert made("coscheduling", least=least)["PodGroup"]["minMember"] == least
+    run = made("pytorchjob", least=least)["PyTorchJob"]["runPolicy"]
+    assert run["schedulingPolicy"] == {"minAvailable": least, "queue": "q"}
+
+
+def test_a_gang_that_is_requeued_is_restarted_whole() -> None:
+    assert made("jobset", requeue=True)["JobSet"]["failurePolicy"]["maxRestarts"] > 0
+    assert made("jobset")["JobSet"]["failurePolicy"]["maxRestarts"] == 0
+    for requeue, action in ((True, "RestartJob"), (False, "TerminateJob")):
+        [policy] = made("volcano", requeue=requeue)["Job"]["policies"]
+        assert policy["action"] == action
+    assert made("default", requeue=True)["Job"]["backoffLimit"] == 0

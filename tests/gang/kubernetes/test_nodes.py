@@ -1,0 +1,132 @@
+"""Which nodes a rank can have, and who else is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.gang.kubernetes.nodes import requests_of, views
+
+GPU = "nvidia.com/gpu"
+
+
+def node(name: str = "n0", **changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "rack": "3"}},
+        "spec": {},
+        "status": {
+            "allocatable": {"cpu": "96", "memory": "1Ti", "pods": "110", GPU: "8"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+    for key, value in changes.items():
+        found[key] |= value
+    return found
+
+
+def pod(node: str = "n0", namespace: str = "team", **spec: Any) -> dict[str, Any]:
+    asked = {"resources": {"requests": {"cpu": "500m"}, "limits": {GPU: "8"}}}
+    return {
+        "metadata": {"name": "p", "namespace": namespace, "labels": spec.pop("labels", {})},
+        "spec": {"nodeName": node, "containers": [asked], **spec},
+        "status": {"phase": "Running"},
+    }
+
+
+RANK = {"containers": [{"resources": {"limits": {GPU: "8", "cpu": "64"}}}]}
+OURS = {"pytest-mnode/run": "r1"}
+
+
+def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
+    return {"spec": {"taints": [{"key": key, "effect": effect}]}}
+
+
+def test_what_a_pod_asks_of_its_node() -> None:
+    spec = {
+        "containers": [
+            {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", GPU: "1"}}},
+            {"resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}}},
+            {},
+        ],
+        "initContainers": [{"resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}],
+        "overhead": {"memory": "1Mi"},
+    }
+    assert requests_of(spec) == {"cpu": 2, GPU: 1, "memory": 2**31 + 2**20, "pods": 1}
+
+
+@pytest.mark.parametrize(
+    ("there", "pods", "why"),
+    [
+        (node(), [], ""),
+        (node(), [pod(containers=[{"resources": {"requests": {"cpu": "8"}}}])], ""),
+        (node(), [pod()], f"{GPU} used by pod team/p"),
+        (node(), [pod(labels=OURS)], ""),
+        (node(), [pod() | {"status": {"phase": "Succeeded"}}], ""),
+        (node(), [pod("n1")], ""),
+        (node(spec={"unschedulable": True}), [], "cordoned"),
+        (
+            node(status={"conditions": [{"type": "Ready", "status": "Unknown", "reason": "Gone"}]}),
+            [],
+            "not ready: Gone",
+        ),
+        (node(**taint("node.kubernetes.io/unreachable")), [], "taint node.kubernetes.io/unreach"),
+        (node(**taint("soft", "PreferNoSchedule")), [], ""),
+    ],
+)
+def test_why_a_node_is_taken(there: dict[str, Any], pods: list[dict[str, Any]], why: str) -> None:
+    [view] = views([there], pods, OURS)
+    assert view.taken(RANK).startswith(why)
+    assert bool(view.taken(RANK)) == bool(why)
+    assert view.suits(RANK)
+    assert bool(view.ours) == (bool(pods) and pods[0]["metadata"]["labels"] == OURS)
+
+
+def required(*expressions: dict[str, Any]) -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [one]} for one in expressions]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return {"affinity": {"nodeAffinity": affinity}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "suits"),
+    [
+        ({"nodeSelector": {"rack": "3"}}, True),
+        ({"nodeSelector": {"rack": "4"}}, False),
+        (required({"key": "rack", "operator": "In", "values": ["3", "4"]}), True),
+        (required({"key": "rack", "operator": "NotIn", "values": ["3"]}), False),
+        (required({"key": "gpu", "operator": "Exists"}), False),
+        (required({"key": "gpu", "operator": "DoesNotExist"}), True),
+        (required({"key": "rack", "operator": "Gt", "values": ["2"]}), True),
+        (required({"key": "rack", "operator": "Lt", "values": ["3"]}), False),
+        (required({"key": "gpu", "operator": "Gt", "values": ["2"]}), False),
+        (
+            required(
+                {"key": "rack", "operator": "In", "values": ["9"]},
+                {"key": "rack", "operator": "In", "values": ["3"]},
+            ),
+            True,
+        ),
+        ({"containers": [{"resources": {"limits": {GPU: "16"}}}]}, False),
+    ],
+)
+def test_which_nodes_suit_a_pod(spec: dict[str, Any], suits: bool) -> None:
+    [view] = views([node()], [pod()], OURS)
+    assert view.suits({**RANK, **spec}) == suits
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "suits"),
+    [
+        ([], False),
+        ([{"operator": "Exists"}], True),
+        ([{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}], True),
+        ([{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}], False),
+        ([{"key": "gpu", "value": "yes"}], True),
+        ([{"key": "gpu", "value": "no"}], False),
+    ],
+)
+def test_taints_that_a_template_tolerates(tolerations: list[dict[str, Any]], suits: bool) -> None:
+    there = node(spec={"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]})
+    [view] = views([there], [], OURS)
+    assert view.suits({**RANK, "tolerations": tolerations}) == suits
