@@ -6,10 +6,11 @@ import argparse
 import importlib.metadata
 import os
 import platform
+from collections.abc import Callable
 
-from benchmarks import cold, deaths, growth, idle, trivial, wire
+from benchmarks import cold, deaths, growth, idle, trivial, wall_clock, wire
 
-PARTS = ("trivial", "cold", "deaths", "wire", "idle", "growth")
+PARTS = ("wall-clock", "trivial", "cold", "deaths", "wire", "idle", "growth")
 
 
 def main() -> None:
@@ -25,19 +26,16 @@ def main() -> None:
 
 
 def _table(part: str, quick: bool) -> str:
-    match part:
-        case "trivial":
-            return trivial.measure(trivial.QUICK if quick else trivial.FULL)
-        case "cold":
-            return cold.measure(repeats=2 if quick else 7)
-        case "deaths":
-            return deaths.measure(repeats=2 if quick else 9)
-        case "wire":
-            return wire.measure(seconds=3 if quick else 10, rounds=1 if quick else 3)
-        case "growth":
-            return growth.measure(2, growth.SIZES[:1]) if quick else growth.measure(5)
-        case _:
-            return idle.measure(repeats=5 if quick else 21)
+    tables: dict[str, Callable[[], str]] = {
+        "wall-clock": lambda: wall_clock.measure(repeats=1 if quick else 5),
+        "trivial": lambda: trivial.measure(trivial.QUICK if quick else trivial.FULL),
+        "cold": lambda: cold.measure(repeats=2 if quick else 7),
+        "deaths": lambda: deaths.measure(repeats=2 if quick else 9),
+        "wire": lambda: wire.measure(seconds=3 if quick else 10, rounds=1 if quick else 3),
+        "growth": lambda: growth.measure(2, growth.SIZES[:1]) if quick else growth.measure(5),
+        "idle": lambda: idle.measure(repeats=5 if quick else 21),
+    }
+    return tables[part]()
 
 
 def _where() -> str:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import judge, peers, table
+from benchmarks import judge, peers, table, wall_clock
 from benchmarks.programs import bodies
 
 RANKS = 2
@@ -34,7 +34,9 @@ def main() -> None:
     contenders = [p for p in _contenders(options.limit) if _chosen(p.name, options.peer)]
     faults = [name for name in bodies.FAULTS if _chosen(name, options.fault)]
     rows = [[fault, *_row(fault, contenders, options.limit)] for fault in faults]
-    options.output.write_text(_page(contenders, rows, options.limit))
+    old = options.output.read_text() if options.output.exists() else ""
+    _, times = wall_clock.without_section(old)
+    options.output.write_text(f"{_page(contenders, rows, options.limit)}\n{times}")
     print(f"written: {options.output}")
 
 

@@ -187,14 +187,15 @@ CONTINUOUS_RECORDED = Peer(
     lambda _: _pytest("with_continuous.py", "-p", "no:mnode", *_RECORD),
     needs=CONTINUOUS.needs,
 )
-TORCHRUN_PYTEST = Peer(
-    "torchrun -m pytest",
-    lambda ranks: [
-        *_torchrun(ranks),
-        "-m",
-        *_pytest("with_plain_pytest.py", "-p", "no:mnode", *_RECORD)[2:],
-    ],
-)
+
+
+def _torchrun_pytest(*options: str) -> Peer:
+    program = _pytest("with_plain_pytest.py", "-p", "no:mnode", *options)[1:]
+    return Peer("torchrun -m pytest", lambda ranks: [*_torchrun(ranks), *program])
+
+
+TORCHRUN_PLAIN = _torchrun_pytest("-q")
+TORCHRUN_PYTEST = _torchrun_pytest(*_RECORD)
 PYTEST_MPI = Peer(
     "pytest-mpi",
     lambda ranks: [
