@@ -16,6 +16,7 @@ import itertools
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def _of(tests: int, repeats: int) -> list[Times]:
         if peer.missing:
             continue
         ran = peer.run(RANKS, tests, _LIMIT_S, own_limit_s=_LIMIT_S)
+        print(f"{tests} tests, {peer.name}: {ran.finished.seconds:.1f} s", file=sys.stderr)
         if (problem := _problem(ran, tests)) is not None:
             problems[peer.name] = f"not counted: {problem}"
         elif turn:
