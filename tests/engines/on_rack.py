@@ -133,6 +133,12 @@ class OnRack(ABC):
         files = sorted(file for file in (self.directory / "log").iterdir() if file.stat().st_size)
         return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-800:]}" for f in files)
 
+    def end_daemon(self, name: str) -> None:
+        """End one that `start_daemon` started."""
+        process = self._daemons.pop(name)
+        process.kill()
+        process.wait()
+
     def start_daemon(self, name: str, node: Node, argv: Sequence[str]) -> None:
         """Start one that stays in the foreground."""
         with self.log(name).open("wb") as log:

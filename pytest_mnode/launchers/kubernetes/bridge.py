@@ -151,8 +151,10 @@ class Bridge:
         """Take connections until the task is cancelled."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as server:
-            server.bind(str(path))
+            draft = path.with_name(f"{path.name}.new")
+            server.bind(str(draft))
             server.listen(512)
+            draft.rename(path)  # who finds it can connect
             while True:
                 connection, _ = await loop.sock_accept(server)
                 connection.setblocking(False)

@@ -16,6 +16,8 @@ OF_THE_STEP = (
     "TMPDIR",
 )
 """Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
+OF_A_POD = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in every container."""
 
 
 def descendants(pid: int) -> list[int]:
@@ -45,6 +47,8 @@ def node_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     names = ["SSH_CONNECTION"] if "SSH_CONNECTION" in own else []
     # srun was started in the environment sent, and Slurm has set what differs from it.
     names += OF_THE_STEP if "SLURM_STEP_ID" in own else []
+    if OF_A_POD in own:  # what image, template and device plugins set; a test's modules are sent
+        names += [name for name in own if name != "PYTHONPATH" or name not in env]
     kept = {name: value for name, value in env.items() if name not in names}
     return kept | {name: own[name] for name in names if name in own}
 

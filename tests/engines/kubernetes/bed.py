@@ -201,7 +201,10 @@ class KubernetesOnRack(OnRack):
         done = self.run("sh", "-c", script, on=name)
         assert done.returncode == 0, f"{name}: {done.stderr}"
         self.start_daemon(
-            f"containerd-{name}", node, ["containerd", "-c", f"{own}/containerd.toml"]
+            f"containerd-{name}",
+            node,
+            # Pods have its limits, which are systemd's.
+            ["prlimit", f"--memlock={8 << 20}:", "containerd", "-c", f"{own}/containerd.toml"],
         )
         ctr = ["ctr", "-a", f"{own}/containerd.sock"]
         self.await_that(

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,11 +125,17 @@ def unavailable(modules: Sequence[Module] = BED) -> str | None:
     return None
 
 
-def build() -> None:
-    """Build what is missing; two runs at once build it once."""
+@contextmanager
+def _lock() -> Iterator[None]:
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build() -> None:
+    """Build what is missing; two runs at once build it once."""
+    with _lock():
         for module in MODULES:
             if module.missing():
                 _build(module)
@@ -135,6 +143,22 @@ def build() -> None:
             PAUSE.parent.mkdir(exist_ok=True)
             source = str(Path(__file__).with_name("pause") / "main.go")
             _go(cache(), "build", "-ldflags=-s -w", "-o", str(PAUSE), source, cgo=False)
+    device_plugin()
+
+
+def device_plugin() -> Path:
+    """Our device plugin; built where it is not there yet."""
+    source = Path(__file__).with_name("device_plugin") / "main.go"
+    built = cache() / f"device-plugin@{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    program = built / "device-plugin"
+    with _lock():
+        if not program.exists():
+            built.mkdir(exist_ok=True)
+            shutil.copy(source, built)
+            required = f"require k8s.io/kubelet {BED[0].folders}"
+            (built / "go.mod").write_text(f"module build\n\ngo 1.26.0\n\n{required}\n")
+            _go(built, "build", "-mod=mod", "-ldflags=-s -w", "-o", program.name, ".", cgo=False)
+    return program
 
 
 def _build(module: Module) -> None:

@@ -31,6 +31,21 @@ def test_gpus_and_temporary_files_are_those_of_the_step() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in node_env(SENT, own)
 
 
+def test_a_pods_own_environment_counts() -> None:
+    own = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOME": "/root", "NCCL_IB_HCA": "mlx5_0"}
+    assert node_env(SENT, own | {"PYTHONPATH": "/image"}) == {
+        **SENT,
+        **own,
+        "PYTHONPATH": "/image",
+    }
+    sent = SENT | {"PYTHONPATH": "/tests", "KUBERNETES_SERVICE_HOST": "of the controller's pod"}
+    assert node_env(sent, own | {"PYTHONPATH": "/image"}) == {
+        **SENT,
+        **own,
+        "PYTHONPATH": "/tests",
+    }
+
+
 def test_without_slurm_they_are_as_sent() -> None:
     own = {"CUDA_VISIBLE_DEVICES": "4,5", "TMPDIR": "/tmp", "PATH": "/bin"}
     assert node_env(SENT, own) == SENT
