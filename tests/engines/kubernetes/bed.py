@@ -185,6 +185,11 @@ class KubernetesOnRack(OnRack):
              "--feature-gates=GenericWorkload=true"],
         )  # fmt: skip
 
+    def answers(self) -> bool:
+        """Whether the API server does."""
+        argv = ("kubectl", f"--kubeconfig={self.kubeconfig}", "get", "--raw", "/readyz")
+        return self.run(*argv).returncode == 0
+
     def kill(self, name: str) -> None:
         """SIGKILL a daemon, such as the API server."""
         self._daemons[name].kill()

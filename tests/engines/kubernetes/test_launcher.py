@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.engines.inside import run_pytest, running_pytest
@@ -75,6 +77,33 @@ def test_nothing_is_left_of_a_controller_that_is_killed(
         bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
         program.send_signal(signal.SIGKILL)
         program.communicate(timeout=30)
+
+
+def test_pods_end_by_themselves_where_nobody_can_delete_them(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
+    """The controller is killed while the API server is gone."""
+    shorter = "import pytest_mnode.launchers.kubernetes.launcher as it; it.SILENCE_S = 10.0"
+    write_files(tmp_path, test_hang=HANG, conftest=shorter)
+    options = bed.launch(tmp_path, hostNetwork=True)
+    pod = json.loads((tmp_path / "pods.json").read_text())
+    spec = {"template": {"spec": pod["spec"]}, "ttlSecondsAfterFinished": 1}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "spec": spec}
+    (tmp_path / "pods.json").write_text(json.dumps(job))
+    with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
+        bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
+        ours = psutil.Process(program.pid).children(recursive=True)
+        bed.kill("apiserver")
+        try:
+            program.send_signal(signal.SIGKILL)
+            program.communicate(timeout=30)
+            _, left = psutil.wait_procs(ours, timeout=30)
+            assert not left
+        finally:
+            bed.start_api_server()
+        bed.await_that(bed.answers, 60, "the API server is back")
+    assert bed.get("jobs")["items"], "deleted by somebody else"
+    bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 60, "no job, no pod")
 
 
 def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:
