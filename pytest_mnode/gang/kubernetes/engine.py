@@ -78,6 +78,7 @@ class KubernetesEngine:
         self._roots: dict[str, RootState] = {}
         self._read_s = 0.0
         self._early: list[PodEvent] = []
+        self._made: list[str] = []
         kinds = [f"{one.group}/{one.plural}" for one in (self._kind.root, *self._kind.beside)]
         place = [self.run_id, options.context, self._api.namespace, *kinds]
         program = [sys.executable, "-m", _CLEANUP]
@@ -145,6 +146,7 @@ class KubernetesEngine:
         )
         for resource, manifest in self._kind.manifests(gang).items():
             self._create(resource, self._filled(resource, manifest, gang))
+        self._made.append(name)
         return (name,)
 
     def _filled(self, resource: Resource, manifest: Manifest, gang: PodGang) -> Manifest:
@@ -230,7 +232,9 @@ class KubernetesEngine:
     def _passed(self, events: Sequence[PodEvent], newest: int, asked: float) -> Iterator[Look]:
         """A look for each change of records that the watch reported since the last list, with the
         words that the root objects had then."""
-        known, roots = dict(self._known), self._roots
+        # One that was made meanwhile waits; one that is not there any more was deleted.
+        known, roots = dict(self._known), {**dict.fromkeys(self._made, RootState()), **self._roots}
+        self._made = []
         before = records_of(roots, known)
         events, self._early = [*self._early, *events], []
         for event in events:
@@ -243,8 +247,7 @@ class KubernetesEngine:
             known[pod.name] = pod
             if event.gone:
                 del known[pod.name]
-            fresh = {pod.gang: RootState()} if pod.gang not in roots else {}
-            records = records_of({**fresh, **roots}, known)
+            records = records_of(roots, known)
             if records != before and self._read_s:
                 at_s = min(max(event.at_s, self._read_s), asked)
                 yield Look(at_s, at_s, records, reported=True)
