@@ -1,0 +1,222 @@
+"""Gangs on a real Kubernetes: green where something keeps them whole, red where nothing does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_mnode.gang.kubernetes import rank_pod
+from pytest_mnode.gang.kubernetes.kinds import KINDS
+from pytest_mnode.gang.kubernetes.kinds.plain import PodGang
+from pytest_mnode.gang.kubernetes.pods import GANG_LABEL
+from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
+from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.engines.inside import page_for, run_pytest, running_pytest
+from tests.engines.kubernetes.bed import KubernetesOnRack
+from tests.engines.kubernetes.gang_engines import (
+    GPU,
+    Kueue,
+    add_crds,
+    crds_of,
+    give_gpus,
+    start_volcano,
+)
+from tests.engines.kubernetes.programs import (
+    COSCHEDULING,
+    JOBSET,
+    KUEUE,
+    TRAINER,
+    TRAINING_OPERATOR,
+    VOLCANO,
+    unavailable,
+)
+from tests.engines.test_gang import FILLED, OVERSIZE, RACE, cases
+
+PART = "longest time that a gang held a part of its nodes"
+NEEDS = {
+    "volcano": [VOLCANO],
+    "coscheduling": [COSCHEDULING],
+    "jobset": [JOBSET],
+    "trainjob": [TRAINER],
+    "pytorchjob": [TRAINING_OPERATOR],
+}
+"""Modules whose definitions the server needs for a kind."""
+TIMES = {
+    **{"rounds": 1, "runs": "4 s", "waits": "3 s", "next_within": "15 s", "together": "3 s"},
+    "settle": "2 s",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(bed: KubernetesOnRack) -> Iterator[None]:
+    give_gpus(bed)
+    yield
+    kinds = "jobs.batch,pods,podgroups.scheduling.k8s.io"
+    bed.await_that(lambda: bed.get(kinds)["items"] == [], 30, "no job, no pod, no PodGroup")
+
+
+@pytest.fixture(scope="module")
+def kueue(bed: KubernetesOnRack) -> Kueue:
+    assert unavailable([KUEUE]) is None
+    kueue = Kueue(bed)
+    kueue.start()
+    kueue.queue("as-large-as-the-cluster", len(bed.names))
+    kueue.queue("larger", 2 * len(bed.names))
+    return kueue
+
+
+@pytest.fixture(scope="module")
+def volcano(bed: KubernetesOnRack) -> None:
+    assert unavailable([VOLCANO]) is None
+    start_volcano(bed)
+
+
+def arguments(
+    bed: KubernetesOnRack, directory: Path, scheduler: dict[str, Any], **promised: Any
+) -> list[str]:
+    page = page_for(
+        bed,
+        "kubernetes on the rack",
+        scheduler={"kind": "kubernetes", **scheduler},
+        criteria={"gang": {**TIMES, **promised}},
+        not_promised=None,
+    )
+    spec = directory / "spec.yaml"
+    spec.write_text(yaml.safe_dump(page))
+    options = bed.launch(directory, hostNetwork=True)
+    template = directory / "pods.json"
+    pod = json.loads(template.read_text())
+    pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
+    template.write_text(json.dumps(pod))
+    report = f"--mnode-report={directory / 'report'}"
+    return [str(ACCEPTANCE / "test_gang.py"), f"--mnode-spec={spec}", *options, report, "-rA"]
+
+
+def certify(
+    bed: KubernetesOnRack,
+    directory: Path,
+    scheduler: dict[str, Any],
+    *tests: str,
+    **promised: Any,
+) -> tuple[Certified, dict[str, Any]]:
+    """acceptance/test_gang.py on the login node, or these tests of it; what each measured."""
+    chosen = ["-k", " or ".join(tests)] if tests else []
+    args = arguments(bed, directory, scheduler, **promised)
+    run = run_pytest(bed, directory, *args, *chosen, limit_s=250)
+    certificate = directory / "report" / "certificate.json"
+    assert certificate.exists(), run.output
+    done = Certified(run, json.loads(certificate.read_text()))
+    return done, cases(done)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "waiting"),
+    [
+        ({"engine": "native"}, "minCount (3) cannot be satisfied"),
+        (
+            {"engine": "kueue", "queue": "as-large-as-the-cluster"},
+            f"insufficient unused quota for {GPU}",
+        ),
+        ({"engine": "volcano"}, "Pending"),
+    ],
+    ids=["native", "kueue", "volcano"],
+)
+def test_gangs_are_kept_whole(
+    bed: KubernetesOnRack,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    scheduler: dict[str, str],
+    waiting: str,
+) -> None:
+    if scheduler["engine"] != "native":
+        request.getfixturevalue(scheduler["engine"])
+    done, found = certify(bed, tmp_path, scheduler)
+    output = done.run.output
+    assert {name: found[name][0] for name in (FILLED, RACE, OVERSIZE)} == dict.fromkeys(
+        (FILLED, RACE, OVERSIZE), "pass"
+    ), output
+    assert done.certificate["verdict"] == "certified", output
+    # Each state with its duration, in the scheduler's own words.
+    filled = found[FILLED][1]
+    assert filled["filled 1: B: waiting"]["value"] >= 2.5
+    assert waiting in filled["filled 1: B: waiting"]["note"], output
+    assert 2 < filled["filled 1: B: 3 of 3 ranks ran"]["value"] < 6, output
+    large = found[OVERSIZE][1]["gangs larger than the cluster without a refusal or a reason"]
+    assert large["note"].startswith("waits: "), large
+
+
+def test_without_gangs_half_of_one_holds_nodes(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    done, found = certify(bed, tmp_path, {"engine": "default"}, RACE)
+    verdict, race = found[RACE]
+    assert verdict == "fail", done.run.output
+    part = race[PART]
+    assert re.match(r"race 1: [AB] held [12] of 3 nodes \(node\d", part["culprit"]), part
+    assert f"Insufficient {GPU}" in part["culprit"], part
+
+
+def test_a_quota_above_capacity_admits_half_a_gang(
+    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path
+) -> None:
+    done, found = certify(bed, tmp_path, {"engine": "kueue", "queue": "larger"}, RACE, nodes=2)
+    verdict, race = found[RACE]
+    assert verdict == "fail", done.run.output
+    assert re.match(r"race 1: [AB] held 1 of 2 nodes", race[PART]["culprit"]), race[PART]
+    parts = [race[name]["note"] for name in ("race 1: A: a part", "race 1: B: a part")]
+    assert any("Admitted: 1 Pending + 1 Running" in part for part in parts), parts
+
+
+def test_fewer_pods_than_the_gang_has_start_without_the_rest(
+    bed: KubernetesOnRack, volcano: None, tmp_path: Path
+) -> None:
+    scheduler = {"engine": "volcano", "min_available": 2}
+    done, found = certify(bed, tmp_path, scheduler, FILLED, waits="15 s")
+    verdict, filled = found[FILLED]
+    assert verdict == "fail", done.run.output
+    part = filled["filled 1: B: a part"]["note"]
+    assert part.startswith("2 of 3: "), done.run.output
+    assert "Running (PodGroup Running): 1 Pending + 2 Running" in part, part
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_server_takes_each_kinds_objects(
+    bed: KubernetesOnRack, tmp_path: Path, name: str
+) -> None:
+    """By its validation alone: most of these are not tried under contention."""
+    if name in NEEDS:
+        add_crds(bed, [crd for module in NEEDS[name] for crd in crds_of(module)])
+    bed.launch(tmp_path)
+    given = json.loads((tmp_path / "pods.json").read_text())
+    labels = {RUN_LABEL: "r1", GANG_LABEL: "g1"}
+    kind = KINDS[name]
+    pod = rank_pod.template(
+        pod_template(given),
+        labels, python="python3", runs_s=1, kind=kind, hosts=["node0"], priority="",
+    )  # fmt: skip
+    queue = "q1" if name in ("kueue", "jobset") else ""
+    gang = PodGang("g1", 3, 3, pod, labels, 60, requeue=True, queue=queue)
+    for resource, manifest in kind.manifests(gang).items():
+        metadata = {"name": gang.name, **manifest.pop("metadata", {})}
+        served = {"kind": resource.kind, "metadata": metadata, **manifest}
+        path = tmp_path / f"{resource.kind}.json"
+        groups = bed.kubectl("api-resources", f"--api-group={resource.group}", "--no-headers")
+        [version] = {
+            line.split()[-3] for line in groups.splitlines() if resource.kind in line.split()
+        }
+        path.write_text(json.dumps({"apiVersion": version, **served}))
+        bed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(path))
+
+
+def test_nothing_is_left_of_a_controller_that_is_killed(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
+    args = arguments(bed, tmp_path, {"engine": "native"}, waits="60 s")
+    with running_pytest(bed, tmp_path, *args):
+        bed.await_that(
+            lambda: len(bed.get("pods")["items"]) >= 3, 60, "fillers and a gang are queued"
+        )
