@@ -146,6 +146,19 @@ class Kueue:
             {**named, "kind": "LocalQueue", "spec": {"clusterQueue": name}},
         )
 
+    def await_collected(self, queue: str) -> None:
+        """Wait until a deleted Job's Workload goes with it: the collector of garbage learns of new
+        kinds every 30 s, and quota is not free before."""
+        bed, kind = self._bed, "workloads.kueue.x-k8s.io"
+        template = {"spec": bed.pod("unnamed", "true")["spec"]}
+        labels = {"kueue.x-k8s.io/queue-name": queue}
+        manifest = {"apiVersion": "batch/v1", "kind": "Job"}
+        metadata = {"name": "collected", "labels": labels}
+        bed.apply({**manifest, "metadata": metadata, "spec": {"template": template}})
+        bed.await_that(lambda: bool(bed.get(kind)["items"]), _READY_S, "a Workload")
+        bed.kubectl("delete", "job", "collected", "--wait=false")
+        bed.await_that(lambda: not bed.get(kind)["items"], _READY_S, "it is collected")
+
     def _reach(self, found: list[dict[str, Any]], authority: str) -> None:
         """Put URLs in the place of services."""
         for config in clients(found):

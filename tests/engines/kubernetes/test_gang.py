@@ -68,6 +68,7 @@ def kueue(bed: KubernetesOnRack) -> Kueue:
     kueue.start()
     kueue.queue("as-large-as-the-cluster", len(bed.names))
     kueue.queue("larger", 2 * len(bed.names))
+    kueue.await_collected("larger")
     return kueue
 
 
