@@ -19,6 +19,7 @@ INNER = """
     import threading
 
     import pytest
+    import torch.distributed as dist
     from acceptance.test_fabric import test_traffic_runs_on_the_fabric as proven
 
     pytestmark = pytest.mark.mnode(reuse="fresh")
@@ -52,8 +53,10 @@ INNER = """
         ["nothing", "all on mgmt0", "node1 on mgmt0", "another program"],
         indirect=True,
     )
-    def test_way(astray, process_group, world, device, spec, measure):
+    def test_way(astray, world, device, spec, measure):
+        dist.init_process_group("gloo")
         proven(world, device, spec, measure)
+        dist.destroy_process_group()
 """
 
 

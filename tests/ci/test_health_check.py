@@ -150,7 +150,7 @@ def test_the_questions_of_the_check_are_those_of_one_node() -> None:
     others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
     others |= {"payloads"}
     # A file server is no node's, and the limits of slurmd are not those of a user's job.
-    others |= {"storage", "can_be_locked", "can_be_open"}
+    others |= {"storage", "can_be_locked", "files_can_be_open"}
     left = [n for n in names if n not in asked and not any(word in n for word in others)]
     assert left == []
     alone = others - {"shared"}  # but /dev/shm, the node's own shared memory

@@ -203,7 +203,7 @@ class NodeProbe:
         chosen = [(pair, c) for pair, c in tried if pair.peer.index in targets]
         unsent = [Sent(c.to, c.network, "", c.problem) for _, c in chosen if c.took_s is None]
         sends = (
-            payloads.send(pair, order.size_bytes, order.limit_s)
+            payloads.send(pair, order.size_bytes, order.limit_s, order.rate_bytes_s / len(chosen))
             for pair, c in chosen
             if c.took_s is not None
         )

@@ -82,11 +82,15 @@ class ProbeOrder:
 
 @dataclass(frozen=True, slots=True)
 class PayloadOrder:
-    """Order after the second: send payloads on paths of these networks."""
+    """Order after the second: send payloads on paths of these networks.
+
+    rate_bytes_s: of a node, all of its paths together.
+    """
 
     networks: tuple[str, ...]
     size_bytes: int
     limit_s: float
+    rate_bytes_s: float
 
 
 def look_order(

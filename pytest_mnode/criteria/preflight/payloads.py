@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ PATTERN_BYTES = 1 << 20
 """The pattern repeats after these."""
 _READ_BYTES = 1 << 18
 _ALL_PAIRS_UP_TO = 5
+_SO_MAX_PACING_RATE = 47
+_NO_PACE = 0xFFFFFFFF
 
 
 def targets(index: int, indices: Sequence[int]) -> tuple[int, ...]:
@@ -29,8 +32,9 @@ def targets(index: int, indices: Sequence[int]) -> tuple[int, ...]:
     return tuple(indices[(position + distance) % count] for distance in distances)
 
 
-async def send(pair: RailPair, size_bytes: int, limit_s: float) -> Sent:
-    """Send a payload; done when the receiver, which has read all of it, closes."""
+async def send(pair: RailPair, size_bytes: int, limit_s: float, rate_bytes_s: float) -> Sent:
+    """Send a payload, no faster than `rate_bytes_s`; done when the receiver, which has read all of
+    it, closes."""
     loop = asyncio.get_running_loop()
     source = problem = ""
     view = memoryview(_pattern())
@@ -39,6 +43,8 @@ async def send(pair: RailPair, size_bytes: int, limit_s: float) -> Sent:
         with socket.socket(family) as sock:
             sock.setblocking(False)
             sock.bind((pair.mine.address, 0))
+            pace = min(int(rate_bytes_s), _NO_PACE - 1)
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", pace))
             source = _name(sock.getsockname())
             async with asyncio.timeout(limit_s):
                 await loop.sock_connect(sock, (pair.theirs.address, pair.theirs.tcp_port))

@@ -36,6 +36,8 @@ LOOK_LIMIT_S = 30.0
 """From the start of the commands; remote shells take their time."""
 END_LIMIT_S = 10.0
 PROBE_SLACK_S = 15.0
+_PAYLOAD_SHARE = 0.8
+"""Of the line rate: what is sent to see whether it arrives unchanged."""
 """Beyond the spec's own limits: for the search of the largest packet, and a busy machine."""
 
 
@@ -96,7 +98,9 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
         _ask(running, "probe", [probe] * len(running), PathFacts, limit_s)
         if promise.payload is not None:
             asked = promise.payload
-            payload = PayloadOrder(asked.networks, asked.size_bytes, asked.within_s)
+            # More than the wire takes would be lost, and counted as the wire's losses.
+            rate = _PAYLOAD_SHARE * spec.fabric.line_rate_mbits_s * 1e6 / 8
+            payload = PayloadOrder(asked.networks, asked.size_bytes, asked.within_s, rate)
             limit_s = asked.within_s + PROBE_SLACK_S
             _ask(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
         _ask(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
