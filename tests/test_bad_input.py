@@ -24,7 +24,7 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-procs-per-node=-1"], f"ERROR: --mnode-procs-per-node=-1: {NODES}"),
         (
             ["--mnode-launcher=cloud"],
-            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm",
+            "ERROR: --mnode-launcher=cloud: accepted: auto, local, rack, ssh, slurm, kubernetes",
         ),
         (["--mnode-backend=tcp"], "ERROR: --mnode-backend=tcp: accepted: auto, gloo, nccl*"),
         (["--mnode-reuse=hot"], "ERROR: --mnode-reuse=hot: accepted: warm, group, fresh"),
@@ -113,7 +113,10 @@ def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: mnode_launcher in tox.ini=cloud: accepted: auto, local, rack, ssh, slurm"]
+        [
+            "ERROR: mnode_launcher in tox.ini=cloud: "
+            "accepted: auto, local, rack, ssh, slurm, kubernetes"
+        ]
     )
 
 
