@@ -209,6 +209,10 @@ def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
     )
     assert program.stdout is not None
     program.stdout.readline()
+    end = time.monotonic() + LIMIT_S
+    while "sleep" not in marked(mark):  # the shell becomes it after its output
+        assert time.monotonic() < end
+        time.sleep(0.01)
     os.kill(program.pid, signal.SIGSTOP)
     try:
         end = time.monotonic() + LIMIT_S  # the command itself would run for 300 s
