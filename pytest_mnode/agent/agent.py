@@ -71,12 +71,8 @@ def main() -> None:
     processes.adopt_orphans()
     server, pid = _fork_server(order)  # before zmq, which does not survive a fork
     try:
-        Agent(
-            order,
-            Line(order.peer, order.endpoint, Keys(**order.keys)),
-            server,
-            pid,
-        ).serve()
+        hub = Line(order.peer, order.endpoint, Keys(**order.keys))
+        Agent(order, hub, server, pid).serve()
     finally:
         processes.kill_descendants()
         # What the controller started on nodes would outlive it where a node is this very machine.

@@ -140,9 +140,8 @@ class RankSession:
     def run(self, order: RunItem) -> None:
         """Run one test from setup to teardown, reporting as it goes."""
         assert self.rank is not None
-        rank = self.rank
+        rank, self._reported = self.rank, {}
         self._warnings.take()
-        self._reported = {}
         self._nccl_start = size(rank.files.nccl)
         item = self.items.get(order.nodeid)
         if item is None:
@@ -281,8 +280,7 @@ class RankSession:
 
     def _finish(self) -> TornDown:
         assert self.rank is not None
-        rank = self.rank
-        item = self.items[self.order.nodeid]
+        rank, item = self.rank, self.items[self.order.nodeid]
         left = self._leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
         # A group that a test makes from the environment leaves keys that the next would trip over.
