@@ -105,7 +105,7 @@ class Busy:
 
     def controller(self) -> RunProcess:
         """pytest itself, seen from out here."""
-        [found] = [p for p in self.processes() if self._launcher in p.command[:6]]
+        [found] = [p for p in self.processes() if self._launcher in p.command[:8]]
         return found
 
     def end(self) -> None:
