@@ -70,8 +70,7 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
     )
     print(judges.tables(found))
     measure.record(judges.judge_busbw(found))
-    for curve in judges.curves(found):
-        measure.curve(curve)
+    measure.chart(*judges.curves(found))
 
 
 @needs_group

@@ -54,8 +54,8 @@ class JudgeHooks:
         if call.when == "teardown" and not self._in_rank:
             criterion = item.get_closest_marker("criterion") is not None
             if criterion or marks.asks_for(item, "measure"):
-                from pytest_mnode.measure import curves_kept_by, kept_by
+                from pytest_mnode.measure import charts_kept_by, kept_by
                 from pytest_mnode.report_record import describe
 
-                describe(report, item, kept_by(item), (), curves_kept_by(item))
+                describe(report, item, kept_by(item), (), charts_kept_by(item))
         return report

@@ -7,24 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.measurement import Bound, Curve, Measurement, Verdict
+from pytest_mnode.charts import Chart
+from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.measurement import at_least as _at_least
 from pytest_mnode.measurement import at_most as _at_most
 from pytest_mnode.measurement import equals as _equals
 
 KEPT = pytest.StashKey[list[Measurement]]()
-CURVES = pytest.StashKey[list[Curve]]()
+CHARTS = pytest.StashKey[list[Chart]]()
 
 
 class Measure:
     """The `measure` fixture: call it with what was measured and what was expected."""
 
     def __init__(
-        self, kept: list[Measurement], where: str, curves: list[Curve] | None = None
+        self, kept: list[Measurement], where: str, charts: list[Chart] | None = None
     ) -> None:
         self._kept = kept
         self._where = where
-        self._curves = [] if curves is None else curves
+        self._charts = [] if charts is None else charts
 
     def __call__(
         self,
@@ -65,9 +66,12 @@ class Measure:
         given = [measurements] if isinstance(measurements, Measurement) else measurements
         self._kept.extend(replace(m, where=m.where or self._where) for m in given)
 
-    def curve(self, curve: Curve) -> None:
-        """Keep a curve for the certificate. It is not judged: measure what is expected of it."""
-        self._curves.append(curve)
+    def chart(self, *charts: Chart) -> None:
+        """Keep curves, matrices, timelines and such for the certificate and its page.
+
+        They are not judged: measure what is expected of them.
+        """
+        self._charts.extend(charts)
 
 
 def _bound(
@@ -91,21 +95,21 @@ def _bound(
 
 def measure_of(item: pytest.Item, where: str) -> Measure:
     """The measure of a test; what it keeps goes with the test."""
-    return Measure(item.stash.setdefault(KEPT, []), where, item.stash.setdefault(CURVES, []))
+    return Measure(item.stash.setdefault(KEPT, []), where, item.stash.setdefault(CHARTS, []))
 
 
 def kept_by(item: pytest.Item) -> list[Measurement]:
     return item.stash.get(KEPT, [])
 
 
-def curves_kept_by(item: pytest.Item) -> list[Curve]:
-    return item.stash.get(CURVES, [])
+def charts_kept_by(item: pytest.Item) -> list[Chart]:
+    return item.stash.get(CHARTS, [])
 
 
 def forget(item: pytest.Item) -> None:
     """A test that runs again starts with nothing measured."""
     item.stash.setdefault(KEPT, []).clear()
-    item.stash.setdefault(CURVES, []).clear()
+    item.stash.setdefault(CHARTS, []).clear()
 
 
 def judged(measurements: list[Measurement], verdict: Verdict) -> str:
@@ -132,9 +136,9 @@ def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
     return [_of_all(worst, met[name], len(by_rank)) for name, worst in best.items()]
 
 
-def curves_of(by_rank: Iterable[Iterable[Curve]]) -> list[Curve]:
-    """Curves of all ranks, equal ones once: what is agreed was measured by all of them."""
-    return list(dict.fromkeys(curve for curves in by_rank for curve in curves))
+def charts_of(by_rank: Iterable[Iterable[Chart]]) -> list[Chart]:
+    """Charts of all ranks, equal ones once: what is agreed was measured by all of them."""
+    return list(dict.fromkeys(chart for charts in by_rank for chart in charts))
 
 
 def _of_all(worst: Measurement, met: list[Measurement], ranks: int) -> Measurement:

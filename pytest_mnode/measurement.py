@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 
 class Verdict(StrEnum):
@@ -238,7 +238,8 @@ class Curve:
     """A collective over sizes, rising. A size that could not be measured has no point.
 
     collective: torch.distributed's name. algorithm: "ring" where a ring is known to have moved the
-    data, "default" where the library chose. backend: such as nccl.
+    data, "default" where the library chose. backend: such as nccl. line_gbytes_s: bus bandwidth at
+    line rate. expected: of the bus bandwidth at each of `judged_bytes`, in GB/s.
     """
 
     collective: str
@@ -246,6 +247,10 @@ class Curve:
     backend: str
     ranks: int
     points: tuple[Point, ...]
+    line_gbytes_s: float | None = None
+    expected: Bound | None = None
+    judged_bytes: tuple[int, ...] = ()
+    kind: Literal["curve"] = "curve"
 
 
 def _number(what: str, value: Any) -> float:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_mnode.measurement import Curve, Measurement
+from pytest_mnode.charts import Chart
+from pytest_mnode.measurement import Measurement
 
 FURTHER = "mnode_further"
 """Attribute of a report beside those of setup, body and teardown, such as that of a subtest."""
@@ -21,11 +22,11 @@ def describe(
     item: pytest.Item,
     measurements: Sequence[Measurement],
     nodes: Sequence[str],
-    curves: Sequence[Curve] = (),
+    charts: Sequence[Chart] = (),
 ) -> None:
     """Attach to a test's last report what a certificate needs of it; survives pytest-xdist."""
     from pytest_mnode.certificate import measurement_properties
-    from pytest_mnode.certificate.results import curves_to_json, measurements_to_json
+    from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
 
     if measurements:
         report.user_properties.extend(measurement_properties(measurements))
@@ -35,7 +36,7 @@ def describe(
         "question": question,
         "nodes": list(nodes),
         "measurements": measurements_to_json(measurements),
-        "curves": curves_to_json(curves),
+        "charts": charts_to_json(charts),
     }
 
 

@@ -25,7 +25,7 @@ FLOORS = (
     },
     {"logs", "machine", "spec"},
     {"measure", "table"},
-    {"errors", "measurement", "processes"},
+    {"charts", "errors", "measurement", "processes"},
 )
 """From the top. A package or module may import those of its own floor, but not in a circle."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.certificate.results import curves_from_json, curves_to_json
-from pytest_mnode.measure import Measure, curves_of, summed_up
+from pytest_mnode.certificate.results import charts_from_json, charts_to_json
+from pytest_mnode.charts import Chart
+from pytest_mnode.measure import Measure, charts_of, summed_up
 from pytest_mnode.measurement import Curve, Measurement, Point, Verdict, at_least
 
 
@@ -25,9 +26,9 @@ def test_what_is_recorded_says_where() -> None:
 def test_a_curve_that_ranks_agree_on_is_kept_once() -> None:
     point = Point(1024, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0)
     agreed, other = (Curve("all_gather", name, "gloo", 4, (point,)) for name in ("ring", "default"))
-    kept: list[Curve] = []
-    Measure([], "", kept).curve(agreed)
-    assert curves_of([kept, curves_from_json(curves_to_json([agreed])), [other]]) == [agreed, other]
+    kept: list[Chart] = []
+    Measure([], "", kept).chart(agreed)
+    assert charts_of([kept, charts_from_json(charts_to_json([agreed])), [other]]) == [agreed, other]
 
 
 def test_of_many_ranks_the_worst_counts() -> None:

@@ -49,7 +49,7 @@ class Certificate:
 
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     """A key of certificate.json that is changed or removed needs a new version."""
 
     @computed_field  # type: ignore[prop-decorator]

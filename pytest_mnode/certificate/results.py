@@ -12,11 +12,12 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter, computed_field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.measurement import Bound, Curve, Measurement, Verdict
+from pytest_mnode.charts import Chart
+from pytest_mnode.measurement import Bound, Measurement, Verdict
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip that says so (`not_promised`)."""
@@ -65,7 +66,8 @@ class MeasurementRecord(BaseModel):
 
 
 _MEASUREMENTS = TypeAdapter(list[Measurement])
-_CURVES = TypeAdapter(list[Curve])
+RecordedChart = Annotated[Chart, Field(discriminator="kind")]
+_CHARTS = TypeAdapter(list[RecordedChart])
 RecordedMeasurement = Annotated[
     Measurement, PlainSerializer(MeasurementRecord.of, return_type=MeasurementRecord)
 ]
@@ -81,15 +83,15 @@ def measurements_from_json(data: Sequence[dict[str, Any]]) -> tuple[Measurement,
     return tuple(_MEASUREMENTS.validate_python(data))
 
 
-def curves_to_json(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+def charts_to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
     """Plain values."""
-    data: list[dict[str, Any]] = _CURVES.dump_python(list(curves), mode="json")
+    data: list[dict[str, Any]] = _CHARTS.dump_python(list(charts), mode="json")
     return data
 
 
-def curves_from_json(data: Sequence[dict[str, Any]]) -> tuple[Curve, ...]:
-    """The inverse of `curves_to_json`."""
-    return tuple(_CURVES.validate_python(data))
+def charts_from_json(data: Sequence[dict[str, Any]]) -> tuple[Chart, ...]:
+    """The inverse of `charts_to_json`."""
+    return tuple(_CHARTS.validate_python(data))
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class CaseResult:
 
     test: node id. question: first line of its docstring. message: why it did not pass.
     culprit: what to blame where no measurement says so. nodes: where it ran.
-    curves: what was measured over sizes; recorded, never judged.
+    charts: curves, matrices, timelines and such; recorded, never judged.
     """
 
     test: str
@@ -109,7 +111,7 @@ class CaseResult:
     measurements: tuple[RecordedMeasurement, ...] = ()
     nodes: tuple[str, ...] = ()
     duration_s: float | None = None
-    curves: tuple[Curve, ...] = ()
+    charts: tuple[RecordedChart, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -22,7 +22,7 @@ from pytest_mnode.certificate import (
     summary_lines,
     write_report,
 )
-from pytest_mnode.certificate.results import Outcome, curves_from_json, measurements_from_json
+from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
@@ -207,7 +207,7 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        curves=curves_from_json(case.facts.get("curves", ())),
+        charts=charts_from_json(case.facts.get("charts", ())),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_mnode.controller import suite_properties
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.measure import curves_of, summed_up
+from pytest_mnode.measure import charts_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome
@@ -57,13 +57,13 @@ class RankReports:
         reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
         torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
         measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
-        curves = curves_of(t.curves for t in torn.values())
+        charts = charts_of(t.charts for t in torn.values())
         failed = next((report for report in reports if report.failed), None)
         if failed is not None and not measurements and later is not None:
             measurements = _measured_later(failed, later)
         recorded = {rank: t.suite_properties for rank, t in torn.items()}
         suite_properties.attach(reports[-1], recorded_by_all(recorded))
-        describe(reports[-1], item, measurements, outcome.world.nodes, curves)
+        describe(reports[-1], item, measurements, outcome.world.nodes, charts)
         return reports
 
     def _read_all(self, sent: dict[int, PhaseReport]) -> dict[int, pytest.TestReport]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.measurement import Curve, Measurement, at_most, equals
@@ -48,7 +49,15 @@ def judge_busbw(found: Busbw) -> list[Measurement]:
 
 def curves(found: Busbw) -> list[Curve]:
     """A curve for each algorithm, for the certificate."""
-    return [one.sweep.curve(one.algorithm.name, found.backend) for one in found.sweeps]
+    return [
+        replace(
+            one.sweep.curve(one.algorithm.name, found.backend),
+            line_gbytes_s=one.line.gbytes_s,
+            expected=one.bound,
+            judged_bytes=one.promise.plateau_sizes_bytes,
+        )
+        for one in found.sweeps
+    ]
 
 
 def tables(found: Busbw) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_mnode.measurement import Curve, Measurement
+from pytest_mnode.charts import Chart
+from pytest_mnode.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class TornDown:
     problem: str = ""
     entered: int | None = None
     reports: tuple[PhaseReport, ...] = ()
-    curves: tuple[Curve, ...] = ()
+    charts: tuple[Chart, ...] = ()
     suite_properties: tuple[tuple[str, Any], ...] = ()
     coverage: CoverageData | None = None
     allure: dict[str, Any] | None = None

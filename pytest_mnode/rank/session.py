@@ -14,7 +14,7 @@ from typing import TextIO
 
 import pytest
 
-from pytest_mnode.measure import curves_kept_by, kept_by
+from pytest_mnode.measure import charts_kept_by, kept_by
 from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
@@ -296,5 +296,5 @@ class RankSession:
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
             suite_properties=self.suite_properties.take(),
-            curves=tuple(curves_kept_by(item)),
+            charts=tuple(charts_kept_by(item)),
         )

@@ -83,7 +83,7 @@ def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path
         culprits = {m["culprit"] for m in case["measurements"] if m["verdict"] == "fail"}
         assert len(culprits) == (name in red)
         assert all(culprit.startswith("node2 fab0") for culprit in culprits)
-        [curve] = case["curves"]
+        [curve] = case["charts"]
         assert (curve["collective"], curve["backend"], curve["ranks"]) == (name, "gloo", 4)
         [point] = curve["points"]
         assert point["wrong"] == 0
@@ -99,4 +99,4 @@ def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
         wrong = found[f"{name} 1 KiB #wrong"]
         assert (case["verdict"], wrong["verdict"]) == ("fail", "fail")
         assert wrong["value"] >= 64
-        assert case["curves"][0]["points"][0]["wrong"] == wrong["value"]
+        assert case["charts"][0]["points"][0]["wrong"] == wrong["value"]

@@ -223,7 +223,7 @@ def test_times_are_written_in_utc(certify: Certify) -> None:
 def test_a_certificate_survives_json(certify: Certify) -> None:
     odd = case("odd", "error", UNKNOWN, RECORDED, message="é\x00", culprit="node1", duration_s=0.5)
     point = Point(1 << 20, 5, 63.5, 70.0, 60.25, 70.0, 0.016, 0.024, 1)
-    odd = replace(odd, curves=(Curve("all_reduce", "ring", "gloo", 4, (point, point)),))
+    odd = replace(odd, charts=(Curve("all_reduce", "ring", "gloo", 4, (point, point)),))
     certificate = certify(
         GOOD,
         BAD,
@@ -251,8 +251,8 @@ def test_a_value_that_is_not_finite_never_certifies_after_json(certify: Certify)
     assert READER.validate_python(data).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("version", [2, 4, None, "3"])
+@pytest.mark.parametrize("version", [2, 3, None, "4"])
 def test_another_version_is_refused(certify: Certify, version: Any) -> None:
     data = certificate_json(certify()) | {"schema_version": version}
-    with pytest.raises(ValueError, match=r"(?s)schema_version.*should be 3"):
+    with pytest.raises(ValueError, match=r"(?s)schema_version.*should be 4"):
         READER.validate_python(data)

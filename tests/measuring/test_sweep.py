@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.certificate.results import curves_from_json, curves_to_json
+from pytest_mnode.certificate.results import charts_from_json, charts_to_json
 from pytest_mnode.criteria.fabric import sweep_table
 from pytest_mnode.measuring.collectives import ALL_REDUCE, COLLECTIVES
 from pytest_mnode.measuring.limits import REPEAT_S
@@ -56,7 +56,7 @@ def test_a_curve_has_every_row() -> None:
     assert point.busbw_gbytes_s == pytest.approx(0.024)
     assert (point.time_median_us, point.time_p99_us) == (250_000, 900_000)
     assert (point.time_min_us, point.time_max_us, point.repeats) == (200_000, 900_000, 3)
-    assert curves_from_json(curves_to_json([curve])) == (curve,)
+    assert charts_from_json(charts_to_json([curve])) == (curve,)
 
 
 def test_table_has_the_columns_of_nccl_tests() -> None:
