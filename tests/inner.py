@@ -19,18 +19,20 @@ from pytest_mnode.launchers.rack import Rack
 LIMIT_S = 240
 
 
+def need(missing: str | None) -> None:
+    """Skip where something is missing; in CI that is a failure. None: nothing is."""
+    if missing is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
+
+
 def need_rack() -> None:
-    """Skip where there can be no rack; in CI that is a failure."""
-    reason = Rack.unavailable()
-    if reason is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    """Skip where there can be no rack."""
+    need(Rack.unavailable())
 
 
 def need_gdb() -> None:
-    """Skip where there is no gdb; in CI that is a failure."""
-    if shutil.which("gdb") is None:
-        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        report("gdb is not installed")
+    """Skip where there is no gdb."""
+    need(None if shutil.which("gdb") else "gdb is not installed")
 
 
 def released_plugins() -> Path:
@@ -45,9 +47,7 @@ def released_libraries() -> Path:
 
 def _installed(beside: str) -> Path:
     directory = Path(sys.prefix, beside)
-    if not directory.is_dir():
-        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        report(f"no {directory}: make environment")
+    need(None if directory.is_dir() else f"no {directory}: make environment")
     return directory
 
 
@@ -85,8 +85,13 @@ def write_files(directory: Path, **files: str) -> None:
 
 
 def clean_env() -> dict[str, str]:
-    """The environment without what an outer pytest left in it."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "MNODE"))}
+    """The environment without what an outer pytest left in it.
+
+    Without what names continuous integration too: pytest prints longer lines there.
+    """
+    outer = ("PYTEST", "MNODE")
+    longer = ("CI", "BUILD_NUMBER")
+    return {k: v for k, v in os.environ.items() if not k.startswith(outer) and k not in longer}
 
 
 def command(*args: str) -> list[str]:

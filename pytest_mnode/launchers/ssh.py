@@ -54,7 +54,6 @@ class Ssh(RemoteLauncher):
         self._hosts = {host.target: SshHost(host, f"s{n}") for n, host in enumerate(hosts)}
         self._lock = threading.Lock()
         self._connections = Connections(self._lose)
-        self._closed = False
 
     def start(self) -> None:
         """Connect to all hosts at once, and have each report. Raises ClusterError."""
@@ -140,18 +139,5 @@ class Ssh(RemoteLauncher):
                 self._hosts[target].why = why
         return why
 
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    def close(self) -> None:
-        """See Launcher."""
-        if self._closed:
-            return
-        self._closed = True
-        self._watchers.close()
-        remove = [self._socket_dir] if self._socket_dir != self._run_dir else []
-        try:
-            self._connections.close(remove)
-        finally:
-            if self._shared is not None:
-                self._shared.remove()
+    def _give_back(self) -> None:
+        self._connections.close([self._socket_dir] if self._socket_dir != self._run_dir else [])

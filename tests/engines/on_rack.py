@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ class OnRack(ABC):
         self._daemons.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def node(self, name: str) -> Node:
         return next(node for node in self.rack.nodes if node.name == name)
 
@@ -92,6 +96,15 @@ class OnRack(ABC):
             env={**os.environ, **(env or {}), **self.env},
             **options,
         )
+
+    def await_that(self, holds: Callable[[], bool], limit_s: float, what: str) -> float:
+        """Ask until it holds; seconds that took."""
+        start = time.monotonic()
+        while not holds():
+            took = time.monotonic() - start
+            assert took < limit_s, f"not within {limit_s:g} s: {what}\n{self.logs()}"
+            time.sleep(0.1)
+        return time.monotonic() - start
 
     # What goes wrong, and is put right again.
 
@@ -135,9 +148,13 @@ class OnRack(ABC):
 
     def end_daemon(self, name: str) -> None:
         """End one that `start_daemon` started."""
-        process = self._daemons.pop(name)
-        process.kill()
-        process.wait()
+        self.kill_daemon(name)
+        del self._daemons[name]
+
+    def kill_daemon(self, name: str) -> None:
+        """SIGKILL; that it ran stays known."""
+        self._daemons[name].kill()
+        self._daemons[name].wait()
 
     def start_daemon(self, name: str, node: Node, argv: Sequence[str]) -> None:
         """Start one that stays in the foreground."""

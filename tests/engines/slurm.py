@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -20,6 +19,7 @@ from pytest_mnode.launchers.slurm import JobState, NodeState, jobs_from_json, no
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from tests.engines import slurm_conf
 from tests.engines.on_rack import OnRack
+from tests.inner import need
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
 COMPUTE_NODES = 4
@@ -37,9 +37,8 @@ def unavailable() -> str | None:
 
 
 def need_slurm() -> None:
-    """Skip where there can be no Slurm; in CI that is a failure."""
-    if (reason := unavailable()) is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    """Skip where there can be no Slurm."""
+    need(unavailable())
 
 
 class SlurmOnRack(OnRack):
@@ -76,9 +75,6 @@ class SlurmOnRack(OnRack):
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # Commands.
 
     def run(self, *argv: str, check: bool = True, **options: Any) -> CompletedProcess[str]:
@@ -104,15 +100,6 @@ class SlurmOnRack(OnRack):
     def nodes(self) -> dict[str, NodeState]:
         text = self.run("scontrol", "--oneliner", "show", "node").stdout
         return {node.name: node for node in nodes_from_text(text)}
-
-    def await_that(self, holds: Callable[[], bool], limit_s: float, what: str) -> float:
-        """Ask until it holds; seconds that took."""
-        start = time.monotonic()
-        while not holds():
-            took = time.monotonic() - start
-            assert took < limit_s, f"not within {limit_s:g} s: {what}\n{self.logs()}"
-            time.sleep(0.1)
-        return time.monotonic() - start
 
     def await_idle(self, limit_s: float = UP_LIMIT_S) -> float:
         """Every node is idle and nothing is queued; seconds that took."""
@@ -154,10 +141,9 @@ class SlurmOnRack(OnRack):
 
     # What goes wrong.
 
-    def kill_slurmd(self, name: str) -> None:
+    def kill_daemon(self, name: str) -> None:
         """SIGKILL; its steps, which have processes of their own, go on."""
-        self._daemons[name].kill()
-        self._daemons[name].wait()
+        self.kill_daemon(name)
 
     def start_daemon_of(self, name: str) -> None:
         self._booted = True

@@ -85,7 +85,7 @@ def test_slurmd_is_killed(slurm: SlurmOnRack, tmp_path: Path) -> None:
     step = "touch up; until test -e over; do sleep 0.1; done; exit 7"
     controller(f'begin(["sh", "-c", "{step}"], 1)')
     slurm.await_that((tmp_path / "up").exists, 20, "a step runs on node1")
-    slurm.kill_slurmd("node1")
+    slurm.kill_daemon("node1")
     status, out, err = controller('run(["true"], 1)')
     assert (status, out) == (255, "")
     assert err == "node1: srun: Application launch failed: Communication connection failure\n"

@@ -13,7 +13,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import files
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-from tests.faults.talk import PYTHON, need, need_quotas, said, shell
+from tests.faults.talk import PYTHON, need_installed, need_quotas, said, shell
 from tests.inner import need_rack
 
 WRITABLE = "touch '{dir}/x' && rm '{dir}/x' && echo written"
@@ -103,7 +103,7 @@ def test_buffers_of_connections_are_small(rack: Rack) -> None:
 
 
 def test_a_clock_is_wrong(rack: Rack) -> None:
-    need(_faketime(), "libfaketime")
+    need_installed(_faketime(), "libfaketime")
     now, names = "date +%s", "getent hosts node2"
     listed = shell(rack, 1, "ls /etc; cat /etc/hosts")
     undo = faults.inject(rack, "skewed_clock:node1:-1000")

@@ -11,15 +11,14 @@ import pytest
 
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Link, Rack
+from tests.inner import need
 
 RunOn = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _require(mode: str) -> None:
-    if reason := Rack.unavailable(mode):
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"no rack ({mode}): {reason}")
-        pytest.skip(f"no rack ({mode}): {reason}")
+    reason = Rack.unavailable(mode)
+    need(reason and f"no rack ({mode}): {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import run_pytest, write_files
+from tests.inner import need, run_pytest, write_files
 
 LARGE_BYTES, SMALL_BYTES = 2**30, 2**26
 
@@ -35,8 +35,9 @@ def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
         finally:
             group.rmdir()
         return
-    required = os.environ.get("CI") == "true" and os.geteuid() == 0
-    (pytest.fail if required else pytest.skip)("no memory cgroup can be made")
+    if os.geteuid() == 0:
+        need("no memory cgroup can be made")
+    pytest.skip("no memory cgroup can be made without root")
 
 
 TESTS = """

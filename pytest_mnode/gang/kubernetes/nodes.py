@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
-Object = Mapping[str, Any]
+from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
+
 Resources = dict[str, Decimal]
 _OF_STATE = "node.kubernetes.io/"
 """Begins the taints that come and go with a node's state."""
@@ -76,9 +76,9 @@ class NodeView:
         """Why such a pod cannot be there, pods of this run apart; "" where it can."""
         if self.node.get("spec", {}).get("unschedulable"):
             return "cordoned"
-        for condition in self.node.get("status", {}).get("conditions") or []:
-            if condition["type"] == "Ready" and condition["status"] != "True":
-                return f"not ready: {condition.get('message') or condition.get('reason') or ''}"
+        ready = conditions(self.node).get("Ready")
+        if ready is not None and ready["status"] != "True":
+            return f"not ready: {ready.get('message') or ready.get('reason') or ''}"
         if untolerated := _untolerated(_taints(self.node), spec):
             return f"taint {untolerated}"
         if lacking := self._lacking(spec, self.asked_here):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from pytest_mnode.gang.engine import JobRecord, Phase
+from pytest_mnode.launchers.kubernetes.conditions import Object, why_unscheduled
 
 GANG_LABEL = "pytest-mnode/gang"
 """On the pods and the objects of a gang; its value is the name of its root object."""
-Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class GangPod:
             node=spec.get("nodeName") or "",
             phase=phase,
             over=over,
-            why="" if spec.get("nodeName") else _why_pending(status),
+            why="" if spec.get("nodeName") else _first_sentence(why_unscheduled(pod) or ""),
         )
 
     @property
@@ -56,16 +56,9 @@ class GangPod:
         return bool(self.node) and self.phase == "Terminating"
 
 
-def _why_pending(status: Object) -> str:
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _first_sentence(condition.get("message") or condition.get("reason") or "")
-    return ""
-
-
 def _first_sentence(text: str) -> str:
     """What comes behind it are hints about preemption."""
-    return " ".join(str(text).split()).partition(". ")[0].rstrip(".")
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,6 @@ class Kubernetes(RemoteLauncher):
         self._news = threading.Condition()
         self._addresses: dict[str, str] = {}
         """Of pods, by host."""
-        self._closed = False
         self._deaf = False
         """The bridge says nothing any more."""
         self._bridge_why = ""
@@ -263,22 +262,13 @@ class Kubernetes(RemoteLauncher):
         _, problems = self._reports([host])
         return problems.get(host)
 
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    def close(self) -> None:
-        """See Launcher. The bridge deletes the object, and with it the pods."""
-        if self._closed:
-            return
-        self._closed = True
-        self._watchers.close()
+    def _give_back(self) -> None:
+        """The bridge deletes the object, and with it the pods."""
         try:
             self._connections.close()
         finally:
             if self._events is not None:
                 self._events.close()
-            if self._shared is not None:
-                self._shared.remove()
 
 
 def _shown(pod: Mapping[str, str]) -> str:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
+
+from pytest_mnode.launchers.kubernetes.conditions import (
+    Object,
+    conditions,
+    is_true,
+    why_unscheduled,
+)
 
 _HOPELESS = {
     "CreateContainerConfigError",
@@ -14,6 +21,7 @@ _HOPELESS = {
     "StartError",
 }
 """Reasons of a container that waits or ended which no waiting mends."""
+DELETED = "its pod was deleted"
 _OOM_KILLED = "its container was killed for memory (OOMKilled)"
 _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 
@@ -41,12 +49,12 @@ class PodState:
     before: str = ""
 
     @classmethod
-    def read(cls, pod: Mapping[str, Any]) -> Self:
+    def read(cls, pod: Object) -> Self:
         """From the API server's JSON."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         index = (metadata.get("labels") or {}).get("batch.kubernetes.io/job-completion-index")
-        waiting = _waiting(status)
-        over = _why_over(metadata, status)
+        waiting, unscheduled = _waiting(status), why_unscheduled(pod)
+        over = _why_over(pod)
         statuses = status.get("containerStatuses") or []
         runs = status.get("phase") == "Running" and any("running" in s["state"] for s in statuses)
         return cls(
@@ -56,22 +64,14 @@ class PodState:
             node=spec.get("nodeName") or "",
             address=status.get("podIP") or "",
             ready=runs and not over,
-            problem=_why_pending(status) or waiting[1],
+            problem=waiting[1] if unscheduled is None else unscheduled or "not scheduled",
             hopeless=waiting[0] in _HOPELESS,
             over=over,
             before=_why_restarted(statuses),
         )
 
 
-def _why_pending(status: Mapping[str, Any]) -> str:
-    """The scheduler's own reason for a pod without a node."""
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return str(condition.get("message") or condition.get("reason") or "not scheduled")
-    return ""
-
-
-def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+def _waiting(status: Object) -> tuple[str, str]:
     """Reason and message of the first container that cannot start."""
     statuses = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     for container in statuses:
@@ -84,24 +84,24 @@ def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _why_over(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+def _why_over(pod: Object) -> str:
     """Why a pod ended, or is about to: evicted, killed for memory, deleted, its node lost."""
+    status, found = pod.get("status", {}), conditions(pod)
     statuses = status.get("containerStatuses") or []
     ended = [s["state"]["terminated"] for s in statuses if "terminated" in s.get("state", {})]
     if any(state.get("reason") == "OOMKilled" for state in ended):
         return _OOM_KILLED
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            said = condition.get("message") or condition.get("reason")
-            return f"its pod was disrupted: {said}"
+    if is_true(found, "DisruptionTarget"):
+        why = found["DisruptionTarget"]
+        return f"its pod was disrupted: {why.get('message') or why.get('reason')}"
     if status.get("phase") in ("Failed", "Succeeded"):
         return f"its pod ended{_how_it_ended(status, ended)}"
-    if metadata.get("deletionTimestamp"):
-        return "its pod was deleted"
+    if pod["metadata"].get("deletionTimestamp"):
+        return DELETED
     return ""
 
 
-def _why_restarted(statuses: Sequence[Mapping[str, Any]]) -> str:
+def _why_restarted(statuses: Sequence[Object]) -> str:
     """How the container ended that runs again; "" where none does."""
     ended = [s["lastState"]["terminated"] for s in statuses if s.get("lastState")]
     if not ended:
@@ -111,14 +111,14 @@ def _why_restarted(statuses: Sequence[Mapping[str, Any]]) -> str:
     return f"its container ended{_status(ended[0])}, and was restarted"
 
 
-def _how_it_ended(status: Mapping[str, Any], ended: Sequence[Mapping[str, Any]]) -> str:
+def _how_it_ended(status: Object, ended: Sequence[Object]) -> str:
     words = [str(status[key]) for key in ("reason", "message") if status.get(key)]
     if words or not ended:
         return f": {': '.join(words) or status['phase']}"
     return _status(ended[0])
 
 
-def _status(ended: Mapping[str, Any]) -> str:
+def _status(ended: Object) -> str:
     code, message = ended.get("exitCode"), ended.get("message")
     name = f" ({_SIGNALS[code]})" if code in _SIGNALS else ""
     return f" with status {code}{name}{': ' * bool(message)}{message or ''}"

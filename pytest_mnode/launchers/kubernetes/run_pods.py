@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_mnode.launchers.kubernetes.pods import PodState
+from pytest_mnode.launchers.kubernetes.pods import DELETED, PodState
 
 Event = dict[str, Any]
 """For the launcher; see bridge."""
-DELETED = "its pod was deleted"
 _DIGITS = re.compile(r"(\d+)")
 
 

@@ -46,6 +46,7 @@ class RemoteLauncher(Launcher):
         self._package_dirs: dict[str, str] = {}
         """Where this package is, by host."""
         self._watchers = Watchers(f"{self.name}-watch")
+        self._closed = False
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         """See Launcher. This Python in `argv`, and paths of this package, become the nodes' own."""
@@ -71,6 +72,18 @@ class RemoteLauncher(Launcher):
         """See Launcher."""
         self._watchers.add(on_lost)
 
+    def close(self) -> None:
+        """See Launcher."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watchers.close()
+        try:
+            self._give_back()
+        finally:
+            if self._shared is not None:
+                self._shared.remove()
+
     # For subclasses to implement.
 
     def _why_gone(self, node: Node) -> str | None:
@@ -84,6 +97,10 @@ class RemoteLauncher(Launcher):
     def _problem_with(self, node: Node, limit_s: float) -> str | None:
         """Why a node that boots is not back yet; None where it is as before. Raises ClusterError
         where it never will be."""
+        raise NotImplementedError
+
+    def _give_back(self) -> None:
+        """End connections, and give nodes back that are the run's own. Called once."""
         raise NotImplementedError
 
     # For subclasses to use.
@@ -141,12 +158,9 @@ class RemoteLauncher(Launcher):
         section = power.switch(self._spec.power, "on", node)
         end = time.monotonic() + section.within_s
         while problem := self._problem_with(node, end - time.monotonic()):
-            if time.monotonic() > end or self._is_closed():
+            if time.monotonic() > end or self._closed:
                 raise ClusterError(
                     f"{node.name} was not back {section.within_s:g} s after power.switch_on: "
                     f"{problem}"
                 )
             time.sleep(_TRY_AGAIN_S)
-
-    def _is_closed(self) -> bool:
-        raise NotImplementedError

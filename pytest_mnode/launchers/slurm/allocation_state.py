@@ -123,7 +123,6 @@ class Watch:
     def close(self) -> None:
         """End; does not wait for a command that Slurm has not answered yet."""
         self._closing.set()
-        self._watchers.close()
 
     def why_gone(self, name: str) -> str | None:
         """Why a node is not there; None where it is, as far as is known."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ class Slurm(RemoteLauncher):
         self.granted: Granted | None = None
         self._count = nodes
         self._watch: Watch | None = None
-        self._closing = threading.Event()
 
     @property
     def _job(self) -> int:
@@ -110,7 +108,7 @@ class Slurm(RemoteLauncher):
         return super().ask(request)
 
     def _why_gone(self, node: Node) -> str | None:
-        if self._closing.is_set():
+        if self._closed:
             return "the run is over"
         return None if self._watch is None else self._watch.why_gone(node.name)
 
@@ -138,19 +136,10 @@ class Slurm(RemoteLauncher):
             return problems[name]
         return None if report.hostname == node.name else f"it is {report.hostname} now"
 
-    def _is_closed(self) -> bool:
-        return self._closing.is_set()
-
-    def close(self) -> None:
-        """See Launcher. The run's own allocation is given back."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
+    def _give_back(self) -> None:
         if self._watch is not None:
             self._watch.close()
         try:
             self.allocation.close()
         finally:
             self.allocation.daemon.close()
-            if self._shared is not None:
-                self._shared.remove()

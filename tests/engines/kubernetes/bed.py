@@ -9,17 +9,18 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_mnode.launchers.kubernetes.conditions import conditions, is_true
 from pytest_mnode.launchers.rack import Rack, cgroups
 from pytest_mnode.machine.namespaces import GROUP_PREFIX
 from tests.engines.kubernetes import node_files, programs
 from tests.engines.on_rack import OnRack
+from tests.inner import need
 
 COMPUTE_NODES = 4
 SERVICE = "10.96.0.1"
@@ -39,9 +40,8 @@ def unavailable() -> str | None:
 
 
 def need_kubernetes() -> None:
-    """Skip where there can be no Kubernetes; in CI that is a failure."""
-    if (reason := unavailable()) is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    """Skip where there can be no Kubernetes."""
+    need(unavailable())
 
 
 class KubernetesOnRack(OnRack):
@@ -70,9 +70,6 @@ class KubernetesOnRack(OnRack):
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def server(self) -> str:
         return f"https://{self.login.address}:443"
@@ -87,15 +84,6 @@ class KubernetesOnRack(OnRack):
     def get(self, *argv: str) -> Any:
         """`kubectl get`, decoded."""
         return json.loads(self.kubectl("get", "-o", "json", *argv))
-
-    def await_that(self, holds: Callable[[], bool], limit_s: float, what: str) -> float:
-        """Ask until it holds; seconds that took."""
-        start = time.monotonic()
-        while not holds():
-            took = time.monotonic() - start
-            assert took < limit_s, f"not within {limit_s:g} s: {what}\n{self.logs()}"
-            time.sleep(0.2)
-        return time.monotonic() - start
 
     def own(self, name: str) -> Path:
         """A node's directory."""
@@ -189,11 +177,6 @@ class KubernetesOnRack(OnRack):
         """Whether the API server does."""
         argv = ("kubectl", f"--kubeconfig={self.kubeconfig}", "get", "--raw", "/readyz")
         return self.run(*argv).returncode == 0
-
-    def kill(self, name: str) -> None:
-        """SIGKILL a daemon, such as the API server."""
-        self._daemons[name].kill()
-        self._daemons[name].wait()
 
     def start_daemon_of(self, name: str) -> None:
         """containerd, then the kubelet."""
@@ -295,13 +278,7 @@ class KubernetesOnRack(OnRack):
 
 def is_ready(found: dict[str, Any]) -> bool:
     """Whether a node's or a pod's condition Ready is true."""
-    return is_true(found, "Ready")
-
-
-def is_true(found: dict[str, Any], name: str) -> bool:
-    """Whether an object's condition is true."""
-    conditions = found.get("status", {}).get("conditions") or []
-    return any(c["type"] == name and c["status"] == "True" for c in conditions)
+    return is_true(conditions(found), "Ready")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from tests.engines.kubernetes.bed import KubernetesOnRack, is_true
+from pytest_mnode.launchers.kubernetes.conditions import conditions, is_true
+from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.engines.kubernetes.programs import (
     COSCHEDULING,
     JOBSET,
@@ -78,7 +79,7 @@ def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
 
     def served() -> bool:
         found = bed.get(*names)
-        return all(is_true(one, "Established") for one in found.get("items", [found]))
+        return all(is_true(conditions(one), "Established") for one in found.get("items", [found]))
 
     bed.await_that(served, _READY_S, "definitions are served")
 

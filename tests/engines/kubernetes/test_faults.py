@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[Callable[[KubernetesOnRack], None], Callable[[Kubernetes
     "deleted": (delete, lambda _: None),
     "evicted": (evict, lambda _: None),
     "power": (lambda bed: bed.power_off("node1"), lambda bed: bed.power_on("node1")),
-    "api server": (lambda bed: bed.kill("apiserver"), lambda bed: bed.start_api_server()),
+    "api server": (lambda bed: bed.kill_daemon("apiserver"), lambda bed: bed.start_api_server()),
 }
 """Fault, and its end; in this order."""
 

@@ -93,7 +93,7 @@ def test_pods_end_by_themselves_where_nobody_can_delete_them(
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
         bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
         ours = psutil.Process(program.pid).children(recursive=True)
-        bed.kill("apiserver")
+        bed.kill_daemon("apiserver")
         try:
             program.send_signal(signal.SIGKILL)
             program.communicate(timeout=30)

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.kinds.plain import (
     JOB,
-    Object,
     Plain,
     PodGang,
     Resource,
@@ -14,6 +13,7 @@ from pytest_mnode.gang.kubernetes.kinds.plain import (
     job_state,
 )
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object
 from pytest_mnode.launchers.kubernetes.manifest import Manifest
 
 POD_GROUP = Resource("scheduling.x-k8s.io", "PodGroup", "podgroups")

@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.kinds.kueue import Kueue, admitted, kueue_words, queued
-from pytest_mnode.gang.kubernetes.kinds.plain import (
-    Object,
-    PodGang,
-    Resource,
-    conditions,
-    is_true,
-    job_spec,
-)
+from pytest_mnode.gang.kubernetes.kinds.plain import PodGang, Resource, job_spec
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object, conditions, is_true
 from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, Manifest
 
 JOB_SET = Resource("jobset.x-k8s.io", "JobSet", "jobsets")

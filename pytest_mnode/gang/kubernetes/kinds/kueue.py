@@ -10,16 +10,15 @@ from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.kinds.plain import (
     JOB,
-    Object,
     Plain,
     PodGang,
     Resource,
-    conditions,
     job_spec,
     job_state,
     words_of,
 )
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
 from pytest_mnode.launchers.kubernetes.manifest import Manifest
 
 WORKLOAD = Resource("kueue.x-k8s.io", "Workload", "workloads")

@@ -9,16 +9,14 @@ from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.kinds.plain import (
     JOB,
-    Object,
     Plain,
     PodGang,
     Resource,
-    conditions,
-    is_true,
     job_spec,
     job_state,
 )
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object, conditions, is_true
 from pytest_mnode.launchers.kubernetes.manifest import Manifest
 
 POD_GROUP = Resource("scheduling.k8s.io", "PodGroup", "podgroups")

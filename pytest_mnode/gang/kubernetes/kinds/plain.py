@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object, conditions, is_true
 from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, RUN_LABEL, Manifest
-
-Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +93,6 @@ def job_spec(gang: PodGang) -> Manifest:
         "ttlSecondsAfterFinished": KEPT_S,
         "template": gang.template,
     }
-
-
-def conditions(found: Object | None) -> dict[str, Object]:
-    """Conditions of an object by type."""
-    status = (found or {}).get("status") or {}
-    return {one["type"]: one for one in status.get("conditions") or []}
-
-
-def is_true(found: Mapping[str, Object], name: str) -> bool:
-    """Whether a condition is there and true."""
-    return found.get(name, {}).get("status") == "True"
 
 
 def job_state(root: Object, words: str = "") -> RootState:

@@ -9,8 +9,9 @@ import copy
 from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.kinds.jobset import ended
-from pytest_mnode.gang.kubernetes.kinds.plain import Object, Plain, PodGang, Resource
+from pytest_mnode.gang.kubernetes.kinds.plain import Plain, PodGang, Resource
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object
 from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, Manifest, main_container
 
 PYTORCH_JOB = Resource("kubeflow.org", "PyTorchJob", "pytorchjobs")

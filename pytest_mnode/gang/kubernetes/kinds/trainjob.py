@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from pytest_mnode.gang.kubernetes.kinds.coscheduling import SCHEDULER
 from pytest_mnode.gang.kubernetes.kinds.jobset import ended, jobset_spec
-from pytest_mnode.gang.kubernetes.kinds.plain import Object, Plain, PodGang, Resource
+from pytest_mnode.gang.kubernetes.kinds.plain import Plain, PodGang, Resource
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object
 from pytest_mnode.launchers.kubernetes.manifest import Manifest
 
 TRAIN_JOB = Resource("trainer.kubeflow.org", "TrainJob", "trainjobs")

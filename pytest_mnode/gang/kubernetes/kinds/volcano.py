@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pytest_mnode.gang.kubernetes.kinds.plain import Object, Plain, PodGang, Resource, conditions
+from pytest_mnode.gang.kubernetes.kinds.plain import Plain, PodGang, Resource
 from pytest_mnode.gang.kubernetes.pods import RootState
+from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
 from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, Manifest
 
 VOLCANO_JOB = Resource("batch.volcano.sh", "Job", "jobs")
