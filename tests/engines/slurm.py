@@ -141,10 +141,6 @@ class SlurmOnRack(OnRack):
 
     # What goes wrong.
 
-    def kill_daemon(self, name: str) -> None:
-        """SIGKILL; its steps, which have processes of their own, go on."""
-        self.kill_daemon(name)
-
     def start_daemon_of(self, name: str) -> None:
         self._booted = True
         self.start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
