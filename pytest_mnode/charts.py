@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_mnode.measurement import Bound, Curve
+from pytest_mnode.path_rates import PathRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +141,6 @@ class Map:
     kind: Literal["map"] = "map"
 
 
-Chart = Curve | Lines | Bars | Matrix | Timeline | Map
-"""Everything that `measure.chart` takes. A `Curve` is the bus bandwidth of a collective by size."""
+Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates
+"""Everything that `measure.chart` takes. A `Curve` is the bus bandwidth of a collective by size;
+`PathRates` go to the certificate's coverage."""

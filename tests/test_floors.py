@@ -10,8 +10,8 @@ import pytest
 import pytest_mnode
 
 FLOORS = (
-    {"pytest_mnode", "plugin"},
-    {"fixtures"},
+    {"pytest_mnode", "plugin", "__main__"},
+    {"commands", "fixtures"},
     {"controller"},
     {
         *("certificate", "checks", "cluster", "criteria", "discover", "faults", "gang", "jobs"),
@@ -25,7 +25,7 @@ FLOORS = (
     },
     {"logs", "machine", "spec"},
     {"measure", "table"},
-    {"charts", "errors", "measurement", "processes"},
+    {"charts", "errors", "measurement", "path_rates", "processes"},
 )
 """From the top. A package or module may import those of its own floor, but not in a circle."""
 

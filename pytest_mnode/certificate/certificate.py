@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
+from pytest_mnode.certificate.coverage import Coverage, merged
+from pytest_mnode.certificate.node_states import coverage_of
 from pytest_mnode.certificate.results import (
     CaseResult,
     CriterionResult,
@@ -17,6 +19,7 @@ from pytest_mnode.certificate.results import (
     criterion_name,
 )
 from pytest_mnode.certificate.run_facts import RunFacts, UtcTime
+from pytest_mnode.launchers.node import count
 
 _TITLE = "Certificate of a training cluster"
 _TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
@@ -34,12 +37,15 @@ class CertificateVerdict(StrEnum):
     not certified: a criterion failed.
     incomplete: a promised criterion did not run, the run was cut short, or nothing is promised.
     inconclusive: a criterion could not be judged.
-    certified: every promised criterion passed, and so did every other that ran.
+    partly certified: all of that was well, and some nodes of the cluster have no unexpired pass.
+    certified: every promised criterion passed, so did every other that ran, and every node of the
+    cluster has an unexpired pass.
     """
 
     NOT_CERTIFIED = "not certified"
     INCOMPLETE = "incomplete"
     INCONCLUSIVE = "inconclusive"
+    PARTLY_CERTIFIED = "partly certified"
     CERTIFIED = "certified"
 
 
@@ -49,6 +55,7 @@ class Certificate:
 
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
+    coverage: Coverage
     schema_version: Literal[4] = 4
     """A key of certificate.json that is changed or removed needs a new version."""
 
@@ -64,15 +71,32 @@ class Certificate:
             return CertificateVerdict.INCOMPLETE
         if CriterionVerdict.INCONCLUSIVE in found:
             return CertificateVerdict.INCONCLUSIVE
-        return CertificateVerdict.CERTIFIED
+        whole = self.coverage.whole
+        return CertificateVerdict.CERTIFIED if whole else CertificateVerdict.PARTLY_CERTIFIED
+
+    @property
+    def kept(self) -> bool:
+        """Whether the run kept every promise on the nodes that it tested."""
+        return self.verdict in (CertificateVerdict.CERTIFIED, CertificateVerdict.PARTLY_CERTIFIED)
+
+    @property
+    def count(self) -> str:
+        """How much of the cluster has an unexpired pass, such as "2 of 16 nodes"."""
+        passed = self.coverage.nodes_by_state.passed
+        if self.run.cluster_nodes is None:
+            return f"{count(passed)} (the spec names no number)"
+        return f"{passed} of {count(self.coverage.total_nodes)}"
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def expiry(self) -> UtcTime | None:
-        """Until when the cluster is certified; None where it is not."""
-        if self.verdict is CertificateVerdict.CERTIFIED:
-            return self.run.end + timedelta(seconds=self.run.validity_s)
-        return None
+        """Until when the whole cluster is certified: its first pass expires; None if it is not."""
+        return self.until if self.verdict is CertificateVerdict.CERTIFIED else None
+
+    @property
+    def until(self) -> datetime:
+        """When the first pass of a node expires; of a run that asked a scheduler only, its own."""
+        return self.coverage.until or self.run.end + timedelta(seconds=self.run.validity_s)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -85,6 +109,8 @@ class Certificate:
         missing = [f"cut short by {why}" for why in self.run.cut_short]
         if not any(c.promised for c in self.criteria):
             missing.append("the spec promises nothing")
+        if self.verdict is CertificateVerdict.PARTLY_CERTIFIED:
+            missing.append(f"not every node has a pass: {self.coverage.nodes_in_words()}")
         return (
             *of(CriterionVerdict.FAIL),
             *of(CriterionVerdict.DID_NOT_RUN),
@@ -99,23 +125,24 @@ def build_certificate(
     cases: Sequence[CaseResult],
     promised: Sequence[str],
     not_promised: Mapping[str, str],
+    earlier: Sequence[Coverage] = (),
 ) -> Certificate:
     """The certificate of a run: promised criteria in their order, others that ran, not promised.
 
     `not_promised` maps a criterion to the spec's reason. One that is in both is promised.
+    earlier: what runs before this one found out about the same cluster, by the same spec.
     """
     grouped: dict[str, list[CaseResult]] = {name: [] for name in promised}
     for case in cases:
         grouped.setdefault(criterion_name(case.test), []).append(case)
     excused = {name: why for name, why in not_promised.items() if name not in promised}
     judged = [name for name in grouped if name not in excused]
-    return Certificate(
-        run,
-        tuple(
-            CriterionResult(name, name in promised, excused.get(name), tuple(grouped.get(name, ())))
-            for name in (*judged, *excused)
-        ),
+    criteria = tuple(
+        CriterionResult(name, name in promised, excused.get(name), tuple(grouped.get(name, ())))
+        for name in (*judged, *excused)
     )
+    coverage = merged(coverage_of(run, criteria), earlier, run.end)
+    return Certificate(run, criteria, coverage)
 
 
 _ADAPTER: TypeAdapter[Certificate] = TypeAdapter(Certificate)

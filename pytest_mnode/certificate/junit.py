@@ -44,6 +44,7 @@ def junit_text(certificate: Certificate) -> str:
         "launcher": certificate.run.launcher,
         "nodes": " ".join(certificate.run.nodes),
         "covered": certificate.run.coverage,
+        "certified": certificate.count,
     }
     suites = [
         junit_xml.TestSuite(
@@ -64,8 +65,8 @@ def _overall(certificate: Certificate) -> junit_xml.TestCase:
     reasons = "; ".join(certificate.reasons)
     out = _named(f"{certificate.run.spec.name} is certified", "certificate")
     match certificate.verdict:
-        case CertificateVerdict.CERTIFIED:
-            out.stdout = fit(f"certified: {certificate.run.coverage}")
+        case CertificateVerdict.CERTIFIED | CertificateVerdict.PARTLY_CERTIFIED:
+            out.stdout = fit(f"certified: {certificate.count}; {certificate.run.coverage}")
         case CertificateVerdict.NOT_CERTIFIED:
             _fail(out, f"NOT certified: {reasons}")
         case verdict:

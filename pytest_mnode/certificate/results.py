@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.measurement import Bound, Measurement, Verdict
+from pytest_mnode.path_rates import PathRates
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip that says so (`not_promised`)."""
@@ -100,7 +101,8 @@ class CaseResult:
 
     test: node id. question: first line of its docstring. message: why it did not pass.
     culprit: what to blame where no measurement says so. nodes: where it ran.
-    charts: curves, matrices, timelines and such; recorded, never judged.
+    charts: curves, matrices, timelines and such; recorded, never judged. paths: rates of all
+    paths, which the certificate has in its coverage, and not here too.
     """
 
     test: str
@@ -112,6 +114,7 @@ class CaseResult:
     nodes: tuple[str, ...] = ()
     duration_s: float | None = None
     charts: tuple[RecordedChart, ...] = ()
+    paths: Annotated[tuple[PathRates, ...], Field(exclude=True)] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

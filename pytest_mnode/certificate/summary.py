@@ -19,18 +19,24 @@ _SHRINKS = ((1, 20), (4, 16), (2, 12), (1, 12), (4, 12))
 def summary_lines(
     certificate: Certificate, width: int | None = None, *, every_measurement: bool = False
 ) -> list[str]:
-    """Aligned plain text: the criteria, doubts about the spec, the certificate's line.
+    """Aligned plain text: the certificate's line, the criteria, doubts about the spec, what was
+    covered, and the line again, since a terminal shows the end.
 
     width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
     every_measurement: with a table of all that was measured, by criterion.
     """
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
+    paths = certificate.coverage.paths_in_words()
     return [
+        certificate_line(certificate),
+        "",
         *(_measurements(certificate.criteria, width) if every_measurement else ()),
         *aligned(rows, width, _SHRINKS),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         f"covered: {certificate.run.coverage}",
+        f"nodes: {certificate.coverage.nodes_in_words()}",
+        *([f"paths: {paths}"] if paths else []),
         certificate_line(certificate),
     ]
 
@@ -46,15 +52,17 @@ def _measurements(criteria: Sequence[CriterionResult], width: int | None) -> Ite
 
 def certificate_line(certificate: Certificate) -> str:
     """The verdict of the run in one line, with what it holds for or what stands in its way."""
-    if certificate.expiry is not None:
-        run = certificate.run
-        until = certificate.expiry.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    run = certificate.run
+    if certificate.kept:
+        date = certificate.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        rest = "".join(f"; the cluster is not: {reason}" for reason in certificate.reasons)
         return (
-            f"certified: {run.count} until {until} (spec {run.spec.name}, {run.launcher} launcher)"
+            f"certified: {certificate.count} until {date} "
+            f"(spec {run.spec.name}, {run.launcher} launcher){rest}"
         )
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
     word = "NOT certified" if not_certified else certificate.verdict.value
-    return f"{word}: {'; '.join(certificate.reasons)}"
+    return f"{word}: {'; '.join(certificate.reasons)}; passed: {certificate.count}"
 
 
 def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:

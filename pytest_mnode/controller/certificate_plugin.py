@@ -25,6 +25,7 @@ from pytest_mnode.certificate import (
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.controller.session import ENDED
+from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
 
@@ -109,7 +110,7 @@ class CertificatePlugin:
         if directory is not None:
             self._written = [str(path) for path in write_report(directory, self.certificate)]
             whole = exitstatus == pytest.ExitCode.OK
-            if self._ended_itself or (whole and self.certificate.verdict != "certified"):
+            if self._ended_itself or (whole and not self.certificate.kept):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
@@ -200,6 +201,7 @@ def _message(report: pytest.TestReport) -> str:
 
 
 def _result(test: str, case: _Case) -> CaseResult:
+    charts = charts_from_json(case.facts.get("charts", ()))
     return CaseResult(
         test=test,
         question=case.facts.get("question", ""),
@@ -207,7 +209,8 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=charts_from_json(case.facts.get("charts", ())),
+        charts=tuple(one for one in charts if not isinstance(one, PathRates)),
+        paths=tuple(one for one in charts if isinstance(one, PathRates)),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )

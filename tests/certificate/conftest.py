@@ -18,6 +18,7 @@ from pytest_mnode.certificate import (
     Versions,
     build_certificate,
 )
+from pytest_mnode.certificate.coverage import Coverage
 
 FACTS = RunFacts(
     launcher="rack",
@@ -35,12 +36,13 @@ FACTS = RunFacts(
 
 @pytest.fixture
 def certify() -> Callable[..., Certificate]:
-    """certify(*cases, promised=…, not_promised=…, and facts of the run to override)."""
+    """certify(*cases, promised=…, not_promised=…, earlier=…, and facts of the run to override)."""
 
     def build(
         *cases: CaseResult,
         promised: Sequence[str] = (),
         not_promised: Mapping[str, str] | None = None,
+        earlier: Sequence[Coverage] = (),
         **facts: Any,
     ) -> Certificate:
         return build_certificate(
@@ -48,6 +50,7 @@ def certify() -> Callable[..., Certificate]:
             cases=cases,
             promised=promised,
             not_promised=not_promised or {},
+            earlier=earlier,
         )
 
     return build

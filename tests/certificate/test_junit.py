@@ -153,9 +153,9 @@ def test_what_was_covered_stands_beside_the_verdict(certify: Certify) -> None:
     certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
     overall = suite(certificate, "certificate")
     covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
-    assert overall.findtext("testcase/system-out") == f"certified: {covered}"
+    assert overall.findtext("testcase/system-out") == f"certified: 4 of 16 nodes; {covered}"
     properties = {p.get("name"): p.get("value") for p in overall.iter("property")}
-    assert properties["covered"] == covered
+    assert (properties["covered"], properties["certified"]) == (covered, "4 of 16 nodes")
 
 
 HOSTILE = "\x1b[31mred\x1b[0m \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff ]]> <&\"' é 雪 end"

@@ -128,7 +128,7 @@ def test_no_key_may_be_missing_or_added(full: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema_version": 2},
+        {"schema_version": 3},
         {"verdict": "passed"},
         {"verdict": "certified"},
         {"expiry": "2026-11-28T02:06:00+00:00"},

@@ -36,7 +36,14 @@ def test_every_criterion_has_its_line(certify: Certify) -> None:
         not_promised={"gang": "no scheduler"},
         doubts=("above the wire",),
     )
-    assert "\n".join(summary_lines(certificate)) == """\
+    reasons = (
+        "NOT certified: fabric failed (node2); numa failed (rank 2); restart did not run; "
+        "clock inconclusive (busbw not measured: no counter); gpu inconclusive (skipped); "
+        "passed: 0 nodes (the spec names no number)"
+    )
+    assert "\n".join(summary_lines(certificate)) == f"""\
+{reasons}
+
 criterion  measured                        expected          verdict       culprit
 mesh       passed                          Is mesh well?     pass
 fabric     48 Mbit/s busbw                 ≥ 170 ± 0 Mbit/s  FAIL          node2
@@ -48,8 +55,8 @@ restart                                                      did not run
 gang       no scheduler                                      not promised
 doubtful spec: above the wire
 covered: 4 nodes (the spec names no number): node[0-3]
-NOT certified: fabric failed (node2); numa failed (rank 2); restart did not run; \
-clock inconclusive (busbw not measured: no counter); gpu inconclusive (skipped)"""  # fmt: skip
+nodes: failed: node2; suspect: node[0-1,3]
+{reasons}"""  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,32 +71,43 @@ clock inconclusive (busbw not measured: no counter); gpu inconclusive (skipped)"
         (
             [case("fabric")],
             {"emulated": "links shaped on one machine", "nodes": ("node0",), "cluster_nodes": 16},
-            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher)",
+            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher); the "
+            "cluster is not: not every node has a pass: passed: node0; not tested: 15 others",
         ),
-        ([case("fabric", "passed", SLOW)], {}, "NOT certified: fabric failed (node2)"),
-        ([], {}, "incomplete: fabric did not run"),
+        (
+            [case("fabric", "passed", SLOW)],
+            {"cluster_nodes": 4},
+            "NOT certified: fabric failed (node2); passed: 3 of 4 nodes",
+        ),
+        (
+            [],
+            {},
+            "incomplete: fabric did not run; passed: 0 nodes (the spec names no number)",
+        ),
         (
             [case("fabric", "passed", UNKNOWN)],
-            {},
-            "inconclusive: fabric inconclusive (busbw not measured: no counter)",
+            {"cluster_nodes": 4},
+            "inconclusive: fabric inconclusive (busbw not measured: no counter); "
+            "passed: 0 of 4 nodes",
         ),
     ],
 )
-def test_the_last_line_is_the_certificate(
+def test_the_first_line_and_the_last_are_the_certificate(
     certify: Certify, cases: list[CaseResult], more: dict[str, Any], line: str
 ) -> None:
-    assert summary_lines(certify(*cases, promised=["fabric"], **more))[-1] == line
+    lines = summary_lines(certify(*cases, promised=["fabric"], **more))
+    assert (lines[0], lines[-1]) == (line, line)
 
 
 def test_what_is_emulated_is_said_before_the_verdict(certify: Certify) -> None:
     lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
-    assert lines[-3] == "emulated: links shaped on one machine"
+    assert lines[-4] == "emulated: links shaped on one machine"
 
 
 def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: Certify) -> None:
     tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit="node3")
     lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
-    assert re.split(r"\s{2,}", lines[1]) == [
+    assert re.split(r"\s{2,}", lines[3]) == [
         "fabric",
         "171 Mbit/s gather busbw",
         "≥ 170 ± 0 Mbit/s",
@@ -100,7 +118,7 @@ def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: C
 def test_where_nothing_could_be_missed_by_a_little_tests_are_counted(certify: Certify) -> None:
     whole = Measurement("links that are up", 1, "", at_least(1))
     lines = summary_lines(certify(case("fabric", "passed", FAST, whole), case("fabric")))
-    assert re.split(r"\s{2,}", lines[1]) == ["fabric", "2 tests passed", "pass"]
+    assert re.split(r"\s{2,}", lines[3]) == ["fabric", "2 tests passed", "pass"]
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 60])
@@ -110,8 +128,8 @@ def test_a_narrow_terminal_cuts_nothing(certify: Certify, width: int) -> None:
     slow = Measurement(name, 48, "Mbit/s", at_least(170), "spec", culprit)
     failed = case("mesh", "failed", message="a" * 90)
     printed = summary_lines(certify(case("fabric", "passed", slow), failed), width)
-    [heading, *table] = printed[:-2]
-    assert max(map(len, printed[:-2])) <= width
+    [heading, *table] = printed[2:-3]
+    assert max(map(len, printed[2:-3])) <= width
     starts = [heading.index(word) for word in heading.split()]
     ends = [*starts[1:], None]
     mesh = next(number for number, line in enumerate(table) if line.startswith("mesh"))
@@ -153,6 +171,6 @@ def test_what_was_covered_is_said_with_what_was_not(
 def test_all_measurements_are_shown_by_criterion_where_asked_for(certify: Certify) -> None:
     certificate = certify(case("fabric", "passed", FAST, SLOW), case("mesh"))
     lines = summary_lines(certificate, every_measurement=True)
-    assert lines[0] == "fabric:"
-    assert [line.split()[0] for line in lines[2:4]] == ["busbw", "busbw"]
-    assert lines[4:] == ["", *summary_lines(certificate)]
+    assert lines[2] == "fabric:"
+    assert [line.split()[0] for line in lines[4:6]] == ["busbw", "busbw"]
+    assert lines[6:] == ["", *summary_lines(certificate)[2:]]

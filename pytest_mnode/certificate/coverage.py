@@ -1,0 +1,229 @@
+"""What a certificate speaks of: the state of each node, rail and path, with date and evidence.
+
+`merged` adds what earlier runs of the same cluster found out. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import NonNegativeInt, TypeAdapter, computed_field
+from pydantic.dataclasses import dataclass
+
+from pytest_mnode.certificate.run_facts import UtcTime, utc
+from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.path_rates import PathRates, State
+
+
+@dataclass(frozen=True)
+class RailCoverage:
+    """A NIC of a node, or a group of NICs that one rank uses.
+
+    mbits_s: of its slower direction, with the best partner; None where that was not measured.
+    """
+
+    name: str
+    state: State
+    mbits_s: float | None
+    date: UtcTime | None = None
+
+
+@dataclass(frozen=True)
+class NodeCoverage:
+    """What is known of a node.
+
+    date: end of the run that found it out; None for a node that no run tested. until: how long a
+    pass holds; None for what is no pass. evidence: what the state rests on, in words.
+    """
+
+    name: str
+    state: State
+    date: UtcTime | None
+    until: UtcTime | None
+    evidence: str
+    rails: tuple[RailCoverage, ...] = ()
+
+
+@dataclass(frozen=True)
+class PathCoverage:
+    """The paths that one run measured; a later run of the same path counts instead.
+
+    date: end of the run. evidence: how they were measured. See `PathRates` for the tables.
+    """
+
+    date: UtcTime
+    evidence: str
+    rates: PathRates
+
+
+@dataclass(frozen=True)
+class StateCounts:
+    """How many nodes, or ordered paths, are in each state."""
+
+    passed: NonNegativeInt
+    failed: NonNegativeInt
+    suspect: NonNegativeInt
+    not_tested: NonNegativeInt
+
+    @classmethod
+    def of(cls, states: Iterable[State], total: int) -> StateCounts:
+        """Those of `total` that are not among `states` were not tested."""
+        found = Counter(states)
+        passed, failed, suspect = (
+            found[state] for state in (State.PASSED, State.FAILED, State.SUSPECT)
+        )
+        return cls(passed, failed, suspect, total - passed - failed - suspect)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The cluster as far as it is known, of this run and of earlier ones.
+
+    nodes: every node with a name. unnamed: further nodes that the spec counts and no run has seen:
+    not tested. paths: the latest run first; an ordered pair that is in none was not tested.
+    """
+
+    nodes: tuple[NodeCoverage, ...]
+    unnamed: NonNegativeInt = 0
+    paths: tuple[PathCoverage, ...] = ()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total_nodes(self) -> int:
+        """How many nodes the cluster has."""
+        return len(self.nodes) + self.unnamed
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def nodes_by_state(self) -> StateCounts:
+        """Of all nodes, those without a name too."""
+        return StateCounts.of((node.state for node in self.nodes), self.total_nodes)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total_paths(self) -> int:
+        """Ordered pairs of nodes."""
+        return self.total_nodes * (self.total_nodes - 1)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def paths_by_state(self) -> StateCounts:
+        """Of all ordered pairs."""
+        return StateCounts.of((state for _, _, state, _ in self.each_path()), self.total_paths)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every node has an unexpired pass."""
+        return self.nodes_by_state.passed == self.total_nodes
+
+    @property
+    def until(self) -> datetime | None:
+        """When the first pass expires; None where there is none."""
+        return min((node.until for node in self.nodes if node.until), default=None)
+
+    def names(self, state: State) -> tuple[str, ...]:
+        """Nodes in this state, those without a name aside."""
+        return tuple(node.name for node in self.nodes if node.state is state)
+
+    def each_path(self) -> Iterator[tuple[str, str, State, float | None]]:
+        """Sender, receiver, state and Mbit/s of every path that a run tried, as the last found."""
+        seen: set[tuple[str, str]] = set()
+        last = len(self.paths) - 1
+        for number, block in enumerate(self.paths):
+            for path in block.rates.paths():
+                if path[2] is not State.NOT_TESTED and path[:2] not in seen:
+                    if number < last:
+                        seen.add(path[:2])
+                    yield path
+
+    def nodes_in_words(self) -> str:
+        """Such as "passed: node[0-1]; failed: node2; not tested: node3 and 12 others"."""
+        parts = []
+        for state in State:
+            names = self.names(state)
+            unnamed = self.unnamed if state is State.NOT_TESTED else 0
+            others = [f"{unnamed} other{'s' * (unnamed > 1)}"] * bool(unnamed)
+            if said := " and ".join([*([compress(names)] if names else []), *others]):
+                parts.append(f"{state.value}: {said}")
+        return "; ".join(parts)
+
+    def paths_in_words(self) -> str:
+        """Such as "12 of 12 measured (100 %); failed: node1→node3 (95 Mbit/s)"; "" without any."""
+        if not self.paths:
+            return ""
+        measured = self.total_paths - self.paths_by_state.not_tested
+        share = measured / self.total_paths
+        parts = [f"{measured} of {self.total_paths} measured ({_percent(share)})"]
+        for state in (State.FAILED, State.SUSPECT):
+            bad = [path for path in self.each_path() if path[2] is state]
+            if bad:
+                shown = ", ".join(f"{a}→{b}{_rate(rate)}" for a, b, _, rate in bad[:_MOST_NAMED])
+                more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
+                parts.append(f"{state.value}: {shown}{more}")
+        return "; ".join(parts)
+
+
+_MOST_NAMED = 4
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 99.96 % is not all."""
+    return f"{int(share * 1000) / 10:g} %"
+
+
+def _rate(mbits_s: float | None) -> str:
+    return " (no reading)" if mbits_s is None else f" ({mbits_s:.0f} Mbit/s)"
+
+
+def merged(now: Coverage, earlier: Sequence[Coverage], moment: datetime) -> Coverage:
+    """The latest that is known of each node and path; a pass that has expired is none.
+
+    earlier: of the same cluster and spec, in any order. moment: the end of the latest run.
+    """
+    known: dict[str, NodeCoverage] = {}
+    rails: dict[str, dict[str, RailCoverage]] = {}
+    every = [node for coverage in (*earlier, now) for node in coverage.nodes]
+    for node in sorted(every, key=lambda node: utc(node.date) if node.date else ""):
+        tested = node.state is not State.NOT_TESTED or node.name not in known
+        if tested or known[node.name].state is State.NOT_TESTED:
+            known[node.name] = _unexpired(node, moment)
+        rails.setdefault(node.name, {}).update({rail.name: rail for rail in node.rails})
+    blocks = {utc(b.date): b for coverage in (*earlier, now) for b in coverage.paths}
+    latest = [blocks[date] for date in sorted(blocks, reverse=True)]
+    named = [node.name for node in now.nodes]
+    order = [*named, *sorted(known.keys() - set(named))]
+    return Coverage(
+        tuple(replace(known[name], rails=tuple(rails[name].values())) for name in order),
+        max(0, now.total_nodes - len(known)),
+        tuple(_that_still_count(latest)),
+    )
+
+
+def _that_still_count(latest: Sequence[PathCoverage]) -> Iterator[PathCoverage]:
+    """Blocks with a path that no later block has."""
+    seen: set[tuple[str, str]] = set()
+    for block in latest:
+        tried = {p[:2] for p in block.rates.paths() if p[2] is not State.NOT_TESTED}
+        if tried - seen:
+            yield block
+        seen |= tried
+
+
+def _unexpired(node: NodeCoverage, moment: datetime) -> NodeCoverage:
+    if node.until is None or node.until > moment:
+        return node
+    why = f"its pass expired on {node.until:%Y-%m-%d %H:%M UTC}"
+    return replace(node, state=State.NOT_TESTED, until=None, evidence=why)
+
+
+_NODES: TypeAdapter[list[NodeCoverage]] = TypeAdapter(list[NodeCoverage])
+
+
+def coverage_json(nodes: Sequence[NodeCoverage]) -> list[dict[str, Any]]:
+    """Plain values."""
+    data: list[dict[str, Any]] = _NODES.dump_python(list(nodes), mode="json")
+    return data

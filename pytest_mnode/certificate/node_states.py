@@ -1,0 +1,128 @@
+"""What one run found out about each node, rail and path: who is blamed for what. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, PathCoverage, RailCoverage
+from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
+from pytest_mnode.certificate.run_facts import RunFacts
+from pytest_mnode.certificate.text import first_line
+from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
+
+_NEVER = "no run has tested it"
+_ASIDE = re.compile(r"\([^()]*\)")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+_UNSURE = re.compile(r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b")
+
+
+def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
+    """What one run found out.
+
+    A node has passed where every criterion passed, or failed only because of others, all named. It
+    is suspect where a criterion failed or was inconclusive and did not name who is to blame.
+    """
+    bad = _blamed_in(run, criteria)
+    missing = _missing(run, criteria)
+    rates = [rates for c in criteria for case in c.cases for rates in case.paths]
+    until = run.end + timedelta(seconds=run.validity_s)
+    passed = [c.name for c in criteria if c.verdict is CriterionVerdict.PASS]
+    nodes = []
+    for name in run.nodes:
+        state, evidence = bad.get(name, (State.PASSED, ""))
+        if state is State.PASSED and (why := missing or _not_met(name, criteria)):
+            state, evidence = State.NOT_TESTED, why
+        good = state is State.PASSED
+        evidence = f"passed: {', '.join(passed)}" if good else evidence
+        rails = tuple(rail for one in rates for rail in _rails(one, name, run.end))
+        nodes.append(NodeCoverage(name, state, run.end, until if good else None, evidence, rails))
+    others = tuple(dict.fromkeys(set(run.not_covered) - set(run.nodes)))
+    nodes += [NodeCoverage(n, State.NOT_TESTED, None, None, _NEVER) for n in sorted(others)]
+    return Coverage(
+        tuple(nodes),
+        max(0, (run.cluster_nodes or 0) - len(nodes)),
+        tuple(PathCoverage(run.end, f"pairs of {len(one.nodes)} nodes", one) for one in rates),
+    )
+
+
+def _missing(run: RunFacts, criteria: Sequence[CriterionResult]) -> str:
+    """Why nobody can have passed; empty where nothing promised was left out."""
+    why = [f"cut short by {reason}" for reason in run.cut_short]
+    why += [c.reason for c in criteria if c.verdict is CriterionVerdict.DID_NOT_RUN and c.reason]
+    if not any(c.promised for c in criteria):
+        why.append("the spec promises nothing")
+    return first_line("; ".join(why))
+
+
+def _not_met(name: str, criteria: Sequence[CriterionResult]) -> str:
+    """Promised criteria without a test on this node; a test that names no node is of all."""
+    left_out = [
+        c.name
+        for c in criteria
+        if c.promised and not any(not case.nodes or name in case.nodes for case in c.judged)
+    ]
+    return f"no test of {', '.join(left_out)} ran on it" if left_out else ""
+
+
+def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, tuple[State, str]]:
+    """Nodes that failed or are suspect, with the reason; the first failure counts."""
+    found: dict[str, tuple[State, str]] = {}
+    for criterion in criteria:
+        if criterion.verdict not in (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE):
+            continue
+        for case in criterion.judged:
+            if case.verdict is CriterionVerdict.PASS:
+                continue
+            evidence = first_line(f"{criterion.name}: {case.summary}")
+            failed, suspect = _blamed_by(case, run.nodes)
+            for name in suspect:
+                found.setdefault(name, (State.SUSPECT, evidence))
+            for name in failed:
+                if found.get(name, (State.SUSPECT, ""))[0] is not State.FAILED:
+                    found[name] = (State.FAILED, evidence)
+    return found
+
+
+def _blamed_by(case: CaseResult, names: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Nodes that failed, and nodes that are suspect: all that took part where nobody is named."""
+    bad = [m for m in case.measurements if m.verdict == case.verdict.value]
+    failed: set[str] = set()
+    suspect: set[str] = set()
+    for culprit in [m.culprit for m in bad] or [case.culprit]:
+        sure, unsure = blamed(culprit or case.culprit, names)
+        if case.verdict is CriterionVerdict.FAIL:
+            failed |= sure
+        else:
+            suspect |= sure
+        suspect |= unsure
+        if not (sure or unsure):
+            suspect |= set(case.nodes or names) & set(names)
+    return failed, suspect
+
+
+def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage]:
+    if node not in rates.nodes:
+        return
+    row = rates.nodes.index(node)
+    letters, mbits = rates.rail_states[row], rates.rail_mbits_s[row].split()
+    for name, letter, rate in zip(rates.rails, letters, mbits, strict=True):
+        known = None if rate == NOT_MEASURED else float(rate)
+        yield RailCoverage(name, BY_LETTER[letter], known, date)
+
+
+def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], set[str]]:
+    """Nodes to blame, and nodes that may be: of two ends of a path neither is known to be slow.
+
+    What stands in brackets is evidence ("alone with node0"), and blames nobody.
+    """
+    sure: set[str] = set()
+    unsure: set[str] = set()
+    text = culprit or ""
+    while (bare := _ASIDE.sub("", text)) != text:
+        text = bare
+    for clause in text.split(";"):
+        named = {word.rstrip(".:") for word in _WORD.findall(clause)} & set(names)
+        (unsure if _UNSURE.search(clause) else sure).update(named)
+    return sure, unsure - sure

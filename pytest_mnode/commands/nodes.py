@@ -1,0 +1,46 @@
+"""Print the nodes of a certificate that passed, failed, are suspect or were not tested.
+
+As a host list (`node[03,17]`) that Slurm's --nodelist and --exclude take, as lines, which xargs and
+kubectl take, or as JSON with date and evidence. Without a state, all nodes are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+FORMATS = ("slurm", "lines", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
+    for state, text in (
+        ("passed", "nodes with an unexpired pass"),
+        ("failed", "nodes that were to blame for a failure"),
+        ("suspect", "nodes that may be to blame"),
+        ("untested", "nodes that no run has tested, or whose pass has expired"),
+    ):
+        parser.add_argument(
+            f"--{state}", action="append_const", dest="states", const=state, help=text
+        )
+    parser.add_argument("--format", choices=FORMATS, default="slurm", help="default: %(default)s")
+
+
+def run(options: argparse.Namespace) -> int:
+    from pytest_mnode.certificate.coverage import coverage_json
+    from pytest_mnode.certificate.read import read_certificate
+    from pytest_mnode.launchers.hosts import compress
+    from pytest_mnode.path_rates import State
+
+    coverage = read_certificate(options.certificate).coverage
+    asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}
+    chosen = [node for node in coverage.nodes if not asked or node.state in asked]
+    if options.format == "json":
+        print(json.dumps(coverage_json(chosen), indent=2))
+    elif options.format == "lines":
+        for node in chosen:
+            print(node.name)
+    elif chosen:
+        print(compress(node.name for node in chosen))
+    return 0

@@ -1,0 +1,55 @@
+"""What every path between two nodes carried, small enough for hundreds of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class State(StrEnum):
+    """What is known of a node, a rail or a path."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SUSPECT = "suspect"
+    NOT_TESTED = "not tested"
+
+    @property
+    def letter(self) -> str:
+        """In tables: p, f, s, or - for what was not tested."""
+        return "-" if self is State.NOT_TESTED else self.value[0]
+
+
+BY_LETTER = {state.letter: state for state in State}
+NOT_MEASURED = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class PathRates:
+    """Tables of a run; rows are in the order of `nodes`.
+
+    rails: names of the NICs, or groups of NICs, that every node has. bound_mbits_s: what a rail
+    must carry. states: a row per sender, with the letter (`State.letter`) of each receiver.
+    mbits_s: a row per sender, with whole Mbit/s per receiver on the path's slowest rail, or "-",
+    separated by blanks. rail_states: a row per node, with a letter per rail. rail_mbits_s: a row
+    per node, with the best rate of each rail's slower direction.
+    """
+
+    nodes: tuple[str, ...]
+    rails: tuple[str, ...]
+    bound_mbits_s: float
+    states: tuple[str, ...]
+    mbits_s: tuple[str, ...]
+    rail_states: tuple[str, ...]
+    rail_mbits_s: tuple[str, ...]
+    kind: Literal["paths"] = "paths"
+
+    def paths(self) -> Iterator[tuple[str, str, State, float | None]]:
+        """Sender, receiver, state and rate of every ordered pair."""
+        for sender, letters, row in zip(self.nodes, self.states, self.mbits_s, strict=True):
+            for receiver, letter, rate in zip(self.nodes, letters, row.split(), strict=True):
+                if receiver != sender:
+                    mbits_s = None if rate == NOT_MEASURED else float(rate)
+                    yield sender, receiver, BY_LETTER[letter], mbits_s

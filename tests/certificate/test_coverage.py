@@ -1,0 +1,117 @@
+"""Coverage grows over runs: the latest counts, a pass expires, and paths keep their tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate.certificate import certificate_json
+from pytest_mnode.certificate.coverage import StateCounts
+from pytest_mnode.certificate.read import parse_certificate
+from pytest_mnode.measurement import Measurement, at_least
+from pytest_mnode.path_rates import PathRates
+
+Certify = Callable[..., Certificate]
+NIGHT = datetime(2026, 11, 21, 2, 6, tzinfo=UTC)
+PASSED = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed")
+
+
+def failed(culprit: str) -> CaseResult:
+    slow = Measurement("rate", 48, "Mbit/s", at_least(170), "spec", culprit)
+    return replace(PASSED, outcome="failed", measurements=(slow,))
+
+
+def run(certify: Certify, day: int, case: CaseResult, *nodes: str, **more: Any) -> Certificate:
+    end = NIGHT + timedelta(days=day)
+    facts = {"nodes": nodes, "cluster_nodes": 4, "start": end, "end": end}
+    return certify(case, promised=["mesh"], **facts, **more)
+
+
+def states(certificate: Certificate) -> dict[str, str]:
+    return {node.name: node.state.value for node in certificate.coverage.nodes}
+
+
+def test_earlier_runs_fill_up_what_this_one_did_not_test(certify: Certify) -> None:
+    first = run(certify, 0, PASSED, "a", "b")
+    second = run(certify, 1, PASSED, "c", "d", earlier=(first.coverage,))
+    assert (first.verdict, second.verdict) == ("partly certified", "certified")
+    assert second.count == "4 of 4 nodes"
+    assert second.expiry == NIGHT + timedelta(days=7)  # of the pass that expires first
+    third = run(certify, 2, PASSED, "c", earlier=(second.coverage, first.coverage))
+    assert third.verdict == "certified"
+
+
+def test_the_latest_run_of_a_node_counts(certify: Certify) -> None:
+    bad = run(certify, 0, failed("a"), "a", "b")
+    assert states(bad) == {"a": "failed", "b": "passed"}
+    again = run(certify, 1, PASSED, "a", "c", earlier=(bad.coverage,))
+    assert states(again) == {"a": "passed", "b": "passed", "c": "passed"}
+    worse = run(certify, 2, failed("c"), "c", "d", earlier=(again.coverage, bad.coverage))
+    assert states(worse) == {"a": "passed", "b": "passed", "c": "failed", "d": "passed"}
+    cut = run(certify, 3, PASSED, "c", earlier=(worse.coverage,), cut_short=("-x",))
+    assert states(cut)["c"] == "failed", "what was not tested says nothing"
+
+
+def test_a_failed_node_of_another_night_is_no_certified_cluster(certify: Certify) -> None:
+    bad = run(certify, 0, failed("a"), "a", "b")
+    good = run(certify, 1, PASSED, "c", "d", earlier=(bad.coverage,))
+    assert (good.verdict, good.count) == ("partly certified", "3 of 4 nodes")
+    assert good.reasons == ("not every node has a pass: passed: c,d,b; failed: a",)
+
+
+def test_a_pass_that_has_expired_is_none(certify: Certify) -> None:
+    first = run(certify, 0, PASSED, "a", "b")
+    late = run(certify, 7, PASSED, "c", "d", earlier=(first.coverage,))
+    assert states(late) == {"c": "passed", "d": "passed", "a": "not tested", "b": "not tested"}
+    assert late.verdict == "partly certified"
+    [a] = [node for node in late.coverage.nodes if node.name == "a"]
+    assert a.evidence == "its pass expired on 2026-11-28 02:06 UTC"
+    assert (a.date, a.until) == (NIGHT, None)
+
+
+def rates(*nodes: str, row: str = "p", mbits_s: int = 190) -> PathRates:
+    """All paths alike."""
+    each = range(len(nodes))
+    return PathRates(
+        nodes,
+        ("fab0",),
+        170.0,
+        tuple("".join("-" if a == b else row for b in each) for a in each),
+        tuple(" ".join("-" if a == b else str(mbits_s) for b in each) for a in each),
+        tuple("p" for _ in each),
+        tuple(str(mbits_s) for _ in each),
+    )
+
+
+def test_paths_are_known_from_the_latest_run_that_measured_them(certify: Certify) -> None:
+    everything = replace(PASSED, paths=(rates("a", "b", "c"),))
+    first = run(certify, 0, everything, "a", "b", "c")
+    slow = replace(PASSED, paths=(rates("a", "b", row="f", mbits_s=95),))
+    second = run(certify, 1, slow, "a", "b", earlier=(first.coverage,))
+    found = second.coverage
+    assert found.paths_by_state == StateCounts(4, 2, 0, 6)
+    assert found.paths_in_words() == (
+        "6 of 12 measured (50 %); failed: a→b (95 Mbit/s), b→a (95 Mbit/s)"
+    )
+    assert [block.date for block in found.paths] == [second.run.end, first.run.end]
+    rails = {node.name: [(r.name, r.mbits_s, r.date) for r in node.rails] for node in found.nodes}
+    assert rails["a"] == [("fab0", 95, second.run.end)]
+    assert rails["c"] == [("fab0", 190, first.run.end)]
+    third = run(certify, 2, everything, "a", "b", "c", earlier=(found,))
+    assert [block.date for block in third.coverage.paths] == [third.run.end], "the rest is outdated"
+    assert third.coverage.paths_in_words() == "6 of 12 measured (50 %)"
+
+
+def test_of_512_nodes_it_stays_small_and_reads_back(certify: Certify) -> None:
+    names = tuple(f"gpu-{i:04d}" for i in range(512))
+    measured = replace(PASSED, nodes=names, paths=(rates(*names, mbits_s=46000),))
+    certificate = certify(measured, promised=["mesh"], nodes=names, cluster_nodes=512)
+    text = json.dumps(certificate_json(certificate), indent=2)
+    assert len(text) < 3_000_000
+    read = parse_certificate(text, "here")
+    assert read.coverage == certificate.coverage
+    assert read.coverage.paths_in_words() == "261632 of 261632 measured (100 %)"

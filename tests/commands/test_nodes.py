@@ -1,0 +1,107 @@
+"""`python -m pytest_mnode nodes`: host lists of a certificate, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.commands import main
+from tests.certificate.conftest import FACTS
+
+TEST = "acceptance/test_mesh.py::test_it"
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Of 20 nodes two failed, one is suspect and one has not been tested."""
+    facts = replace(
+        FACTS,
+        nodes=tuple(f"node{i:02d}" for i in range(19)),
+        not_covered=("login",),
+        cluster_nodes=21,
+    )
+    cases = [
+        CaseResult(TEST, "?", "failed", culprit="node03"),
+        CaseResult(TEST, "?", "failed", culprit="node17 fab0 tx (48 Mbit/s, alone with node01)"),
+        CaseResult(TEST, "?", "error", culprit="node05"),
+    ]
+    write_report(
+        tmp_path,
+        build_certificate(run=facts, cases=cases, promised=["mesh"], not_promised={}),
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["--failed"], "node[03,17]\n"),
+        (["--suspect"], "node05\n"),
+        (["--untested"], "login\n"),
+        (["--passed"], "node[00-02,04,06-16,18]\n"),
+        (["--failed", "--suspect"], "node[03,05,17]\n"),
+        (["--failed", "--format=lines"], "node03\nnode17\n"),
+        ([], "node[00-18],login\n"),
+    ],
+)
+def test_nodes_are_a_host_list(
+    report: Path, arguments: list[str], printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["nodes", str(report / "certificate.json"), *arguments]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_json_has_date_and_evidence(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nodes", str(report), "--failed", "--format=json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["name"], first["state"], first["date"]) == (
+        *("node03", "failed"),
+        "2026-11-21T02:06:00+00:00",
+    )
+    assert second["evidence"] == "mesh: failed"
+
+
+def test_nobody_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    passed = [CaseResult(TEST, "?", "passed")]
+    write_report(
+        tmp_path, build_certificate(run=FACTS, cases=passed, promised=["mesh"], not_promised={})
+    )
+    for how in ("slurm", "lines"):
+        assert main(["nodes", str(tmp_path), "--failed", f"--format={how}"]) == 0
+        assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "certificate.json: no such file or directory; accepted: a certificate.json"),
+        ("{", "no JSON (Expecting property name"),
+        ("[]", "no certificate; accepted: a certificate.json of version 4"),
+        ('{"schema_version": 3}', "schema version 3; accepted: a certificate.json of version 4"),
+        ('{"schema_version": 4}', "certificate.json: run: field required"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "certificate.json").write_text(text)
+    assert main(["nodes", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m pytest_mnode nodes: ")
+    assert message in line
+
+
+def test_the_module_is_a_program() -> None:
+    argv = [sys.executable, "-m", "pytest_mnode"]
+    done = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=True)
+    assert "nodes" in done.stdout
+    done = subprocess.run([*argv, "node"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "invalid choice: 'node'" in done.stderr
