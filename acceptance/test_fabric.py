@@ -11,7 +11,7 @@ from pytest_mnode import not_promised
 from pytest_mnode.criteria import fabric as judges
 from pytest_mnode.criteria.preflight.payload_paths import changed_paths
 from pytest_mnode.measuring import limits
-from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest
+from pytest_mnode.measuring.tools import missing_on, nccl_tests, perftest, perftest_pairs
 from pytest_mnode.options import locate_budget_s
 from pytest_mnode.skipping import promised
 
@@ -132,17 +132,24 @@ def test_nccl_tests_reach_the_line_rate(
     measure.record(nccl_tests.judge(run, spec.fabric, promise))
 
 
-def test_writes_by_rdma_reach_the_line_rate(cluster: Cluster, spec: Spec, measure: Measure) -> None:
-    """Does ib_write_bw reach the line rate from each node to the next, over each rail?"""
+@pytest.mark.parametrize(
+    "key", ["write_bandwidth", "read_bandwidth", "send_bandwidth", "write_latency"]
+)
+def test_rdma_by_perftest_is_as_promised(
+    key: str, cluster: Cluster, spec: Spec, measure: Measure
+) -> None:
+    """Does perftest measure what is promised from each node to the next, over each rail?"""
     if spec.fabric.kind not in ("infiniband", "roce"):
         not_promised(f"RDMA that perftest can use, on {spec.fabric.kind}")
-    given = spec.criteria.fabric and spec.criteria.fabric.write_bandwidth
+    given: perftest_pairs.Promise | None = getattr(spec.criteria.fabric, key, None)
     how = given or perftest.DEFAULT
-    if not given and missing_on(cluster, how.program):
-        not_promised(f"write_bandwidth, and {how.program} is not on the PATH of every node")
+    if given is None and key != "write_bandwidth":
+        not_promised(f"fabric.{key}")
+    if given is None and missing_on(cluster, how.program):
+        not_promised(f"{key}, and {how.program} is not on the PATH of every node")
     devices = perftest.devices_of(cluster, spec.fabric)
     measure.record(perftest.judge_devices(devices, spec.fabric))
-    pairs = perftest.write_bandwidths(cluster, devices, how)
+    pairs = list(perftest_pairs.run_pairs(cluster, devices, how))
     measure.record(perftest.judge(pairs, spec.fabric, how))
 
 

@@ -1,4 +1,4 @@
-"""Reads the bandwidth table of perftest (ib_write_bw and the others). Pure and total."""
+"""Reads perftest's tables of bandwidth (ib_write_bw) and latency (ib_write_lat). Pure and total."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ class Perftest:
     """One side's output.
 
     rates_gbits_s: average rate by size in bytes, in 10^9 bits per second; None where its unit is
-    unknown. closed: the rule under the table was printed; without it the table may be cut off.
-    damaged: a row has more or fewer cells than the heading. faults: lines that report an error.
+    unknown. typical_us: median latency of one way by size in bytes, the mean where no median is
+    printed (-D); None where its unit is unknown. closed: the rule under the table was printed;
+    without it the table may be cut off. damaged: a row has more or fewer cells than the heading.
+    faults: lines that report an error.
     """
 
     bidirectional: bool = False
     rates_gbits_s: tuple[tuple[int, float | None], ...] = ()
+    typical_us: tuple[tuple[int, float | None], ...] = ()
     closed: bool = False
     faults: tuple[str, ...] = ()
     damaged: bool = False
@@ -50,7 +53,7 @@ class Perftest:
             return self.faults[0]
         if self.damaged:
             return "a row of results is damaged"
-        if not self.rates_gbits_s:
+        if not (self.rates_gbits_s or self.typical_us):
             return "no row of results"
         return None if self.closed else "cut off: nothing closes the table"
 
@@ -69,6 +72,7 @@ def read_perftest(output: str | bytes) -> Perftest:
     return Perftest(
         reader.bidirectional,
         tuple(reader.rates),
+        tuple(reader.latencies),
         reader.closed,
         tuple(reader.faults),
         reader.damaged,
@@ -102,6 +106,7 @@ class _Reader:
     damaged: bool = False
     columns: tuple[tuple[str, str], ...] = ()
     rates: dict[tuple[int, float | None], None] = field(default_factory=dict)
+    latencies: dict[tuple[int, float | None], None] = field(default_factory=dict)
     faults: dict[str, None] = field(default_factory=dict)
 
     def read(self, line: str) -> None:
@@ -110,7 +115,7 @@ class _Reader:
         elif self.columns and not self.closed and re.match(r"\d+(\s|$)", line):
             self._row(line.split())
         elif _RULE.fullmatch(line):
-            self.closed = bool(self.rates)
+            self.closed = bool(self.rates or self.latencies)
         elif match := _TITLE.fullmatch(line):
             self.bidirectional = match["both"] is not None
         elif _FAULT.fullmatch(line) and not _HARMLESS.match(line):
@@ -120,9 +125,17 @@ class _Reader:
         if len(cells) != len(self.columns):
             self.damaged = True
             return
-        for (name, unit), cell in zip(self.columns, cells, strict=True):
-            if name == "bw average" and (size := whole(cells[0])) is not None:
-                self.rates[size, _gbits_s(cell, unit)] = None
+        size = whole(cells[0])
+        by_name = {
+            name: (cell, unit) for (name, unit), cell in zip(self.columns, cells, strict=True)
+        }
+        if size is None:
+            return
+        if "bw average" in by_name:
+            self.rates[size, _gbits_s(*by_name["bw average"])] = None
+        elif typical := by_name.get("t_typical") or by_name.get("t_avg"):
+            cell, unit = typical
+            self.latencies[size, number(cell) if unit == "usec" else None] = None
 
 
 def _columns(line: str) -> tuple[tuple[str, str], ...]:

@@ -98,19 +98,63 @@ class BusbwPromise(Page):
         return f"{line.text} × at_least_fraction {self.at_least_fraction:g}"
 
 
-class WriteBandwidthPromise(Page):
-    """ib_write_bw from each node to the next, over each rail, as a part of one port's line rate."""
+class PerftestPromise(Page):
+    """How a program of perftest is run from each node to the next, over each rail."""
+
+    program: Text
+    """Its path, or its name on the nodes' PATH."""
+    arguments: tuple[Text, ...] = ()
+    """More of them, such as ["-x", "3"] for a GID index or ["-q", "4"] for queue pairs."""
+    binding: Literal["nic", "none"] = "nic"
+    """Client and server run, and have their memory, on the NUMA node of their NIC, and where they
+    ran is judged; none: wherever the system puts them, unjudged."""
+
+
+class RdmaBandwidthPromise(PerftestPromise):
+    """Bandwidth by perftest from each node to the next, over each rail."""
 
     at_least_fraction: Fraction = 0.96
     """Of fabric.line_rate."""
     size_bytes: Bytes = Field(1 << 20, alias="size")
     """Of a message, such as 1 MiB."""
     duration_s: Annotated[Seconds, Field(ge=1, le=600)] = Field(2.0, alias="duration")
-    """How long each pair writes, in whole seconds, such as 2 s."""
+    """How long each pair is measured, in whole seconds, such as 2 s."""
+    memory: Literal["host", "gpu"] = "host"
+    """Whose memory is sent; gpu: of the GPU nearest to each NIC, by perftest's CUDA options."""
+
+
+class WriteBandwidthPromise(RdmaBandwidthPromise):
+    """ib_write_bw from each node to the next, over each rail, as a part of one port's line rate."""
+
     program: Text = "ib_write_bw"
     """Its path, or its name on the nodes' PATH."""
-    arguments: tuple[Text, ...] = ()
-    """More of them, such as ["-x", "3"] for a GID index or ["-q", "4"] for queue pairs."""
+
+
+class ReadBandwidthPromise(RdmaBandwidthPromise):
+    """ib_read_bw: each node reads from the next, over each rail."""
+
+    program: Text = "ib_read_bw"
+    """Its path, or its name on the nodes' PATH."""
+
+
+class SendBandwidthPromise(RdmaBandwidthPromise):
+    """ib_send_bw from each node to the next, over each rail."""
+
+    program: Text = "ib_send_bw"
+    """Its path, or its name on the nodes' PATH."""
+
+
+class WriteLatencyPromise(PerftestPromise):
+    """ib_write_lat from each node to the next, over each rail, one pair of a node at a time."""
+
+    at_most_s: Seconds = Field(alias="at_most")
+    """The typical (median) time of a message one way, such as 5 us."""
+    size_bytes: Bytes = Field(2, alias="size")
+    """Of a message."""
+    iterations: Annotated[int, Field(strict=True, ge=100, le=1_000_000)] = 5000
+    """How many messages."""
+    program: Text = "ib_write_lat"
+    """Its path, or its name on the nodes' PATH."""
 
 
 class NcclTestsPromise(Page):
@@ -177,6 +221,12 @@ class FabricCriterion(NonEmptyCriterion):
     receives from the one before."""
     write_bandwidth: WriteBandwidthPromise | None = None
     """What ib_write_bw measures between neighbours, rail by rail."""
+    read_bandwidth: ReadBandwidthPromise | None = None
+    """What ib_read_bw measures, in the same way."""
+    send_bandwidth: SendBandwidthPromise | None = None
+    """What ib_send_bw measures, in the same way."""
+    write_latency: WriteLatencyPromise | None = None
+    """What ib_write_lat measures, in the same way."""
     nccl_tests: NcclTestsPromise | None = None
     """How nccl-tests are run; its tables are judged by the promises of the collectives."""
     transport: TransportPromise | None = None

@@ -48,7 +48,22 @@ def test_all_sizes() -> None:
 
 def test_latencies_are_no_rates() -> None:
     found = read_perftest(recorded("write_lat.client"))
-    assert (found.rates_gbits_s, found.why_incomplete) == ((), "no row of results")
+    assert (found.rates_gbits_s, found.typical_us) == ((), ((2, 12.38),))
+    assert found.why_incomplete is None
+
+
+def test_a_latency_by_duration_is_the_mean() -> None:
+    """Newer versions then print no median; warnings come between the heading and its row."""
+    heading = " #bytes        #iterations       t_avg[usec]    tps average\n"
+    warning = (
+        "Conflicting CPU frequency values detected: 917.2 != 2153.7. CPU Frequency is not max.\n"
+    )
+    row = " 2             62078352            2.42           413812.77\n"
+    rule = "-" * 87
+    assert read_perftest(heading + warning + row + rule).typical_us == ((2, 2.42),)
+    assert read_perftest(heading + row).why_incomplete == "cut off: nothing closes the table"
+    other = heading.replace("usec", "cycles")
+    assert read_perftest(other + row + rule).typical_us == ((2, None),)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def near(machine: Machine, rank: RankPlacement) -> Locality | str:
     For an accelerator on a node without CPUs, or without memory, the nearest node that has some
     counts, by the firmware's distances.
     """
-    number, cpus, what = rank.numa_node, None, "its accelerator"
+    number, cpus, what = rank.numa_node, None, rank.anchor
     if rank.accelerator is not None:
         what = rank.accelerator
         function = machine.pci.function(rank.accelerator)

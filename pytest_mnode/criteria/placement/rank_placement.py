@@ -49,7 +49,8 @@ class RankPlacement:
     """A rank, as read in the rank itself while it works.
 
     accelerator: PCI address of its device; None where it has none or the address is not known.
-    numa_node: of an accelerator without a PCI address. cpus: those that its process may run on.
+    numa_node: of an accelerator without a PCI address, or of what else the rank should be beside,
+    which `anchor` is in words. cpus: those that its process may run on.
     threads: all of its process; None or empty where not listed. memory_bytes: its own memory by
     NUMA node. nics: interfaces or RDMA devices (with or without port) that it sends over.
     unknown: why a field is None, by the field's name.
@@ -59,6 +60,7 @@ class RankPlacement:
     node: str
     accelerator: str | None = None
     numa_node: int | None = None
+    anchor: str = "its accelerator"
     cpus: frozenset[int] | None = None
     threads: tuple[Thread, ...] | None = None
     memory_bytes: Mapping[int, int] | None = None

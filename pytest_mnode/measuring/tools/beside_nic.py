@@ -1,0 +1,185 @@
+"""The program that runs another beside an RDMA device of its node, and reports where that ran.
+
+`python -m pytest_mnode.measuring.tools.beside_nic DEVICE BINDING MEMORY PROGRAM [ARGUMENT …]`, with
+nic or none for BINDING, host or gpu for MEMORY. Prints what PROGRAM printed once it is over, then a
+line of JSON, and ends with its status. Without numactl, which nodes may not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from pytest_mnode.criteria.placement.near import Locality, near
+from pytest_mnode.criteria.placement.rank_placement import RankPlacement
+from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.encoding import encode
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.process import bytes_by_node, read_process
+from pytest_mnode.processes import descendants, die_with_parent
+from pytest_mnode.rank import mempolicy
+
+_PARTS = ("rdma", "pci", "cpus", "numa")
+_LOOK_EVERY_S = 0.2
+_HELP_LIMIT_S = 20.0
+_NOT_STARTED = 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPlacement:
+    """Where a program ran, and what is near the device that it used.
+
+    near_cpus, near_memory: None where not known, with the reason in `unknown`. place: the device in
+    words. cpus, memory_bytes (by NUMA node): of the process with most memory; None where it ended
+    before it could be looked at. problem: why it was not bound or not started. status: how it
+    ended, negative for a signal; None: it was not started.
+    """
+
+    place: str
+    near_cpus: frozenset[int] | None = None
+    near_memory: frozenset[int] | None = None
+    unknown: str = ""
+    cpus: frozenset[int] | None = None
+    memory_bytes: dict[int, int] | None = None
+    problem: str = ""
+    status: int | None = None
+
+
+def locate(machine: Machine, name: str) -> tuple[ToolPlacement, Locality | None]:
+    """What is near an RDMA device, as a placement of nothing yet and as CPUs and memory to use."""
+    device = next((one for one in machine.rdma or () if one.name == name), None)
+    if device is None:
+        return ToolPlacement(place=name, unknown=f"this node shows no RDMA device {name}"), None
+    number, with_cpus = device.numa_node, machine.numa.with_cpus
+    if number is None and len(with_cpus) == 1:
+        number = with_cpus[0].number
+    if number is None:
+        why = f"the kernel does not know the NUMA node of {name} (numa_node is −1 or unreadable)"
+        return ToolPlacement(place=name, unknown=why), None
+    found = near(machine, RankPlacement(rank=0, node="it", numa_node=number, anchor=name))
+    if isinstance(found, str):
+        return ToolPlacement(place=f"{name} on NUMA node {number}", unknown=found), None
+    located = ToolPlacement(place=found.place, near_cpus=found.cpus, near_memory=found.memory_nodes)
+    return located, found
+
+
+def cuda_arguments(machine: Machine, name: str, help_text: str, root: Path) -> tuple[str, ...]:
+    """perftest's own arguments for memory of the GPU nearest to an RDMA device.
+
+    Raises ValueError, in words, where there is no GPU or `help_text` offers no such argument.
+
+    Source: perftest, src/perftest_parameters.c, usage.
+    """
+    if "--use_cuda" not in help_text:
+        raise ValueError(
+            "it was built without CUDA (its help has no --use_cuda): install a perftest with CUDA,"
+            " or promise memory: host"
+        )
+    device = next((one for one in machine.rdma or () if one.name == name), None)
+    gpus = [one.address for one in machine.pci.accelerators if one.is_nvidia]
+    if device is None or not gpus:
+        raise ValueError(f"this node shows no {'NVIDIA GPU' if device else f'RDMA device {name}'}")
+
+    def far(address: str) -> int:
+        distance = machine.pci.distance(device.pci_address, address)
+        return len(gpus) if distance is None else distance.rank
+
+    nearest = min(gpus, key=far)
+    by_address = "--use_cuda_bus_id" in help_text
+    chosen = f"--use_cuda_bus_id={nearest}" if by_address else f"--use_cuda={gpus.index(nearest)}"
+    peermem = sysfs.text(root / "sys/module/nvidia_peermem/initstate") == "live"
+    dmabuf = "--use_cuda_dmabuf" in help_text and not peermem
+    return (chosen, *(["--use_cuda_dmabuf"] if dmabuf else []))
+
+
+def run(
+    name: str, binding: str, memory: str, argv: Sequence[str], root: Path = Path("/")
+) -> tuple[str, ToolPlacement]:
+    """Run `argv` beside an RDMA device: what it printed, and where it ran.
+
+    It is bound before it starts, so that all it allocates is there, and ends with this process.
+    """
+    machine = Machine.read(root, _PARTS)
+    placed, beside = locate(machine, name)
+    try:
+        if memory == "gpu":
+            argv = [*argv, *cuda_arguments(machine, name, _help(argv[0]), root)]
+        with contextlib.ExitStack() as bound, tempfile.TemporaryFile("w+", errors="replace") as out:
+            problem = ""
+            if binding == "nic" and beside is not None:
+                problem = _bind(machine, beside, bound)
+            program = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                # GPUs in the order of their addresses, all of them: one is chosen by its place.
+                env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  no threads here
+            )
+            placed = _watched(program, replace(placed, problem=problem))
+            out.seek(0)
+            return out.read(), placed
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return "", replace(placed, problem=f"{argv[0]} cannot be run: {why}")
+
+
+def _help(program: str) -> str:
+    done = subprocess.run(
+        [program, "--help"], capture_output=True, timeout=_HELP_LIMIT_S, check=False, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def _bind(machine: Machine, beside: Locality, bound: contextlib.ExitStack) -> str:
+    """Bind this process and what it starts; why not, or ""."""
+    usable = beside.cpus & os.sched_getaffinity(0)
+    if not usable:
+        return f"none of the CPUs beside {beside.place} may be used here"
+    os.sched_setaffinity(0, usable)
+    memories = {node.number for node in machine.numa.nodes if node.memory_bytes}
+    wanted = sorted(memories & beside.memory_nodes, key=lambda n: n != beside.numa_node)
+    if not wanted or len(memories) < 2:
+        return ""
+    try:
+        bound.enter_context(mempolicy.only(wanted[0]))
+    except OSError as error:
+        return f"memory cannot be bound to NUMA node {wanted[0]}: {error.strerror}"
+    return ""
+
+
+def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPlacement:
+    """Until the program is over: where it was while it, or one that it started, had most memory."""
+    most = 0
+    while True:
+        try:
+            return replace(placed, status=program.wait(_LOOK_EVERY_S))
+        except subprocess.TimeoutExpired:
+            pass
+        for pid in (program.pid, *descendants(program.pid)):
+            process = read_process(pid)
+            memory = bytes_by_node(process.memory) if process and process.memory else {}
+            if process is not None and sum(memory.values()) >= max(most, 1):
+                most = sum(memory.values())
+                placed = replace(placed, cpus=process.cpus_allowed, memory_bytes=memory)
+
+
+def main(words: Sequence[str], root: Path = Path("/")) -> NoReturn:
+    """The program itself, with these words of its command line."""
+    name, binding, memory, *argv = words
+    printed, placed = run(name, binding, memory, argv, root)
+    print(printed, encode(placed), sep="\n", flush=True)
+    sys.exit(_NOT_STARTED if placed.status is None else min(abs(placed.status), 255))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,7 @@
+"""Recorded machines for the tests of programs."""
+
+from __future__ import annotations
+
+from tests.recorded import recorded
+
+__all__ = ["recorded"]

@@ -1,0 +1,82 @@
+"""Nodes that are this machine: they run real processes, and see trees of /sys that tests wrote."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Fabric
+
+BESIDE_NIC = "pytest_mnode.measuring.tools.beside_nic"
+_WITH_ROOT = (
+    f"import sys; from pathlib import Path; from {BESIDE_NIC} import main; "
+    "main(sys.argv[2:], Path(sys.argv[1]))"
+)
+
+
+def _no_launcher(request: object) -> None:
+    raise AssertionError(f"the launcher is not asked for {request}")
+
+
+class Local(Nodes):
+    """Three nodes; what they see differs by NODE in the environment, and by `root`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(_no_launcher, ("n0", "n1", "n2"))
+        self.directory = directory
+
+    def root(self, node: str) -> Path:
+        """What a node sees instead of /."""
+        return self.directory / f"root-{node}"
+
+    def commands(
+        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
+    ) -> list[list[str]]:
+        if argv[0] == "ls":
+            argv = ["printf", "mlx5_10\\nmlx5_9\\nmlx5_bond0\\n"]
+        path = f"PATH={self.directory}:{os.environ['PATH']}"
+        return [
+            ["env", path, f"DIR={self.directory}", f"NODE={name}", *self._on(name, argv)]
+            for name in self._names(nodes)
+        ]
+
+    def _on(self, name: str, argv: Sequence[str]) -> list[str]:
+        if list(argv[1:4]) == ["-P", "-m", BESIDE_NIC]:
+            return [argv[0], "-P", "-c", _WITH_ROOT, str(self.root(name)), *argv[4:]]
+        return list(argv)
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+    @property
+    def run_id(self) -> str:
+        return str(self.directory)
+
+    @property
+    def scratch(self) -> Path:
+        return self.directory
+
+    @property
+    def python(self) -> str:
+        return sys.executable
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    """A shell script on the PATH of these nodes."""
+    path = directory / name
+    path.write_text(textwrap.dedent(text))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def fabric_of() -> Fabric:
+    """RoCE of 400 Gbit/s over mlx5_9 and mlx5_10."""
+    rack = load_spec(default_spec_path()).fabric
+    return rack.model_copy(
+        update={"interfaces": ("mlx5_?", "mlx5_10"), "line_rate_bits_s": 400 * 10**9}
+    )

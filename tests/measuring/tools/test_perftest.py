@@ -1,0 +1,356 @@
+"""perftest as the nodes run it: real processes, with programs of ours in their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measuring.tools import beside_nic, perftest, perftest_pairs
+from pytest_mnode.measuring.tools.beside_nic import ToolPlacement, cuda_arguments, locate
+from pytest_mnode.measuring.tools.perftest_pairs import PairResult, run_pairs
+from pytest_mnode.spec.fabric import WriteBandwidthPromise, WriteLatencyPromise
+from pytest_mnode.spec.inventory import Fabric
+from tests.measuring.tools.local import Local, fabric_of, program
+from tests.recorded import Recorded
+from tests.trees import MELLANOX, NIC, Tree, gpu_address, gpu_server
+
+# Stands for ib_write_bw: the server makes a file for its port and waits for another of its client.
+WRITE_BW = """\
+    #!/bin/sh
+    node=$NODE; port=; device=; last=
+    while [ $# -gt 0 ]; do
+      case $1 in
+        -d) device=$2; shift ;;
+        -p) port=$2; shift ;;
+        -s|-D|-n) shift ;;
+        -*) ;;
+        *) last=$1 ;;
+      esac
+      shift
+    done
+    if [ -z "$last" ]; then
+      touch "$DIR/listens-$port"
+      for i in $(seq 300); do [ -e "$DIR/done-$port" ] && break; sleep 0.1; done
+      rm -f "$DIR/done-$port" "$DIR/listens-$port"
+      [ -e "$DIR/kill-$node-$device" ] && kill -9 $$
+      exit 0
+    fi
+    if [ ! -e "$DIR/listens-$port" ]; then
+      echo "Couldn't connect to $last:$port" >&2; exit 1
+    fi
+    rate=$(cat "$DIR/rate-$node-$device" 2>/dev/null || echo 387.42)
+    if [ "$rate" = hangs ]; then exec sleep 60; fi
+    sleep ${TAKES_S:-0.3}
+    touch "$DIR/done-$port"
+    if [ "$rate" = down ]; then echo " Port number 1 state is Down"; exit 1; fi
+    if [ "$rate" = gone ]; then echo "ethernet_read_data: Couldn't read reports"; exit 1; fi
+    if [ "$LATENCY" ]; then
+      echo " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]"
+      echo " 2       5000          3.06           41.35        $LATENCY    	     3.40"
+    else
+      echo "                    RDMA_Write $WAYS BW Test"
+      echo " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
+      echo " 1048576    92000            0.00               $rate             0.046"
+    fi
+    echo "---------------------------------------------------------------------------------------"
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Local:
+    program(tmp_path, "ib_write_bw", WRITE_BW)
+    return Local(tmp_path)
+
+
+@pytest.fixture
+def fabric() -> Fabric:
+    return fabric_of()
+
+
+def write_bandwidth(**page: Any) -> WriteBandwidthPromise:
+    return WriteBandwidthPromise.model_validate(page)
+
+
+def on_every(nodes: Local, *names: str) -> dict[str, tuple[str, ...]]:
+    return dict.fromkeys(nodes.nodes, names)
+
+
+def bandwidths(measurements: list[Measurement]) -> dict[str, tuple[float | None, Verdict | None]]:
+    return {
+        m.name.removeprefix("ib_write_bw "): (m.value, m.verdict)
+        for m in measurements
+        if m.unit == "Gbit/s"
+    }
+
+
+def test_devices_are_those_of_the_fabric_in_their_order(nodes: Local, fabric: Fabric) -> None:
+    assert perftest.devices_of(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
+
+
+def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) -> None:
+    (nodes.directory / "rate-n1-mlx5_9").write_text("211.07")
+    (nodes.directory / "rate-n2-mlx5_10").write_text("down")
+    devices = {**perftest.devices_of(nodes, fabric), "n0": ("mlx5_9",)}
+    promise = write_bandwidth()
+    found = perftest.judge_devices(devices, fabric.model_copy(update={"nics_per_node": 2}))
+    assert [(m.culprit, m.verdict) for m in found][:2] == [
+        ("n0 has mlx5_9", Verdict.FAIL),
+        (None, Verdict.PASS),
+    ]
+    kept = perftest.judge(list(run_pairs(nodes, devices, promise)), fabric, promise)
+    assert bandwidths(kept) == {
+        "n0→n1 mlx5_9": (387.42, Verdict.PASS),
+        "n1→n2 mlx5_9": (211.07, Verdict.FAIL),
+        "n2→n0 mlx5_9": (387.42, Verdict.PASS),
+        "n0→n1 mlx5_10": (None, Verdict.INCONCLUSIVE),
+        "n1→n2 mlx5_10": (387.42, Verdict.PASS),
+        "n2→n0 mlx5_10": (None, Verdict.INCONCLUSIVE),
+    }
+    slow = next(m for m in kept if m.verdict is Verdict.FAIL)
+    assert slow.culprit == "n1→n2 mlx5_9"
+    assert slow.source == "fabric.line_rate 400 Gbit/s × at_least_fraction 0.96"
+    assert [m.note for m in kept if m.value is None and m.unit] == [
+        "no device for this rail on n0",
+        "no device for this rail on n0",
+    ]
+    # The same with the device there: what the program says of itself is the reason.
+    whole = perftest.devices_of(nodes, fabric)
+    [down] = [p for p in run_pairs(nodes, whole, promise) if p.value is None]
+    assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
+
+
+def test_a_server_that_was_killed_is_named(nodes: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 60.0)
+    (nodes.directory / "rate-n0-mlx5_9").write_text("gone")
+    (nodes.directory / "kill-n1-mlx5_9").touch()
+    [killed, *others] = run_pairs(nodes, on_every(nodes, "mlx5_9"), write_bandwidth())
+    assert killed.why == (
+        "ethernet_read_data: Couldn't read reports; its server on n1: killed by signal 9"
+    )
+    assert [pair.value for pair in others] == [387.42, 387.42]
+
+
+def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
+    nodes: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nodes.directory / "rate-n0-mlx5_9").write_text("hangs")
+    monkeypatch.setattr(perftest_pairs, "_SPARE_S", 8.0)
+    promise = write_bandwidth(duration="1 s")
+    pairs = run_pairs(nodes, on_every(nodes, "mlx5_9"), promise)
+    assert [(pair.sender, pair.value, pair.why) for pair in pairs] == [
+        ("n0", None, "ib_write_bw did not end within its time"),
+        ("n1", 387.42, ""),
+        ("n2", 387.42, ""),
+    ]
+
+
+def test_of_both_directions_one_is_judged(
+    nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """387 Gbit/s to and fro together are half a port's rate."""
+    monkeypatch.setenv("WAYS", "Bidirectional")
+    promise = write_bandwidth(arguments=["-b"])
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    found = bandwidths(perftest.judge(pairs, fabric, promise))
+    assert set(found.values()) == {(193.71, Verdict.FAIL)}
+
+
+@pytest.mark.parametrize(("latency", "verdict"), [("3.21", Verdict.PASS), ("9.75", Verdict.FAIL)])
+def test_latency_is_the_typical_one(
+    nodes: Local,
+    fabric: Fabric,
+    monkeypatch: pytest.MonkeyPatch,
+    latency: str,
+    verdict: Verdict,
+) -> None:
+    monkeypatch.setenv("LATENCY", latency)
+    promise = WriteLatencyPromise.model_validate({"at_most": "5 us", "program": "ib_write_bw"})
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    found = [m for m in perftest.judge(pairs, fabric, promise) if m.unit == "µs"]
+    assert [(m.value, m.verdict) for m in found] == [(float(latency), verdict)] * 3
+    assert found[0].source == "fabric.write_latency.at_most 5 µs"
+
+
+def test_a_program_that_is_missing_is_the_reason(nodes: Local, fabric: Fabric) -> None:
+    promise = write_bandwidth(program="ib_no_bw")
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    why = "ib_no_bw cannot be run: No such file or directory"
+    assert {pair.why for pair in pairs} == {why}
+    assert perftest.judge(pairs, fabric, promise)[-1].verdict is Verdict.INCONCLUSIVE
+
+
+def _machine(root: Path, cpus: Mapping[int, str], nic: int) -> None:
+    """With mlx5_9 on this NUMA node."""
+    tree = Tree(root)
+    tree.numa(cpus)
+    listed = ",".join(text for text in cpus.values() if text)
+    tree.write("sys/devices/system/cpu/online", listed)
+    tree.pci("pci0000:10/0000:10:01.0", NIC, MELLANOX, nic, cpus.get(nic, listed))
+    tree.rdma("mlx5_9", "pci0000:10/0000:10:01.0")
+
+
+def test_where_client_and_server_ran_is_seen_and_judged(
+    nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of n1 the NIC is beside CPUs that this machine has not: its programs cannot be near it."""
+    monkeypatch.setenv("TAKES_S", "3")
+    here = format_cpulist(os.sched_getaffinity(0))
+    for name, nic in (("n0", 0), ("n1", 1), ("n2", 0)):
+        _machine(nodes.root(name), {0: here, 1: "512-515"}, nic)
+    promise = write_bandwidth()
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    healthy = pairs[2]
+    assert healthy.client is not None
+    assert healthy.client.cpus == frozenset(os.sched_getaffinity(0))
+    assert set(healthy.client.memory_bytes or {}) == {0}
+    assert healthy.client.place == "mlx5_9 on NUMA node 0"
+    binding = perftest.judge(pairs, fabric, promise)[-1]
+    assert (binding.value, binding.verdict) == (2, Verdict.FAIL)
+    far = (
+        f"CPUs {here}, memory on NUMA node 0,"
+        " none of the CPUs beside mlx5_9 on NUMA node 1 may be used here;"
+        " expected beside mlx5_9 on NUMA node 1"
+    )
+    assert binding.culprit == "; ".join(
+        f"ib_write_bw {side} on n1: {far}" for side in ("server", "client")
+    )
+    nobody = write_bandwidth(binding="none")
+    judged = perftest.judge(pairs, fabric, nobody)
+    assert {m.unit for m in judged} == {"Gbit/s"}
+
+
+NEAR = ToolPlacement(
+    place="mlx5_0 on NUMA node 1",
+    near_cpus=frozenset({2, 3}),
+    near_memory=frozenset({1}),
+    cpus=frozenset({2, 3}),
+    memory_bytes={1: 1 << 24},
+    status=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("server", "verdict", "words"),
+    [
+        (NEAR, "pass", ""),
+        (replace(NEAR, cpus=frozenset({2})), "pass", ""),
+        (replace(NEAR, memory_bytes={0: 4096, 1: 1 << 24}), "pass", ""),
+        (replace(NEAR, cpus=frozenset({0, 1})), "fail", "CPUs 0-1; expected beside mlx5_0"),
+        (replace(NEAR, cpus=frozenset(range(4))), "fail", "CPUs 0-3 are not all near"),
+        (replace(NEAR, memory_bytes={0: 1 << 24}), "fail", "memory on NUMA node 0; expected"),
+        (
+            replace(NEAR, near_cpus=None, unknown="numa_node is −1"),
+            *("inconclusive", "server on n1: numa_node is −1"),
+        ),
+        (replace(NEAR, memory_bytes=None), "inconclusive", "where it ran was not seen"),
+        (None, "inconclusive", "it reported nothing"),
+    ],
+)
+def test_a_far_binding_is_named(
+    fabric: Fabric, server: ToolPlacement | None, verdict: str, words: str
+) -> None:
+    pair = PairResult("n0", "n1", "mlx5_0", 390.0, client=NEAR, server=server)
+    bandwidth, binding = perftest.judge([pair], fabric, write_bandwidth())
+    assert bandwidth.verdict is Verdict.PASS
+    assert str(binding.verdict) == verdict
+    assert words in (binding.culprit or binding.note)
+    assert ("server on n1" in (binding.culprit or "")) is (verdict == "fail")
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "near", "words"),
+    [
+        (
+            "numa2-virtio-aligned-rxe-up",
+            "rxe0",
+            (frozenset({0, 1}), frozenset({0})),
+            "rxe0 on NUMA node 0",
+        ),
+        (
+            "numa2-virtio-aligned-rxe-up",
+            "rxe1",
+            (frozenset({2, 3}), frozenset({1})),
+            "rxe1 on NUMA node 1",
+        ),
+        ("numa2-e1000e-siw", "siw1", (frozenset({2, 3}), frozenset({1})), "siw1 on NUMA node 1"),
+        ("numa2-both-nics-on-node1", "rxe0", (None, None), "shows no RDMA device rxe0"),
+        (
+            "numa1-veth-rxe",
+            "rxe0",
+            (frozenset({0, 1, 2, 3}), frozenset({0})),
+            "rxe0 on NUMA node 0",
+        ),
+    ],
+)
+def test_what_is_near_the_devices_that_were_recorded(
+    recorded: Recorded,
+    machine: str,
+    device: str,
+    near: tuple[frozenset[int] | None, frozenset[int] | None],
+    words: str,
+) -> None:
+    placed, _ = locate(Machine.read(recorded(machine)), device)
+    assert (placed.near_cpus, placed.near_memory) == near
+    assert words in f"{placed.place} {placed.unknown}"
+
+
+def test_a_device_without_affinity_is_near_to_nothing_known(tmp_path: Path) -> None:
+    _machine(tmp_path, {0: "0-1", 1: "2-3"}, -1)
+    placed, beside = locate(Machine.read(tmp_path), "mlx5_9")
+    assert beside is None
+    assert "does not know the NUMA node of mlx5_9" in placed.unknown
+
+
+def test_on_uneven_nodes_a_device_beside_memory_without_cpus_is_near_to_the_next_cpus(
+    tmp_path: Path,
+) -> None:
+    _machine(tmp_path, {0: "0-3", 1: "4", 2: "5-7", 3: ""}, 3)
+    for one, row in enumerate(("10 20 20 40", "20 10 20 40", "20 20 10 15", "40 40 15 10")):
+        Tree(tmp_path).write(f"sys/devices/system/node/node{one}/distance", row)
+    placed, _ = locate(Machine.read(tmp_path), "mlx5_9")
+    assert placed.near_cpus == frozenset({5, 6, 7})
+    assert placed.near_memory == frozenset({2, 3})
+
+
+OLD_HELP = "  --use_cuda=<cuda device id> Use CUDA specific device for GPUDirect RDMA testing\n"
+NEW_HELP = f"{OLD_HELP}  --use_cuda_bus_id=<cuda full BUS id>\n  --use_cuda_dmabuf\n"
+
+
+@pytest.mark.parametrize(
+    ("help_text", "peermem", "arguments"),
+    [
+        (OLD_HELP, "live", ("--use_cuda=5",)),
+        (OLD_HELP, "", ("--use_cuda=5",)),
+        (NEW_HELP, "live", (f"--use_cuda_bus_id={gpu_address(5)}",)),
+        (NEW_HELP, "", (f"--use_cuda_bus_id={gpu_address(5)}", "--use_cuda_dmabuf")),
+    ],
+)
+def test_memory_is_of_the_gpu_beside_the_nic(
+    tmp_path: Path, help_text: str, peermem: str, arguments: tuple[str, ...]
+) -> None:
+    tree = gpu_server(tmp_path)
+    if peermem:
+        tree.write("sys/module/nvidia_peermem/initstate", peermem)
+    machine = Machine.read(tmp_path)
+    assert cuda_arguments(machine, "mlx5_5", help_text, tmp_path) == arguments
+
+
+def test_without_cuda_or_gpu_nothing_is_sent_from_elsewhere(
+    tmp_path: Path, recorded: Recorded
+) -> None:
+    program(tmp_path, "ib_plain_bw", "#!/bin/sh\necho '  -d, --ib-dev=<dev>'\n")
+    argv = [str(tmp_path / "ib_plain_bw")]
+    printed, placed = beside_nic.run("rxe0", "nic", "gpu", argv, tmp_path)
+    assert (printed, placed.status) == ("", None)
+    assert "it was built without CUDA" in placed.problem
+    root = recorded("numa1-veth-rxe")
+    with pytest.raises(ValueError, match="this node shows no NVIDIA GPU"):
+        cuda_arguments(Machine.read(root), "rxe0", OLD_HELP, root)
