@@ -10,7 +10,7 @@ from tests.inner import need_rack
 
 def test_a_healthy_rack_is_certified(tmp_path: Path) -> None:
     need_rack()
-    done = certify(tmp_path, limit_s=600)
+    done = certify(tmp_path, limit_s=900)
     assert done.run.returncode == 0, done.run.output
     assert set(done.run.outcomes().values()) == {"passed", "skipped"}
     assert done.certificate["verdict"] == "certified"
