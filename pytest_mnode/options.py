@@ -217,7 +217,7 @@ OPTIONS = {  # by field of Settings
     ),
 }  # fmt: skip
 
-_LOCATE = "measure every path between two nodes, also of more than 16 nodes"
+_LOCATE = "measure every path between two nodes, also of more than 64 nodes"
 
 
 def add_options(parser: pytest.Parser) -> None:

@@ -72,6 +72,8 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
     """What was found, and how; a search that was cut off, or is unsure, is inconclusive."""
     every = found.every_path
     unmeasured = f"; not measured: {found.unmeasured}" if found.unmeasured else ""
+    part = found.paths_measured < found.paths
+    share = f" ({found.paths_measured / found.paths:.1%})" if part else ""
     return [
         Measurement(
             "slow nodes, rails and paths",
@@ -90,7 +92,8 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             "",
             equals(found.paths) if every else None,
             "n(n-1) ordered pairs of n nodes" if every else "",
-            note=f"{found.paths_measured} of {found.paths} ordered paths measured{unmeasured}",
+            note=f"{found.paths_measured} of {found.paths} ordered paths measured{share}"
+            + unmeasured,
         ),
         Measurement(
             "paths that change what is sent",

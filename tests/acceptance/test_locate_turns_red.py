@@ -30,6 +30,14 @@ def test_a_slow_path_beside_the_ring_is_named(
     assert (paths["verdict"], paths["value"]) == ("pass", 12)
     assert paths["note"] == "12 of 12 ordered paths measured"
     assert re.search(r"\d+ tests in \d+ rounds, \d+\.\d s$", slow["note"])
+    coverage = done.certificate["coverage"]
+    [block] = coverage["paths"]
+    states = ("-ppp", "p-pf", "pp-p", "ppp-") if culprit else ("-ppp", "p-pp", "pp-p", "ppp-")
+    if "pair" in fault:
+        states = (*states[:3], "pfp-")
+    assert tuple(block["rates"]["states"]) == states
+    suspects = {node["name"] for node in coverage["nodes"] if node["state"] == "suspect"}
+    assert suspects == ({"node1", "node3"} if culprit else set())
     if culprit is None:
         assert (slow["value"], slow["verdict"], slow["culprit"]) == (0, "pass", None)
     else:

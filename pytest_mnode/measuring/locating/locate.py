@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
 from pytest_mnode.measuring.locating.pairs import MeasuredRound, Pairs, Rails, chunk_bytes
+from pytest_mnode.measuring.locating.path_table import path_rates
 from pytest_mnode.measuring.locating.rates import STANDS_OUT, Rates
 from pytest_mnode.measuring.locating.rounds import Reading, Round, both_ways
-from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO, Search, search
+from pytest_mnode.measuring.locating.search import EVERY_PATH_UP_TO, Search, search
 from pytest_mnode.measuring.locating.wording import (
     Names,
     corrupters,
@@ -22,6 +24,7 @@ from pytest_mnode.measuring.locating.wording import (
     unmeasured_paths,
 )
 from pytest_mnode.measuring.traffic import NodeTraffic, off_fabric
+from pytest_mnode.path_rates import PathRates
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 
@@ -38,7 +41,8 @@ class SlowLinks:
     kept it. tests: as `Round.tests` counts them. bound_mbits_s: what a link must carry. paths:
     ordered pairs of nodes. unmeasured: why not all of them, or not all NICs, were measured, with
     counts; empty where all were. every_path: whether all had to be. corrupt_paths: those that
-    changed what was sent, once at least; corrupter: who, in words.
+    changed what was sent, once at least; corrupter: who, in words. rates: of all paths and rails;
+    None where no two nodes could be tried.
     """
 
     diagnosis: Diagnosis
@@ -57,6 +61,7 @@ class SlowLinks:
     every_path: bool = True
     corrupt_paths: int = 0
     corrupter: str | None = None
+    rates: PathRates | None = None
 
     def __str__(self) -> str:
         found = self.unsteady or self.culprit
@@ -114,9 +119,11 @@ def find_slow_links(
     traffic: what the nodes sent when the fabric was slow; empty where that is not known.
     slow_below_mbits_s: what one NIC must carry. outliers_only: a collective did reach it, so that
     only those are to blame who are slower than others: one pair may not fill the line at all.
-    budget_s: no round begins after it. every_path: measure all pairs of more than 16 nodes as well.
+    budget_s: no round begins after it. every_path: measure all pairs of more than 64 nodes as well;
+    else a sample of them, others on every day.
     """
     fabric = spec.fabric
+    every_path = every_path or len(world.nodes) <= EVERY_PATH_UP_TO
     rails = Rails.of(world, fabric.nics_per_node)
     rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s * rails.nics_each)
     names = Names.of(world.nodes, spec, rails.count)
@@ -124,8 +131,9 @@ def find_slow_links(
         return conclude(rates, names, None, Effort(), "")
     nothing_on_it = bool(traffic) and all(node.off_fabric(fabric) for node in traffic)
     # Then more pairs show nothing more.
-    steps = _one_pair(rates) if nothing_on_it else search(rates, every_path=every_path)
     pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s * rails.nics_each), device)
+    day = 0 if every_path else pairs.day()
+    steps = _one_pair(rates) if nothing_on_it else search(rates, every_path=every_path, day=day)
     report = _printing(names) if world.rank == 0 else lambda *_: None
     effort = run(steps, pairs.measure, budget_s, report)
     found = conclude(
@@ -212,9 +220,10 @@ def conclude(
         paths=rates.nodes * (rates.nodes - 1),
         paths_measured=rates.paths_measured,
         unmeasured=unmeasured_paths(rates, spent_budget_s, instead, every_path=every_path),
-        every_path=every_path or rates.nodes <= EVERY_PAIR_UP_TO,
+        every_path=every_path,
         corrupt_paths=int(rates.wrong.sum()),
         corrupter=corrupters(rates.wrong, names),
+        rates=path_rates(rates, found, names) if np.isfinite(rates.best).any() else None,
     )
 
 

@@ -3,8 +3,9 @@
 Up to 16 nodes every pair is measured, in rounds of disjoint pairs. Beyond, groups of √n are, each
 as a ring, all at the same time; of slow groups those members that no reading clears are halved
 again and again, all groups at the same time. A suspect is then tried alone on the fabric with two
-healthy partners, since disjoint pairs may still share a link. What time is left goes into the pairs
-that were not tried, which is the only way to meet a slow path that is in no ring.
+healthy partners, since disjoint pairs may still share a link. Then pairs that were not tried are
+measured, which is the only way to meet a slow path that is in no ring: all of them, or beyond 64
+nodes a sample, other pairs on every day.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from pytest_mnode.measuring.locating.rounds import Flow, Pair, Reading, Round
 
 EVERY_PAIR_UP_TO = 16
 """Nodes up to which all pairs are cheaper than groups."""
+EVERY_PATH_UP_TO = 64
+"""Nodes up to which all pairs are measured without being asked for: 126 rounds, about 13 s."""
+_SAMPLED_TURNS = 8
+"""Of the circle, in each of which every node has one partner: 16 rounds."""
 _PAIRED_UP_TO = 4
 _MOST_PATHS = 64
 """A fabric with more slow paths than that has another fault, and the rest stays suspected."""
@@ -49,15 +54,16 @@ class _TimeIsUp(Exception):
     """The caller has no time for another round."""
 
 
-def search(rates: Rates, *, every_path: bool = True) -> Search:
+def search(rates: Rates, *, every_path: bool = True, day: int = 0) -> Search:
     """Rounds to measure, one after another; send what was read, or None when time is up.
 
     `rates` collects the readings; `blame.blamed(rates)` judges them at any time. The same
     readings always ask for the same rounds. every_path: of more than 16 nodes too, measure every
-    pair at last. Returns whether all was measured that was needed.
+    pair at last; else a sample that changes with `day`. Returns whether all was measured that was
+    needed.
     """
     try:
-        yield from _Search(rates).steps(every_path)
+        yield from _Search(rates).steps(every_path, day)
     except _TimeIsUp:
         return False
     return True
@@ -69,7 +75,7 @@ class _Search:
         self._rails = tuple(rates.each_rail)
         self._times_tried: Counter[Pair] = Counter()
 
-    def steps(self, every_path: bool) -> Steps:
+    def steps(self, every_path: bool, day: int) -> Steps:
         nodes = range(self._rates.nodes)
         if len(nodes) <= EVERY_PAIR_UP_TO:
             yield from self._all_pairs(nodes)
@@ -77,10 +83,10 @@ class _Search:
             return
         yield from self._groups(nodes)
         yield from self._confirm()
-        if every_path:
-            slow = set(self._rates.slow_nodes)
-            yield from self._all_pairs([node for node in nodes if node not in slow])
-            yield from self._confirm()
+        slow = set(self._rates.slow_nodes)
+        turns = None if every_path else _SAMPLED_TURNS
+        yield from self._all_pairs([node for node in nodes if node not in slow], turns, day)
+        yield from self._confirm()
 
     def _measure(self, steps: Iterable[Round]) -> Steps:
         for step in steps:
@@ -91,10 +97,13 @@ class _Search:
                 raise _TimeIsUp
             self._rates.add(readings)
 
-    def _all_pairs(self, nodes: Sequence[int]) -> Steps:
-        """Those that were not measured yet."""
+    def _all_pairs(self, nodes: Sequence[int], turns: int | None = None, day: int = 0) -> Steps:
+        """Those that were not measured yet. turns: so many of the circle, by day."""
         known = np.isfinite(self._rates.best).any(axis=0)
-        for turn in rounds.circle(len(nodes)):
+        circle = rounds.circle(len(nodes))
+        first = 0 if turns is None else turns * day
+        for number in range(len(circle) if turns is None else min(turns, len(circle))):
+            turn = circle[(first + number) % len(circle)]
             pairs = [(nodes[a], nodes[b]) for a, b in turn]
             new = [pair for pair in pairs if not (known[pair] and known[pair[::-1]])]
             yield from self._measure(rounds.both_ways(new, self._rails, len(new), "all pairs"))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pytest_mnode.measurement import listed
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, SlowNode, SlowPath
 from pytest_mnode.measuring.locating.rates import Rates
-from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO
+from pytest_mnode.measuring.locating.search import EVERY_PATH_UP_TO
 from pytest_mnode.spec import Spec
 
 _MOST_NAMED = 16
@@ -204,8 +204,8 @@ def unmeasured_paths(
         why = f"the {spent_budget_s:g} s of --mnode-locate-budget were spent"
     elif off_fabric:
         why = "traffic was not on the fabric"
-    elif rates.nodes > EVERY_PAIR_UP_TO and not every_path:
-        why = f"more than {EVERY_PAIR_UP_TO} nodes (--mnode-locate measures every path)"
+    elif not every_path:
+        why = f"sampled, more than {EVERY_PATH_UP_TO} nodes (--mnode-locate measures every path)"
     else:
         why = "an end was slow with every partner"
     parts = [f"{silent}, no reading"] * bool(silent) + [f"{rest}, {why}"] * bool(rest)

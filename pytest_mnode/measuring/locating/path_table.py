@@ -1,0 +1,80 @@
+"""The state and rate of every path and rail, as the certificate keeps them. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_mnode.measuring.locating.diagnosis import Diagnosis
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.wording import Names
+from pytest_mnode.path_rates import NOT_MEASURED, PathRates, State
+
+
+def path_rates(rates: Rates, found: Diagnosis, names: Names) -> PathRates:
+    """Tables of what was measured. found: says which of what is slow was confirmed.
+
+    A slow path has failed if it, or an end of it, is named for sure, else it is suspect.
+    """
+    slowest = np.where(np.isfinite(rates.best).all(axis=0), np.fmin.reduce(rates.best), np.nan)
+    directions = np.fmin(rates.tx, rates.rx)
+    return PathRates(
+        nodes=names.nodes,
+        rails=names.rails,
+        bound_mbits_s=rates.slow_below_mbits_s,
+        states=_rows(_paths(rates, found)),
+        mbits_s=tuple(_numbers(row) for row in slowest),
+        rail_states=_rows(_rails(rates, found)),
+        rail_mbits_s=tuple(_numbers(row) for row in directions.T),
+    )
+
+
+def _limits(rates: Rates, found: Diagnosis) -> NDArray[np.float64]:
+    """By rail, what a path must carry: the bound too where the rail as a whole is blamed."""
+    limits = rates.threshold.copy()
+    limits[list(found.too_slow_rails)] = rates.slow_below_mbits_s
+    return limits
+
+
+def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
+    slow = rates.best < _limits(rates, found)[:, None, None]
+    sure = np.zeros_like(slow)
+    sure[list(found.too_slow_rails)] = True
+    for node in found.nodes:
+        rails = list(node.rails)
+        if node.confirmed and node.sends_slowly:
+            sure[rails, node.node, :] = True
+        if node.confirmed and node.receives_slowly:
+            sure[rails, :, node.node] = True
+    for path in found.paths:
+        rails = list(path.rails)
+        sure[rails, path.sender, path.receiver] |= path.confirmed
+        sure[rails, path.receiver, path.sender] |= path.confirmed and path.both_ways
+    letters = np.full(slow.shape[1:], State.NOT_TESTED.letter)
+    letters[np.isfinite(rates.best).all(axis=0)] = State.PASSED.letter
+    letters[(slow | rates.silent).any(axis=0)] = State.SUSPECT.letter
+    letters[(slow & sure).any(axis=0) | rates.wrong] = State.FAILED.letter
+    np.fill_diagonal(letters, State.NOT_TESTED.letter)
+    return letters
+
+
+def _rails(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
+    """By node and rail."""
+    directions = np.fmin(rates.tx, rates.rx)
+    letters = np.full(directions.shape, State.NOT_TESTED.letter)
+    letters[np.isfinite(rates.tx) & np.isfinite(rates.rx)] = State.PASSED.letter
+    letters[rates.slow_tx | rates.slow_rx] = State.SUSPECT.letter
+    for rail in found.too_slow_rails:
+        letters[rail, directions[rail] < rates.slow_below_mbits_s] = State.FAILED.letter
+    for node in found.nodes:
+        if node.confirmed:
+            letters[list(node.rails), node.node] = State.FAILED.letter
+    return letters.T
+
+
+def _rows(letters: NDArray[np.str_]) -> tuple[str, ...]:
+    return tuple("".join(row) for row in letters)
+
+
+def _numbers(row: NDArray[np.float64]) -> str:
+    return " ".join(f"{rate:.0f}" if np.isfinite(rate) else NOT_MEASURED for rate in row)
