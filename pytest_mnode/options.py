@@ -177,7 +177,7 @@ OPTIONS = {  # by field of Settings
     ),
     "report_dir": _Option(
         "report", "DIR",
-        "write certificate.json and certificate.xml into DIR, and fail a run that is not certified",
+        "write certificate.json, .xml and .html into DIR, and fail a run that is not certified",
         option_texts.directory, see="certificate.md",
     ),
     "log_dir": _Option(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from pytest_mnode.certificate.certificate import Certificate, certificate_json, certificate_schema
 from pytest_mnode.certificate.junit import junit_text
+from pytest_mnode.certificate.page import page_text
 
 
 def write_report(directory: Path, certificate: Certificate) -> list[Path]:
-    """Write `certificate.json` and `certificate.xml` into `directory`, made if it is missing."""
+    """Write `certificate.json`, `.xml` and `.html` into `directory`, made if it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
     as_json = json.dumps(
         certificate_json(certificate), indent=2, ensure_ascii=False, allow_nan=False
@@ -20,6 +21,7 @@ def write_report(directory: Path, certificate: Certificate) -> list[Path]:
     for name, text in (
         ("certificate.json", as_json + "\n"),
         ("certificate.xml", junit_text(certificate)),
+        ("certificate.html", page_text(certificate)),
     ):
         _replace(directory / name, text)
         written.append(directory / name)

@@ -34,7 +34,7 @@ FACTS = RunFacts(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def certify() -> Callable[..., Certificate]:
     """certify(*cases, promised=…, not_promised=…, earlier=…, and facts of the run to override)."""
 

@@ -19,20 +19,25 @@ Certify = Callable[..., Certificate]
 def test_a_report_is_json_and_junit_that_read_back(certify: Certify, tmp_path: Path) -> None:
     certificate = certify(CaseResult("acceptance/test_mesh.py::test_é", "雪?", "passed"))
     written = write_report(tmp_path / "not" / "yet there", certificate)
-    assert [path.name for path in written] == ["certificate.json", "certificate.xml"]
+    assert [path.name for path in written] == [
+        "certificate.json",
+        "certificate.xml",
+        "certificate.html",
+    ]
     data = json.loads(written[0].read_text(encoding="utf-8"))
     assert TypeAdapter(Certificate).validate_python(data) == certificate
     assert [s.get("name") for s in ET.parse(written[1]).getroot()] == ["certificate", "mesh"]
-    assert sorted(written[0].parent.iterdir()) == written
+    assert sorted(written[0].parent.iterdir()) == sorted(written)
 
 
 def test_text_that_is_no_utf8_is_written_all_the_same(certify: Certify, tmp_path: Path) -> None:
     case = CaseResult("acceptance/test_mesh.py::test_it", "?", "failed", "bytes \udcff\x00\ufffe")
-    as_json, as_xml = write_report(tmp_path, certify(case))
+    as_json, as_xml, as_html = write_report(tmp_path, certify(case))
     (criterion,) = json.loads(as_json.read_text(encoding="utf-8"))["criteria"]
     assert criterion["cases"][0]["message"] == "bytes ?\x00\ufffe"
     (failure,) = ET.parse(as_xml).getroot().iterfind(".//testcase[@name='test_it']/failure")
     assert failure.get("message") == r"bytes \udcff\x00\ufffe"
+    assert r"bytes \udcff\x00\ufffe" in as_html.read_text(encoding="utf-8")
 
 
 def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
@@ -65,4 +70,4 @@ def test_a_report_can_be_read_by_others(certify: Certify, tmp_path: Path) -> Non
         written = write_report(tmp_path, certify())
     finally:
         os.umask(umask)
-    assert [oct(path.stat().st_mode & 0o777) for path in written] == ["0o644", "0o644"]
+    assert [oct(path.stat().st_mode & 0o777) for path in written] == ["0o644"] * 3

@@ -1,0 +1,11 @@
+"""The certificate as one HTML page: nothing is loaded from outside, and no script is needed.
+
+`view` says what stands where (pure), `template.html.j2` and `style.css` how it looks, `pictures`
+draws charts by matplotlib, `svg` fits a picture into the page. The page is made from what
+certificate.json has, and from nothing else.
+"""
+
+from pytest_mnode.certificate.page.pictures import MISSING, can_draw
+from pytest_mnode.certificate.page.render import has_pictures, page_text
+
+__all__ = ["MISSING", "can_draw", "has_pictures", "page_text"]

@@ -1,0 +1,96 @@
+"""From a certificate to the text of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.page import view
+from pytest_mnode.certificate.page.pictures import MISSING, can_draw, draw, title_of, together
+from pytest_mnode.certificate.summary import certificate_line
+from pytest_mnode.certificate.text import fit
+from pytest_mnode.charts import Chart, Map
+from pytest_mnode.launchers.hosts import compress
+
+if TYPE_CHECKING:
+    import jinja2
+    from markupsafe import Markup
+
+
+def has_pictures(certificate: Certificate) -> bool:
+    """Whether there is anything to draw for which matplotlib is needed."""
+    charts = (c for criterion in certificate.criteria for k in criterion.cases for c in k.charts)
+    return any(not isinstance(chart, Map) for chart in charts)
+
+
+def page_text(certificate: Certificate) -> str:
+    """The page, HTML 5. Without matplotlib it has no pictures, and says so."""
+    from markupsafe import Markup
+
+    draws = has_pictures(certificate) and can_draw()
+    number = count(1)
+
+    def pictures(charts: Iterable[Chart]) -> list[tuple[str, Chart, Markup]]:
+        """Title, chart and drawing of each picture; a map is drawn by the template."""
+        return [
+            (
+                title_of(some[0]),
+                some[0],
+                Markup("") if isinstance(some[0], Map) else Markup(draw(some, f"s{next(number)}-")),
+            )
+            for some in together(charts)
+            if draws or isinstance(some[0], Map)
+        ]
+
+    return _template().render(
+        certificate=certificate,
+        run=certificate.run,
+        line=certificate_line(certificate),
+        pictures=pictures,
+        missing=MISSING if has_pictures(certificate) and not draws else "",
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2  # not before a page is written: other runs pay nothing
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pytest_mnode.certificate.page", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalized,
+    )
+    environment.filters |= {"time": _time, "hosts": compress, "class": _css_class}
+    environment.globals |= {
+        "questions": view.questions,
+        "left_open": view.left_open,
+        "word": view.word,
+        "share": view.share_of_bound,
+        "many": view.MANY,
+    }
+    return environment.get_template("template.html.j2")
+
+
+def _finalized(value: Any) -> Any:
+    """Texts of others without control characters; None is a mistake of the template."""
+    if value is None:
+        raise TypeError("the template prints None")
+    # What is marked safe is the template's own.
+    return value if hasattr(value, "__html__") or not isinstance(value, str) else fit(value)
+
+
+def _time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _css_class(verdict: str) -> str:
+    """The class for a verdict: good, bad, or unsure; none for what was not judged."""
+    known = {"pass": "good", "certified": "good", "fail": "bad", "not certified": "bad"}
+    return known.get(verdict, "open" if verdict in ("not promised", "recorded") else "unsure")

@@ -1,0 +1,153 @@
+"""What the page shows of a criterion: questions, and under each what was measured. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
+from pytest_mnode.charts import Chart
+from pytest_mnode.measurement import Measurement, Verdict
+
+_WORST_FIRST = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2, None: 3}
+_ORDER = tuple(CriterionVerdict)
+MANY = 40
+"""Values of one name from which they are not opened on paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One measurement. of: which case, such as "node3"; empty where a question has one."""
+
+    of: str
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Values of one name with one bound from one source. The worst is shown, the rest on demand."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def worst(self) -> Value:
+        return min(self.values, key=_badness)
+
+    @property
+    def broken(self) -> tuple[Value, ...]:
+        """Values that decided a verdict, worst first."""
+        bad = (Verdict.FAIL, Verdict.INCONCLUSIVE)
+        return tuple(sorted((v for v in self.values if v.measurement.verdict in bad), key=_badness))
+
+    @property
+    def shown(self) -> tuple[Value, ...]:
+        """What stands in the table itself."""
+        return self.broken[:MANY] or (self.worst,)
+
+    @property
+    def verdicts(self) -> str:
+        """How many of each, such as "511 pass, 1 fail"."""
+        counted = Counter(word(v.measurement) for v in self.values)
+        return ", ".join(f"{count} {name}" for name, count in counted.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A text that some cases have in common, such as why they failed."""
+
+    text: str
+    of: tuple[str, ...]
+    culprit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One test with all of its parameters."""
+
+    text: str
+    test: str
+    verdict: CriterionVerdict
+    cases: str
+    groups: tuple[Group, ...]
+    messages: tuple[Said, ...]
+    charts: tuple[Chart, ...]
+
+
+def questions(criterion: CriterionResult) -> list[Question]:
+    """Worst verdict first, else in the order of the suite; those not promised aside."""
+    by_test: dict[str, list[CaseResult]] = {}
+    for case in criterion.cases:
+        if case.verdict is not CriterionVerdict.NOT_PROMISED:
+            by_test.setdefault(_test(case), []).append(case)
+    found = [_question(test, cases) for test, cases in by_test.items()]
+    return sorted(found, key=lambda question: _severity(question.verdict))
+
+
+def left_open(criterion: CriterionResult) -> list[tuple[str, str, int]]:
+    """Questions that the spec does not promise: question, reason, how many cases."""
+    counted = Counter(
+        (case.question or _test(case), case.message)
+        for case in criterion.cases
+        if case.verdict is CriterionVerdict.NOT_PROMISED
+    )
+    return [(question, why, count) for (question, why), count in counted.items()]
+
+
+def word(measurement: Measurement) -> str:
+    """The verdict for a reader."""
+    return "recorded" if measurement.verdict is None else measurement.verdict.value
+
+
+def share_of_bound(measurement: Measurement) -> str:
+    """The margin as a share of the bound; "" where there is no such share."""
+    expected, value = measurement.expected, measurement.value
+    if measurement.margin is None or expected is None or value is None:
+        return ""
+    relative = expected.relative_margin(value)
+    return "" if relative is None else f"{relative:+.1%}"
+
+
+def _question(test: str, cases: Sequence[CaseResult]) -> Question:
+    groups: dict[tuple[object, ...], list[Value]] = {}
+    said: dict[tuple[str, str | None], list[str]] = {}
+    for case in cases:
+        for one in case.measurements:
+            key = one.name, one.unit, one.expected, one.source
+            groups.setdefault(key, []).append(Value(_parameter(case), one))
+        if case.message:
+            said.setdefault((case.message, case.culprit), []).append(_parameter(case))
+    counted = Counter(case.verdict.value for case in cases)
+    return Question(
+        text=cases[0].question,
+        test=test,
+        verdict=min((case.verdict for case in cases), key=_severity),
+        cases="" if len(cases) == 1 else ", ".join(f"{n} {word}" for word, n in counted.items()),
+        groups=tuple(Group(tuple(values)) for values in groups.values()),
+        messages=tuple(Said(text, _named(of), by) for (text, by), of in said.items()),
+        charts=tuple(chart for case in cases for chart in case.charts),
+    )
+
+
+def _test(case: CaseResult) -> str:
+    return case.test.partition("[")[0]
+
+
+def _parameter(case: CaseResult) -> str:
+    return case.test.partition("[")[2].removesuffix("]")
+
+
+def _named(of: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in of if name)
+
+
+def _severity(verdict: CriterionVerdict) -> int:
+    """A fail comes first, then what could not be judged."""
+    first = (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE)
+    return first.index(verdict) if verdict in first else len(first)
+
+
+def _badness(value: Value) -> tuple[int, float]:
+    one = value.measurement
+    margin = None if one.expected is None or one.value is None else one.margin
+    return _WORST_FIRST[one.verdict], 0.0 if margin is None else margin

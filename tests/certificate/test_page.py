@@ -1,0 +1,217 @@
+"""The page has all that the certificate says, and nothing of what others wrote becomes HTML."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate.page import MISSING, page_text
+from pytest_mnode.charts import (
+    Bars,
+    Chart,
+    Item,
+    Layout,
+    Level,
+    Lines,
+    Map,
+    Matrix,
+    Moment,
+    Part,
+    Place,
+    Series,
+    Span,
+    Timeline,
+)
+from pytest_mnode.measurement import Curve, Measurement, Point, at_least
+
+Certify = Callable[..., Certificate]
+
+HOSTILE = """n0"'><script src=//evil></script><img src=x onerror=f()>{{7*7}} $\\frac{1}{2}$ &amp;"""
+VOID = {"meta", "br", "img", "input", "path", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """Tags with attributes, and the text that a reader sees."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._texts: list[str] = []
+        self._style = False
+        self.feed(html)
+        self.text = " ".join(" ".join(self._texts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._style:
+            self._texts.append(data)
+
+    def values(self, *names: str) -> list[str]:
+        return [v for _, attrs in self.tags for name, v in attrs.items() if name in names and v]
+
+
+def charts(text: str) -> tuple[Chart, ...]:
+    """One of each kind, and `text` wherever a chart has a text; two curves of one collective."""
+    point = Point(1 << 20, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0)
+    larger = Point(1 << 22, 5, 9.5, 12, 9, 12, 0.2, 0.18, 0)
+    span = Span(text, 0, 1.5, text, text)
+    nodes = (text, "node1")
+    return (
+        Curve(text, text, text, 4, (point, larger), 0.2, at_least(0.1), (1 << 22,)),
+        Curve(text, "default", text, 4, (point, larger), 0.2, at_least(0.1), (1 << 22,)),
+        Lines(text, text, text, (Series(text, ((1, 1.0), (2, 0.9))),), (Level(text, 0.8),)),
+        Bars(text, text, nodes, (Part(text, (1.5, -0.1)), Part("b", (0.5, 1)))),
+        Matrix(text, text, nodes, nodes, ((None, 1.0), (2.0, None)), at_least(1.5)),
+        Timeline(text, (text,), (span,), (Moment(1, text),)),
+        Map(text, (Layout((text,), (Place(text, (Item(text, text, text, False),)),)),)),
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile(certify: Certify) -> Page:
+    case = CaseResult(
+        f"acceptance/test_mesh.py::test_it[{HOSTILE}]",
+        HOSTILE,
+        "failed",
+        HOSTILE,
+        HOSTILE,
+        (
+            Measurement(HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, HOSTILE, HOSTILE, HOSTILE),
+            Measurement(HOSTILE, 3, HOSTILE, at_least(2), HOSTILE, "", HOSTILE, HOSTILE),
+        ),
+        charts=charts(HOSTILE),
+    )
+    left_open = CaseResult("test_mesh.py::test_open", HOSTILE, "not promised", HOSTILE)
+    return Page(
+        page_text(
+            certify(
+                case,
+                left_open,
+                promised=[HOSTILE],
+                not_promised={"gang": HOSTILE},
+                nodes=(HOSTILE,),
+                launcher=HOSTILE,
+                emulated=HOSTILE,
+                doubts=(HOSTILE,),
+                cut_short=(HOSTILE,),
+            )
+        )
+    )
+
+
+def test_nothing_that_others_wrote_becomes_html(hostile: Page) -> None:
+    made = {tag for tag, _ in hostile.tags}
+    assert not made & {"script", "iframe", "object", "link", "base", "form"}
+    assert all(tag != "img" for tag, _ in hostile.tags)
+    assert not [name for _, attrs in hostile.tags for name in attrs if name.startswith("on")]
+    assert hostile.text.count("<script src=//evil>") > 20
+    assert "$\\frac{1}{2}$" in hostile.text  # also in pictures, where it could be mathematics
+    assert "{{7*7}}" in hostile.text
+
+
+def test_nothing_is_loaded_from_outside(hostile: Page) -> None:
+    linked = hostile.values("src", "href", "xlink:href", "action", "srcset", "poster")
+    assert linked
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in linked)
+    styled = " ".join(hostile.values("style"))
+    assert "var(--ink)" in styled
+    assert not re.search(r"@import|url\((?!#)", styled)
+    policy = hostile.values("content")
+    assert any(value.startswith("default-src 'none'") for value in policy)
+
+
+def test_ids_are_unique_and_what_refers_to_them_finds_them(hostile: Page) -> None:
+    ids = Counter(hostile.values("id"))
+    assert [name for name, times in ids.items() if times > 1] == []
+    used = {link[1:] for link in hostile.values("href") if link.startswith("#")}
+    used |= set(re.findall(r"url\(#([^)]+)\)", " ".join(hostile.values("style", "clip-path"))))
+    assert len(used) > 5
+    assert used <= ids.keys()
+
+
+def test_every_measurement_culprit_and_reason_is_there(certify: Certify) -> None:
+    cases = [
+        CaseResult(
+            f"acceptance/test_preflight.py::test_clock[node{n}]",
+            "Does the clock agree?",
+            "failed" if n == 7 else "passed",
+            "node7 is late" if n == 7 else "",
+            measurements=(
+                Measurement("skew", n + 0.25, "ms", at_least(5 if n == 7 else -9), "spec", "node7"),
+                Measurement(f"offset of node{n}", n * 1.5, "ms", note=f"by ptp{n}", where=f"me{n}"),
+            ),
+        )
+        for n in range(60)
+    ]
+    cases[7] = CaseResult(**{**vars(cases[7]), "culprit": "ptp of node7"})
+    unknown = Measurement.unknown("busbw", "no counter", unit="GB/s", culprit="node3 mlx5_0")
+    certificate = certify(
+        *cases,
+        CaseResult("acceptance/test_fabric.py::test_it", "Is it?", "passed", "", None, (unknown,)),
+        promised=["preflight", "fabric", "restart"],
+        not_promised={"gang": "no scheduler"},
+        cut_short=("-k clock",),
+    )
+    html = page_text(certificate)
+    page = Page(html)
+    for reason in (*certificate.reasons, "no scheduler", "not certified"):
+        assert reason in page.text
+    for case in certificate.criteria[0].cases:
+        for one in case.measurements:
+            for text in (one.name, one.measured, one.note, one.where):
+                assert text in page.text
+    for text in ("ptp of node7", "node7 is late", "culprit: node3 mlx5_0", "no counter", "≥ 5"):
+        assert text in page.text
+    assert "+12.25 ms" in page.text  # the margin of node3: 3.25 against -9
+    # The worst of 59 stands in the table, before the other values.
+    assert page.text.index("0.25 ms") < page.text.index("59.25 ms")
+
+
+def test_a_certified_page_says_until_when(certify: Certify) -> None:
+    page = Page(
+        page_text(certify(CaseResult("test_mesh.py::test", "?", "passed"), promised=["mesh"]))
+    )
+    assert "2026-11-28 02:06 UTC" in page.text
+    assert MISSING not in page.text  # there is nothing to draw
+
+
+def test_pictures_have_the_colours_of_the_page(hostile: Page) -> None:
+    pictures = [attrs for tag, attrs in hostile.tags if tag == "svg"]
+    assert len(pictures) == 5  # two curves in one; a map is drawn without
+    assert all(attrs["aria-label"] == " ".join(HOSTILE.split()) for attrs in pictures[1:])
+    assert not re.search(r"#0([1-9a-f])0\1", " ".join(hostile.values("style", "fill", "stroke")))
+
+
+def test_without_the_extra_the_page_says_so(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    case = CaseResult("test_mesh.py::test", "?", "passed", charts=charts("all fine"))
+    page = Page(page_text(certify(case, promised=["mesh"])))
+    assert MISSING in page.text
+    assert "svg" not in {tag for tag, _ in page.tags}
+    assert page.text.count("all fine") == 6  # of the map, for which nothing is missing
+
+
+def test_nothing_is_imported_before_a_page_is_written() -> None:
+    code = (
+        "import sys, pytest_mnode.controller.certificate_plugin\n"
+        "print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
