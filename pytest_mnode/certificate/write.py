@@ -23,12 +23,12 @@ def write_report(directory: Path, certificate: Certificate) -> list[Path]:
         ("certificate.xml", junit_text(certificate)),
         ("certificate.html", page_text(certificate)),
     ):
-        _replace(directory / name, text)
+        replace_file(directory / name, text)
         written.append(directory / name)
     return written
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """A reader sees the old file or the new one, even after a loss of power."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

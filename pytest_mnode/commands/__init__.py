@@ -15,7 +15,7 @@ from importlib import import_module
 
 from pytest_mnode.errors import MnodeError
 
-COMMANDS = ("nodes",)
+COMMANDS = ("nodes", "page")
 """In the order in which --help lists them."""
 
 

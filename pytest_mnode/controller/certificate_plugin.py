@@ -22,7 +22,7 @@ from pytest_mnode.certificate import (
     summary_lines,
     write_report,
 )
-from pytest_mnode.certificate.page import MISSING, can_draw, has_pictures
+from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.controller.session import ENDED
@@ -164,8 +164,8 @@ class CertificatePlugin:
             terminalreporter.write_line(line)
         for path in self._written:
             terminalreporter.write_line(f"written: {path}")
-        if self._written and has_pictures(self.certificate) and not can_draw():
-            terminalreporter.write_line(f"the page is {MISSING}")
+        if self._written and (missing := missing_pictures(self.certificate)):
+            terminalreporter.write_line(f"the page is {missing}")
 
 
 _CUT_OFF = "it was interrupted before it ended"

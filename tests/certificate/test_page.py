@@ -12,7 +12,9 @@ from html.parser import HTMLParser
 import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate
-from pytest_mnode.certificate.page import MISSING, page_text
+from pytest_mnode.certificate.page import page_text
+from pytest_mnode.certificate.page.pictures import MISSING
+from pytest_mnode.certificate.page.view import path_matrix
 from pytest_mnode.charts import (
     Bars,
     Chart,
@@ -30,6 +32,7 @@ from pytest_mnode.charts import (
     Timeline,
 )
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least
+from pytest_mnode.path_rates import PathRates
 
 Certify = Callable[..., Certificate]
 
@@ -186,6 +189,31 @@ def test_a_certified_page_says_until_when(certify: Certify) -> None:
     )
     assert "2026-11-28 02:06 UTC" in page.text
     assert MISSING not in page.text  # there is nothing to draw
+
+
+def test_nodes_and_paths_have_their_state(certify: Certify) -> None:
+    rates = PathRates(
+        ("node0", "node1", "node2"),
+        ("fab0",),
+        170.0,
+        ("-pf", "p-p", "sp-"),
+        ("- 185 92", "184 - 186", "- 181 -"),
+        ("f", "p", "p"),
+        ("92", "184", "186"),
+    )
+    slow = Measurement("busbw", 92, "Mbit/s", at_least(170), "spec", "node0 fab0 tx")
+    case = CaseResult("test_fabric.py::test", "?", "failed", measurements=(slow,), paths=(rates,))
+    certificate = certify(case, promised=["fabric"], nodes=rates.nodes, cluster_nodes=5)
+    page = Page(page_text(certificate))
+    assert certificate.coverage.nodes_in_words() in page.text
+    assert "failed: node0" in page.text
+    assert "6 of 20 measured" in page.text
+    assert "fab0 failed, 92 Mbit/s" in page.text
+    matrix = path_matrix(certificate.coverage)
+    assert matrix is not None
+    assert matrix.values == ((None, 185, 92), (184, None, 186), (None, 181, None))
+    assert [t for t, attrs in page.tags if attrs.get("aria-label") == matrix.title] == ["svg"]
+    assert path_matrix(certify().coverage) is None
 
 
 def test_pictures_have_the_colours_of_the_page(hostile: Page) -> None:

@@ -5,7 +5,6 @@ draws charts by matplotlib, `svg` fits a picture into the page. The page is made
 certificate.json has, and from nothing else.
 """
 
-from pytest_mnode.certificate.page.pictures import MISSING, can_draw
-from pytest_mnode.certificate.page.render import has_pictures, page_text
+from pytest_mnode.certificate.page.render import missing_pictures, page_text
 
-__all__ = ["MISSING", "can_draw", "has_pictures", "page_text"]
+__all__ = ["missing_pictures", "page_text"]

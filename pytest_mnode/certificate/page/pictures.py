@@ -22,11 +22,12 @@ from pytest_mnode.certificate.page.svg import (
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Bars, Chart, Lines, Map, Matrix, Timeline
 from pytest_mnode.measurement import Bound, Curve, Relation
+from pytest_mnode.path_rates import PathRates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MISSING = "without pictures: matplotlib is missing; pip install 'pytest-mnode[report]'"
+MISSING = "without pictures, because matplotlib is missing: pip install 'pytest-mnode[report]'"
 _WIDTH_IN = 6.6
 _LONGEST_NAME = 36
 _FEW_CELLS = 10
@@ -71,13 +72,14 @@ def title_of(chart: Chart) -> str:
     """What the picture shows, in words."""
     if isinstance(chart, Curve):
         return f"Bus bandwidth by size: {chart.collective}, {chart.ranks} ranks, {chart.backend}"
-    return chart.title
+    return "Paths" if isinstance(chart, PathRates) else chart.title
 
 
 def together(charts: Iterable[Chart]) -> Iterator[tuple[Chart, ...]]:
     """Charts by picture: curves of one collective share one."""
+    drawn = (chart for chart in charts if not isinstance(chart, PathRates))  # see `coverage`
     for _, group in groupby(
-        enumerate(charts),
+        enumerate(drawn),
         lambda one: title_of(one[1]) if isinstance(one[1], Curve) else one[0],
     ):
         yield tuple(chart for _, chart in group)
@@ -103,8 +105,8 @@ def draw(charts: Sequence[Chart], prefix: str) -> str:
                 _matrix(axes, first)
             case Timeline():
                 _timeline(axes, first)
-            case Map():
-                raise TypeError("a map is drawn by the template")
+            case Map() | PathRates():
+                raise TypeError(f"a chart of kind {first.kind} is drawn elsewhere")
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         with warnings.catch_warnings():  # of names that leave no room, and of letters in no font

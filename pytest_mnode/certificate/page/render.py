@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-def has_pictures(certificate: Certificate) -> bool:
-    """Whether there is anything to draw for which matplotlib is needed."""
+def missing_pictures(certificate: Certificate) -> str:
+    """Why the page has no pictures; "" where it has all that there are to draw."""
     charts = (c for criterion in certificate.criteria for k in criterion.cases for c in k.charts)
-    return any(not isinstance(chart, Map) for chart in charts)
+    drawn = certificate.coverage.paths or any(not isinstance(chart, Map) for chart in charts)
+    return MISSING if drawn and not can_draw() else ""
 
 
 def page_text(certificate: Certificate) -> str:
     """The page, HTML 5. Without matplotlib it has no pictures, and says so."""
     from markupsafe import Markup
 
-    draws = has_pictures(certificate) and can_draw()
+    missing = missing_pictures(certificate)
     number = count(1)
 
     def pictures(charts: Iterable[Chart]) -> list[tuple[str, Chart, Markup]]:
@@ -43,7 +44,7 @@ def page_text(certificate: Certificate) -> str:
                 Markup("") if isinstance(some[0], Map) else Markup(draw(some, f"s{next(number)}-")),
             )
             for some in together(charts)
-            if draws or isinstance(some[0], Map)
+            if not missing or isinstance(some[0], Map)
         ]
 
     return _template().render(
@@ -51,7 +52,7 @@ def page_text(certificate: Certificate) -> str:
         run=certificate.run,
         line=certificate_line(certificate),
         pictures=pictures,
-        missing=MISSING if has_pictures(certificate) and not draws else "",
+        missing=missing,
     )
 
 
@@ -71,6 +72,8 @@ def _template() -> jinja2.Template:
     environment.globals |= {
         "questions": view.questions,
         "left_open": view.left_open,
+        "not_passed": view.not_passed,
+        "path_matrix": view.path_matrix,
         "word": view.word,
         "share": view.share_of_bound,
         "many": view.MANY,
@@ -92,5 +95,7 @@ def _time(moment: datetime) -> str:
 
 def _css_class(verdict: str) -> str:
     """The class for a verdict: good, bad, or unsure; none for what was not judged."""
-    known = {"pass": "good", "certified": "good", "fail": "bad", "not certified": "bad"}
-    return known.get(verdict, "open" if verdict in ("not promised", "recorded") else "unsure")
+    good, bad = ("pass", "passed", "certified"), ("fail", "failed", "not certified")
+    known = dict.fromkeys(good, "good") | dict.fromkeys(bad, "bad")
+    quiet = ("not promised", "not tested", "recorded")
+    return known.get(verdict, "open" if verdict in quiet else "unsure")

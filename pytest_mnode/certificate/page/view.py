@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
-from pytest_mnode.charts import Chart
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.charts import Chart, Matrix
+from pytest_mnode.measurement import Measurement, Verdict, at_least
+from pytest_mnode.path_rates import State
 
 _WORST_FIRST = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2, None: 3}
 _ORDER = tuple(CriterionVerdict)
@@ -92,6 +94,43 @@ def left_open(criterion: CriterionResult) -> list[tuple[str, str, int]]:
         if case.verdict is CriterionVerdict.NOT_PROMISED
     )
     return [(question, why, count) for (question, why), count in counted.items()]
+
+
+def not_passed(coverage: Coverage) -> list[NodeCoverage]:
+    """Nodes that failed come first, then those that are suspect."""
+    order = (State.FAILED, State.SUSPECT, State.NOT_TESTED)
+    return sorted(
+        (node for node in coverage.nodes if node.state in order),
+        key=lambda node: order.index(node.state),
+    )
+
+
+def path_matrix(coverage: Coverage) -> Matrix | None:
+    """What every path carried, as last found; None where no run has measured any.
+
+    A path that failed without a reading carried nothing.
+    """
+    if not coverage.paths:
+        return None
+    paths = list(coverage.each_path())
+    ends = {node for path in paths for node in path[:2]}
+    names = tuple(node.name for node in coverage.nodes if node.name in ends)
+    row = {name: n for n, name in enumerate(names)}
+    values: list[list[float | None]] = [[None] * len(names) for _ in names]
+    for sender, receiver, state, mbits_s in paths:
+        dead = mbits_s is None and state is State.FAILED
+        values[row[sender]][row[receiver]] = 0.0 if dead else mbits_s
+    # A path that is below the bound and yet passed is no outlier, and is not shown as one.
+    passed = [rate for _, _, state, rate in paths if state is State.PASSED and rate is not None]
+    bound = min([coverage.paths[0].rates.bound_mbits_s, *passed])
+    return Matrix(
+        "Paths between nodes: rows send, columns receive",
+        "Mbit/s",
+        names,
+        names,
+        tuple(map(tuple, values)),
+        at_least(bound),
+    )
 
 
 def word(measurement: Measurement) -> str:
