@@ -2,6 +2,8 @@
 # make test          formatting, lint, types, unit tests, tests on the rack
 # make engines       build a Kubernetes from its Go modules, once, for make test-engines
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
+# make machines      make the image of virtual machines from Debian packages, once
+# make test-machines tests on virtual machines with soft-RoCE and two NUMA nodes
 # make bench         times against other ways to run distributed tests
 # make lint          put right what the tools can, then format
 # make clean         remove the environment and everything built
@@ -21,12 +23,13 @@ BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ENGINES := tests/engines
+MACHINES := tests/machines
 
 # Tests start some thousand interpreters: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test engines test-engines lint bench clean environment
+.PHONY: certify test engines test-engines machines test-machines lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -35,13 +38,20 @@ test: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) --ignore=$(ENGINES)
+	$(PYTEST) --ignore=$(ENGINES) --ignore=$(MACHINES)
 
 engines: environment
 	$(BIN)/python -m tests.engines.kubernetes.programs
 
 test-engines: environment
 	$(PYTEST) $(ENGINES)
+
+machines: environment
+	$(BIN)/python -m tests.machines.image
+
+# One process: all tests share two machines, which are as busy as this one is fast.
+test-machines: environment
+	$(BIN)/python -m pytest $(MACHINES)
 
 lint: environment
 	$(BIN)/ruff check --fix .

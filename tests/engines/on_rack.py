@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkUp
 from tests.engines.switch import Switch
 
@@ -24,17 +24,18 @@ class OnRack(ABC):
     """A rack of compute nodes, named node0 …, and a login node that comes after them.
 
     Everything hangs on the rack, and so ends with the process that made it; the directory goes
-    with the rack's keeper where this process cannot remove it any more.
+    with the rack's keeper where this process cannot remove it any more. links: the rack's fabric
+    and management, where they are other than its own.
     """
 
     env: dict[str, str]
     """What commands need beside what they are to have themselves."""
 
-    def __init__(self, name: str, nodes: int) -> None:
+    def __init__(self, name: str, nodes: int, links: Sequence[Link] = ()) -> None:
         # Daemons have sockets in here, and their names must be short.
         self.directory = Path(tempfile.mkdtemp(prefix=f"mnode-{name}-"))
         (self.directory / "log").mkdir()
-        self.rack = Rack(nodes + 1, mode="root", cleanup_dirs=[str(self.directory)])
+        self.rack = Rack(nodes + 1, *links, mode="root", cleanup_dirs=[str(self.directory)])
         self.computes: Sequence[Node] = self.rack.nodes[:nodes]
         self.login: Node = self.rack.nodes[nodes]
         self.names = tuple(node.name for node in self.computes)

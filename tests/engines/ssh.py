@@ -10,13 +10,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pytest_mnode.launchers.rack import Rack
+from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from tests.engines.on_rack import COMMAND_LIMIT_S, OnRack
 from tests.inner import need
@@ -78,8 +78,8 @@ class SshOnRack(OnRack):
     nodes: those with sshd, named node0 …; the login node comes after them.
     """
 
-    def __init__(self, nodes: int = COMPUTE_NODES) -> None:
-        super().__init__("ssh", nodes)
+    def __init__(self, nodes: int = COMPUTE_NODES, links: Sequence[Link] = ()) -> None:
+        super().__init__("ssh", nodes, links)
         self.config = self.directory / "client.conf"
         self.env = {SSH_COMMAND: f"ssh -F {self.config}"}
 

@@ -1,0 +1,252 @@
+"""Guests on a rack: each is a machine with a kernel of its own, cabled to the links of its node.
+
+Everything hangs on the rack, and so ends with the process that made it, however that ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.launchers.rack import Link
+from tests.engines import ssh
+from tests.engines.on_rack import COMMAND_LIMIT_S
+from tests.machines.hardware import TWO_SIDES, Hardware, shares
+from tests.machines.image import QEMU, image
+from tests.machines.image import unavailable as no_image
+
+FABRIC = Link("fab0", 40.0, 4200)
+"""RoCE sends 4096 bytes a packet over it. Software emulation holds this rate on a busy machine."""
+MANAGEMENT = Link("mgmt0", 100.0)
+UP_LIMIT_S = 300.0
+_QUEUE_BYTES = 1 << 20
+"""More than soft-RoCE sends without an answer: no packet is lost, as on a fabric with flow control.
+A lost one costs it all that came behind."""
+_GUEST_MAC = 0x80
+"""Set in the last but one byte of a guest's: what its node on the rack has is another."""
+_BOARD = "q35,usb=off,smbus=off,sata=off,hpet=off"
+_TC = ("tc", "qdisc", "replace", "dev")
+_KERNEL = "console=ttyS0 quiet mitigations=off audit=0 panic=-1 tsc=reliable net.ifnames=0"
+# Runs on a rack's node: what comes and goes by its links is the guest's.
+_CABLE = """\
+set -e
+for link in {links}; do
+  ip address flush dev $link
+  ip link add to-$link type bridge stp_state 0 forward_delay 0 mcast_snooping 0
+  ip tuntap add dev tap-$link mode tap
+  mtu=$(cat /sys/class/net/$link/mtu)
+  for port in $link tap-$link; do ip link set $port mtu $mtu master to-$link up; done
+  ip link set to-$link up
+done
+exec "$@"
+"""
+_GUEST = """\
+echo {name} >/proc/sys/kernel/hostname
+cp {directory}/hosts /etc/hosts
+echo 'hosts: files' >/etc/nsswitch.conf
+mount_from() {{
+  mkdir -p "$2"
+  mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,ro,cache=$3 "$1" "$2"
+}}
+{mounts}
+modprobe -a rdma_rxe ib_uverbs rdma_ucm
+for device in /sys/class/net/eth*; do
+  case $(cat $device/address) in
+{names}
+  esac
+done
+{links}
+rdma link add rxe0 type rxe netdev fab0
+exec /usr/sbin/sshd -D -e -f {directory}/{name}.conf
+"""
+
+
+def unavailable() -> str | None:
+    """Why there can be no guests here, in one line."""
+    return no_image() or ssh.unavailable()
+
+
+def need_machines() -> None:
+    """Skip where there can be no guests; in CI that is a failure."""
+    if (reason := unavailable()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@functools.cache
+def accelerator() -> str:
+    """kvm where it works, which its device alone does not say; else software emulation."""
+    argv = [QEMU, "-nodefaults", "-display", "none", "-S", "-machine", _BOARD, "-accel", "kvm"]
+    tried = subprocess.run(
+        [*argv, "-cpu", "host", "-monitor", "stdio"],
+        input="quit\n", text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    return "kvm" if tried.returncode == 0 else "tcg,thread=multi"
+
+
+class Machines(ssh.SshOnRack):
+    """`with Machines() as machines`: guests node0 …, all reached by ssh from the login node.
+
+    hardware: of all of them, or of each.
+    """
+
+    def __init__(self, nodes: int = 2, hardware: Hardware | Sequence[Hardware] = TWO_SIDES) -> None:
+        super().__init__(nodes, (FABRIC, MANAGEMENT))
+        self.hardware = [hardware] * nodes if isinstance(hardware, Hardware) else list(hardware)
+        (self.directory / "hosts").write_text(self.rack.plan.hosts())
+        for name in self.names:
+            (self.directory / f"{name}.sh").write_text(self._script(name))
+
+    def __enter__(self) -> Machines:
+        super().__enter__()
+        return self
+
+    def guest(self, name: str, script: str, limit_s: float = 60.0) -> str:
+        """What a shell script prints on a guest; a failure fails the test."""
+        argv = [*self._login(name), f"bash -ec {shlex.quote(script)}"]
+        done = self.run(*argv, limit_s=limit_s)
+        assert done.returncode == 0, f"{name}: {script}: {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def set_carrier(self, name: str, nic: str, up: bool) -> None:
+        """Plug the cable of a guest's NIC in, or pull it."""
+        self._monitor(name, "set_link", {"name": f"nic-{nic}", "up": up})
+
+    def set_links(self, name: str, up: bool) -> None:
+        """See OnRack; the guest sees that there is no carrier."""
+        super().set_links(name, up)
+        if self._daemons[name].poll() is not None:
+            return
+        self.set_rate(name, FABRIC.rate_mbit_s)
+        for nic in self._hardware(name).nics:
+            self.set_carrier(name, nic.name, up)
+
+    def set_rate(self, name: str, rate_mbit_s: float, way: str = "both") -> None:
+        """Another rate of the fabric, without losses: what a guest sends (tx), receives (rx)."""
+        queue = f"root handle 1: tbf rate {rate_mbit_s}mbit burst 75000 limit {_QUEUE_BYTES}"
+        port = self.rack.switch_port(self.node(name), FABRIC.name)
+        ends = {
+            "tx": self.command(*_TC, FABRIC.name, *queue.split(), on=name),
+            "rx": self.rack.agent_command([*_TC, port, *queue.split()]),
+        }
+        for end, argv in ends.items():
+            if way in ("both", end):
+                subprocess.run(argv, check=True, timeout=COMMAND_LIMIT_S)
+
+    def _hardware(self, name: str) -> Hardware:
+        return self.hardware[self.names.index(name)]
+
+    def _monitor(self, name: str, command: str, arguments: Mapping[str, object]) -> None:
+        """A command of QEMU's monitor; a refusal fails the test."""
+        with socket.socket(socket.AF_UNIX) as monitor, monitor.makefile("rw") as lines:
+            monitor.settimeout(10)
+            monitor.connect(f"{self.directory}/{name}.qmp")
+            for execute, given in (("qmp_capabilities", {}), (command, arguments)):
+                lines.write(json.dumps({"execute": execute, "arguments": given}) + "\n")
+                lines.flush()
+                while "return" not in (answer := json.loads(lines.readline())):
+                    assert "error" not in answer, f"{name}: {execute}: {answer}"
+
+    # Bringing up.
+
+    def start_daemon_of(self, name: str) -> None:
+        """QEMU, in the namespaces of the rack's node."""
+        hardware, system = self._hardware(name), image()
+        taps = {nic.name: f"tap-{nic.name}" for nic in hardware.nics}
+        tcg = accelerator().startswith("tcg")
+        argv = [
+            *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-machine", _BOARD, "-accel", accelerator(), "-cpu", "max" if tcg else "host"),
+            *("-kernel", str(system.kernel), "-initrd", str(system.initrd)),
+            *("-append", f"{_KERNEL} mnode.script={self.directory}/{name}.sh"),
+            *("-serial", "stdio", "-qmp", f"unix:{self.directory}/{name}.qmp,server=on,wait=off"),
+            *("-drive", f"file={system.root},format=raw,if=none,id=root,readonly=on"),
+            *("-device", "virtio-blk-pci,drive=root", "-device", "virtio-rng-pci"),
+            *shares([("own", str(self.directory)), *_shared()]),
+            *hardware.options(taps, self._macs(name)),
+        ]
+        self.set_rate(name, FABRIC.rate_mbit_s)
+        cable = _CABLE.format(links=" ".join(taps))
+        self.start_daemon(name, self.node(name), ["sh", "-c", cable, "sh", *argv])
+
+    def await_sshd(self, name: str) -> None:
+        """Until a guest can be logged in to."""
+        end = time.monotonic() + UP_LIMIT_S
+        while self.run(*self._login(name), "true").returncode != 0:
+            if self._daemons[name].poll() is not None or time.monotonic() > end:
+                said = self.log(name).read_text(errors="replace")[-2000:]
+                pytest.fail(f"guest {name} did not come up: {said}")
+            time.sleep(0.5)
+        master = f"ssh-{name}"
+        if master not in self._daemons or self._daemons[master].poll() is not None:
+            self.start_daemon(master, self.login, ["ssh", "-M", "-N", *self._login(name)[1:]])
+
+    def _login(self, name: str) -> list[str]:
+        """By the connection there is, where there is one: another takes seconds."""
+        options = ["-o", "ConnectTimeout=5", "-o", f"ControlPath={self.directory}/{name}.ssh"]
+        return ["ssh", "-F", str(self.config), *options, name]
+
+    def _macs(self, name: str) -> dict[str, str]:
+        index = self.node(name).index
+        macs = {}
+        for nic in self._hardware(name).nics:
+            parts = self.rack.plan.mac(index, nic.name).split(":")
+            parts[-2] = f"{_GUEST_MAC:02x}"
+            macs[nic.name] = ":".join(parts)
+        return macs
+
+    def _script(self, name: str) -> str:
+        """What a guest runs when it boots."""
+        plan, index = self.rack.plan, self.node(name).index
+        names = [
+            f"    {mac}) ip link set ${{device##*/}} name {nic} ;;"
+            for nic, mac in self._macs(name).items()
+        ]
+        links = [
+            f"ip address add {plan.address(index, nic.name)}/24 dev {nic.name}\n"
+            f"ip link set {nic.name} mtu {plan.link(nic.name).mtu} up"
+            for nic in self._hardware(name).nics
+        ]
+        mounts = [f"mount_from {tag} {shlex.quote(path)} loose" for tag, path in _shared()]
+        return _GUEST.format(
+            name=name,
+            directory=self.directory,
+            mounts="\n".join(mounts),
+            names="\n".join(names),
+            links="\n".join(links),
+        )
+
+
+def _shared() -> list[tuple[str, str]]:
+    """This Python, its environment and this project, which guests have at the same places."""
+    wanted = {str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix} - {"/usr", "/"}
+    outer = sorted(
+        path
+        for path in wanted
+        if not any(path != other and Path(path).is_relative_to(other) for other in wanted)
+    )
+    return [(f"share{number}", path) for number, path in enumerate(outer)]
+
+
+@pytest.fixture(scope="session")
+def machines_once() -> Iterator[Machines]:
+    """One for all tests; take `machines`, which is as new in each."""
+    need_machines()
+    with Machines() as machines:
+        yield machines
+
+
+@pytest.fixture
+def machines(machines_once: Machines) -> Iterator[Machines]:
+    """Guests, all well; what a test broke at their links and power is put right behind it."""
+    yield machines_once
+    machines_once.clear()
