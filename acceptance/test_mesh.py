@@ -55,13 +55,13 @@ def test_sum_is_right(
     world: World, device: torch.device, size_bytes: int, measure: Measure
 ) -> None:
     """Does a sum over all ranks come back right, at every position, each of several times?"""
-    wrong = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
+    wrong, senders = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
     measure(
         "#wrong",
         sum(wrong),
         equals=0,
         source="a sum of whole numbers is exact",
-        culprit=bench.whose(world, [rank for rank, count in enumerate(wrong) if count]),
+        culprit=bench.whose(world, [r for r, count in enumerate(wrong) if count], senders),
     )
 
 

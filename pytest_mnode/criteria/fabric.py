@@ -118,7 +118,7 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 "",
                 equals(0),
                 "whole numbers, sent or added up, are exact",
-                whose(found.world, row.wrong_ranks),
+                whose(found.world, row.wrong_ranks, row.wrong_senders),
             )
         )
         measurements += _judge_row(found, one, f"{name} busbw{pinned}", row)

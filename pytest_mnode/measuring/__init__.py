@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import whose
     from pytest_mnode.measuring.numa import placement
-    from pytest_mnode.measuring.sweep import wrong_values
     from pytest_mnode.measuring.transport import prove_transport
+    from pytest_mnode.measuring.votes import wrong_values
 
 _HOME = {
     "ALL_GATHER": "collectives",
@@ -52,7 +52,7 @@ _HOME = {
     "sums": "messages",
     "whose": "naming",
     "wrong_products": "devices",
-    "wrong_values": "sweep",
+    "wrong_values": "votes",
 }
 __all__ = [
     "ALL_GATHER",

@@ -25,7 +25,10 @@ from pytest_mnode.measuring.patterns import (
 )
 from pytest_mnode.spec.bandwidth import Collective
 
-Messages = list[tuple[torch.Tensor, int]]
+Sent = list[tuple[torch.Tensor, int]]
+"""Parts of a buffer, each with the number of its message."""
+Received = list[tuple[torch.Tensor, int, int]]
+"""The same, each with its sender; of a sum every rank is."""
 Group = Any
 """A process group over all ranks of the default one; None is the default one."""
 
@@ -63,15 +66,15 @@ class Prepared:
         self._allocate(functools.partial(torch.empty, dtype=DTYPE, device=device))
 
     def _pattern(self, device: torch.device) -> Copied | Summed:
-        return Copied(self._part, device)
+        return Copied(self._ranks, self._part, device)
 
     def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
         raise NotImplementedError
 
-    def _sent(self) -> Messages:
+    def _sent(self) -> Sent:
         return [(self._input, self._rank)]
 
-    def _received(self) -> Messages:
+    def _received(self) -> Received:
         raise NotImplementedError
 
     def run(self) -> object:
@@ -90,11 +93,21 @@ class Prepared:
         if self._output is not self._input:
             self._output.fill_(STALE)
 
-    def wrong(self) -> int:
-        """After `fill` and one `run`: how many values on this rank are not what they should be."""
-        return sum(
-            self._values.wrong(values, number, self._turn) for values, number in self._received()
-        )
+    def wrong(self) -> torch.Tensor:
+        """After `fill` and one `run`: how many values on this rank are not what they should be.
+
+        Shape (ranks + 1,), int64: by the rank that sent them; the last, where that is not known.
+        """
+        return torch.stack(
+            [
+                self._values.wrong(values, number, self._turn, sender)
+                for values, number, sender in self._received()
+            ]
+        ).sum(0)
+
+    def spot_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input and output of `run_scratch`: (parts, values of a part) each, views."""
+        return self._input.view(-1, self._part), self._output.view(-1, self._part)
 
 
 class _InPlace(Prepared):
@@ -111,8 +124,12 @@ class _InPlace(Prepared):
     def run_scratch(self) -> object:
         return self._call(self._scratch)
 
-    def _received(self) -> Messages:
-        return [(self._output, 0)]
+    def _received(self) -> Received:
+        return [(self._output, 0, 0)]
+
+    def spot_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        scratch = self._scratch.view(1, -1)
+        return scratch, scratch
 
 
 class AllReduce(_InPlace):
@@ -141,8 +158,9 @@ class AllGather(Prepared):
     def run(self) -> object:
         return all_gather_single(self._output, self._input, group=self._group)
 
-    def _received(self) -> Messages:
-        return list(zip(parts_of(self._output, self._part), range(self._ranks), strict=True))
+    def _received(self) -> Received:
+        parts = enumerate(parts_of(self._output, self._part))
+        return [(part, sender, sender) for sender, part in parts]
 
 
 class ReduceScatter(Prepared):
@@ -162,10 +180,10 @@ class ReduceScatter(Prepared):
         for receiver, part in enumerate(parts_of(self._input, self._part)):
             self._values.fill(part, self._rank, turn + receiver)
 
-    def _sent(self) -> Messages:
+    def _sent(self) -> Sent:
         return []  # each part has its receiver's phase
 
-    def wrong(self) -> int:
+    def wrong(self) -> torch.Tensor:
         return self._values.wrong(self._output, 0, self._turn + self._rank)
 
 
@@ -178,13 +196,13 @@ class AllToAll(Prepared):
     def run(self) -> object:
         return dist.all_to_all_single(self._output, self._input, group=self._group)
 
-    def _sent(self) -> Messages:
+    def _sent(self) -> Sent:
         parts = enumerate(parts_of(self._input, self._part))
         return [(part, self._rank * self._ranks + receiver) for receiver, part in parts]
 
-    def _received(self) -> Messages:
+    def _received(self) -> Received:
         parts = enumerate(parts_of(self._output, self._part))
-        return [(part, sender * self._ranks + self._rank) for sender, part in parts]
+        return [(part, sender * self._ranks + self._rank, sender) for sender, part in parts]
 
 
 class SendRecv(Prepared):
@@ -206,8 +224,8 @@ class SendRecv(Prepared):
         )
         return [work.wait() for work in works]
 
-    def _received(self) -> Messages:
-        return [(self._output, self._before)]
+    def _received(self) -> Received:
+        return [(self._output, self._before, self._before)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,7 @@ class Sums:
             return None
         senders = {sender for count, *ends in self.by_rank if count for sender in ends}
         receivers = [rank for rank, (count, *_) in enumerate(self.by_rank) if count]
-        if len(senders) == 1 and len(receivers) == self.world.size > 1:
-            return (
-                f"{rank_name(self.world, *senders)}: its values are wrong in the sums of all ranks"
-            )
-        return whose(self.world, receivers)
+        return whose(self.world, receivers, sorted(senders))
 
 
 def sums(world: World, dtype: str, device: torch.device) -> Sums:

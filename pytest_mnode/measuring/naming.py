@@ -13,10 +13,18 @@ def rank_name(world: World, rank: int) -> str:
     return f"rank {rank} on {world.nodes[rank // world.local_size]}"
 
 
-def whose(world: World, ranks: Sequence[int]) -> str | None:
-    """Who is to blame for wrong results on these ranks, as far as known; None for no rank."""
+def whose(world: World, ranks: Sequence[int], senders: Sequence[int] = ()) -> str | None:
+    """Who is to blame for wrong results on these ranks, as far as known; None for no rank.
+
+    senders: whose values are wrong there, as far as known. One whose values are wrong on several
+    ranks is to blame; else those on which results are wrong.
+    """
     if not ranks:
         return None
+    where = "all" if len(ranks) == world.size else f"{len(ranks)} of {world.size}"
+    if len(senders) == 1 and len(ranks) > 1:
+        name = rank_name(world, senders[0])
+        return f"{name}: its values are wrong in the results of {where} ranks"
     if len(ranks) == world.size:
         return "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
     names = listed((rank_name(world, rank) for rank in ranks), separator=", ")

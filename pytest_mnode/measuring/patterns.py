@@ -6,7 +6,7 @@ are whole numbers below 2^24, so that float32 holds them, and their sums, exactl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -38,12 +38,14 @@ class Pattern:
         for piece, positions in self._pieces(values, phase):
             torch.add(positions, plus, out=piece)
 
-    def wrong(self, values: torch.Tensor, plus: float, times: float = 1, phase: int = 0) -> int:
-        """How many of `values` are not exactly as they should be; NaN is not."""
-        return sum(
-            int((piece != positions * times + plus).sum())
-            for piece, positions in self._pieces(values, phase)
-        )
+    def wrong(
+        self, values: torch.Tensor, plus: float, times: float = 1, phase: int = 0
+    ) -> Iterator[torch.Tensor]:
+        """Positions of those `values` that are not exactly as they should be; NaN is not."""
+        first = 0
+        for piece, positions in self._pieces(values, phase):
+            yield (piece != positions * times + plus).nonzero().flatten() + first
+            first += len(piece)
 
     def _pieces(self, values: torch.Tensor, phase: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         phase %= self._period
@@ -55,7 +57,8 @@ class Summed:
     """What ranks put into a sum, and the sum: (position + phase) mod 509, and the rank's number.
 
     A rank that is missing or counted twice changes every value of the sum, and so does a part that
-    landed elsewhere. Exact up to 32,000 ranks, with different numbers up to 5,000.
+    landed elsewhere. Exact up to 32,000 ranks, with different numbers up to 5,000. In odd phases
+    one rank alone gives the value of a position and all others 0: a wrong one shows whose it is.
     """
 
     def __init__(self, ranks: int, longest: int, device: torch.device) -> None:
@@ -69,12 +72,33 @@ class Summed:
 
     def fill(self, values: torch.Tensor, rank: int, phase: int = 0) -> None:
         """What `rank` puts in."""
-        self._pattern.fill(values, self._number(rank), phase)
+        if phase % 2 == 0:
+            self._pattern.fill(values, self._number(rank), phase)
+            return
+        self._pattern.fill(values, 1, phase)
+        first = rank - phase
+        for piece in parts_of(values, _PIECE):
+            own = slice(first % self._ranks, None, self._ranks)
+            kept = piece[own].clone()
+            piece.zero_()
+            piece[own] = kept
+            first -= len(piece)
 
-    def wrong(self, values: torch.Tensor, _: int = 0, phase: int = 0) -> int:
-        """How many of `values` are not the sum over all ranks."""
-        plus = sum(map(self._number, range(self._ranks)))
-        return self._pattern.wrong(values, plus, self._ranks, phase)
+    def wrong(
+        self, values: torch.Tensor, _number: int = 0, phase: int = 0, _sender: int = 0
+    ) -> torch.Tensor:
+        """How many of `values` are not the sum: by the rank that gave them, the last unknown.
+
+        Shape (ranks + 1,), int64. A sum has one message, and every rank sends it.
+        """
+        if phase % 2 == 0:
+            plus = sum(map(self._number, range(self._ranks)))
+            found = self._pattern.wrong(values, plus, self._ranks, phase)
+            owners = (torch.full_like(positions, self._ranks) for positions in found)
+        else:
+            found = self._pattern.wrong(values, 1, phase=phase)
+            owners = ((positions + phase) % self._ranks for positions in found)
+        return _counted(owners, self._ranks, values.device)
 
     def _number(self, rank: int) -> int:
         return rank % self._numbers + 1
@@ -86,20 +110,32 @@ class Copied:
     The first 8,000 messages differ; then numbers begin again.
     """
 
-    def __init__(self, longest: int, device: torch.device) -> None:
+    def __init__(self, ranks: int, longest: int, device: torch.device) -> None:
+        self._ranks = ranks
         self._pattern = Pattern(_PERIOD_COPIED, longest, device)
 
     def fill(self, values: torch.Tensor, number: int, phase: int = 0) -> None:
         """Message `number`."""
         self._pattern.fill(values, self._first(number), phase)
 
-    def wrong(self, values: torch.Tensor, number: int, phase: int = 0) -> int:
-        """How many of `values` are not those of message `number`."""
-        return self._pattern.wrong(values, self._first(number), phase=phase)
+    def wrong(
+        self, values: torch.Tensor, number: int, phase: int = 0, sender: int = 0
+    ) -> torch.Tensor:
+        """How many of `values` are not those of message `number`, as `Summed.wrong` has them."""
+        found = self._pattern.wrong(values, self._first(number), phase=phase)
+        senders = (torch.full_like(positions, sender) for positions in found)
+        return _counted(senders, self._ranks, values.device)
 
     @staticmethod
     def _first(number: int) -> int:
         return number % (_EXACT // _PERIOD_COPIED) * _PERIOD_COPIED
+
+
+def _counted(owners: Iterator[torch.Tensor], ranks: int, device: torch.device) -> torch.Tensor:
+    counts = torch.zeros(ranks + 1, dtype=torch.int64, device=device)
+    for of_piece in owners:
+        counts += torch.bincount(of_piece, minlength=ranks + 1)
+    return counts
 
 
 def parts_of(values: torch.Tensor, length: int) -> Sequence[torch.Tensor]:

@@ -16,6 +16,8 @@ from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prep
 from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S
 from pytest_mnode.measuring.patterns import DTYPE
 from pytest_mnode.measuring.ranks import by_rank, elapsed_s, free_bytes_by_rank
+from pytest_mnode.measuring.spots import Timed
+from pytest_mnode.measuring.votes import votes, wrong_here
 from pytest_mnode.spec import bandwidth
 
 MOST_CALLS = 1000
@@ -30,7 +32,9 @@ class Row:
 
     size_bytes: as asked for. moved_bytes: in whole values and equal parts. count: values of a part,
     as nccl-tests counts. calls: in a row in each repeat. wrong: values that were not right, over
-    all ranks, in calls before the repeats and in the last call of each. wrong_ranks: who had them.
+    all ranks. wrong_ranks: who had them. wrong_senders: who sent them, as far as known. checked: in
+    how many calls that was looked at: some before the repeats and the last of each, of which all
+    values were compared, and others of each repeat, of which a few were (`spots`).
     """
 
     collective: str
@@ -42,6 +46,8 @@ class Row:
     times_s: tuple[float, ...]
     wrong: int
     wrong_ranks: tuple[int, ...] = ()
+    wrong_senders: tuple[int, ...] = ()
+    checked: int = 0
 
     @property
     def timed_bytes(self) -> int:
@@ -164,25 +170,31 @@ class _Run:
         if isinstance(prepared, str):
             return Unmeasured(self.size_bytes, prepared)
         try:
-            mine = _wrong_here(prepared, 0)
+            mine = wrong_here(prepared, 0)
         except (RuntimeError, NotImplementedError) as error:
             if "not support" not in str(error) and "unsupported" not in str(error).lower():
                 raise
             # Before anything was sent.
             return Unmeasured(self.size_bytes, str(error).partition("\n")[0])
-        calls = calls_of_a_repeat(_call_s(prepared, max(1, self.warmup), device))
+        call_s = _call_s(prepared, max(1, self.warmup), device)
+        calls = calls_of_a_repeat(call_s)
         if calls > _FEW_CALLS:  # a shaper's burst let the first ones through
-            calls = calls_of_a_repeat(_call_s(prepared, math.ceil(calls / 4), device))
+            call_s = _call_s(prepared, math.ceil(calls / 4), device)
+            calls = calls_of_a_repeat(call_s)
         checked = max(self.least_checked, min(CHECKED_CALLS, calls))
-        mine += sum(_wrong_here(prepared, turn) for turn in range(1, checked + 1))
+        for turn in range(1, checked + 1):
+            mine += wrong_here(prepared, turn)
+        checked += 1
         lead = ALL_REDUCE.prepare(_LEAD_BYTES // DTYPE.itemsize, device, self.group)
         times_s = []
-        for turn in range(checked + 1, checked + 1 + self.repeats):
+        for turn in range(checked, checked + self.repeats):
             prepared.fill(turn)
+            timed = Timed(prepared, self.measured.collective, calls, call_s, turn)
             lead.run_scratch()
-            times_s.append(elapsed_s(lambda: _run(prepared, calls), 1, device) / calls)
-            mine += prepared.wrong()
-        wrong_by_rank = _wrong_by_rank(mine, device)
+            times_s.append(elapsed_s(timed, 1, device) / calls)
+            mine += prepared.wrong() + timed.spots.wrong()
+            checked += 1 + len(timed.chosen)
+        wrong_by_rank, senders = votes(mine, device)
         by_repeat = zip(*by_rank(times_s, device), strict=True)
         return Row(
             collective=self.measured.collective.value,
@@ -194,6 +206,8 @@ class _Run:
             times_s=tuple(max(of_repeat) for of_repeat in by_repeat),
             wrong=sum(wrong_by_rank),
             wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
+            wrong_senders=senders,
+            checked=checked,
         )
 
     def _prepare(self, part: int, ranks: int) -> Prepared | str:
@@ -232,32 +246,3 @@ def too_large(needed_bytes: int, free_bytes: Sequence[float]) -> str | None:
 def calls_of_a_repeat(call_s: float) -> int:
     """How many calls of `call_s` seconds fill a repeat."""
     return max(1, min(MOST_CALLS, math.ceil(REPEAT_S / max(call_s, 1e-9))))
-
-
-def _run(prepared: Prepared, calls: int) -> None:
-    """Calls in a row, the last with the inputs of `fill`."""
-    for _ in range(calls - 1):
-        prepared.run_scratch()
-    prepared.run()
-
-
-def _wrong_here(prepared: Prepared, turn: int) -> int:
-    """How many values of this rank are not right after one call."""
-    prepared.fill(turn)
-    prepared.run()
-    return prepared.wrong()
-
-
-def _wrong_by_rank(mine: int, device: torch.device) -> list[int]:
-    """The counts of all ranks. Where collectives are wrong, these may be: one's own stays."""
-    counts = [int(count) for [count] in by_rank([mine], device)]
-    counts[dist.get_rank()] = mine
-    return counts
-
-
-def wrong_values(measured: Measured, size_bytes: int, device: torch.device) -> list[int]:
-    """How many values of each rank are not right after CHECKED_CALLS calls. All ranks call this."""
-    part = measured.part(size_bytes, dist.get_world_size())
-    prepared = measured.prepare(part, device, None)
-    mine = sum(_wrong_here(prepared, turn) for turn in range(CHECKED_CALLS))
-    return _wrong_by_rank(mine, device)

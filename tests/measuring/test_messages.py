@@ -74,6 +74,6 @@ def test_sums_of_many_ranks_exchange_a_few_numbers_each(
     assert sent == [3]
     assert found.wrong == len(positions) * ranks
     sender = 5 % ranks
-    named = f"rank {sender} on node{sender}: its values are wrong in the sums of all ranks"
+    named = f"rank {sender} on node{sender}: its values are wrong in the results of all ranks"
     everywhere = "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
     assert found.culprit == (named if one_sender else everywhere if positions else None)

@@ -12,18 +12,39 @@ CPU = torch.device("cpu")
 LENGTH = 3000
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 509, 1021, 5000, 32000])
-def test_sums_are_exact(ranks: int) -> None:
-    values = Summed(ranks, LENGTH, CPU)
+def _total(values: Summed, ranks: int, phase: int) -> torch.Tensor:
     total, one = torch.zeros(LENGTH, dtype=torch.float64), torch.empty(LENGTH)
     for rank in range(ranks):
-        values.fill(one, rank, phase=5)
+        values.fill(one, rank, phase=phase)
         total += one
     assert total.max() < 2**24
-    assert values.wrong(total.float(), phase=5) == 0
-    values.fill(one, 0, phase=5)
-    assert values.wrong((total - one).float(), phase=5) == LENGTH  # rank 0 is missing
-    assert values.wrong(total.float(), phase=6) == LENGTH
+    return total.float()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 509, 1021, 5000, 32000])
+def test_sums_are_exact(ranks: int) -> None:
+    values, one = Summed(ranks, LENGTH, CPU), torch.empty(LENGTH)
+    total = _total(values, ranks, phase=6)
+    assert values.wrong(total, 0, 6).sum() == 0
+    values.fill(one, 0, phase=6)
+    found = values.wrong(total - one, 0, 6)  # rank 0 is missing
+    assert [int(found[-1]), int(found.sum())] == [LENGTH] * 2  # whose they are is not known
+    assert values.wrong(total, 0, 8).sum() == LENGTH
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 5000])
+def test_a_sum_whose_values_are_one_rank_s_each_says_whose_are_wrong(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "_PIECE", 600)
+    values, one = Summed(ranks, LENGTH, CPU), torch.empty(LENGTH)
+    total = _total(values, ranks, phase=5)
+    assert values.wrong(total, 0, 5).sum() == 0
+    values.fill(one, 1, phase=5)
+    found = values.wrong(total - one, 0, 5)
+    assert found.nonzero().flatten().tolist() == ([1] if (one != 0).any() else [])
+    assert found[1] == (one != 0).sum()
+    assert values.wrong(total, 0, 7).sum() >= LENGTH * 0.99
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 5000])
@@ -33,7 +54,7 @@ def test_every_rank_of_a_sum_has_a_number_of_its_own(ranks: int) -> None:
 
 
 def test_no_two_messages_share_a_value() -> None:
-    values = Copied(509, CPU)
+    values = Copied(4, 509, CPU)
     messages = torch.empty(64, 509)
     for number, message in enumerate(messages):
         values.fill(message, number)
@@ -49,7 +70,7 @@ def test_pieces_are_of_one_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     pattern.fill(values, plus=3, phase=9)
     expected = (torch.arange(LENGTH) + 9) % 7 + 3
     assert torch.equal(values, expected.float())
-    assert pattern.wrong(values * 2, plus=6, times=2, phase=9) == 0
+    assert not torch.cat(list(pattern.wrong(values * 2, plus=6, times=2, phase=9))).numel()
     values[-1] = 0
     values[40] = float("nan")
-    assert pattern.wrong(values, plus=3, phase=9) == 2
+    assert torch.cat(list(pattern.wrong(values, plus=3, phase=9))).tolist() == [40, LENGTH - 1]

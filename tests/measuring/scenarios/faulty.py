@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.measuring import spots
 from pytest_mnode.measuring import sweep as module
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.ranks import elapsed_s
@@ -87,7 +88,7 @@ def test_stale_sums(world: World) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if world.rank == FAULTY:
                 change(patch, "all_reduce", functools.partial(Stale, every=every))
-            wrong = bench.wrong_values(bench.ALL_REDUCE, 4096, CPU)
+            wrong, _ = bench.wrong_values(bench.ALL_REDUCE, 4096, CPU)
             assert [rank for rank, count in enumerate(wrong) if count] == [FAULTY], every
             assert bench.sums(world, "float32", CPU).culprit == (
                 "rank 2 on local2: wrong there, right on 3 other ranks"
@@ -129,6 +130,86 @@ def test_one_value_that_is_wrong_only_while_time_is_taken(
     assert (row.wrong, row.wrong_ranks) == (3, (FAULTY,))
 
 
+@pytest.fixture
+def second_timed_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Callable[..., Any], Callable[..., Any]], Row]:
+    """Sweeps where the faulty rank does something before and after the second of 8 timed calls."""
+    since: list[int] = []
+
+    def noted(*args: Any) -> float:
+        since.append(0)
+        try:
+            return elapsed_s(*args)
+        finally:
+            since.clear()
+
+    def make(before: Callable[..., Any], after: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(right: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if since:
+                    since[0] += 1
+                if since != [2]:
+                    return right(*args, **kwargs)
+                kept = before(*args)
+                done = right(*args, **kwargs)
+                for work in done if isinstance(done, list) else []:
+                    work.wait()
+                after(kept, *args)
+                return [] if isinstance(done, list) else done
+
+            return call
+
+        return wrapped
+
+    monkeypatch.setattr(module, "calls_of_a_repeat", lambda _: 8)
+    monkeypatch.setattr(spots, "_SHARE", 100.0)
+
+    def swept_with(name: str, before: Callable[..., Any], after: Callable[..., Any]) -> Row:
+        if world.rank == FAULTY:
+            monkeypatch.setattr(module, "elapsed_s", noted)
+            change(monkeypatch, name, make(before, after))
+        row = swept(name, monkeypatch, repeats=3)
+        assert row.checked == 13 + 3 * 8
+        return row
+
+    return swept_with
+
+
+def _buffers(into: Any, of: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a call receives into, and what it sends."""
+    if isinstance(into, list):
+        receive, send = into
+        return receive.tensor, send.tensor
+    return into, into if of is None else of
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_stale_result_among_those_that_are_timed(name: str, second_timed_call: Any) -> None:
+    row = second_timed_call(
+        name,
+        lambda *args: _buffers(*args)[0].clone(),
+        lambda kept, *args: _buffers(*args)[0].copy_(kept),
+    )
+    assert row.wrong >= 3 * 16
+    assert row.wrong_ranks == (FAULTY,)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "broadcast"])
+def test_one_call_among_those_that_are_timed_to_which_a_rank_sends_nothing(
+    name: str, second_timed_call: Any, world: World
+) -> None:
+    row = second_timed_call(
+        name, lambda *args: _buffers(*args)[1].zero_(), lambda kept, *args: None
+    )
+    assert row.wrong_senders == (FAULTY,)
+    every = tuple(range(world.size))
+    assert row.wrong_ranks == ((FAULTY + 1,) if name == "send_recv" else every)
+    assert str(bench.whose(world, every, row.wrong_senders)) == (
+        "rank 2 on local2: its values are wrong in the results of all ranks"
+    )
+
+
 def test_one_dtype(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = torch.float64
 
@@ -156,11 +237,11 @@ def test_a_rank_that_sends_wrongly(world: World, monkeypatch: pytest.MonkeyPatch
     if world.rank == FAULTY:
         change(monkeypatch, "all_reduce", make)
     assert bench.sums(world, "int32", CPU).culprit == (
-        "rank 2 on local2: its values are wrong in the sums of all ranks"
+        "rank 2 on local2: its values are wrong in the results of all ranks"
     )
     row = swept("all_reduce", monkeypatch)
     assert row.wrong_ranks == (0, 1, 2, 3)
-    assert str(bench.whose(world, row.wrong_ranks)).startswith("unknown: the results of all ranks")
+    assert row.wrong_senders == (FAULTY,)
 
 
 def test_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,144 @@
+"""A few values that differ from call to call: whether calls that are timed give right results.
+
+Writing a whole buffer anew for each call, and comparing it, would be timed as well. Instead a few
+values, spread over the buffers, are set before a call and kept after it: two small copies, which do
+not grow with the size. They are compared when the time has been taken. All ranks know which calls
+are chosen, and which rank gives which value.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+import torch.distributed as dist
+
+from pytest_mnode.measuring.collectives import Prepared
+from pytest_mnode.measuring.patterns import DTYPE
+from pytest_mnode.spec.bandwidth import Collective
+
+_CELLS = 64
+"""Values of a buffer, at least: a piece as large as a 64th of it cannot fall between them."""
+_SPOT_S = 20e-6
+"""Two small copies: 4 to 10 µs on processors, as much on a GPU, where two events come with them."""
+_SHARE = 0.01
+"""Of a repeat, which they may take."""
+_PERIOD, _CALL, _CELL = 8_388_593, 1_299_709, 15_485_863
+"""Primes: values of two calls, or of two cells, differ, and float32 holds each."""
+
+
+def chosen_calls(calls: int, call_s: float, seed: int) -> frozenset[int]:
+    """Which of a repeat's calls are looked at; the last is not, because it is checked whole.
+
+    Random, the same for the same seed: no period of a fault can miss them for long. As many as
+    cost a hundredth of the repeat; all, where a call takes 2 ms or more.
+    """
+    most = max(1, int(calls * call_s * _SHARE / _SPOT_S))
+    before = range(calls - 1)
+    return frozenset(before if len(before) <= most else random.Random(seed).sample(before, most))
+
+
+class Timed:
+    """The calls of one repeat in a row, the last with the inputs of `fill`.
+
+    call_s: how long one takes, about, the same on all ranks.
+    """
+
+    def __init__(
+        self, prepared: Prepared, collective: Collective, calls: int, call_s: float, turn: int
+    ) -> None:
+        self.chosen = chosen_calls(calls, call_s, turn)
+        self.spots = Spots(prepared, collective, len(self.chosen), turn)
+        self._prepared, self._calls = prepared, calls
+
+    def __call__(self) -> None:
+        looked_at = 0
+        for call in range(self._calls - 1):
+            if call not in self.chosen:
+                self._prepared.run_scratch()
+                continue
+            self.spots.set(looked_at)
+            self._prepared.run_scratch()
+            self.spots.keep(looked_at)
+            looked_at += 1
+        if looked_at:
+            self.spots.restore()
+        self._prepared.run()
+
+
+class Spots:
+    """The values of one repeat. All ranks make one alike, and call it alike.
+
+    calls: how many are looked at. turn: of the repeat; it shifts where values are and whose.
+    """
+
+    def __init__(self, prepared: Prepared, collective: Collective, calls: int, turn: int) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self._ranks = ranks
+        sent, received = prepared.spot_buffers()
+        part, device = sent.shape[1], sent.device
+        wanted = max(1, _CELLS // max(len(sent), len(received)))
+        cells = min(part, max(wanted, ranks) if len(sent) == len(received) == 1 else wanted)
+        stride = part // cells
+        where = slice(turn * 7919 % stride, None, stride)
+        self._sent, self._received = sent[:, where][:, :cells], received[:, where][:, :cells]
+        self._before = self._sent.clone()
+        ids, own, awaited, self._senders = _cells(collective, (rank, ranks), cells, turn, device)
+        call = torch.arange(calls, device=device).view(-1, 1, 1)
+        self._salts = _values(ids, call, turn) * own
+        self._expected = _values(awaited, call, turn)
+        self._kept = torch.zeros_like(self._expected)
+
+    def set(self, call: int) -> None:
+        """Before a call: its values."""
+        self._sent.copy_(self._salts[call])
+
+    def keep(self, call: int) -> None:
+        """After it: what came."""
+        self._kept[call].copy_(self._received)
+
+    def restore(self) -> None:
+        """Give the input the values that it had."""
+        self._sent.copy_(self._before)
+
+    def wrong(self) -> torch.Tensor:
+        """How many of all values that came are wrong, as `Prepared.wrong` counts them."""
+        senders = self._senders.expand_as(self._kept)[self._kept != self._expected]
+        return torch.bincount(senders, minlength=self._ranks + 1)
+
+
+def _values(cells: torch.Tensor, call: torch.Tensor, turn: int) -> torch.Tensor:
+    """What is in these cells in these calls: 1 to 2^23."""
+    return ((cells * _CELL + (turn * 1000 + call) * _CALL) % _PERIOD + 1).to(DTYPE)
+
+
+def _cells(
+    collective: Collective, place: tuple[int, int], cells: int, turn: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By part and cell: what this rank sends, and whether; what it gets, and from whom.
+
+    place: rank, and how many there are. Of a sum each cell is one rank's, and the others add 0.
+    """
+    rank, ranks = place
+    cell = torch.arange(cells, device=device).view(1, -1)
+    part = torch.arange(ranks, device=device).view(-1, 1)
+    every = torch.ones_like(part + cell)
+    one = every[:1]
+    match collective:
+        case Collective.ALL_REDUCE:
+            owner = (cell + turn) % ranks
+            return cell, owner == rank, cell, owner
+        case Collective.BROADCAST:
+            return cell, one * (rank == 0), cell, one * 0
+        case Collective.ALL_GATHER:
+            return rank * cells + cell, one, part * cells + cell, part * every
+        case Collective.REDUCE_SCATTER:
+            owner = (part + cell + turn) % ranks
+            ids = part * cells + cell
+            return ids, owner == rank, ids[rank : rank + 1], owner[rank : rank + 1]
+        case Collective.ALL_TO_ALL:
+            sent = (rank * ranks + part) * cells + cell
+            return sent, every, (part * ranks + rank) * cells + cell, part * every
+        case _:
+            before = (rank - 1) % ranks
+            return rank * cells + cell, one, before * cells + cell, one * before
