@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Self
 
+from pytest_mnode.detection import Detection
+
 
 class Verdict(StrEnum):
     """The answer to one question. Only `PASS` certifies."""
@@ -110,6 +112,7 @@ class Measurement:
     culprit: node, NIC, rank or setting to blame where the bound is broken; dropped where it holds.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
+    detection: the smallest fault that it would have shown; None where that is not known.
 
     Raises TypeError for a value that is neither a number nor None.
     """
@@ -122,6 +125,7 @@ class Measurement:
     culprit: str | None = None
     note: str = ""
     where: str = ""
+    detection: Detection | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None:
@@ -168,12 +172,18 @@ class Measurement:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Pass, fail or inconclusive; None for a value that is recorded and not judged."""
+        """Pass, fail or inconclusive; None for a value that is recorded and not judged.
+
+        A value within its bound is inconclusive where its noise hides more than the bound lets go.
+        """
         if self.expected is None:
             return None
         if self.value is None or not math.isfinite(self.value):
             return Verdict.INCONCLUSIVE
-        return Verdict.PASS if self.expected.holds(self.value) else Verdict.FAIL
+        if not self.expected.holds(self.value):
+            return Verdict.FAIL
+        blurred = self.detection is not None and self.detection.blurred
+        return Verdict.INCONCLUSIVE if blurred else Verdict.PASS
 
     @property
     def margin(self) -> float | None:
@@ -196,6 +206,9 @@ class Measurement:
             parts.append(f"source {self.source or 'not given'}")
             if self.margin is not None:
                 parts.append(f"margin {self.margin:+.4g} {self.unit}".rstrip())
+        if self.detection is not None:
+            parts.append(f"would have shown {self.detection.text}")
+            parts += filter(None, [self.detection.doubt])
         if self.note:
             parts.append(self.note)
         if self.culprit:

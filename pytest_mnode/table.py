@@ -46,8 +46,14 @@ def _row(one: Measurement) -> tuple[str, ...]:
         one.measured,
         one.expected.short(one.unit) if one.expected else "",
         "FAIL" if one.verdict is Verdict.FAIL else verdict,
-        "; ".join(filter(None, (one.culprit, one.note))),
+        "; ".join(filter(None, (one.culprit, _shown(one), one.note))),
     )
+
+
+def _shown(one: Measurement) -> str:
+    if one.detection is None:
+        return ""
+    return one.detection.doubt or f"would have shown {one.detection.text}"
 
 
 def _with_count(row: tuple[str, ...], count: int) -> tuple[str, ...]:

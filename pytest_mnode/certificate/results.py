@@ -41,6 +41,20 @@ _WORST_FIRST = {
 }
 
 
+class DetectionRecord(BaseModel):
+    """The smallest fault that would have been found with `probability`, in JSON."""
+
+    model_config = ConfigDict(from_attributes=True, title="Detection")
+
+    kind: Literal["less", "more", "wrong"]
+    share: float
+    repeats: int
+    blur: float | None
+    tolerated: float | None
+    probability: float
+    text: str
+
+
 class MeasurementRecord(BaseModel):
     """A measurement in JSON, with its verdict and margin."""
 
@@ -54,6 +68,7 @@ class MeasurementRecord(BaseModel):
     culprit: str | None
     note: str
     where: str
+    detection: DetectionRecord | None
     margin: float | None
     verdict: Verdict | None
 
@@ -140,7 +155,9 @@ class CaseResult:
         """In few words, the value that decided, else why the test did not pass."""
         if (worst := self.worst) is None:
             return first_line(self.message) or self.outcome
-        why = f": {worst.note}" if worst.verdict is Verdict.INCONCLUSIVE and worst.note else ""
+        doubt = worst.detection.doubt if worst.detection else ""
+        why = doubt or worst.note if worst.verdict is Verdict.INCONCLUSIVE else ""
+        why = f": {why}" if why else ""
         return first_line(f"{worst.name} {worst.measured}{why}")
 
 
@@ -206,6 +223,18 @@ class CriterionResult:
             if name
         ]
         return tuple(dict.fromkeys(named))
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def detects(self) -> tuple[str, ...]:
+        """What its bounded measurements would have shown with 99 %: of each kind the weakest."""
+        weakest: dict[str, tuple[float, str]] = {}
+        for one in (m for case in self.judged for m in case.measurements):
+            if one.detection is None or one.expected is None:
+                continue
+            found = one.detection.share, f"{one.detection.text} ({one.name})"
+            weakest[one.detection.kind] = max(found, weakest.get(one.detection.kind, found))
+        return tuple(text for _, text in weakest.values())
 
     @property
     def reason(self) -> str | None:

@@ -32,6 +32,7 @@ def summary_lines(
         "",
         *(_measurements(certificate.criteria, width) if every_measurement else ()),
         *aligned(rows, width, _SHRINKS),
+        *_detected(certificate.criteria),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         f"covered: {certificate.run.coverage}",
@@ -48,6 +49,14 @@ def _measurements(criteria: Sequence[CriterionResult], width: int | None) -> Ite
             yield f"{criterion.name}:"
             yield from measurement_table(measured, width)
             yield ""
+
+
+def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:
+    """What each criterion would have shown at the least."""
+    for criterion in criteria:
+        if criterion.detects:
+            found = ", ".join(criterion.detects)
+            yield f"{criterion.name} would have shown, with 99 % probability: {found}"
 
 
 def certificate_line(certificate: Certificate) -> str:
