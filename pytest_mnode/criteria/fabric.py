@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_mnode.detection import smallest_loss, smallest_share_wrong
 from pytest_mnode.measurement import Curve, Measurement, at_most, equals
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import whose
@@ -119,6 +120,8 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 equals(0),
                 "whole numbers, sent or added up, are exact",
                 whose(found.world, row.wrong_ranks, row.wrong_senders),
+                f"{row.checked} calls checked",
+                detection=smallest_share_wrong(row.checked),
             )
         )
         measurements += _judge_row(found, one, f"{name} busbw{pinned}", row)
@@ -148,7 +151,14 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
         return [Measurement(name, busbw, "GB/s", note=note)]
     formula = busbw_formula(row.collective)
     source = f"{one.promise.source(one.line)}; {formula}"
-    measurements = [Measurement(name, busbw, "GB/s", one.bound, source, found.culprit, note)]
+    detection = smallest_loss(
+        row.all_busbw_gbytes_s, one.bound.accepted[0], one.promise.tolerated_fraction
+    )
+    measurements = [
+        Measurement(
+            *(name, busbw, "GB/s", one.bound, source, found.culprit, note), detection=detection
+        )
+    ]
     ceiling = one.line.ceiling_gbytes_s
     if one.algorithm.physical and ceiling is not None:
         measurements.append(

@@ -188,6 +188,9 @@ def _sweeps(
                     repeats=promise.repeats,
                     device=device,
                     group=group,
+                    tolerated=dict.fromkeys(
+                        promise.plateau_sizes_bytes, promise.tolerated_fraction
+                    ),
                 )
             sweeps.append(AlgorithmSweep(algorithm, found, promise, line))
     timed_bytes = sum(row.timed_bytes for one in sweeps for row in one.sweep.rows)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.detection import blur
 from pytest_mnode.measurement import Curve, Point
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
 from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S
@@ -22,6 +23,8 @@ from pytest_mnode.spec import bandwidth
 
 MOST_CALLS = 1000
 _FEW_CALLS = 4
+_MOST_REPEATS, _LEAST_MOST_REPEATS = 4, 12
+"""Where a size is noisy: so many times those asked for, or so many."""
 _LEAD_BYTES = 512 * 1024
 """What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""
 
@@ -77,6 +80,14 @@ class Row:
         )
 
     @property
+    def all_busbw_gbytes_s(self) -> tuple[float, ...]:
+        """Of each repeat."""
+        return tuple(
+            bandwidth.busbw_gbytes_s(self.collective, self.moved_bytes, time_s, self.ranks)
+            for time_s in self.times_s
+        )
+
+    @property
     def point(self) -> Point:
         """This row in a curve."""
         return Point(
@@ -123,12 +134,14 @@ def sweep(
     repeats: int,
     device: torch.device,
     group: Group = None,
+    tolerated: Mapping[int, float] | None = None,
 ) -> Sweep:
     """Measure a collective over all ranks, two or more. All ranks call this.
 
     sizes_bytes: nccl-tests' meaning of a collective's size. warmup: calls before the first that is
     timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. group: over all
-    ranks, the default one unless given. Raises ValueError for one rank.
+    ranks, the default one unless given. tolerated: by size, the blur (`detection.blur`) of a median
+    that is good enough; where it is more, repeats are added. Raises ValueError for one rank.
     """
     ranks = dist.get_world_size()
     if ranks < 2:
@@ -138,7 +151,8 @@ def sweep(
     found = []
     for size in sizes_bytes:
         least_checked = CHECKED_CALLS if size == min(sizes_bytes) else 1
-        run = _Run(measured, size, warmup, repeats, device, group, least_checked)
+        enough = (tolerated or {}).get(size)
+        run = _Run(measured, size, warmup, repeats, device, group, least_checked, enough)
         found.append(run.measure())
     return Sweep(
         measured,
@@ -150,7 +164,10 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One size of a sweep. All ranks measure it alike. least_checked: calls checked one by one."""
+    """One size of a sweep. All ranks measure it alike. least_checked: calls checked one by one.
+
+    tolerated: see `sweep`.
+    """
 
     measured: Measured
     size_bytes: int
@@ -159,6 +176,7 @@ class _Run:
     device: torch.device
     group: Group
     least_checked: int
+    tolerated: float | None
 
     def measure(self) -> Row | Unmeasured:
         ranks, device = dist.get_world_size(), self.device
@@ -186,16 +204,19 @@ class _Run:
             mine += wrong_here(prepared, turn)
         checked += 1
         lead = ALL_REDUCE.prepare(_LEAD_BYTES // DTYPE.itemsize, device, self.group)
-        times_s = []
-        for turn in range(checked, checked + self.repeats):
-            prepared.fill(turn)
-            timed = Timed(prepared, self.measured.collective, calls, call_s, turn)
-            lead.run_scratch()
-            times_s.append(elapsed_s(timed, 1, device) / calls)
-            mine += prepared.wrong() + timed.spots.wrong()
-            checked += 1 + len(timed.chosen)
+        times_s: list[float] = []
+        while self._more_repeats(times_s):
+            mine_s = []
+            for _ in range(self.repeats):
+                prepared.fill(checked)
+                timed = Timed(prepared, self.measured.collective, calls, call_s, checked)
+                lead.run_scratch()
+                mine_s.append(elapsed_s(timed, 1, device) / calls)
+                mine += prepared.wrong() + timed.spots.wrong()
+                checked += 1 + len(timed.chosen)
+            by_repeat = zip(*by_rank(mine_s, device), strict=True)
+            times_s += [max(of_repeat) for of_repeat in by_repeat]
         wrong_by_rank, senders = votes(mine, device)
-        by_repeat = zip(*by_rank(times_s, device), strict=True)
         return Row(
             collective=self.measured.collective.value,
             ranks=ranks,
@@ -203,12 +224,20 @@ class _Run:
             moved_bytes=self.measured.moved_bytes(self.size_bytes, ranks),
             count=part,
             calls=calls,
-            times_s=tuple(max(of_repeat) for of_repeat in by_repeat),
+            times_s=tuple(times_s),
             wrong=sum(wrong_by_rank),
             wrong_ranks=tuple(rank for rank, count in enumerate(wrong_by_rank) if count),
             wrong_senders=senders,
             checked=checked,
         )
+
+    def _more_repeats(self, times_s: Sequence[float]) -> bool:
+        """Whether as many repeats again are wanted."""
+        if not times_s or self.tolerated is None:
+            return not times_s
+        unsure = blur([1 / time_s for time_s in times_s])
+        most = max(_LEAST_MOST_REPEATS, _MOST_REPEATS * self.repeats)
+        return (unsure is None or unsure > self.tolerated) and len(times_s) < most
 
     def _prepare(self, part: int, ranks: int) -> Prepared | str:
         """Buffers on every rank, or in words why there is no room for them."""

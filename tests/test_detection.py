@@ -1,0 +1,140 @@
+"""What a run would have shown: injected losses around the limit, counted, and what is too noisy."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from pytest_mnode.detection import (
+    _FACTORS,
+    Detection,
+    blur,
+    smallest_loss,
+    smallest_share_wrong,
+)
+from pytest_mnode.measurement import Measurement, Verdict, at_least
+
+RUNS = 6000
+LEAST = 80.0
+
+
+def _normal(random_: random.Random) -> float:
+    return random_.gauss(0, 1)
+
+
+def _now_and_then_much_slower(random_: random.Random) -> float:
+    return random_.gauss(0, 1) - (20 if random_.random() < 0.08 else 0)
+
+
+def _exponential(random_: random.Random) -> float:
+    return -random_.expovariate(1)
+
+
+def _found(
+    noise: Callable[[random.Random], float], percent: float, repeats: int, of_the_limit: float
+) -> float:
+    """Share of runs that find a loss of so many times the limit that a healthy run gave."""
+    random_ = random.Random(f"{noise.__name__} {percent} {repeats}")
+
+    def run() -> list[float]:
+        return [100 * (1 + percent / 100 * noise(random_)) for _ in range(repeats)]
+
+    found: list[bool] = []
+    while len(found) < RUNS:
+        limit = smallest_loss(run(), LEAST)
+        if limit is not None:
+            slower = [value * (1 - of_the_limit * limit.share) for value in run()]
+            found.append(statistics.median(slower) < LEAST)
+    return sum(found) / RUNS
+
+
+@pytest.mark.parametrize("repeats", [3, 5, 6, 10, 20])
+@pytest.mark.parametrize("noise", [_normal, _now_and_then_much_slower, _exponential])
+def test_a_loss_of_the_limit_is_found_by_99_runs_in_a_hundred(
+    noise: Callable[[random.Random], float], repeats: int
+) -> None:
+    assert _found(noise, 1.0, repeats, 1.0) >= 0.985
+
+
+@pytest.mark.parametrize("repeats", [5, 10, 20])
+def test_a_loss_that_only_uses_the_margin_up_is_found_by_half_of_them(repeats: int) -> None:
+    """So that the limit is no number out of reach: what is added to the margin is the noise."""
+    random_ = random.Random(repeats)
+    found = 0
+    for _ in range(RUNS):
+        slower = [LEAST * (1 + 0.01 * random_.gauss(0, 1)) for _ in range(repeats)]
+        found += statistics.median(slower) < LEAST
+    assert 0.45 < found / RUNS < 0.55
+    assert _found(_normal, 1.0, repeats, 0.8) < 0.9
+
+
+@pytest.mark.parametrize("repeats", [4, 5, 6, 10])
+def test_factors_are_what_draws_give(repeats: int) -> None:
+    random_ = random.Random(repeats)
+
+    def draw() -> list[float]:
+        return [random_.gauss(0, 1) for _ in range(repeats)]
+
+    ratios = []
+    for _ in range(20_000):
+        one, other = draw(), draw()
+        middle = statistics.median(one)
+        mad = statistics.median(abs(value - middle) for value in one)
+        ratios.append((statistics.median(other) - middle) / mad)
+    assert sorted(ratios)[round(0.99 * len(ratios))] == pytest.approx(_FACTORS[repeats], rel=0.15)
+
+
+def test_the_limit_is_margin_and_noise() -> None:
+    still = smallest_loss([100.0] * 5, 80.0)
+    assert still is not None
+    assert still.share == pytest.approx(0.2)
+    assert [still.blur, still.repeats] == [0, 5]
+    assert still.text == "20 % less"
+    noisy = smallest_loss([99.0, 100.0, 101.0, 100.0, 98.0], 80.0, 0.15)
+    assert noisy is not None
+    assert noisy.blur == pytest.approx(0.0987)  # 9.87 × MAD 1 / 100
+    assert noisy.share == pytest.approx(1 - 0.8 / 1.0987)
+    assert not noisy.blurred
+
+
+def test_one_value_and_a_value_below_its_bound_say_nothing_of_losses() -> None:
+    assert blur([3.0]) is None
+    assert smallest_loss([100.0], 80.0) is None
+    assert smallest_loss([70.0, 70.0, 70.0], 80.0) is None
+
+
+def test_a_repeat_that_others_disturbed_changes_little() -> None:
+    quiet, disturbed = [99.0, 100.0, 101.0, 100.5, 99.5], [99.0, 100.0, 101.0, 100.5, 10.0]
+    limits = [smallest_loss(values, 80.0) for values in (quiet, disturbed)]
+    assert all(limit is not None and limit.share < 0.28 for limit in limits)
+
+
+@pytest.mark.parametrize(("calls", "one_in"), [(1, 1), (12, 3), (52, 11), (340, 74)])
+def test_wrong_calls_are_found_unless_they_are_few(calls: int, one_in: int) -> None:
+    found = smallest_share_wrong(calls)
+    assert found is not None
+    assert found.text == f"1 wrong call in {one_in}"
+    assert (1 - found.share) ** calls == pytest.approx(0.01)
+    assert smallest_share_wrong(0) is None
+
+
+def test_a_value_too_noisy_for_its_bound_is_inconclusive() -> None:
+    values = [90.0, 110.0, 100.0, 100.0, 101.0]
+    detection = smallest_loss(values, 85.0, 0.05)
+    assert detection is not None
+    one = Measurement("busbw", 100.0, "GB/s", at_least(85.0), detection=detection, culprit="nobody")
+    assert one.verdict is Verdict.INCONCLUSIVE
+    assert detection.doubt == (
+        "too noisy: medians of 5 repeats differ by up to 9.87 %, and the bound lets 5 % go, so "
+        "that twice as much might pass"
+    )
+    assert detection.doubt in str(one)
+    calm = Detection("less", 0.2, 5, blur=0.04, tolerated=0.05)
+    assert Measurement("busbw", 100.0, "GB/s", at_least(85.0), detection=calm).passed
+    slow = Measurement("busbw", 84.0, "GB/s", at_least(85.0), detection=detection)
+    assert slow.verdict is Verdict.FAIL  # noise excuses nothing
+    assert math.isfinite(calm.share)
