@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.detection import smallest_share_wrong
+from pytest_mnode.measuring import limits
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def test_sum_is_right(
         equals=0,
         source="a sum of whole numbers is exact",
         culprit=bench.whose(world, [r for r, count in enumerate(wrong) if count], senders),
+        detection=smallest_share_wrong(limits.CHECKED_CALLS),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_mnode.charts import Chart
+from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.measurement import at_least as _at_least
 from pytest_mnode.measurement import at_most as _at_most
@@ -40,12 +41,14 @@ class Measure:
         source: str = "",
         culprit: str | None = None,
         note: str = "",
+        detection: Detection | None = None,
     ) -> Measurement:
         """Record a value, judged when the test's body has ended.
 
         value: None where it could not be measured, which is inconclusive and never passes.
         at_least, at_most, equals: at most one of them, in `unit`, widened by `tolerance`.
         source: where the bound comes from. culprit: what to blame where it is broken.
+        detection: the smallest fault that it would have shown, as `detection.smallest_loss` says.
         Raises TypeError for more than one bound, ValueError for one that cannot be judged.
         """
         measurement = Measurement(
@@ -57,6 +60,7 @@ class Measure:
             culprit=culprit,
             note=note,
             where=self._where,
+            detection=detection,
         )
         self._kept.append(measurement)
         return measurement

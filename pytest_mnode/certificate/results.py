@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Chart
+from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.path_rates import PathRates
 
@@ -227,14 +228,20 @@ class CriterionResult:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def detects(self) -> tuple[str, ...]:
-        """What its bounded measurements would have shown with 99 %: of each kind the weakest."""
+        """What would have been found with 99 %: by the weakest of its bounds, by all its calls."""
         weakest: dict[str, tuple[float, str]] = {}
+        calls = 0
         for one in (m for case in self.judged for m in case.measurements):
             if one.detection is None or one.expected is None:
                 continue
+            if one.detection.kind == "wrong":
+                calls += one.detection.repeats
+                continue
             found = one.detection.share, f"{one.detection.text} ({one.name})"
             weakest[one.detection.kind] = max(found, weakest.get(one.detection.kind, found))
-        return tuple(text for _, text in weakest.values())
+        wrong = smallest_share_wrong(calls)
+        every = [f"{wrong.text} (of {calls} checked)"] if wrong else []
+        return (*(text for _, text in weakest.values()), *every)
 
     @property
     def reason(self) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
-from pytest_mnode.measurement import Measurement, at_least
+from pytest_mnode.detection import Detection, smallest_share_wrong
+from pytest_mnode.measurement import Measurement, at_least, equals
 
 Certify = Callable[..., Certificate]
 
@@ -174,3 +175,31 @@ def test_all_measurements_are_shown_by_criterion_where_asked_for(certify: Certif
     assert lines[2] == "fabric:"
     assert [line.split()[0] for line in lines[4:6]] == ["busbw", "busbw"]
     assert lines[6:] == ["", *summary_lines(certificate)[2:]]
+
+
+def test_what_each_criterion_would_have_shown(certify: Certify) -> None:
+    loose, tight = (Detection("less", share, 5, 0.02, 0.2) for share in (0.18, 0.08))
+    measured = (
+        Measurement("busbw 1 MiB", 180, "Mbit/s", at_least(170), detection=loose),
+        Measurement("busbw 4 MiB", 180, "Mbit/s", at_least(170), detection=tight),
+        Measurement("busbw 1 KiB", 1, "Mbit/s", detection=Detection("less", 0.9, 5)),
+        Measurement("#wrong", 0, "", equals(0), detection=smallest_share_wrong(40)),
+        Measurement("#wrong again", 0, "", equals(0), detection=smallest_share_wrong(12)),
+    )
+    certificate = certify(case("fabric", "passed", *measured), case("mesh"))
+    assert (
+        "fabric would have shown, with 99 % probability: 18 % less (busbw 1 MiB), "
+        "1 wrong call in 11 (of 52 checked)"
+    ) in summary_lines(certificate)
+    assert certificate.criteria[1].detects == ()
+    table = "\n".join(summary_lines(certificate, every_measurement=True))
+    assert "would have shown 8 % less" in table
+
+
+def test_too_noisy_is_inconclusive_and_says_why(certify: Certify) -> None:
+    noisy = Detection("less", 0.3, 5, blur=0.25, tolerated=0.15)
+    measured = Measurement("busbw", 180, "Mbit/s", at_least(170), detection=noisy)
+    certificate = certify(case("fabric", "passed", measured), promised=["fabric"])
+    assert certificate.reasons[0].startswith(
+        "fabric inconclusive (busbw 180 Mbit/s: too noisy: medians of 5 repeats differ"
+    )
