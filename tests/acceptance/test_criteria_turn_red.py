@@ -126,7 +126,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
         "test_every_path",
         "test_traffic",
         "test_nccl",
-        "test_writes",
+        "test_rdma",
     )
     assert {outcomes.pop(name) for name in [*outcomes] if name.startswith(left)} == {"error"}
     assert set(outcomes.values()) == {"passed"}  # the run went on: ports, and all of mesh
