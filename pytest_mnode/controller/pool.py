@@ -102,6 +102,7 @@ class Pool:
                 log_dir=str(log_dir),
                 idle_worlds=idle_worlds,
                 numa_bind=settings.numa_bind,
+                fabric=spec.fabric.interfaces,
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, place)
             self.hub.start()

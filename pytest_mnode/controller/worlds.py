@@ -28,7 +28,7 @@ class PoolFacts:
     """How ranks are started: what the settings and the spec say of them.
 
     accelerators: that the spec promises of each node. idle_worlds: how many a node may hold; each
-    holds memory, and devices hold much of it.
+    holds memory, and devices hold much of it. fabric: names and patterns of its interfaces.
     """
 
     backend: str
@@ -36,6 +36,7 @@ class PoolFacts:
     log_dir: str
     idle_worlds: int
     numa_bind: str = "auto"
+    fabric: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -165,8 +166,9 @@ class Worlds:
         if interface:
             env["GLOO_SOCKET_IFNAME"] = interface
             env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: else a prefix
-        binding = BindingOrder(self.facts.numa_bind, node.shown, self._rank_cpus(node))
         facts = self.facts
+        nics = () if facts.accelerators else facts.fabric
+        binding = BindingOrder(facts.numa_bind, node.shown, self._rank_cpus(node), nics)
         own_imports = tuple(sorted(self._own_imports)) if info.own_imports else ()
         place = name, info, node_rank, addr, port
         return Launch(*place, facts.backend, facts.accelerators, env, binding, own_imports)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
 from pytest_mnode.criteria.placement.memory import judge_memory
+from pytest_mnode.criteria.placement.near import beside_nic
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
 from pytest_mnode.criteria.placement.rank_placement import (
     PARTS,
@@ -76,8 +77,11 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     working_set = torch.ones(_WORKING_SET, device=device)
     dist.all_reduce(working_set[: 1 << 16])
     nics, why = nics_of_this_rank(world, device) if question is Question.NIC else (None, "")
-    facts = _facts(world, device, mine, nics, why)
     machine = Machine.read(Path(mine.shown.sysfs_root), PARTS)
+    facts = _facts(world, device, mine, nics, why)
+    if facts.accelerator is None and not (mine.shown.emulated or spec.accelerators.per_node):
+        patterns = spec.fabric.interfaces
+        facts = beside_nic(machine, facts, patterns, world.local_rank, world.local_size)
     del working_set
     machine_id = world.node if mine.shown.emulated else boot_id() or world.node
     known = (facts, _cannot_show(question, machine, mine), machine_id)
@@ -131,6 +135,9 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
         case Question.CORES:
             return judge_cores(machine, facts, here)
         case Question.NIC:
+            runs_on = machine.numa.nodes_of(facts.cpus or ())
+            if facts.accelerator is None and len(runs_on) == 1:
+                facts = replace(facts, numa_node=min(runs_on), anchor="where it runs")
             if facts.nics is not None:
                 facts = replace(facts, nics=sending_nics(machine, facts.nics, spec))
             beside = [f.accelerator for f in here]

@@ -37,12 +37,14 @@ class BindingOrder:
     """How the ranks of a node are to be bound.
 
     mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
-    cpus: as `Launcher.rank_cpus` gives them, where the launcher binds ranks.
+    cpus: as `Launcher.rank_cpus` gives them, where the launcher binds ranks. nics: names and
+    patterns of NICs that ranks are bound beside, where they have no accelerators.
     """
 
     mode: str = "auto"
     shown: SysfsView = AS_IT_IS
     cpus: tuple[tuple[int, ...], ...] | None = None
+    nics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

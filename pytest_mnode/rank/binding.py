@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
 from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
@@ -107,9 +108,13 @@ def _bind(
 ) -> Binding:
     root = Path(order.shown.sysfs_root)
     cores = {memory.number: memory.cores for memory in numa_cores(root, usable)}
-    homes = homes_of(order.shown, local_size)
+    what, homes = "accelerator", homes_of(order.shown, local_size)
+    if order.nics and not any(home is not None for home in homes):
+        nics = read_fabric_nics(order.nics)
+        ours = [nic_of_rank(nics, rank, local_size) for rank in range(local_size)]
+        what, homes = "NIC", [None if nic is None else nic.numa_node for nic in ours]
     if order.cpus is None:
-        share = shares(homes, cores, exclusive=order.mode != "node")[local_rank]
+        share = shares(homes, cores, exclusive=order.mode != "node", what=what)[local_rank]
     else:
         share = _given(order.cpus[local_rank % len(order.cpus)], cores)
     if share.cpus:
@@ -166,20 +171,24 @@ class Share:
 
 
 def shares(
-    homes: Sequence[int | None], cores: Mapping[int, Sequence[Core]], exclusive: bool
+    homes: Sequence[int | None],
+    cores: Mapping[int, Sequence[Core]],
+    exclusive: bool,
+    what: str = "accelerator",
 ) -> list[Share]:
     """A share for each local rank.
 
-    homes: NUMA node of each rank's accelerator. cores: of each NUMA node, as far as ranks may use
-    them. exclusive: ranks beside the same NUMA node get cores of their own; else all of them.
+    homes: NUMA node of each rank's accelerator, or of `what` it is bound beside instead. cores: of
+    each NUMA node, as far as ranks may use them. exclusive: ranks beside the same NUMA node get
+    cores of their own; else all of them.
     """
     every = []
     for rank, home in enumerate(homes):
         near = cores.get(home, ()) if home is not None else ()
         if home is None:
-            every.append(Share((), None, why="the NUMA node of its accelerator is not known"))
+            every.append(Share((), None, why=f"the NUMA node of its {what} is not known"))
         elif not near:
-            why = f"none of the CPUs of NUMA node {home}, its accelerator's, may be used here"
+            why = f"none of the CPUs of NUMA node {home}, its {what}'s, may be used here"
             every.append(Share((), home, why=why))
         else:
             beside = [other for other, node in enumerate(homes) if node == home]

@@ -82,7 +82,8 @@ class DevicesCriterion(NonEmptyCriterion):
 
 
 class NumaCriterion(Criterion):
-    """Ranks run, allocate and send beside their accelerators. What is left out is not promised."""
+    """Ranks run, allocate and send beside their accelerators, or, without any, beside a NIC of the
+    fabric. What is left out is not promised."""
 
     cpus: Literal["near"] | None = None
     """Each thread of a rank may run only on CPUs of the NUMA node of the rank's accelerator."""

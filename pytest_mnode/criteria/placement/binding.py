@@ -24,7 +24,7 @@ def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
     """
     local = near(machine, rank)
     if isinstance(local, str):
-        why = f"not known which CPUs are local to its accelerator: {local}"
+        why = f"not known which CPUs are local to {rank.anchor}: {local}"
         return _cpus_answer(rank, None, None, online(machine, rank.cpus), why)
     cpus = online(machine, rank.cpus)
     if not cpus:
@@ -145,7 +145,7 @@ def _cpus_answer(  # noqa: PLR0917  the answer, then what it rests on
     why: str,
     note: str = "",
 ) -> Measurement:
-    expected = local.cpus_text if local else "CPUs local to its accelerator"
+    expected = local.cpus_text if local else f"CPUs local to {rank.anchor}"
     parts = [why]
     if local is not None:
         parts.append(f"expected {expected}")

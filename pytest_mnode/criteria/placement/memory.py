@@ -18,7 +18,7 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
 
     Files and shared memory do not count: they lie where the first process touched them.
     """
-    expected = "the NUMA node of its accelerator"
+    expected = f"the NUMA node of {rank.anchor}"
 
     def answer(share: float | None, found: str, why: str) -> Measurement:
         return rank.answer(

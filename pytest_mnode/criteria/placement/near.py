@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from pytest_mnode.criteria.placement.rank_placement import RankPlacement
 from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.fabric_nics import fabric_nics, nic_of_rank
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.numa import NumaNode
 
@@ -73,6 +74,33 @@ def near(machine: Machine, rank: RankPlacement) -> Locality | str:
         # A NUMA node that is the device's own memory is near too.
         memory_nodes=frozenset(around | beside),
     )
+
+
+def beside_nic(
+    machine: Machine,
+    rank: RankPlacement,
+    patterns: Sequence[str],
+    local_rank: int,
+    local_size: int,
+) -> RankPlacement:
+    """A rank without an accelerator: it should be beside a NIC of the fabric.
+
+    patterns: names and patterns of the fabric's interfaces. Of several NICs it is the one where it
+    runs, else they are dealt out to the `local_size` ranks of the node in order.
+    """
+    nics = fabric_nics(patterns, machine.interfaces or (), machine.rdma or ())
+    runs_on = machine.numa.nodes_of(rank.cpus or ())
+    at = min(runs_on) if len(runs_on) == 1 else None
+    nic = nic_of_rank(nics, local_rank, local_size, at)
+    if nic is not None and nic.numa_node is not None:
+        return replace(rank, numa_node=nic.numa_node, anchor=f"its NIC {nic.name}")
+    why = f"it has no accelerator, and {rank.node} shows no NIC of the fabric"
+    if nic is not None:
+        why = (
+            "it has no accelerator, and the kernel does not know the NUMA node of its NIC"
+            f" {nic.name} (numa_node is −1 or unreadable)"
+        )
+    return replace(rank, unknown={**rank.unknown, "accelerator": why})
 
 
 def _attached_to(machine: Machine, number: int) -> int | None:

@@ -131,7 +131,7 @@ def _answer(
     blamed: Sequence[_Far] = (),
     expected: str = "",
 ) -> Measurement:
-    what = rank.accelerator or "its accelerator"
+    what = rank.accelerator or rank.anchor
     found = _words(used) or ", ".join(rank.nics or ()) or "not known"
     if value is None:
         expected = f"the NIC nearest to {what}"

@@ -1,0 +1,56 @@
+"""NICs that ranks without an accelerator are beside, and the NUMA node of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pytest_mnode.machine.netdev import Interface, physical_below, read_interfaces
+from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
+
+
+@dataclass(frozen=True, slots=True)
+class FabricNic:
+    """One NIC. numa_node: None where the kernel does not know it (−1)."""
+
+    name: str
+    numa_node: int | None
+
+
+def fabric_nics(
+    patterns: Sequence[str], interfaces: Sequence[Interface], devices: Sequence[RdmaDevice]
+) -> tuple[FabricNic, ...]:
+    """NICs that a pattern of `fabric.interfaces` names, each once: RDMA devices where there are.
+
+    A bond or VLAN is what is below it.
+    """
+
+    def named(*names: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    rdma = [one for one in devices if named(one.name, *one.netdevs)]
+    if rdma:
+        places = {one.name: one.numa_node for one in rdma}
+    else:
+        known = {one.name: one for one in interfaces}
+        below = dict.fromkeys(n for i in known if named(i) for n in physical_below(known[i], known))
+        places = {name: known[name].numa_node for name in below}
+    return tuple(FabricNic(name, at) for name, at in places.items())
+
+
+def nic_of_rank(
+    nics: Sequence[FabricNic], local_rank: int, local_size: int, runs_on: int | None = None
+) -> FabricNic | None:
+    """The NIC that a rank of a node should be beside: they are dealt out in order.
+
+    runs_on: the NUMA node of all of its CPUs; a NIC there is as good as its own. None: no NIC.
+    """
+    here = [nic for nic in nics if runs_on is not None and nic.numa_node == runs_on]
+    return here[0] if here else nics[local_rank * len(nics) // local_size] if nics else None
+
+
+def read_fabric_nics(patterns: Sequence[str], root: Path = Path("/")) -> tuple[FabricNic, ...]:
+    """As `fabric_nics`, of the machine below `root`, by this thread alone."""
+    return fabric_nics(patterns, read_interfaces(root) or (), read_rdma(root) or ())
