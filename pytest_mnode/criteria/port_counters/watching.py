@@ -1,8 +1,14 @@
-"""Reads the counters of all nodes before the first test of a criterion, and again for its last."""
+"""Reads the counters of all nodes before the first test of a criterion, and again for its last.
+
+What ran between two criteria that are judged, such as one that is not promised, counts too: there a
+rise of a link's own counters is the next criterion's finding. Kills there are not known of, so that
+counters of connections are not judged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_mnode.cluster import NodesOfRun
     from pytest_mnode.launchers.nodes import CommandResult, Nodes
     from pytest_mnode.measurement import Measurement
+    from pytest_mnode.spec.inventory import Fabric
 
 LIMIT_S = 30.0
 PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
@@ -36,6 +43,9 @@ class PortWatch:
         self._since: Path | None = None
         self._before: PortReadings = {}
         self._just_read = False
+        self._judged: PortReadings = {}
+        """Up to here counters have been judged, or from here on they are to be."""
+        self._between: tuple[PortReadings, PortReadings, set[str]] | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -44,6 +54,9 @@ class PortWatch:
         elif item.path != self._since and item.path in self._watched:
             if not self._just_read:
                 self._before = self._read()
+                off = set(self._run.switched_off) | (self._between[2] if self._between else set())
+                self._between = (self._judged, self._before, off) if self._judged else None
+                self._judged = self._judged or self._before
             self._since = item.path
             self._run.switched_off.clear()
         self._just_read = False
@@ -56,9 +69,25 @@ class PortWatch:
         """
         after, off = self._read(), sorted(self._run.switched_off)
         before, fabric = self._before, self._run.spec.fabric
+        found = judge(before, after, fabric, kills=kills or self._shared, restarted=off)
         if not self._shared:
-            self._before, self._just_read = after, True
-        return judge(before, after, fabric, kills=kills or self._shared, restarted=off)
+            found += self._links_between(fabric)
+            self._before = self._judged = after
+            self._just_read = True
+        return found
+
+    def _links_between(self, fabric: Fabric) -> list[Measurement]:
+        """What counters of links did before this criterion, where nobody else judged them."""
+        if self._between is None:
+            return []
+        first, last, off = self._between
+        self._between = None
+        found = judge(first, last, fabric, kills=True, restarted=sorted(off))
+        return [
+            replace(one, name=f"{one.name}, before this criterion")
+            for one in found
+            if one.value is not None
+        ]
 
     def _read(self) -> PortReadings:
         try:

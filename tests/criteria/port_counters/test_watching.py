@@ -1,0 +1,115 @@
+"""Which tests' rises each criterion answers for, over a whole run; readings are composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_mnode.criteria.port_counters import watching
+from pytest_mnode.criteria.port_counters.judging import PortReadings
+from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.port_counters.watching import PortWatch
+from pytest_mnode.measurement import Measurement
+from tests.criteria.port_counters.test_judging import fabric
+
+BETWEEN = "before this criterion"
+
+
+class Run:
+    """A run of two nodes whose links and connections do what the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: Sequence[str]) -> None:
+        self.switched_off: set[str] = set()
+        self.spec = SimpleNamespace(fabric=fabric("roce", interfaces=["eth1"]))
+        self.counters: dict[str, Counters] = {
+            node: {"carrier_changes": 3, "req_cqe_error": 0} for node in ("n0", "n1")
+        }
+        self.readings = 0
+        monkeypatch.setattr(watching, "read_ports", self._read)
+        monkeypatch.setattr(watching, "asks_for", lambda item, _: "watched" in item.path.name)
+        self._items = {file: SimpleNamespace(path=Path(file)) for file in files}
+        session = SimpleNamespace(items=[*self._items.values()], config=SimpleNamespace())
+        self.watch = PortWatch(cast(Any, self), cast(Any, session))
+
+    def all_nodes(self) -> Any:
+        return None
+
+    def _read(self, *_: object) -> PortReadings:
+        self.readings += 1
+        return {
+            node: PortReading(
+                "a",
+                {
+                    "eth1": {"carrier_changes": c["carrier_changes"]},
+                    "rxe0:1": {"req_cqe_error": c["req_cqe_error"]},
+                },
+            )
+            for node, c in ((node, dict(counters)) for node, counters in self.counters.items())
+        }
+
+    def during(self, file: str, **rises: int) -> None:
+        """A test of this file, in which these counters of n1 rise."""
+        running = self.watch.pytest_runtest_protocol(cast("Any", self._items[file]))
+        next(cast("Iterator[object]", running))
+        for counter, by in rises.items():
+            self.counters["n1"][counter] = (self.counters["n1"][counter] or 0) + by
+        with pytest.raises(StopIteration):
+            next(cast("Iterator[object]", running))
+
+    def failed(self, found: list[Measurement]) -> list[tuple[bool, str | None]]:
+        return [(m.name.endswith(BETWEEN), m.culprit) for m in found if str(m.verdict) == "fail"]
+
+
+def test_criteria_one_after_the_other_share_a_reading_and_no_rise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
+    run.during("a-watched.py", carrier_changes=2)
+    flapped = "n1 eth1 carrier_changes +2"
+    [(between, culprit)] = run.failed(run.watch.measurements())
+    assert (between, (culprit or "").partition(";")[0]) == (False, flapped)
+    run.during("b-watched.py")
+    found = run.watch.measurements()
+    assert run.failed(found) == []
+    assert not [m for m in found if m.name.endswith(BETWEEN)]
+    assert run.readings == 3
+
+
+@pytest.mark.parametrize("other", ["b-other.py", "b-watched.py"])
+def test_a_link_that_flaps_in_what_nobody_judges_is_the_next_criterions_finding(
+    monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """In a file without a test of ports, or one whose test is skipped: not promised."""
+    run = Run(monkeypatch, ["a-watched.py", other, "c-watched.py", "d-watched.py"])
+    run.during("a-watched.py")
+    assert run.failed(run.watch.measurements()) == []
+    run.during(other, carrier_changes=4, req_cqe_error=9)  # it may have killed what it started
+    run.during("c-watched.py")
+    assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +4")]
+    run.during("d-watched.py")
+    assert run.failed(run.watch.measurements()) == []
+
+
+def test_the_first_reading_is_before_the_first_criterion_though_that_is_not_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
+    run.during("a-watched.py", carrier_changes=2)
+    run.during("b-watched.py")
+    assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +2")]
+
+
+def test_a_node_that_was_switched_off_between_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, ["a-watched.py", "b-watched.py", "c-watched.py"])
+    run.during("a-watched.py")
+    run.watch.measurements()
+    run.during("b-watched.py", carrier_changes=2)
+    run.switched_off.add("n1")
+    run.during("c-watched.py")
+    assert run.failed(run.watch.measurements()) == []
