@@ -71,6 +71,7 @@ class Settings:
     reuse: str = "warm"
     timeout_s: float = 300.0
     report_dir: Path | None = None
+    history_dir: Path | None = None
     log_dir: Path | None = None
     locate_budget_s: float = 20.0
     numa_bind: str = "auto"
@@ -179,6 +180,11 @@ OPTIONS = {  # by field of Settings
         "report", "DIR",
         "write certificate.json, .xml and .html into DIR, and fail a run that is not certified",
         option_texts.directory, see="certificate.md",
+    ),
+    "history_dir": _Option(
+        "history", "DIR",
+        "keep this run's certificate in DIR, and add what the runs kept there found out",
+        option_texts.directory, see="certificate.md#history",
     ),
     "log_dir": _Option(
         "log-dir", "DIR",

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, merged
+from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.node_states import coverage_of
 from pytest_mnode.certificate.results import (
     CaseResult,
@@ -56,6 +57,8 @@ class Certificate:
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
     coverage: Coverage
+    history: History | None = None
+    """Only of a run with --mnode-history."""
     schema_version: Literal[4] = 4
     """A key of certificate.json that is changed or removed needs a new version."""
 

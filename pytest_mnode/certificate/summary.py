@@ -35,6 +35,7 @@ def summary_lines(
         *_detected(certificate.criteria),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
+        *(certificate.history.lines() if certificate.history else ()),
         f"covered: {certificate.run.coverage}",
         f"nodes: {certificate.coverage.nodes_in_words()}",
         *([f"paths: {paths}"] if paths else []),

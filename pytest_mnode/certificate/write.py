@@ -14,12 +14,9 @@ from pytest_mnode.certificate.page import page_text
 def write_report(directory: Path, certificate: Certificate) -> list[Path]:
     """Write `certificate.json`, `.xml` and `.html` into `directory`, made if it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
-    as_json = json.dumps(
-        certificate_json(certificate), indent=2, ensure_ascii=False, allow_nan=False
-    )
     written = []
     for name, text in (
-        ("certificate.json", as_json + "\n"),
+        ("certificate.json", json_text(certificate)),
         ("certificate.xml", junit_text(certificate)),
         ("certificate.html", page_text(certificate)),
     ):
@@ -40,6 +37,12 @@ def replace_file(path: Path, text: str) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def json_text(certificate: Certificate) -> str:
+    """The text of certificate.json."""
+    data = certificate_json(certificate)
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def schema_text() -> str:

@@ -22,6 +22,7 @@ from pytest_mnode.certificate import (
     summary_lines,
     write_report,
 )
+from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
@@ -98,7 +99,10 @@ class CertificatePlugin:
             return
         cases = [_result(test, case) for test, case in self.cases.items()]
         promised = run.spec.promised_criteria
-        self.certificate = build_certificate(
+        # What an injected fault shows is no fact of the cluster.
+        kept_in = None if run.settings.faults else run.settings.history_dir
+        earlier = earlier_runs(kept_in, run.spec.digest())
+        certificate = build_certificate(
             run=self._facts(session, run, exitstatus),
             cases=cases,
             promised=promised,
@@ -106,12 +110,17 @@ class CertificatePlugin:
                 **dict.fromkeys(_skipped_whole(cases) - set(promised), _SILENT),
                 **{n.question: n.reason for n in run.spec.not_promised},
             },
+            earlier=[one.coverage for one in earlier.certificates],
         )
+        if kept_in is not None:
+            certificate = with_history(certificate, earlier)
+            self._written = [str(keep(kept_in, certificate))]
+        self.certificate = certificate
         directory = run.settings.report_dir
         if directory is not None:
-            self._written = [str(path) for path in write_report(directory, self.certificate)]
+            self._written += [str(path) for path in write_report(directory, certificate)]
             whole = exitstatus == pytest.ExitCode.OK
-            if self._ended_itself or (whole and not self.certificate.kept):
+            if self._ended_itself or (whole and not certificate.kept):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:

@@ -97,3 +97,18 @@ def test_an_outcome_that_a_plugin_made_up_does_not_certify(tmp_path: Path) -> No
     write_files(tmp_path, conftest=conftest)
     _, reasons, output = ended(tmp_path, "pass", "--mnode-report=report")
     assert "mesh inconclusive (a plugin reported the outcome 'rerun')" in reasons, (reasons, output)
+
+
+def test_certificates_are_kept_and_the_next_run_knows_them(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    for number in (1, 2):
+        _, _, output = ended(tmp_path, "pass", "--mnode-history=kept", "--mnode-report=report")
+        assert f"history: {number} run" in output, output
+        assert len(list(kept.iterdir())) == number
+    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    assert [run["verdict"] for run in certificate["history"]["runs"]] == ["incomplete"] * 2
+    (tmp_path / "file").touch()
+    run = run_pytest(tmp_path, "--mnode-history=file")
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--mnode-history=" in run.output
+    assert "accepted: a directory, or a new name" in run.output

@@ -1,0 +1,128 @@
+"""Certificates kept over runs: trends with their spread, nodes that fail again, damaged files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
+from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
+from pytest_mnode.certificate.read import parse_certificate
+from pytest_mnode.certificate.run_facts import SpecFacts
+from pytest_mnode.certificate.trends import MOST_RUNS
+from pytest_mnode.certificate.write import json_text
+from pytest_mnode.measurement import Measurement, at_least
+
+Certify = Callable[..., Certificate]
+NIGHT = datetime(2026, 11, 1, 2, 6, tzinfo=UTC)
+SPEC = SpecFacts("rack", "rack.yaml", "1f" * 32)
+
+
+def night(certify: Certify, day: int, rate: float | None, culprit: str = "node2") -> Certificate:
+    """A run whose one rate is to be 100 at least."""
+    measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", culprit)
+    steady = Measurement("nodes", 4, "")
+    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(measured, steady))
+    end = NIGHT + timedelta(days=day)
+    return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC, cluster_nodes=4)
+
+
+def after(directory: Path, certificate: Certificate) -> Certificate:
+    return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
+
+
+def test_a_value_outside_of_what_is_usual_is_told_from_noise(
+    certify: Certify, tmp_path: Path
+) -> None:
+    for day, rate in enumerate([190, 192, 188, 191, 189]):
+        keep(tmp_path / "kept", night(certify, day, rate))
+    within = after(tmp_path / "kept", night(certify, 9, 187)).history
+    beyond = after(tmp_path / "kept", night(certify, 9, 170)).history
+    assert within is not None
+    assert beyond is not None
+    [trend, steady] = within.trends
+    assert (trend.usual, trend.changed, trend.values[-1]) == (190, False, 187)
+    assert (steady.spread, steady.changed) == (0, False)
+    [trend, _] = beyond.trends
+    assert trend.changed
+    assert str(trend) == "rate 170 MB/s (-10.5%), usually 190 ± 4.4"
+    assert list(beyond.lines()) == [
+        "history: 6 runs since 2026-11-01",
+        "unusual: rate 170 MB/s (-10.5%), usually 190 ± 4.4",
+    ]
+
+
+def test_two_earlier_runs_say_nothing_of_the_spread(certify: Certify, tmp_path: Path) -> None:
+    for day, rate in enumerate([190, 150]):
+        keep(tmp_path, night(certify, day, rate))
+    history = after(tmp_path, night(certify, 2, 120)).history
+    assert history is not None
+    assert [(t.name, t.usual, t.changed) for t in history.trends] == [
+        ("rate", None, False),
+        ("nodes", None, False),
+    ]
+
+
+def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: Path) -> None:
+    for day, (rate, culprit) in enumerate(
+        [(50, "node2"), (190, ""), (60, "node1"), (40, "node2 fab0")]
+    ):
+        keep(tmp_path, night(certify, day, rate, culprit))
+    certificate = after(tmp_path, night(certify, 4, 190))
+    assert certificate.history is not None
+    [again] = certificate.history.failing
+    assert (again.node, again.failed, again.tested) == ("node2", 2, 5)
+    assert again.evidence == "mesh: rate 40 MB/s"
+    printed = summary_lines(certificate)
+    assert "again and again: node2 failed in 2 of 5 runs (last: mesh: rate 40 MB/s)" in printed
+    assert parse_certificate(json_text(certificate), "here") == certificate
+
+
+def test_a_merged_pass_is_no_second_failure(certify: Certify, tmp_path: Path) -> None:
+    first = night(certify, 0, 50)
+    keep(tmp_path, first)
+    small = replace(night(certify, 1, 190).run, nodes=("node0",))
+    second = certify(
+        *(c for criterion in night(certify, 1, 190).criteria for c in criterion.cases),
+        promised=["mesh"],
+        earlier=(first.coverage,),
+        **{name: getattr(small, name) for name in ("nodes", "start", "end", "spec")},
+    )
+    assert second.coverage.names(first.coverage.nodes[2].state) == ("node2",)
+    history = after(tmp_path, second).history
+    assert history is not None
+    assert history.failing == ()
+
+
+def test_another_spec_is_another_history(certify: Certify, tmp_path: Path) -> None:
+    keep(tmp_path, night(certify, 0, 190))
+    alike = SPEC.digest[:8] + "0" * 56
+    other = replace(night(certify, 1, 190).run, spec=replace(SPEC, digest=alike))
+    certificate = replace(night(certify, 1, 190), run=other)
+    history = after(tmp_path, certificate).history
+    assert history is not None
+    assert len(history.runs) == 1
+
+
+def test_a_damaged_file_is_said_and_loses_nothing(certify: Certify, tmp_path: Path) -> None:
+    keep(tmp_path, night(certify, 0, 190))
+    damaged = keep(tmp_path, night(certify, 1, 190))
+    damaged.write_text(damaged.read_text()[:300])
+    certificate = after(tmp_path, night(certify, 2, 190))
+    assert certificate.history is not None
+    assert len(certificate.history.runs) == 2
+    [line] = [line for line in summary_lines(certificate) if "history without" in line]
+    assert line.startswith(f"history without {damaged}: no JSON (")
+
+
+def test_old_runs_are_left_alone(certify: Certify, tmp_path: Path) -> None:
+    for day in range(MOST_RUNS + 5):
+        keep(tmp_path, night(certify, day, 190))
+    certificate = after(tmp_path, night(certify, 99, 190))
+    assert certificate.history is not None
+    assert len(certificate.history.runs) == MOST_RUNS + 1
+    assert json.loads(keep(tmp_path, certificate).read_text())["history"] is None
+    assert len(list(tmp_path.iterdir())) == MOST_RUNS + 6
